@@ -1,0 +1,81 @@
+# One line each; `bench` and `test` do all set-up from a fresh clone. `make help` lists the targets.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# torch goes in first and exactly: an open range would let another package pull a different build.
+TORCH  ?= torch==2.13.0
+EXTRAS ?= server,dev
+PORT   ?= 3000
+NUM_SHARD ?= 8
+BLOOM  ?= bigscience/bloom
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install bench test test-long check format tune perf-gate proto docs clean \
+	run-bloom-560m download-bloom run-bloom run-bloom-quantize server-dev router-dev
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 22
+
+install: $(STAMP)  ## create .venv and install everything the other targets need
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt $(TORCH)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+bench: $(STAMP)  ## serve preset:tiny-llama, load it, write runs/<id>/report.html
+	$(BIN)/tgi-bench run --mode closed --concurrency 8 --duration 20s --warmup 3s --input-tokens 128 --output-tokens 64
+
+test: $(STAMP)  ## run the test suite
+	$(BIN)/python -m pytest -q
+
+test-long: $(STAMP)  ## run what the suite leaves out
+	$(BIN)/python -m pytest -q -m 'not gpu and not network'
+
+check: $(STAMP)  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the sources as `check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+tune: $(STAMP)  ## a short tuning study on the embedded preset
+	$(BIN)/tgi-tune run --trials 6
+
+perf-gate: $(STAMP)  ## compare two server commands: make perf-gate A="…" B="…"
+	$(BIN)/tgi-bench compare --server-a "$(A)" --server-b "$(B)"
+
+proto: $(STAMP)  ## write the descriptor set after a change of proto/
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --include_imports \
+		--descriptor_set_out=reference_server/transport/generate.binpb v2/generate.proto v3/generate.proto
+
+docs: $(STAMP)  ## write the generated pages under docs/
+	$(BIN)/python -m reference_server.launcher.settings_page > docs/settings.md
+
+run-bloom-560m: $(STAMP)  ## serve bloom-560m (its preset with seeded random weights when the hub is closed)
+	$(BIN)/text-generation-launcher --port $(PORT) --model-id $$( \
+		$(BIN)/text-generation-server download-weights bigscience/bloom-560m >/dev/null 2>&1 \
+		&& echo bigscience/bloom-560m || echo preset:bloom-560m)
+
+download-bloom: $(STAMP)  ## fetch BLOOM's weights (about 350 GB)
+	$(BIN)/text-generation-server download-weights $(BLOOM)
+
+run-bloom: $(STAMP)  ## serve BLOOM: requires 8xA100 80GB
+	$(BIN)/text-generation-launcher --port $(PORT) --model-id $(BLOOM) --num-shard $(NUM_SHARD)
+
+run-bloom-quantize: $(STAMP)  ## serve BLOOM with bitsandbytes: requires 8xA100 40GB
+	$(BIN)/text-generation-launcher --port $(PORT) --model-id $(BLOOM) --num-shard $(NUM_SHARD) --quantize bitsandbytes
+
+server-dev: $(STAMP)  ## one model server on the default socket
+	$(BIN)/text-generation-server serve preset:tiny-llama
+
+router-dev: $(STAMP)  ## the router on that socket
+	$(BIN)/text-generation-router --tokenizer-name preset:tiny-llama --port $(PORT)
+
+clean:  ## remove the environment and what runs left behind
+	rm -rf $(VENV) runs studies build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

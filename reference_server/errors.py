@@ -1,0 +1,116 @@
+"""The server's exceptions.
+
+    ServerError
+    ├── StartupError                        process error: message on stderr, exit code 1
+    │   ├── ArgumentError                   a flag, or a combination of flags, that cannot work
+    │   └── UnsupportedError                a model, device or feature that is not served, refused by name
+    ├── ShardError                          a shard call failed; carries the shard's message
+    │   └── ShardConnectionError            the shard could not be reached
+    └── RequestError                        one request ends with an HTTP status and TGI's `error_type`
+        ├── ValidationError                 422 validation
+        ├── TemplateError                   422 template_error
+        ├── ToolError                       422 tool_error
+        ├── GenerationError                 424 generation
+        ├── OverloadedError                 429 overloaded
+        ├── IncompleteGenerationError       500 incomplete_generation
+        └── UnhealthyError                  503 healthcheck
+"""
+
+from typing import ClassVar
+
+
+class ServerError(Exception):
+    """Root of what the server raises on purpose."""
+
+
+class StartupError(ServerError):
+    """The process cannot start; the message says what is wrong and what would work."""
+
+
+class ArgumentError(StartupError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class UnsupportedError(StartupError):
+    """Something was asked for by name and is not served."""
+
+
+class ShardError(ServerError):
+    """A shard answered a call with an error; the text is the shard's message."""
+
+
+class ShardConnectionError(ShardError):
+    """A shard could not be reached."""
+
+
+class RequestError(ServerError):
+    """Ends one request. `str()` is the text sent as `error`."""
+
+    status: ClassVar[int] = 500
+    error_type: ClassVar[str] = "internal"
+    prefix: ClassVar[str] = ""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"{self.prefix}{detail}")
+        self.detail = detail
+
+
+class ValidationError(RequestError):
+    """The request breaks a rule of http-api.md section 3.2."""
+
+    status = 422
+    error_type = "validation"
+    prefix = "Input validation error: "
+
+
+class TemplateError(RequestError):
+    """The chat template is missing or failed."""
+
+    status = 422
+    error_type = "template_error"
+    prefix = "Template error: "
+
+
+class ToolError(RequestError):
+    """A tool choice or a tool call is wrong."""
+
+    status = 422
+    error_type = "tool_error"
+    prefix = "Tool error: "
+
+
+class GenerationError(RequestError):
+    """The model server failed while this request was in its batch."""
+
+    status = 424
+    error_type = "generation"
+    prefix = "Request failed during generation: "
+
+
+class OverloadedError(RequestError):
+    """No permit is free."""
+
+    status = 429
+    error_type = "overloaded"
+
+    def __init__(self) -> None:
+        super().__init__("Model is overloaded")
+
+
+class IncompleteGenerationError(RequestError):
+    """The shard stopped answering before the generation's last token."""
+
+    error_type = "incomplete_generation"
+
+    def __init__(self) -> None:
+        super().__init__("Incomplete generation")
+
+
+class UnhealthyError(RequestError):
+    """The model server does not answer its health check."""
+
+    status = 503
+    error_type = "healthcheck"
+
+    def __init__(self) -> None:
+        super().__init__("unhealthy")
