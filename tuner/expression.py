@@ -45,7 +45,7 @@ def parse(text: str) -> Expression:
             names.add(node.id)
         elif not isinstance(node, _ALLOWED):
             raise ExpressionError(
-                f"`{text}` uses {type(node).__name__}; allowed are names, literals, comparisons, in, and/or/not, + - * /"
+                f"`{text}` uses {type(node).__name__}; there are names, literals, comparisons, in, and/or/not, + - * /"
             )
     return Expression(text, tree, frozenset(names))
 
@@ -92,8 +92,8 @@ def _evaluate(node: ast.expr, values: Mapping[str, Any], text: str) -> Any:
             return all(_evaluate(part, values, text) for part in parts)
         case ast.BoolOp(values=parts):
             return any(_evaluate(part, values, text) for part in parts)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _apply(_BINARY[type(op)], _evaluate(left, values, text), _evaluate(right, values, text), text)
+        case ast.BinOp(left=left, op=binary, right=right):
+            return _apply(_BINARY[type(binary)], _evaluate(left, values, text), _evaluate(right, values, text), text)
         case ast.Compare(left=left, ops=ops, comparators=rights):
             current = _evaluate(left, values, text)
             for op, right in zip(ops, rights, strict=True):
