@@ -1,0 +1,173 @@
+"""Text to token ids and back, the same on both sides of the wire.
+
+Reads `tokenizer.json` with `tokenizers`; transformers, which brings torch, is imported only where there is no such
+file. Nothing here knows sequences or streaming: decoding/detokenize.py does.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from reference_server.errors import StartupError
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer(Protocol):
+    """What router and model server need of a tokenizer.
+
+    `special_ids` are the ids that `skip_special_tokens` leaves out. `vocab_size` is the model's, which may exceed
+    the tokenizer's own: ids that the tokenizer lacks decode to a visible placeholder such as `<|1234|>`.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
+        """(id, start, stop) of each token, in characters of `text`; a slow tokenizer knows no offsets: 0, 0."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
+
+
+def load_tokenizer(
+    directory: Path, vocab_size: int | None = None, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Tokenizer:
+    """The tokenizer in `directory`; raises StartupError if there is none that loads.
+
+    vocab_size: of the model, where that is larger than the tokenizer's.
+    """
+    file = directory / "tokenizer.json"
+    try:
+        if file.is_file():
+            return FastTokenizer(tokenizers.Tokenizer.from_file(str(file)), _special_tokens(directory), vocab_size)
+        return _load_with_transformers(directory, vocab_size, revision, trust_remote_code)
+    except Exception as error:
+        raise StartupError("Tokenizer error: Unable to load tokenizer.") from error
+
+
+class FastTokenizer:
+    """A `tokenizers.Tokenizer`. Its own truncation and padding are switched off."""
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, special_tokens: dict[str, str], vocab_size: int | None = None
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
+        own_size = max(ids, default=-1) + 1
+        self._holes = frozenset(range(own_size)) - ids
+        self._own_size = own_size
+        self.vocab_size = max(own_size, vocab_size or 0)
+        flagged = {id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        named = {id_ for token in special_tokens.values() if (id_ := _id_of(tokenizer, token)) is not None}
+        self.special_ids: frozenset[int] = frozenset(flagged | named)
+        self.bos_id: int | None = _id_of(tokenizer, special_tokens.get("bos_token"))
+        self.eos_id: int | None = _id_of(tokenizer, special_tokens.get("eos_token"))
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return [(id_, start, stop) for id_, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        if not ids:
+            return ""
+        if max(ids) < self._own_size and not (self._holes and not self._holes.isdisjoint(ids)):
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+        return "".join(
+            self._tokenizer.decode(list(run), skip_special_tokens=skip_special_tokens)
+            if known
+            else "".join(f"<|{id_}|>" for id_ in run)
+            for known, run in groupby(ids, self._knows)
+        )
+
+    def _knows(self, id_: int) -> bool:
+        return id_ < self._own_size and id_ not in self._holes
+
+
+class SlowTokenizer:
+    """A Python tokenizer of transformers, for models without a `tokenizer.json`."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._own_size = len(tokenizer)
+        self.vocab_size = max(self._own_size, vocab_size or 0)
+        self.special_ids: frozenset[int] = frozenset(tokenizer.all_special_ids)
+        self.bos_id: int | None = tokenizer.bos_token_id
+        self.eos_id: int | None = tokenizer.eos_token_id
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
+        return [(id_, 0, 0) for id_ in self.encode(text, add_special_tokens)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return "".join(
+            self._tokenizer.decode(list(run), skip_special_tokens=skip_special_tokens)
+            if known
+            else "".join(f"<|{id_}|>" for id_ in run)
+            for known, run in groupby(ids, lambda id_: id_ < self._own_size)
+        )
+
+
+def _id_of(tokenizer: tokenizers.Tokenizer, token: str | None) -> int | None:
+    if token is None:
+        return None
+    id_: int | None = tokenizer.token_to_id(token)
+    return id_
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    """Name -> token, from special_tokens_map.json overlaid with tokenizer_config.json, as far as they exist."""
+    tokens: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        file = directory / name
+        if not file.is_file():
+            continue
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        tokens |= _texts((key, settings.get(key)) for key in _SPECIAL_TOKENS)
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            extra = settings.get(key) or []
+            tokens |= _texts(extra.items() if isinstance(extra, dict) else ((str(each), each) for each in extra))
+    return tokens
+
+
+def _texts(tokens: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Tokens are written as strings or as objects with `content`."""
+    contents = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens}
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _load_with_transformers(
+    directory: Path, vocab_size: int | None, revision: str | None, trust_remote_code: bool
+) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory, revision=revision, trust_remote_code=trust_remote_code)
+    if getattr(tokenizer, "is_fast", False):
+        tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        return FastTokenizer(tokenizer.backend_tokenizer, tokens, vocab_size)
+    return SlowTokenizer(tokenizer, vocab_size)
