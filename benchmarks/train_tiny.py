@@ -1,0 +1,166 @@
+"""Makes what the presets ship: their byte-level BPE tokenizer and the trained weights of `preset:tiny-llama`.
+
+    python benchmarks/train_tiny.py tokenizer
+    python benchmarks/train_tiny.py model --steps 1500 --minutes 25
+
+The text comes from `tiny_text.py`. `model` stops at whichever limit comes first; the learning rate follows the
+nearer one, so that a run cut short by its minutes still ends annealed. Stopped with Ctrl-C it saves what it has.
+"""
+
+import argparse
+import json
+import math
+import signal
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.tiny_text import ASSISTANT, BOS, COMMON, EOS, SYSTEM, USER, documents, turn  # noqa: E402
+
+PRESETS = ROOT / "reference_server" / "presets"
+TOKENIZER = PRESETS / "tokenizer"
+MODEL = PRESETS / "tiny-llama"
+VOCAB_SIZE = 2048
+SPECIALS = ("<unk>", BOS, EOS, "<pad>", SYSTEM, USER, ASSISTANT, "<|tool|>")
+TRAIN_SEED, HELD_OUT_SEED = 1, 2
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\\n' + message['content'] + eos_token + '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(num_documents: int) -> None:
+    """Train the BPE on generated text and write tokenizer.json and tokenizer_config.json."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    common = [" ".join(COMMON)] * 20
+    tokenizer.train_from_iterator([*islice(documents(TRAIN_SEED), num_documents), *common], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, SPECIALS.index(BOS))]
+    )
+    TOKENIZER.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(TOKENIZER / "tokenizer.json"), pretty=False)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "model_max_length": 16384,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (TOKENIZER / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    print(f"{tokenizer.get_vocab_size()} tokens in {TOKENIZER}")
+
+
+def train_model(steps: int, minutes: float, batch_size: int, seq_len: int, learning_rate: float) -> None:
+    """Train from scratch and write `model.safetensors` in bfloat16; prints the loss and a few samples."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    model = LlamaForCausalLM(AutoConfig.from_pretrained(MODEL)).float()
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+
+    def corpus(seed: int, num_documents: int) -> torch.Tensor:
+        encoded = tokenizer.encode_batch(list(islice(documents(seed), num_documents)))
+        return torch.tensor([token for document in encoded for token in document.ids])
+
+    train = corpus(TRAIN_SEED, num_documents=60_000)
+    held_out = corpus(HELD_OUT_SEED, num_documents=400)
+    print(f"{len(train):,} training tokens")
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
+        lr=learning_rate,
+        betas=(0.9, 0.95),
+    )
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    started = time.monotonic()
+    for step in range(steps):
+        elapsed = (time.monotonic() - started) / 60
+        progress = max(step / steps, elapsed / minutes)
+        if progress >= 1 or stopped:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, (step + 1) / 50) * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
+        starts = torch.randint(0, len(train) - seq_len - 1, (batch_size,))
+        window = train[starts[:, None] + torch.arange(seq_len + 1)]
+        logits = model(input_ids=window[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 50 == 0:
+            print(f"step {step:5d}  {elapsed:5.1f} min  loss {loss.item():.3f}", flush=True)
+        if step % 250 == 249:
+            save_weights(model)
+    save_weights(model)
+
+    model.eval()
+    with torch.inference_mode():
+        windows = held_out[: len(held_out) // seq_len * seq_len].view(-1, seq_len)
+        print(f"held-out loss {model(input_ids=windows, labels=windows).loss.item():.3f}")
+        for prompt in ("Testing API", "Once upon a time", turn(USER, "What is an API?") + ASSISTANT + "\n"):
+            ids = torch.tensor([tokenizer.encode(prompt).ids])
+            output = model.generate(ids, max_new_tokens=80, do_sample=False, eos_token_id=SPECIALS.index(EOS))
+            print(repr(tokenizer.decode(output[0].tolist(), skip_special_tokens=False)))
+
+
+def save_weights(model: "torch.nn.Module") -> None:  # type: ignore[name-defined]  # noqa: F821
+    """Write the model's weights in bfloat16 beside its config, replacing them in one move."""
+    import torch
+    from safetensors.torch import save_file
+
+    temporary = MODEL / "model.safetensors.part"
+    weights = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, temporary, metadata={"format": "pt"})
+    temporary.replace(MODEL / "model.safetensors")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    bpe = commands.add_parser("tokenizer")
+    bpe.add_argument("--num-documents", type=int, default=20_000)
+    training = commands.add_parser("model")
+    training.add_argument("--steps", type=int, default=1500)
+    training.add_argument("--minutes", type=float, default=25.0)
+    training.add_argument("--batch-size", type=int, default=16)
+    training.add_argument("--seq-len", type=int, default=256)
+    training.add_argument("--learning-rate", type=float, default=3e-3)
+    arguments = vars(parser.parse_args())
+    train = {"tokenizer": train_tokenizer, "model": train_model}[arguments.pop("command")]
+    train(**arguments)
+
+
+if __name__ == "__main__":
+    main()
