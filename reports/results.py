@@ -203,8 +203,8 @@ class RunManifest:
     `target` holds url, api, info (as `/info` reported), info_end (the same at the end of the run), launch_argv,
     launch_chosen (the arguments the product chose itself) and accelerator; `clipped` holds requests, input_tokens and
     output_tokens; `objectives` a list of {metric, max or min}; `machine` the operating system, kernel, cpu, cpu_count,
-    memory_bytes and container limits. `slots` is the concurrency of a closed loop, `window_end_s` when the load's window
-    ended, `drain_s` the limit of the drain. Times in seconds are since the run's start.
+    memory_bytes and container limits. `slots` is the concurrency of a closed loop, `window_end_s` when the load's
+    window ended, `drain_s` the limit of the drain. Times in seconds are since the run's start.
     """
 
     run_id: str

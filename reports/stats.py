@@ -1,0 +1,270 @@
+"""The statistics behind every interval: quantiles, block bootstrap, Wilson, batch means, MSER, robust slopes.
+
+Requests that overlap in time are dependent, so nothing here treats them as independent draws.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse, special
+
+Array = npt.NDArray[np.float64]
+
+PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
+RESAMPLES = 2_000
+BOOTSTRAP_SEED = 20_240_229
+NUM_BATCHES = 20
+
+# Cut points of the bootstrap's grid: this many spread evenly, and this many around each reported percentile.
+EVEN_CUTS, NEAR_CUTS = 320, 24
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and its two-sided interval; bounds are NaN where the sample allows none."""
+
+    value: float
+    lo: float
+    hi: float
+
+
+def percentile_name(percentile: float) -> str:
+    """`p50`, `p99.9`.
+
+    >>> percentile_name(50.0), percentile_name(99.9)
+    ('p50', 'p99.9')
+    """
+    return f"p{percentile:g}"
+
+
+def quantile(values: Array, percentile: float) -> float:
+    """Linear interpolation between order statistics of the exact values; NaN of nothing."""
+    return float(np.quantile(values, percentile / 100)) if len(values) else math.nan
+
+
+def is_supported(percentile: float, count: int) -> bool:
+    """Whether `count` values can bound the percentile from both sides with 95 % confidence.
+
+    >>> [is_supported(90.0, 35), is_supported(90.0, 36), is_supported(99.9, 3687), is_supported(99.9, 3688)]
+    [False, True, False, True]
+    """
+    tail = max(percentile, 100 - percentile) / 100
+    return count >= math.ceil(math.log(0.025) / math.log(tail))
+
+
+def adjusted_quantile(values: Array, failures: int, percentile: float) -> float | None:
+    """The percentile with every failed request at plus infinity; None once that makes it unbounded."""
+    total = len(values) + failures
+    if not total:
+        return None
+    position = percentile / 100 * (total - 1)
+    if failures / total >= 1 - percentile / 100 or math.ceil(position) >= len(values):
+        return None
+    ordered = np.sort(values)
+    below = math.floor(position)
+    return float(ordered[below] + (position - below) * (ordered[math.ceil(position)] - ordered[below]))
+
+
+def block_length(count: int, mean_concurrency: float) -> int:
+    """Requests per bootstrap block: as many as overlap, at least n^(1/3), at most a third of them."""
+    wanted = max(mean_concurrency, count ** (1 / 3))
+    return max(1, min(math.ceil(wanted), count // 3))
+
+
+def bootstrap_percentiles(
+    values: Array,
+    sizes: npt.NDArray[np.int64],
+    block: int,
+    percentiles: Sequence[float] = PERCENTILES,
+    resamples: int = RESAMPLES,
+) -> list[Interval]:
+    """Percentiles with 95 % moving-block bootstrap intervals, units resampled whole.
+
+    values: [sum of sizes], those of unit 0, then of unit 1, ...; units in order of their start.
+    sizes: [units]; all ones for a per-request series, the number of gaps for a pooled one.
+
+    A resample's percentile is read off its counts between cut points, which are order statistics of the sample: exact
+    where the sample is small, within a fraction of a standard error where it is not.
+    """
+    if not len(values):
+        return [Interval(math.nan, math.nan, math.nan) for _ in percentiles]
+    cuts = _cuts(values, len(sizes), percentiles)
+    unit = np.repeat(np.arange(len(sizes)), sizes)
+    cell = np.minimum(np.searchsorted(cuts, values, side="left"), len(cuts) - 1)
+    counts = np.zeros((len(sizes), len(cuts)))
+    np.add.at(counts, (unit, cell), 1.0)
+    drawn = _resampled_sums(counts, block, resamples)
+    below = np.cumsum(drawn, axis=1)
+    totals = below[:, -1]
+    results = []
+    for percentile in percentiles:
+        draws = _counted_quantile(cuts, below, totals, percentile / 100)
+        lo, hi = np.quantile(draws, (0.025, 0.975))
+        value = quantile(values, percentile)
+        results.append(Interval(value, min(float(lo), value), max(float(hi), value)))
+    return results
+
+
+def _cuts(values: Array, units: int, percentiles: Sequence[float]) -> Array:
+    ordered = np.sort(values)
+    if len(ordered) <= EVEN_CUTS:
+        return np.unique(ordered)
+    shares = [np.linspace(0, 1, EVEN_CUTS)]
+    for percentile in percentiles:
+        share = percentile / 100
+        error = math.sqrt(share * (1 - share) / units)
+        shares.append(np.linspace(share - 5 * error, share + 5 * error, NEAR_CUTS))
+    ranks = np.rint(np.clip(np.concatenate(shares), 0, 1) * (len(ordered) - 1)).astype(np.int64)
+    return np.unique(ordered[ranks])
+
+
+def _resampled_sums(per_unit: Array, block: int, resamples: int) -> Array:
+    """Column sums of moving-block resamples.
+
+    per_unit: [units, columns] -> [resamples, columns]; each resample has as many blocks as cover the units.
+    """
+    units = len(per_unit)
+    starts = units - block + 1
+    num_blocks = math.ceil(units / block)
+    running = np.vstack((np.zeros((1, per_unit.shape[1])), np.cumsum(per_unit, axis=0)))
+    block_sums = running[block:] - running[:starts]
+    picks = np.random.default_rng(BOOTSTRAP_SEED).integers(0, starts, size=(resamples, num_blocks))
+    rows = np.repeat(np.arange(resamples), num_blocks)
+    chosen = sparse.csr_matrix((np.ones(picks.size), (rows, picks.ravel())), shape=(resamples, starts))
+    return np.asarray(chosen @ block_sums)
+
+
+def _counted_quantile(cuts: Array, below: Array, totals: Array, share: float) -> Array:
+    """Per resample, the value at a share of its count, linear between cut points."""
+    wanted = share * totals
+    index = np.minimum((below < wanted[:, None]).sum(axis=1), len(cuts) - 1)
+    rows = np.arange(len(below))
+    before = np.where(index > 0, below[rows, np.maximum(index - 1, 0)], 0.0)
+    inside = below[rows, index] - before
+    part = np.divide(wanted - before, inside, out=np.ones_like(wanted), where=inside > 0)
+    lower = cuts[np.maximum(index - 1, 0)]
+    return lower + np.clip(part, 0, 1) * (cuts[index] - lower)
+
+
+def wilson(successes: float, count: float, z: float = 1.959963984540054) -> Interval:
+    """Wilson's interval of a proportion; `count` may be an effective sample size."""
+    if count <= 0:
+        return Interval(math.nan, 0.0, 1.0)
+    share = successes / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    lo = 0.0 if successes <= 0 else max(0.0, centre - half)
+    hi = 1.0 if successes >= count else min(1.0, centre + half)
+    return Interval(share, lo, hi)
+
+
+def proportion(indicator: npt.NDArray[np.bool_]) -> Interval:
+    """Wilson's interval of a dependent indicator in order of start, with its effective sample size."""
+    size = effective_size(indicator.astype(np.float64))
+    share = float(indicator.mean()) if len(indicator) else math.nan
+    return wilson(share * size, size) if len(indicator) else wilson(0, 0)
+
+
+def effective_size(series: Array) -> float:
+    """How many independent values carry as much: n / (1 + 2 * sum of the leading positive autocorrelations)."""
+    count = len(series)
+    spread = float(np.var(series)) if count else 0.0
+    if count < 3 or spread == 0.0:
+        return float(count)
+    centred = series - series.mean()
+    total = 0.0
+    for lag in range(1, count // 2):
+        correlation = float(centred[:-lag] @ centred[lag:]) / (count * spread)
+        if correlation <= 0:
+            break
+        total += correlation
+    return max(1.0, count / (1 + 2 * total))
+
+
+def student(probability: float, freedom: float) -> float:
+    """The quantile of Student's distribution."""
+    return float(special.stdtrit(freedom, probability))
+
+
+def mean_interval(means: Array) -> Interval:
+    """A mean of batch means with its 95 % Student interval."""
+    count = len(means)
+    if not count:
+        return Interval(math.nan, math.nan, math.nan)
+    value = float(np.mean(means))
+    if count < 2:
+        return Interval(value, math.nan, math.nan)
+    half = student(0.975, count - 1) * float(np.std(means, ddof=1)) / math.sqrt(count)
+    return Interval(value, value - half, value + half)
+
+
+def truncation_point(series: Array, batch: int = 5) -> int | None:
+    """Observations to drop from the start by MSER-5: the cut that minimizes the error of the mean of the rest.
+
+    None for a series of fewer than ten batches, which is too short to tell. The last five batches are never cut into,
+    because the variance of a few values is small by chance; for the same reason a cut in the second half has to reduce
+    the squared error to less than half of what the best earlier one leaves (of steady noise, 1 series in 10 would be cut
+    there otherwise). (White, 1997; White, Cobb and Spratt, 2000.)
+    """
+    num_batches = len(series) // batch
+    if num_batches < 10:
+        return None
+    means = series[: num_batches * batch].reshape(num_batches, batch).mean(axis=1)
+    errors = [float(np.var(means[cut:])) / (num_batches - cut) for cut in range(num_batches - 4)]
+    middle = num_batches // 2 + 1
+    early = min(errors[:middle])
+    smallest = min(errors) if min(errors) < 0.5 * early else early
+    # Rounding noise must not beat an earlier cut: of a series that is constant from some point on, that point.
+    return batch * next(cut for cut, error in enumerate(errors) if error <= smallest + 1e-12 * max(errors))
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A regression slope per unit of x, its 95 % interval, and the level it starts from."""
+
+    value: float
+    lo: float
+    hi: float
+    level: float
+
+    @property
+    def is_significant(self) -> bool:
+        return self.lo > 0 or self.hi < 0
+
+    def relative_change(self, span: float) -> float:
+        """The change that the line predicts over a span of x, relative to its level at the span's middle."""
+        return self.value * span / self.level if self.level else 0.0
+
+
+def newey_west_slope(x: Array, y: Array) -> Slope | None:
+    """Least-squares slope of y on x (in order) with Newey-West errors; None below ten points or without spread in x.
+
+    Bartlett weights; as many lags as Andrews' first-order rule finds in the scores, since latencies under a queue stay
+    correlated for much longer than the usual fixed count. (Newey and West, 1987; Andrews, 1991.)
+    """
+    count = len(x)
+    if count < 10 or float(np.ptp(x)) == 0.0:
+        return None
+    centred = x - x.mean()
+    weight = float(centred @ centred)
+    value = float(centred @ y) / weight
+    scores = centred * (y - y.mean() - value * centred)
+    lags = _bandwidth(scores)
+    variance = float(scores @ scores)
+    for lag in range(1, lags + 1):
+        variance += 2 * (1 - lag / (lags + 1)) * float(scores[lag:] @ scores[:-lag])
+    error = math.sqrt(max(variance, 0.0) * count / (count - 2)) / weight
+    half = student(0.975, count - 2) * error
+    return Slope(value, value - half, value + half, float(y.mean()))
+
+
+def _bandwidth(scores: Array) -> int:
+    count, energy = len(scores), float(scores @ scores)
+    correlation = float(scores[1:] @ scores[:-1]) / energy if energy else 0.0
+    correlation = min(max(correlation, 0.0), 0.97)
+    ratio = 4 * correlation**2 / ((1 - correlation) ** 2 * (1 + correlation) ** 2)
+    usual = 4 * (count / 100) ** (2 / 9)
+    return min(math.floor(max(usual, 1.1447 * (ratio * count) ** (1 / 3))), count // 4)
