@@ -1,0 +1,67 @@
+"""Which settings are declared but not served yet, and what works instead.
+
+A setting is either acted on or refused by name; none is ignored.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from reference_server.config import HubConfig
+from reference_server.config_fields import flag_of, text_of
+from reference_server.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`serves` tells the values that work; `instead` says what to do with the others."""
+
+    serves: Callable[[object], bool]
+    instead: str
+
+
+def _only(*values: object) -> Callable[[object], bool]:
+    return lambda value: value in values
+
+
+_UNSET = _only(None, (), False)
+
+REFUSALS: Mapping[str, Refusal] = {
+    "quantize": Refusal(_UNSET, "leave it out and choose --dtype"),
+    "speculate": Refusal(_only(None, 0), "leave it out or give 0"),
+    "kv_cache_dtype": Refusal(_UNSET, "leave it out: the cache has the compute type"),
+    "lora_adapters": Refusal(_UNSET, "merge the adapter into the model with peft (merge_and_unload)"),
+    "attention": Refusal(_only("auto", "torch", "paged"), "the torch backend serves auto, torch and paged"),
+    "cuda_graphs": Refusal(_only(None, (0,)), "leave it out or give 0: nothing is captured"),
+    "rope_scaling": Refusal(_UNSET, "set rope_parameters in the model's config.json"),
+    "rope_factor": Refusal(_UNSET, "set rope_parameters in the model's config.json"),
+    "run_ahead": Refusal(_only(None, False), "leave it out or give false"),
+    "otlp_endpoint": Refusal(_UNSET, "leave it out: /metrics has the timings"),
+    "ngrok": Refusal(_UNSET, "run the ngrok agent beside the server"),
+    "vertex": Refusal(_UNSET, "use /generate or the OpenAI routes"),
+    "kserve": Refusal(_UNSET, "use /generate or the OpenAI routes"),
+    "allow_image_fetch": Refusal(_UNSET, "no served model takes images"),
+    "max_image_fetch_size": Refusal(_only(33_554_432), "no served model takes images"),
+    "max_requests_per_client": Refusal(_UNSET, "limit all clients together with --max-concurrent-requests"),
+    "step_trace": Refusal(_UNSET, "leave it out: /metrics has the step times"),
+    "check_invariants": Refusal(_UNSET, "leave it out"),
+    "num_nodes": Refusal(_only(1), "run one host per model"),
+    "node_rank": Refusal(_only(0), "run one host per model"),
+    "upload_to_model_id": Refusal(_UNSET, "upload the directory with the hub's own client"),
+    "merge_lora": Refusal(_UNSET, "merge the adapter with peft (merge_and_unload)"),
+}
+
+
+def unsupported_settings(config: HubConfig) -> list[str]:
+    """One sentence for each setting of `config` that is not served."""
+    return [
+        f"`{flag_of(name)} {text_of(value)}` is not served yet: {refusal.instead}"
+        for name, refusal in REFUSALS.items()
+        if name in type(config).model_fields and not refusal.serves(value := getattr(config, name))
+    ]
+
+
+def refuse_unsupported(config: HubConfig) -> None:
+    """Raise `UnsupportedError` naming every setting that is not served."""
+    sentences = unsupported_settings(config)
+    if sentences:
+        raise UnsupportedError("; ".join(sentences))
