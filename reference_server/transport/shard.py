@@ -3,10 +3,24 @@
 A local model, a gRPC stub and a group of shards all implement `Shard`; the router never knows which it holds.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Protocol, TypeVar
 
-from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
+from reference_server.errors import ShardError
+from reference_server.messages import (
+    Batch,
+    CachedBatch,
+    Generation,
+    ModelInfo,
+    StepResult,
+    WarmupReply,
+    WarmupRequest,
+)
+
+T = TypeVar("T")
 
 
 class Shard(Protocol):
@@ -37,3 +51,113 @@ class Shard(Protocol):
     async def clear_cache(self, batch_id: int | None = None) -> None:
         """Forget one cached batch, or all. Unknown ids are fine."""
         ...
+
+
+def lowest_limits(replies: Sequence[WarmupReply]) -> WarmupReply:
+    """The reply with the lowest (supported, input, total), an absent value being lowest: the rule of v3."""
+    return min(
+        replies,
+        key=lambda reply: (
+            -1 if reply.max_supported_total_tokens is None else reply.max_supported_total_tokens,
+            reply.max_input_tokens,
+            reply.max_total_tokens,
+        ),
+    )
+
+
+def lowest_present_limits(replies: Sequence[WarmupReply]) -> WarmupReply:
+    """As `lowest_limits`, with absent values ignored: the rule of v2."""
+    return lowest_limits([reply for reply in replies if reply.max_supported_total_tokens is not None] or replies)
+
+
+class ShardGroup:
+    """All shards of one tensor-parallel model as one `Shard`: asks every rank and combines the answers.
+
+    Each rank answers for the requests with `id % world_size == rank`, so that text work is spread over the ranks,
+    while all of them compute every token. An error of any rank is the group's error, and so is any disagreement:
+    ranks that have parted company would hang in their next collective. `close` ends what the group was given to end.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        lowest: Callable[[Sequence[WarmupReply]], WarmupReply] = lowest_limits,
+        close: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        assert shards, "a group has at least one shard"
+        self._shards = tuple(shards)
+        self._lowest = lowest
+        self._close = close
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    async def close(self) -> None:
+        if self._close is not None:
+            await self._close()
+
+    async def info(self) -> ModelInfo:
+        return _agreed("Info", await self._ask(lambda shard: shard.info()))
+
+    async def health(self) -> None:
+        await self._ask(lambda shard: shard.health())
+
+    async def warmup(self, request: WarmupRequest) -> WarmupReply:
+        """The lowest limits; of each byte count the largest; rank 0's backends."""
+        replies = await self._ask(lambda shard: shard.warmup(request))
+        return replace(
+            self._lowest(replies),
+            weight_bytes=_largest(reply.weight_bytes for reply in replies),
+            prefill_peak_bytes=_largest(reply.prefill_peak_bytes for reply in replies),
+            graph_bytes=_largest(reply.graph_bytes for reply in replies),
+            backends=replies[0].backends,
+        )
+
+    async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
+        return _combined("Prefill", await self._ask(lambda shard: shard.prefill(batch, cached)))
+
+    async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
+        return _combined("Decode", await self._ask(lambda shard: shard.decode(batches)))
+
+    async def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch:
+        return _agreed("FilterBatch", await self._ask(lambda shard: shard.filter_batch(batch_id, request_ids)))
+
+    async def clear_cache(self, batch_id: int | None = None) -> None:
+        await self._ask(lambda shard: shard.clear_cache(batch_id))
+
+    async def _ask(self, call: Callable[[Shard], Coroutine[Any, Any, T]]) -> list[T]:
+        """Every shard's answer in rank order; waits for all of them before raising the first error."""
+        if len(self._shards) == 1:
+            return [await call(self._shards[0])]
+        answers = await asyncio.gather(*(call(shard) for shard in self._shards), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers  # type: ignore[return-value]  # the exceptions are gone
+
+
+def _agreed(call: str, answers: Sequence[T]) -> T:
+    for rank, answer in enumerate(answers):
+        if answer != answers[0]:
+            raise ShardError(f"shards disagree on {call}: rank {rank} has {answer}, rank 0 has {answers[0]}")
+    return answers[0]
+
+
+def _combined(call: str, results: Sequence[StepResult]) -> StepResult:
+    """Generations of the last rank, then of the others in order; timings of the slowest rank."""
+    if len(results) == 1:
+        return results[0]
+    generations = tuple(chain(results[-1].generations, *(result.generations for result in results[:-1])))
+    _check_once(call, generations)
+    slowest = max(results, key=lambda result: result.timings.total_ns)
+    return StepResult(generations, _agreed(call, [result.batch for result in results]), slowest.timings)
+
+
+def _check_once(call: str, generations: Sequence[Generation]) -> None:
+    ids = [generation.request_id for generation in generations]
+    if len(set(ids)) != len(ids):
+        raise ShardError(f"shards disagree on {call}: a request was answered by two of them")
+
+
+def _largest(counts: Iterable[int | None]) -> int | None:
+    return max((count for count in counts if count is not None), default=None)

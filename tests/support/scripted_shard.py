@@ -83,7 +83,7 @@ class ScriptedShard:
 
     `failures` maps a method name to an exception that its next call raises, once. `gate`, when given, is awaited with
     the method's name before each call works, so that a test can hold a step. `count_tokens` counts prompt tokens where
-    the request brings no slots to tell them from.
+    the request brings no slots to tell them from. As one `rank` of several it answers for its own requests only.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class ScriptedShard:
         max_prefill_tokens: int = 1 << 20,
         count_tokens: Callable[[str], int] = count_words,
         gate: Callable[[str], Awaitable[None]] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         self.script = script or say("Hello", " world")
         self.calls: list[tuple[str, tuple[object, ...]]] = []
@@ -106,6 +108,8 @@ class ScriptedShard:
         self._max_total = max_total_tokens
         self._max_prefill_tokens = max_prefill_tokens
         self._count_tokens = count_tokens
+        self._rank = rank
+        self._world_size = world_size
         self._batches: dict[int, list[_Sequence]] = {}
 
     @property
@@ -188,7 +192,8 @@ class ScriptedShard:
 
     def _step(self, batch_id: int, sequences: list[_Sequence], concat_ns: int | None = None) -> StepResult:
         prefilling = any(sequence.remaining for sequence in sequences)
-        generations = [made for sequence in sequences if (made := _advance(sequence)) is not None]
+        made = [_advance(sequence) for sequence in sequences]
+        generations = [one for one in made if one is not None and one.request_id % self._world_size == self._rank]
         sequences = [sequence for sequence in sequences if not _is_dropped(sequence)]
         if prefilling:
             self._plan_chunks(sequences)
