@@ -1,0 +1,175 @@
+"""Paged attention in plain torch: the reference for every other kernel, and what a CPU runs.
+
+Decode rows are one batched product over K/V gathered by page; prefill rows go through SDPA one by one. At one query
+row `baddbmm` and `bmm` on contiguous K/V are several times faster than SDPA (performance-cpu.md section 3).
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
+
+if TYPE_CHECKING:
+    from reference_server.model_server.attention.backend import AttentionNeeds
+
+# Query rows handled at a time when a mask has to be built, so that it never grows with the square of the prompt.
+MASKED_QUERY_ROWS = 256
+
+
+def store(key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
+    """Write new keys and values into their slots.
+
+    key_value: [tokens, 2, num_kv_heads, head_dim]. Each slot is owned by exactly one running sequence.
+    """
+    _, _, num_kv_heads, block_size, head_dim = cache.shape
+    key = ("store", num_kv_heads)
+    index = metadata.step_memo.get(key)
+    if index is None:
+        block, offset = np.divmod(metadata.slots, block_size)
+        planes = np.arange(2 * num_kv_heads)
+        rows = (block[:, None] * (2 * num_kv_heads) + planes) * block_size + offset[:, None]
+        index = (torch.from_numpy(rows.reshape(-1)).to(cache.device),)
+        metadata.step_memo[key] = index
+    cache.view(-1, head_dim).index_put_(index, key_value.reshape(-1, head_dim))
+
+
+class TorchDecode:
+    """One query token a row: gather pages, two batched products."""
+
+    name = "torch"
+    block_size = 16
+
+    def supports(self, needs: "AttentionNeeds") -> bool:
+        return not needs.has_softcap
+
+    def __call__(
+        self, query: Tensor, key_value: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions
+    ) -> Tensor:
+        num_blocks, _, num_kv_heads, block_size, head_dim = cache.shape
+        rows, num_heads, _ = query.shape
+        length = int(metadata.seqlen_k[:rows].max())
+        index = self._gather_index(metadata, rows, -(-length // block_size), num_kv_heads, cache.device)
+        pages = cache.view(num_blocks * 2 * num_kv_heads, block_size * head_dim).index_select(0, index)
+        keys, values = pages.view(2, rows * num_kv_heads, -1, head_dim).unbind(0)
+        grouped = query.reshape(rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
+        bias = self._bias(metadata, rows, num_kv_heads, num_heads, keys.shape[1], options, query)
+        scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=options.scaling)
+        return torch.bmm(torch.softmax(scores, -1), values).view(rows, num_heads, head_dim)
+
+    def _gather_index(
+        self, metadata: AttentionMetadata, rows: int, blocks: int, num_kv_heads: int, device: torch.device
+    ) -> Tensor:
+        """[2 * rows * num_kv_heads * blocks]: rows of the cache seen as [blocks * 2 * num_kv_heads, block bytes]."""
+        key = ("gather", num_kv_heads)
+        shape, index = metadata.batch_memo.get(key, (None, None))
+        if shape != (rows, blocks):
+            planes = np.arange(2 * num_kv_heads).reshape(2, 1, num_kv_heads, 1)
+            table = metadata.block_table[:rows, :blocks].reshape(1, rows, 1, blocks)
+            index = torch.from_numpy((table * (2 * num_kv_heads) + planes).reshape(-1)).to(device)
+            metadata.batch_memo[key] = (rows, blocks), index
+        assert index is not None
+        return index
+
+    def _bias(
+        self,
+        metadata: AttentionMetadata,
+        rows: int,
+        num_kv_heads: int,
+        num_heads: int,
+        length: int,
+        options: AttentionOptions,
+        query: Tensor,
+    ) -> Tensor:
+        """[rows * num_kv_heads, 1 or group, length]: minus infinity where a row has no key, plus ALiBi."""
+        key = ("bias", num_kv_heads, options.window, options.alibi_slopes is None)
+        bias: Tensor | None = metadata.step_memo.get(key)
+        if bias is None:
+            position = np.arange(length)
+            seqlen_k = metadata.seqlen_k[:rows, None]
+            visible = position < seqlen_k
+            if options.window is not None:
+                visible &= position >= seqlen_k - options.window
+            mask = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))).to(query.device)
+            per_head = mask[:, None, None, :].expand(rows, num_kv_heads, 1, length)
+            if options.alibi_slopes is not None:
+                distance = torch.from_numpy((position - seqlen_k + 1).astype(np.float32)).to(query.device)
+                slopes = options.alibi_slopes.view(1, num_kv_heads, num_heads // num_kv_heads, 1)
+                per_head = per_head + slopes * distance[:, None, None, :]
+            bias = per_head.to(query.dtype).reshape(rows * num_kv_heads, -1, length)
+            metadata.step_memo[key] = bias
+        return bias
+
+
+class TorchPrefill:
+    """Several query tokens a row: SDPA per row, over fresh K/V when the row starts at position 0."""
+
+    name = "torch"
+    block_size = 16
+
+    def supports(self, needs: "AttentionNeeds") -> bool:
+        return not needs.has_softcap
+
+    def __call__(
+        self, query: Tensor, key_value: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions
+    ) -> Tensor:
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        start = 0
+        for row in range(metadata.num_decode_rows, metadata.num_rows):
+            seqlen_q, seqlen_k = int(metadata.seqlen_q[row]), int(metadata.seqlen_k[row])
+            end = start + seqlen_q
+            if seqlen_q == seqlen_k:
+                keys, values = key_value[start:end].permute(1, 2, 0, 3).unbind(0)
+            else:
+                keys, values = _gather(cache, metadata.block_table[row], seqlen_k)
+            output[start:end] = _attend(query[start:end], keys, values, options)
+            start = end
+        return output
+
+
+def _gather(cache: Tensor, blocks: "np.ndarray[tuple[int], np.dtype[np.int64]]", length: int) -> tuple[Tensor, Tensor]:
+    """A row's keys and values, each [num_kv_heads, length, head_dim]."""
+    _, _, num_kv_heads, block_size, head_dim = cache.shape
+    index = torch.from_numpy(blocks[: -(-length // block_size)]).to(cache.device)
+    pages = cache.index_select(0, index).permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)
+    keys, values = pages[:, :, :length].unbind(0)
+    return keys, values
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    """query: [seqlen_q, num_heads, head_dim], its last token at the last key. Returns query's shape."""
+    seqlen_q, seqlen_k = query.shape[0], keys.shape[1]
+    queries = query.transpose(0, 1)
+    grouped = queries.shape[0] != keys.shape[0]
+    windowed = options.window is not None and options.window < seqlen_k
+    if seqlen_q == seqlen_k and not windowed and options.alibi_slopes is None:
+        attended = F.scaled_dot_product_attention(
+            queries[None], keys[None], values[None], is_causal=True, scale=options.scaling, enable_gqa=grouped
+        )
+        return attended[0].transpose(0, 1)
+    parts = []
+    for first in range(0, seqlen_q, MASKED_QUERY_ROWS):
+        part = queries[:, first : first + MASKED_QUERY_ROWS]
+        mask = _mask(seqlen_k - seqlen_q + first, part.shape[1], seqlen_k, options, query)
+        attended = F.scaled_dot_product_attention(
+            part[None], keys[None], values[None], attn_mask=mask, scale=options.scaling, enable_gqa=grouped
+        )
+        parts.append(attended[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _mask(first: int, rows: int, seqlen_k: int, options: AttentionOptions, like: Tensor) -> Tensor:
+    """[1, 1 or num_heads, rows, seqlen_k] additive, for queries at positions `first`, `first + 1`, ..."""
+    distance = (
+        torch.arange(seqlen_k, device=like.device) - torch.arange(first, first + rows, device=like.device)[:, None]
+    )
+    hidden = distance > 0
+    if options.window is not None:
+        hidden |= distance <= -options.window
+    mask = torch.zeros((1, rows, seqlen_k), device=like.device)
+    if options.alibi_slopes is not None:
+        mask = options.alibi_slopes.view(-1, 1, 1) * distance.float()
+    return mask.masked_fill(hidden, float("-inf")).to(like.dtype)[None]

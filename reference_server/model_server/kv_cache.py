@@ -1,0 +1,58 @@
+"""The K/V cache: one buffer of fixed-size blocks per layer, and the arithmetic of blocks and slots.
+
+    layer buffer   [num_blocks, 2, num_kv_heads, block_size, head_dim]     0 is keys, 1 is values
+    slot           block * block_size + offset: one token's place, the same number in every layer
+
+A block's keys of one head lie together, so the torch kernel gathers a batch's keys and values with one
+`index_select` of long rows, already in the order that a batched product wants.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """K/V geometry of one layer on this rank, as the probe saw it."""
+
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def elements_per_token(self) -> int:
+        return 2 * self.num_kv_heads * self.head_dim
+
+
+class KVCache:
+    """Blocks for every layer, allocated once and reused."""
+
+    def __init__(
+        self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layers: tuple[Tensor, ...] = tuple(
+            torch.zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype=dtype, device=device)
+            for shape in shapes
+        )
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def bytes_per_block(shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes in all layers of this rank."""
+    return sum(shape.elements_per_token for shape in shapes) * block_size * dtype.itemsize
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that hold `tokens` tokens.
+
+    >>> [blocks_for(tokens, 16) for tokens in (0, 1, 16, 17)]
+    [0, 1, 1, 2]
+    """
+    return -(-tokens // block_size)

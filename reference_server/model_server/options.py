@@ -1,0 +1,43 @@
+"""What the engine needs of the configuration, as a plain frozen dataclass; no reading of flags or environment here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+WIGGLE_ROOM = 0.90
+
+
+@dataclass(frozen=True, slots=True)
+class RopeOverride:
+    """`--rope-scaling` and `--rope-factor`: replace what the model's config says about position scaling."""
+
+    type: Literal["linear", "dynamic"]
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How one model is loaded and run.
+
+    `dtype` None takes bfloat16 where the CPU multiplies it natively, else float32. `cpu_memory_gib` is the memory that
+    counts as the device's on a CPU, for all ranks together; None takes the smaller of 4 GiB and half of what is
+    available. `wiggle_room` scales `memory_fraction` on accelerators only. `compute_threads` None takes cores - 1.
+    """
+
+    model_id: str
+    revision: str | None = None
+    dtype: Literal["float16", "bfloat16", "float32"] | None = None
+    load_format: Literal["auto", "dummy"] = "auto"
+    memory_fraction: float = 1.0
+    wiggle_room: float = WIGGLE_ROOM
+    cpu_memory_gib: float | None = None
+    prefill_chunking: bool = True
+    prefix_caching: bool = False
+    request_logprobs: bool = False
+    attention: str | None = None
+    max_input_tokens: int | None = None
+    trust_remote_code: bool = False
+    rope: RopeOverride | None = None
+    run_ahead: bool = False
+    compute_threads: int | None = None
+    fuse: bool = True
+    seed: int = 0
