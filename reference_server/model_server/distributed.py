@@ -1,0 +1,107 @@
+"""The process group of a sharded model: who this rank is, and the few collectives that are not the model's own.
+
+One rank is no group: nothing is initialised and every collective is the identity. Several meet by TCP at the master's
+address, or at a file when they share a machine, and talk NCCL on CUDA and gloo on a CPU.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from reference_server.errors import StartupError
+
+TIMEOUT = timedelta(seconds=120)
+"""How long a rank waits for the others, at the rendezvous and in each collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of a group meet; `file`, when given, goes before the address."""
+
+    master_addr: str = "localhost"
+    master_port: int = 29500
+    file: Path | None = None
+
+    @property
+    def init_method(self) -> str:
+        if self.file is not None:
+            return f"file://{self.file.absolute()}"
+        host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
+        return f"tcp://{host}:{self.master_port}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """One rank among `world_size`. Every rank makes the same collective calls in the same order."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def owns(self, request_id: int) -> bool:
+        """Whether this rank does the text work of a request, and answers for it."""
+        return request_id % self.world_size == self.rank
+
+    def broadcast(self, ids: Tensor) -> Tensor:
+        """Rank 0's `ids`, written into every rank's; shape and dtype are equal on all."""
+        if self.world_size > 1:
+            dist.broadcast(ids, src=0)
+        return ids
+
+    def minimum(self, value: int) -> int:
+        """The least `value` of any rank."""
+        if self.world_size == 1:
+            return value
+        least = torch.tensor(value, dtype=torch.int64, device=_collective_device())
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        if self.world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def open_group(rank: int, world_size: int, rendezvous: Rendezvous, device_type: str) -> RankGroup:
+    """Meet the other ranks; `device_type` is `cuda` or `cpu`. Raises StartupError when that cannot be.
+
+    On CUDA rank r takes device r of those that are visible and makes it the current one.
+    """
+    if world_size > 1:
+        try:
+            dist.init_process_group(
+                init_method=rendezvous.init_method,
+                rank=rank,
+                world_size=world_size,
+                timeout=TIMEOUT,
+                **_backend(rank, world_size, device_type),
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            raise StartupError(
+                f"rank {rank} of {world_size} did not meet the others at {rendezvous.init_method}: {error}"
+            ) from error
+    return RankGroup(rank, world_size)
+
+
+def _backend(rank: int, world_size: int, device_type: str) -> dict[str, Any]:
+    if device_type != "cuda":
+        return {"backend": "gloo"}
+    devices = torch.cuda.device_count()
+    if world_size > devices:
+        raise StartupError(f"{world_size} shards need as many GPUs, but {devices} are visible")
+    device = torch.device("cuda", rank % devices)
+    torch.cuda.set_device(device)
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    return {"backend": "nccl", "device_id": device, "pg_options": options}
+
+
+def _collective_device() -> torch.device:
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
