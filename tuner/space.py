@@ -9,6 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
+from reference_server.config import ServerConfig
+from reference_server.config_fields import tunables
+from reference_server.config_support import unsupported_settings
 from tuner.config import ForbidSection, ParamSection
 from tuner.expression import Expression, parse
 
@@ -125,6 +130,64 @@ class _Known(dict[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         return True
+
+
+def server_config(settings: Mapping[str, Any]) -> ServerConfig:
+    """The launcher's configuration of plain settings; "none" and "auto" leave a setting unset.
+
+    Raises SpaceError with the launcher's own rule when the combination cannot work.
+    """
+    given = {name: value for name, value in settings.items() if value not in _UNSET}
+    try:
+        config = ServerConfig.model_validate(given)
+    except ValidationError as error:
+        raise SpaceError("; ".join(_problem(problem) for problem in error.errors())) from None
+    if refused := unsupported_settings(config):
+        raise SpaceError("; ".join(refused))
+    return config
+
+
+_UNSET = ("none", "auto")
+
+
+def _problem(problem: Any) -> str:
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"`{problem['loc'][0]}` is {problem['input']!r}: {message}" if problem["loc"] else message
+
+
+def derived_params(fixed: Mapping[str, Any]) -> dict[str, ParamSection]:
+    """The space that a file without `[param]` means: the central `Tunable` fields that `fixed` leaves open.
+
+    Prompt budgets are narrowed to the longest prompt (a sixteenth of it may do, since prefill is chunked), choices to
+    those that this server offers.
+    """
+    sections: dict[str, ParamSection] = {}
+    for name, tunable in tunables(ServerConfig).items():
+        if not tunable.central or name in fixed:
+            continue
+        low, high = tunable.low, tunable.high
+        longest = fixed.get("max_input_tokens")
+        if name == "max_batch_prefill_tokens" and isinstance(longest, int):
+            low, high = max(64, longest // 16), max(4096, 4 * longest)
+        sections[name] = ParamSection(
+            type=tunable.kind,
+            low=low,
+            high=high,
+            log=tunable.log,
+            step=tunable.step,
+            multiple_of=tunable.multiple_of,
+            values=tuple(choice for choice in tunable.choices if _offered(name, choice)),
+            when=tunable.when,
+        )
+    return sections
+
+
+def _offered(name: str, choice: Any) -> bool:
+    try:
+        server_config({name: choice})
+    except SpaceError:
+        return False
+    return True
 
 
 def _parameter(name: str, section: ParamSection) -> Parameter:

@@ -1,0 +1,88 @@
+import pytest
+
+from tuner.config import ParamSection
+from tuner.outcome import TrialResult
+from tuner.space import SearchSpace
+from tuner.study import Study
+
+SPACE = SearchSpace.of(
+    {
+        "max_batch_prefill_tokens": ParamSection(type="int", low=64, high=4096, log=True, multiple_of=64),
+        "prefill_chunking": ParamSection(type="bool"),
+        "max_waiting_tokens": ParamSection(type="int", low=1, high=100, log=True, when="not prefill_chunking"),
+        "cuda_memory_fraction": ParamSection(type="float", low=0.5, high=1.0, step=0.01),
+    },
+    [],
+    frozenset({"max_batch_prefill_tokens", "prefill_chunking", "max_waiting_tokens", "cuda_memory_fraction"}),
+)
+
+
+def result(number, value, settings=None):
+    violations = {"ttft_p95_ms <= 9": -0.5 if value else 1.0}
+    outcome = "measured" if value else "infeasible"
+    return TrialResult(number, settings or {}, outcome, value=value, violations=violations)
+
+
+def run(study, trials):
+    for _ in range(trials):
+        trial = study.ask()
+        settings = SPACE.suggest(trial, {})
+        value = None if settings["cuda_memory_fraction"] > 0.95 else float(settings["max_batch_prefill_tokens"])
+        study.tell(trial, result(trial.number, value, settings))
+
+
+def test_a_study_continues_where_it_was_left(tmp_path):
+    run(Study(tmp_path, seed=0), 3)
+
+    assert Study(tmp_path, seed=0).told == 3
+
+
+def test_settings_that_were_enqueued_come_first(tmp_path):
+    study = Study(tmp_path, seed=0)
+    study.enqueue(SPACE, {"max_batch_prefill_tokens": 4096, "prefill_chunking": True, "cuda_memory_fraction": 1.0})
+
+    assert SPACE.suggest(study.ask(), {}) == {
+        "max_batch_prefill_tokens": 4096,
+        "prefill_chunking": True,
+        "cuda_memory_fraction": 1.0,
+    }
+
+
+def test_enqueued_settings_outside_the_space_are_moved_into_it(tmp_path):
+    study = Study(tmp_path, seed=0)
+    study.enqueue(SPACE, {"max_batch_prefill_tokens": 16, "prefill_chunking": False, "max_waiting_tokens": 500})
+
+    settings = SPACE.suggest(study.ask(), {})
+
+    assert settings["max_batch_prefill_tokens"] == 64
+    assert settings["max_waiting_tokens"] == 100
+
+
+def test_a_trial_that_an_interrupt_left_is_asked_for_again(tmp_path):
+    interrupted = Study(tmp_path, seed=0)
+    left = SPACE.suggest(interrupted.ask(), {})
+
+    resumed = Study(tmp_path, seed=0)
+    for trial in resumed.unfinished():
+        resumed.redo(trial)
+
+    assert SPACE.suggest(resumed.ask(), {}) == left
+    assert resumed.told == 0
+
+
+def test_a_fault_of_the_generator_does_not_count_as_a_configuration(tmp_path):
+    study = Study(tmp_path, seed=0)
+    study.tell(study.ask(), TrialResult(0, {}, "failed", reason="disk full"))
+
+    assert study.told == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_search_with_dead_configurations_runs_and_avoids_them(tmp_path):
+    study = Study(tmp_path, seed=1)
+    run(study, 30)
+
+    last = [SPACE.suggest(study.ask(), {}) for _ in range(8)]
+
+    assert study.told == 30
+    assert sum(settings["cuda_memory_fraction"] <= 0.95 for settings in last) >= 6
