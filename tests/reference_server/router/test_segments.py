@@ -1,0 +1,67 @@
+import doctest
+
+import pytest
+
+from reference_server.messages import FinishReason, GeneratedText
+from reference_server.router import segments
+from reference_server.router.segments import SEED_STRIDE, Progress, continued_seed, requested_tokens, segment_tokens
+
+
+def segment(tokens: int, reason: FinishReason = FinishReason.LENGTH, text: str = "x", seed: int | None = None):
+    return GeneratedText(text, tokens, reason, seed)
+
+
+def test_scheduling_S34_three_thousand_tokens_run_in_three_segments_and_end_at_three_thousand():
+    progress, asked = Progress(requested=3000), []
+    while progress.generated is None or progress.wants_more:
+        left = progress.remaining(3000)
+        asked.append(segment_tokens(requested_tokens(left, 4096, 100 + progress.generated_tokens)))
+        progress = progress.add(segment(asked[-1]))
+
+    assert asked == [1024, 1024, 952]
+    assert progress.generated_tokens == 3000
+    assert progress.generated == GeneratedText("xxx", 3000, FinishReason.LENGTH)
+
+
+def test_without_max_new_tokens_a_generation_asks_for_what_fits():
+    progress = Progress(requested_tokens(None, 2048, 10)).add(segment(1024))
+
+    assert progress.requested == 2038
+    assert progress.remaining(None) is None
+    assert segment_tokens(requested_tokens(None, 2048, 10 + 1024)) == 1014
+
+
+def test_a_prompt_longer_than_the_total_limit_asks_for_nothing():
+    assert requested_tokens(None, 100, 120) == 0
+
+
+@pytest.mark.parametrize("reason", [FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE])
+def test_only_a_segment_that_ended_by_length_is_continued(reason):
+    assert not Progress(requested=3000).add(segment(1024, reason)).wants_more
+
+
+def test_a_generation_that_has_all_it_asked_for_is_not_continued():
+    assert not Progress(requested=1024).add(segment(1024)).wants_more
+
+
+def test_the_whole_has_the_last_reason_and_the_first_seed():
+    progress = Progress(requested=3000).add(segment(1024, text="ab", seed=7))
+    whole = progress.add(segment(3, FinishReason.EOS_TOKEN, text="cd", seed=9)).generated
+
+    assert whole == GeneratedText("abcd", 1027, FinishReason.EOS_TOKEN, seed=7)
+
+
+def test_min_new_tokens_counts_what_earlier_segments_produced():
+    progress = Progress(requested=3000).add(segment(1024))
+
+    assert progress.min_new_tokens(1500) == 476
+    assert progress.min_new_tokens(1000) == 0
+
+
+def test_http_3_3_a_cut_prompt_shifts_the_seed():
+    assert continued_seed(5, 0) == 5
+    assert continued_seed(5, 3) == (5 + 3 * SEED_STRIDE) % 2**64
+
+
+def test_the_examples_in_the_docstrings_hold():
+    assert doctest.testmod(segments).failed == 0
