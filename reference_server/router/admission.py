@@ -1,0 +1,258 @@
+"""May this request join the batch that is being formed, and what does it cost?
+
+Three answers: by rows x longest prompt (padded models), by free K/V blocks (v3), and by tokens rounded up to blocks
+that the shard will choose (v2). Which request is asked, and when to stop, is queue.py's.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from reference_server.messages import Image
+from reference_server.router.blocks import BlockAllocation, BlockAllocator, round_up
+from reference_server.router.request import ValidGenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a batch may cost: prompt tokens computed in one forward, and tokens reserved while it runs."""
+
+    prefill_tokens: int
+    total_tokens: int
+
+    @property
+    def is_zero(self) -> bool:
+        return self.prefill_tokens == 0 or self.total_tokens == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A place in the batch. `chunk_len` is set when only that many tokens after `cache_len` are computed at first."""
+
+    allocation: BlockAllocation | None = None
+    cache_len: int = 0
+    chunk_len: int | None = None
+
+
+class Tally(Protocol):
+    """The running cost of one batch."""
+
+    @property
+    def is_full(self) -> bool:
+        """The last admission took all that was left."""
+        ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    @property
+    def max_blocks(self) -> int: ...
+
+    def try_admit(self, request: ValidGenerateRequest) -> Admitted | None:
+        """Take a place for the request, or None when it has to wait."""
+        ...
+
+
+class Admission(Protocol):
+    """A policy: opens a tally for each batch, takes places back, and says what can never be admitted."""
+
+    def open(self, budget: Budget) -> Tally: ...
+
+    def release(self, admitted: Admitted, *, is_computed: bool) -> None:
+        """Give a place back; `is_computed` says that the whole prompt has K/V, so its prefix may be reused."""
+        ...
+
+    def refusal(self, request: ValidGenerateRequest) -> str | None:
+        """Why an empty server could not take this request, or None."""
+        ...
+
+
+class PaddedAdmission:
+    """For models that pad every prompt to the longest: prefill costs rows x longest, nothing is allocated here."""
+
+    def __init__(self, limits: Budget, *, block_size: int = 1, speculate: int = 0) -> None:
+        self._limits = limits
+        self._block_size = block_size
+        self._speculate = speculate
+
+    def open(self, budget: Budget) -> Tally:
+        prefill_tokens = round_up(budget.prefill_tokens, self._block_size)
+        return _PaddedTally(Budget(prefill_tokens, budget.total_tokens), self._speculate)
+
+    def release(self, admitted: Admitted, *, is_computed: bool) -> None:
+        """Nothing was taken."""
+
+    def refusal(self, request: ValidGenerateRequest) -> str | None:
+        return _token_refusal(self.open(self._limits), request, self._limits)
+
+
+class _PaddedTally:
+    is_full = False
+    max_blocks = 0
+
+    def __init__(self, budget: Budget, speculate: int) -> None:
+        self._budget = budget
+        self._speculate = speculate
+        self._rows = self._longest = self._decode = 0
+
+    @property
+    def max_tokens(self) -> int:
+        return self._rows * self._longest + self._decode
+
+    def try_admit(self, request: ValidGenerateRequest) -> Admitted | None:
+        longest = max(self._longest, request.input_len)
+        decode = self._decode + request.stopping.max_new_tokens
+        prefill = (self._rows + 1) * longest
+        if prefill > self._budget.prefill_tokens or prefill + decode + self._speculate > self._budget.total_tokens:
+            return None
+        self._rows, self._longest, self._decode = self._rows + 1, longest, decode
+        return Admitted()
+
+
+class RoundedAdmission:
+    """For paged models spoken to in v2, whose shard places K/V itself: tokens count in whole blocks."""
+
+    def __init__(self, limits: Budget, *, block_size: int, window_size: int | None = None, speculate: int = 0) -> None:
+        self._limits = limits
+        self._block_size = block_size
+        self._window_size = window_size
+        self._speculate = speculate
+
+    def open(self, budget: Budget) -> Tally:
+        prefill_tokens = round_up(budget.prefill_tokens, self._block_size)
+        return _RoundedTally(
+            Budget(prefill_tokens, budget.total_tokens), self._block_size, self._window_size, self._speculate
+        )
+
+    def release(self, admitted: Admitted, *, is_computed: bool) -> None:
+        """Nothing was taken."""
+
+    def refusal(self, request: ValidGenerateRequest) -> str | None:
+        return _token_refusal(self.open(self._limits), request, self._limits)
+
+
+class _RoundedTally:
+    is_full = False
+    max_blocks = 0
+
+    def __init__(self, budget: Budget, block_size: int, window_size: int | None, speculate: int) -> None:
+        self._budget = budget
+        self._block_size = block_size
+        self._window_size = window_size
+        self._speculate = speculate
+        self._prefill = self._decode = 0
+
+    @property
+    def max_tokens(self) -> int:
+        return self._prefill + self._decode
+
+    def try_admit(self, request: ValidGenerateRequest) -> Admitted | None:
+        new_tokens = request.stopping.max_new_tokens
+        if self._window_size is not None:
+            new_tokens = min(max(0, self._window_size - request.input_len), new_tokens)
+        prefill = self._prefill + round_up(request.input_len, self._block_size)
+        decode = self._decode + round_up(new_tokens, self._block_size)
+        if prefill > self._budget.prefill_tokens or prefill + decode + self._speculate > self._budget.total_tokens:
+            return None
+        self._prefill, self._decode = prefill, decode
+        return Admitted()
+
+
+class PagedAdmission:
+    """For paged models in v3: K/V blocks are reserved here, for the prompt and all that may be generated.
+
+    The total budget is not counted in tokens: the allocator's blocks are the memory.
+    """
+
+    def __init__(
+        self,
+        limits: Budget,
+        allocator: BlockAllocator,
+        *,
+        block_size: int,
+        speculate: int = 0,
+        supports_chunking: bool = False,
+    ) -> None:
+        self._limits = limits
+        self._allocator = allocator
+        self._block_size = block_size
+        self._speculate = speculate
+        self._supports_chunking = supports_chunking
+
+    def open(self, budget: Budget) -> Tally:
+        return _PagedTally(self, round_up(budget.prefill_tokens, self._block_size), self._supports_chunking)
+
+    def allocate(self, request: ValidGenerateRequest) -> BlockAllocation | None:
+        return self._allocator.allocate(self._slots(request), _prefix_key(request), request.adapter_id)
+
+    def release(self, admitted: Admitted, *, is_computed: bool) -> None:
+        if admitted.allocation is not None:
+            self._allocator.free(admitted.allocation, is_computed=is_computed)
+
+    def refusal(self, request: ValidGenerateRequest) -> str | None:
+        need, capacity = self._allocator.blocks_needed(self._slots(request)), self._allocator.capacity
+        if need > capacity:
+            return (
+                f"`inputs` tokens + `max_new_tokens` need {need} blocks of the key-value cache, which has {capacity}. "
+                f"{_given(request)}"
+            )
+        prefill_tokens = round_up(self._limits.prefill_tokens, self._block_size)
+        if not self._supports_chunking and request.input_len > prefill_tokens:
+            return f"`inputs` must have at most {prefill_tokens} tokens (`max_batch_prefill_tokens`). {_given(request)}"
+        return None
+
+    def _slots(self, request: ValidGenerateRequest) -> int:
+        # The last generated token is never fed back, so it needs no slot.
+        return request.input_len + request.stopping.max_new_tokens + self._speculate - 1
+
+
+class _PagedTally:
+    def __init__(self, admission: PagedAdmission, prefill_budget: int, supports_chunking: bool) -> None:
+        self._admission = admission
+        self._prefill_budget = prefill_budget
+        self._supports_chunking = supports_chunking
+        self._prefill = 0
+        self.max_blocks = 0
+        self.is_full = False
+
+    @property
+    def max_tokens(self) -> int:
+        return self._prefill
+
+    def try_admit(self, request: ValidGenerateRequest) -> Admitted | None:
+        allocation = self._admission.allocate(request)
+        if allocation is None:
+            return None
+        # At least one token is computed, however much of the prompt was found in the cache.
+        cache_len = min(allocation.prefix_len, request.input_len - 1)
+        uncached, left = request.input_len - cache_len, self._prefill_budget - self._prefill
+        if uncached <= left:
+            self._prefill += uncached
+            admitted = Admitted(allocation, cache_len)
+        elif self._supports_chunking and left > 0:
+            self.is_full = True
+            admitted = Admitted(allocation, cache_len, chunk_len=left)
+        else:
+            self._admission.release(Admitted(allocation), is_computed=False)
+            return None
+        self.max_blocks = max(self.max_blocks, len(allocation.blocks))
+        return admitted
+
+
+def _prefix_key(request: ValidGenerateRequest) -> tuple[int, ...] | None:
+    """The tokens a cached prefix may match, or None: prompt details want every logit, and tokens do not tell images."""
+    if request.prefill_logprobs or any(isinstance(chunk, Image) for chunk in request.chunks):
+        return None
+    return request.input_ids
+
+
+def _token_refusal(empty: Tally, request: ValidGenerateRequest, limits: Budget) -> str | None:
+    if empty.try_admit(request) is not None:
+        return None
+    return (
+        f"`inputs` tokens + `max_new_tokens` exceed what one batch may hold: {limits.prefill_tokens} prompt tokens "
+        f"(`max_batch_prefill_tokens`) and {limits.total_tokens} in all (`max_batch_total_tokens`). {_given(request)}"
+    )
+
+
+def _given(request: ValidGenerateRequest) -> str:
+    return f"Given: {request.input_len} `inputs` tokens and {request.stopping.max_new_tokens} `max_new_tokens`"

@@ -1,0 +1,375 @@
+"""What the model server is asked to do next: every rule of batching, without IO and without a clock.
+
+`Scheduler` owns the queue, the entries and the receipts of what runs. Whoever drives it asks `next_call`, carries the
+call out, and reports back with `on_reply` or `on_error`; the router does so over a `Shard`, a simulator in virtual
+time. One call is open at a time. Entries may be appended and cancelled in between.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reference_server.messages import Batch, CachedBatch, Generation, StepResult
+from reference_server.router.admission import Admission, Budget, PaddedAdmission, PagedAdmission, RoundedAdmission
+from reference_server.router.blocks import FreeListAllocator, round_up
+from reference_server.router.queue import Entry, FormedBatch, Queue
+from reference_server.router.radix import RadixAllocator
+from reference_server.router.receipts import count_forward, current_tokens, plan_chunks
+from reference_server.router.request import ValidGenerateRequest
+
+
+class Schema(StrEnum):
+    """The wire schema, which decides who places K/V: the router (v3) or the shard (v2)."""
+
+    V3 = "v3"
+    V2 = "v2"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """The config and the model's facts as the Scheduler sees them."""
+
+    max_batch_prefill_tokens: int
+    max_batch_total_tokens: int
+    waiting_served_ratio: float = 1.2
+    max_waiting_tokens: int = 20
+    max_batch_size: int | None = None
+    requires_padding: bool = False
+    supports_chunking: bool = False
+    block_size: int = 16
+    use_prefix_caching: bool = False
+    window_size: int | None = None
+    speculate: int = 0
+    schema: Schema = Schema.V3
+
+    @property
+    def chunks_prefills(self) -> bool:
+        return self.supports_chunking and not self.requires_padding and self.schema is Schema.V3
+
+    @property
+    def limits(self) -> Budget:
+        return Budget(self.max_batch_prefill_tokens, self.max_batch_total_tokens)
+
+
+class ConcatReason(StrEnum):
+    """Why a new batch joins a running one, as the metric `tgi_batch_concat` names it."""
+
+    BACKPRESSURE = "backpressure"
+    WAIT_EXCEEDED = "wait_exceeded"
+    CHUNKING = "chunking"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute new requests, with `cached` merged into that running batch. `reason` is set if one runs."""
+
+    batch: Batch
+    entries: tuple[Entry, ...]
+    cached: CachedBatch | None = None
+    reason: ConcatReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """One more forward over what runs; several batches are merged into the first."""
+
+    batches: tuple[CachedBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keep only these requests of a batch, since others have ended."""
+
+    batch_id: int
+    request_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Forget a batch that nobody waits for, or with `after_error` one that a failed step may have left behind."""
+
+    batch_id: int
+    after_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing can be done until an entry is appended."""
+
+
+Call = Prefill | Decode | Filter | Clear | Idle
+
+
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """What a reply brings to whom.
+
+    `lost` are entries that the shard gave up without a last token; `num_dropped` counts those whose client had gone.
+    """
+
+    generations: Sequence[tuple[Entry, Generation]] = ()
+    lost: Sequence[Entry] = ()
+    num_dropped: int = 0
+
+
+NOTHING = Deliveries()
+
+
+@dataclass(slots=True)
+class _Running:
+    """A batch that the shard holds: its receipt, and its live entries in the shard's order."""
+
+    receipt: CachedBatch
+    entries: dict[int, Entry]
+
+
+class Scheduler:
+    """See the module. `queue` may be looked at; only the Scheduler changes it."""
+
+    def __init__(self, options: SchedulerOptions) -> None:
+        self.options = options
+        self.queue = Queue(make_admission(options), is_zero_budget_final=options.schema is Schema.V3)
+        self._prefilling: tuple[Entry, ...] = ()  # of the open Prefill call
+        self._running: _Running | None = None
+        self._joining: _Running | None = None  # prefilled beside the running batch, merged by the next Decode
+        self._cleanups: deque[Filter | Clear] = deque()
+        self._is_decode_due = False
+        self._waiting_steps = 0  # 1 + decode steps since the last prefill
+        self._chunk_budget = round_up(options.max_batch_prefill_tokens, options.block_size)
+
+    @property
+    def queue_size(self) -> int:
+        return len(self.queue)
+
+    @property
+    def running(self) -> CachedBatch | None:
+        """Receipt of the running batch."""
+        return None if self._running is None else self._running.receipt
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Live entries that have left the queue."""
+        return (*(entry for part in self._parts() for entry in part.entries.values()), *self._prefilling)
+
+    @property
+    def expected_current_tokens(self) -> int:
+        """The router's own count of what the running batch's next forward processes; its receipt says the same."""
+        return current_tokens(self._running.entries.values()) if self._running else 0
+
+    def append(self, request: ValidGenerateRequest, now_ns: int) -> Entry:
+        """Queue a request; one that an empty server could not take is a `ValidationError`."""
+        return self.queue.append(request, now_ns)
+
+    def cancel(self, entry: Entry) -> None:
+        """The client has gone. A waiting entry is dropped when it is met, a running one at its batch's next reply."""
+        entry.abandoned = True
+
+    def next_call(self, now_ns: int) -> Call:
+        """What to do next."""
+        if self._cleanups:
+            return self._cleanups.popleft()
+        if self._running is None:
+            self._is_decode_due = False
+            limits, max_size = self.options.limits, self.options.max_batch_size
+            formed = self.queue.next_batch(limits, now_ns, max_size=max_size)
+            return Idle() if formed is None else self._open(formed)
+        if not self._is_decode_due:
+            self._is_decode_due = True
+            if (joining := self._join(self._running, now_ns)) is not None:
+                return joining
+        self._is_decode_due = False
+        return Decode(tuple(part.receipt for part in self._parts()))
+
+    def on_reply(self, call: Call, reply: StepResult | CachedBatch | None) -> Deliveries:
+        """Take in the answer to a call: a StepResult to Prefill and Decode, a receipt to Filter."""
+        match call, reply:
+            case Prefill(), StepResult():
+                return self._on_prefill(call, reply)
+            case Decode(), StepResult():
+                return self._on_decode(reply)
+            case Filter(), CachedBatch():
+                self._part(call.batch_id).receipt = reply
+            case Clear(), None:
+                pass
+            case _:
+                raise AssertionError(f"{reply!r} does not answer {call!r}")
+        return NOTHING
+
+    def on_error(self, call: Call) -> list[Entry]:
+        """A call failed: the entries that end with it. Their blocks are free again."""
+        match call:
+            case Prefill():
+                failed = self._end(self._close(), is_sound=False)
+                self._clear_after_error(call.batch.id)
+                if call.cached is not None:
+                    # New and running entries were merged, or were about to be: neither batch can be trusted.
+                    failed += self._end_running()
+                    self._clear_after_error(call.cached.id)
+            case Decode():
+                failed = self._end_running()
+                for receipt in call.batches:
+                    self._clear_after_error(receipt.id)
+            case Filter():
+                failed = self._end(self._forget(self._part(call.batch_id)), is_sound=False)
+                self._clear_after_error(call.batch_id)
+            case _:
+                failed = []
+        return failed
+
+    def fail_all(self) -> list[Entry]:
+        """End every entry, waiting and running, because nobody will drive this Scheduler any further."""
+        self._cleanups.clear()
+        return [*self._end_running(), *self._end(self._close(), is_sound=False), *self.queue.drain()]
+
+    def _join(self, running: _Running, now_ns: int) -> Prefill | None:
+        """Entries that join the running batch in this turn."""
+        options, receipt = self.options, running.receipt
+        total_tokens = max(0, options.max_batch_total_tokens - receipt.max_tokens)
+        if options.chunks_prefills:
+            prefill_tokens = max(0, options.max_batch_prefill_tokens - receipt.current_tokens)
+            formed = self.queue.next_batch(Budget(prefill_tokens, total_tokens), now_ns)
+            return None if formed is None else self._open(formed, ConcatReason.CHUNKING, cached=receipt)
+        min_size = None
+        if self._waiting_steps < options.max_waiting_tokens:
+            min_size = min_join_size(receipt.size, options.waiting_served_ratio)
+        max_size = None if options.max_batch_size is None else max(0, options.max_batch_size - receipt.size)
+        budget = Budget(options.max_batch_prefill_tokens, total_tokens)
+        formed = self.queue.next_batch(budget, now_ns, min_size=min_size, max_size=max_size)
+        reason = ConcatReason.WAIT_EXCEEDED if min_size is None else ConcatReason.BACKPRESSURE
+        return None if formed is None else self._open(formed, reason)
+
+    def _open(
+        self, formed: FormedBatch, reason: ConcatReason | None = None, cached: CachedBatch | None = None
+    ) -> Prefill:
+        self._prefilling = formed.entries
+        self._waiting_steps = 1
+        return Prefill(formed.batch, formed.entries, cached, reason)
+
+    def _close(self) -> tuple[Entry, ...]:
+        entries, self._prefilling = self._prefilling, ()
+        return entries
+
+    def _on_prefill(self, call: Prefill, reply: StepResult) -> Deliveries:
+        entries = {entry.id: entry for entry in self._close()}
+        if call.reason is None:
+            deliveries, self._running = self._settle(entries, reply)
+        elif call.cached is None:
+            deliveries, self._joining = self._settle(entries, reply)
+        else:
+            assert self._running is not None, "what was joined has gone"
+            deliveries, self._running = self._settle(self._running.entries | entries, reply)
+        return deliveries
+
+    def _on_decode(self, reply: StepResult) -> Deliveries:
+        entries = {entry_id: entry for part in self._parts() for entry_id, entry in part.entries.items()}
+        self._joining = None
+        self._waiting_steps += 1
+        deliveries, self._running = self._settle(entries, reply)
+        return deliveries
+
+    def _settle(self, entries: dict[int, Entry], reply: StepResult) -> tuple[Deliveries, _Running | None]:
+        """Hand out a step's generations; what is left of the batch, which is asked to be filtered if rows have ended.
+
+        entries: live entries by id, in the shard's order; those that end are taken out.
+        """
+        lost = _missing(entries, reply)
+        if count_forward(entries.values()):
+            plan_chunks([entry for entry in entries.values() if entry not in lost], self._chunk_budget)
+        delivered: list[tuple[Entry, Generation]] = []
+        finished: list[Entry] = []
+        for generation in reply.generations:
+            entry = entries[generation.request_id]
+            if not entry.abandoned:
+                delivered.append((entry, generation))
+                if generation.generated_text is not None:
+                    finished.append(entry)
+        gone = [entry for entry in entries.values() if entry.abandoned]
+        lost = [entry for entry in lost if not entry.abandoned]
+        self._end(finished)
+        self._end(gone)
+        self._end(lost, is_sound=False)
+        for entry in (*finished, *gone, *lost):
+            del entries[entry.id]
+        return Deliveries(delivered, lost, len(gone)), self._keep(entries, reply.batch)
+
+    def _keep(self, entries: dict[int, Entry], receipt: CachedBatch | None) -> _Running | None:
+        """The batch as it runs on, after it has been filtered to the live entries."""
+        if receipt is None:
+            return None
+        if not entries:
+            self._cleanups.append(Clear(receipt.id))
+            return None
+        if receipt.size != len(entries):
+            keep = tuple(request_id for request_id in receipt.request_ids if request_id in entries)
+            self._cleanups.append(Filter(receipt.id, keep))
+        return _Running(receipt, entries)
+
+    def _parts(self) -> list[_Running]:
+        return [part for part in (self._running, self._joining) if part is not None]
+
+    def _part(self, batch_id: int) -> _Running:
+        return next(part for part in self._parts() if part.receipt.id == batch_id)
+
+    def _forget(self, part: _Running) -> list[Entry]:
+        if part is self._running:
+            self._running = None
+        else:
+            self._joining = None
+        return list(part.entries.values())
+
+    def _end_running(self) -> list[Entry]:
+        return [entry for part in self._parts() for entry in self._end(self._forget(part), is_sound=False)]
+
+    def _end(self, entries: Iterable[Entry], *, is_sound: bool = True) -> list[Entry]:
+        """Free what entries hold. What a failed step left in their blocks is not sound and never reused as a prefix."""
+        ended = list(entries)
+        for entry in ended:
+            self.queue.release(entry, is_sound=is_sound)
+        return ended
+
+    def _clear_after_error(self, batch_id: int) -> None:
+        self._cleanups.append(Clear(batch_id, after_error=True))
+
+
+def make_admission(options: SchedulerOptions) -> Admission:
+    """The policy that the model and the wire schema call for."""
+    block_size, speculate = options.block_size, options.speculate
+    if options.requires_padding:
+        return PaddedAdmission(options.limits, block_size=block_size, speculate=speculate)
+    if options.schema is Schema.V2:
+        return RoundedAdmission(
+            options.limits, block_size=block_size, window_size=options.window_size, speculate=speculate
+        )
+    return PagedAdmission(
+        options.limits,
+        RadixAllocator(options.max_batch_total_tokens, block_size)
+        if options.use_prefix_caching
+        else FreeListAllocator(options.max_batch_total_tokens, block_size, options.window_size),
+        block_size=block_size,
+        speculate=speculate,
+        supports_chunking=options.supports_chunking,
+    )
+
+
+def min_join_size(running_size: int, waiting_served_ratio: float) -> int:
+    """Fewest waiting entries that may interrupt a running batch: a product in single precision, rounded down.
+
+    >>> min_join_size(50, 0.58), int(50 * 0.58)
+    (29, 28)
+    """
+    return int(_single(_single(running_size) * _single(waiting_served_ratio)))
+
+
+def _single(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _missing(entries: dict[int, Entry], reply: StepResult) -> list[Entry]:
+    """Entries that the shard gave up: neither in the returned batch nor ended in this step."""
+    if reply.batch is not None and reply.batch.size == len(entries):
+        return []
+    known = set(() if reply.batch is None else reply.batch.request_ids)
+    known.update(generation.request_id for generation in reply.generations if generation.generated_text is not None)
+    return [entry for entry in entries.values() if entry.id not in known]
