@@ -40,4 +40,6 @@ class EngineOptions:
     run_ahead: bool = False
     compute_threads: int | None = None
     fuse: bool = True
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
     seed: int = 0

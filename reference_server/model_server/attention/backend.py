@@ -33,13 +33,11 @@ class AttentionKernel(Protocol):
 
     def supports(self, needs: AttentionNeeds) -> bool: ...
 
-    def __call__(
-        self, query: Tensor, key_value: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions
-    ) -> Tensor:
+    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
         """Attend, the new K/V being stored already.
 
-        query: [tokens, num_heads, head_dim], the kernel's own rows only. key_value: [tokens, 2, num_kv_heads,
-        head_dim], the same tokens' new K/V. cache: one layer of the KVCache. Returns query's shape.
+        query: [tokens, num_heads, head_dim], the tokens of the kernel's own rows. cache: one layer of the KVCache.
+        Returns query's shape.
         """
         ...
 

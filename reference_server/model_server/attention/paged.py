@@ -32,9 +32,9 @@ class PagedLayer:
         store(key_value, layer, metadata)
         num_decode = metadata.num_decode_rows
         if num_decode == metadata.num_rows:
-            return self.choice.decode(query, key_value, layer, metadata, self.options)
+            return self.choice.decode(query, layer, metadata, self.options)
         if num_decode == 0:
-            return self.choice.prefill(query, key_value, layer, metadata, self.options)
-        decoded = self.choice.decode(query[:num_decode], key_value[:num_decode], layer, metadata, self.options)
-        prefilled = self.choice.prefill(query[num_decode:], key_value[num_decode:], layer, metadata, self.options)
+            return self.choice.prefill(query, layer, metadata, self.options)
+        decoded = self.choice.decode(query[:num_decode], layer, metadata, self.options)
+        prefilled = self.choice.prefill(query[num_decode:], layer, metadata, self.options)
         return torch.cat((decoded, prefilled))

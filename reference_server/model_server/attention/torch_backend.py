@@ -46,9 +46,7 @@ class TorchDecode:
     def supports(self, needs: "AttentionNeeds") -> bool:
         return not needs.has_softcap
 
-    def __call__(
-        self, query: Tensor, key_value: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions
-    ) -> Tensor:
+    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
         num_blocks, _, num_kv_heads, block_size, head_dim = cache.shape
         rows, num_heads, _ = query.shape
         length = int(metadata.seqlen_k[:rows].max())
@@ -65,6 +63,8 @@ class TorchDecode:
     ) -> Tensor:
         """[2 * rows * num_kv_heads * blocks]: rows of the cache seen as [blocks * 2 * num_kv_heads, block bytes]."""
         key = ("gather", num_kv_heads)
+        shape: tuple[int, int] | None
+        index: Tensor | None
         shape, index = metadata.batch_memo.get(key, (None, None))
         if shape != (rows, blocks):
             planes = np.arange(2 * num_kv_heads).reshape(2, 1, num_kv_heads, 1)
@@ -105,7 +105,7 @@ class TorchDecode:
 
 
 class TorchPrefill:
-    """Several query tokens a row: SDPA per row, over fresh K/V when the row starts at position 0."""
+    """Several query tokens a row: SDPA per row over its gathered pages."""
 
     name = "torch"
     block_size = 16
@@ -113,18 +113,13 @@ class TorchPrefill:
     def supports(self, needs: "AttentionNeeds") -> bool:
         return not needs.has_softcap
 
-    def __call__(
-        self, query: Tensor, key_value: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions
-    ) -> Tensor:
+    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         start = 0
         for row in range(metadata.num_decode_rows, metadata.num_rows):
             seqlen_q, seqlen_k = int(metadata.seqlen_q[row]), int(metadata.seqlen_k[row])
             end = start + seqlen_q
-            if seqlen_q == seqlen_k:
-                keys, values = key_value[start:end].permute(1, 2, 0, 3).unbind(0)
-            else:
-                keys, values = _gather(cache, metadata.block_table[row], seqlen_k)
+            keys, values = _gather(cache, metadata.block_table[row], seqlen_k)
             output[start:end] = _attend(query[start:end], keys, values, options)
             start = end
         return output

@@ -1,0 +1,245 @@
+"""One rank's model made ready to serve: what `LocalShard` steps, without the calls of the protocol.
+
+Load, probe, choose kernels, fuse; turn requests into sequences; size the K/V cache.
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from reference_server.errors import ShardError
+from reference_server.messages import Batch, Image, ModelInfo, Request, WarmupReply, WarmupRequest
+from reference_server.model_server.attention import backend
+from reference_server.model_server.attention.state import AttentionState
+from reference_server.model_server.batch import SequenceBatch
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.decoding.watermark import Watermark
+from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.forward.ragged import RaggedForward
+from reference_server.model_server.generate import ChoosingOptions, Generator, StepOutput
+from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
+from reference_server.model_server.models import fuse, hooks, loader
+from reference_server.model_server.models.loader import LoadedModel
+from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.warmup import GIB, PeakTensorBytes, blocks_that_fit, device_bytes
+from reference_server.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """A loaded model, its tokenizer and its cache."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        group: RankGroup,
+        loaded: LoadedModel,
+        tokenizer: Tokenizer,
+        tokenizer_max_len: int | None,
+    ) -> None:
+        self._options = options
+        self._group = group
+        self._loaded = loaded
+        self._tokenizer = tokenizer
+        self._tokenizer_max_len = tokenizer_max_len
+        layers = hooks.probe(loaded.model)
+        self._choice = backend.choose(options, hooks.needs_of(layers, loaded.device, loaded.dtype))
+        self._shapes = [layer.shape for layer in layers]
+        self._state = AttentionState()
+        hooks.attach(layers, self._state, self._choice)
+        decoder = fuse.fuse(loaded.model) if options.fuse else None
+        forward = RaggedForward(loaded.model, self._state, loaded.device, decoder)
+        watermark = Watermark(options.watermark_gamma, options.watermark_delta)
+        choosing = ChoosingOptions(loaded.eos_ids, watermark, options.request_logprobs)
+        self._generator = Generator(forward, tokenizer, group, choosing)
+        self.info = ModelInfo(
+            requires_padding=False,
+            dtype=str(loaded.dtype),
+            device_type=loaded.device.type,
+            support_chunking=options.prefill_chunking and self._choice.supports_chunking,
+            use_prefix_caching=options.prefix_caching,
+            attention_impl=self._choice.impl,
+            block_size=self._choice.block_size,
+        )
+        self.backends = {
+            "prefill": self._choice.prefill.name,
+            "decode": self._choice.decode.name,
+            "reason": self._choice.reason,
+            "kernels": "modules" if decoder is None else "fused",
+            "quantize": "none",
+        }
+
+    @classmethod
+    def load(cls, options: EngineOptions, rank: int, world_size: int) -> "Engine":
+        """Read the model's files; raises StartupError for what is not served."""
+        torch.set_num_threads(options.compute_threads or default_compute_threads())
+        group = RankGroup(rank, world_size)
+        files = loader.locate(options)
+        group.barrier()
+        loaded = loader.load(options, files, world_size)
+        group.barrier()
+        tokenizer = load_tokenizer(
+            files.tokenizer_directory,
+            loaded.config.vocab_size,
+            revision=options.revision,
+            trust_remote_code=options.trust_remote_code,
+        )
+        engine = cls(options, group, loaded, tokenizer, _tokenizer_max_len(files.tokenizer_directory))
+        logger.info(
+            "loaded %s (%s, %s, %.2f GiB of weights); attention and kernels: %s",
+            *(options.model_id, loaded.family.name, engine.info.dtype, loaded.weight_bytes / GIB, engine.backends),
+        )
+        return engine
+
+    def check_device(self) -> None:
+        """Touch the device; raises RuntimeError if it is gone."""
+        torch.zeros((2, 2), device=self._loaded.device)
+
+    def step(self, batch: SequenceBatch) -> StepOutput:
+        """One forward of the batch, and what follows from it."""
+        # Inference mode breaks gloo's collectives, so several ranks only do without gradients.
+        with torch.inference_mode() if self._group.world_size == 1 else torch.no_grad():
+            output = self._generator.step(batch)
+            for sequence in output.dropped:
+                self._cleanse(sequence)
+        return output
+
+    def make_batch(self, batch: Batch) -> SequenceBatch:
+        """Tokenize requests into sequences; raises ShardError for one that cannot be run."""
+        if not batch.requests:
+            raise ShardError("Batch must have at least one request")
+        sequences = tuple(self._make_sequence(request) for request in batch.requests)
+        if any(not request.blocks for request in batch.requests):
+            self._assign_blocks(sequences)
+        return SequenceBatch(batch.id, sequences, self._choice.block_size)
+
+    def _make_sequence(self, request: Request) -> Sequence:
+        if any(isinstance(chunk, Image) for chunk in request.chunks) and not request.text:
+            raise ShardError("this model takes text only")
+        # The last `truncate` tokens count.
+        ids = self._tokenizer.encode(request.text, request.add_special_tokens)[-request.truncate :]
+        prompt_len = len(ids)
+        remaining = prompt_len - request.cache_len
+        if remaining <= 0:
+            raise ShardError(
+                f"request {request.id}: {request.cache_len} cached tokens leave none of {prompt_len} to compute"
+            )
+        input_len = remaining
+        if request.chunk_len is not None:
+            if not self.info.support_chunking:
+                raise ShardError(f"request {request.id} asks for a chunk, but prompts are not computed in chunks here")
+            if not 0 < request.chunk_len <= remaining:
+                raise ShardError(
+                    f"request {request.id}: a chunk of {request.chunk_len} tokens does not fit the {remaining} that "
+                    "remain; router and model server tokenize differently"
+                )
+            input_len = request.chunk_len
+        needed = blocks_for(prompt_len + request.stopping.max_new_tokens - 1, self._choice.block_size)
+        if request.blocks and len(request.blocks) < needed:
+            raise ShardError(
+                f"request {request.id} needs {needed} blocks and has {len(request.blocks)}; router and model server "
+                "tokenize differently"
+            )
+        return Sequence(
+            request=request,
+            ids=ids,
+            prompt_len=prompt_len,
+            cache_len=request.cache_len,
+            input_len=input_len,
+            blocks=np.array(request.blocks or range(needed), dtype=np.int64),
+            stopping=StoppingCriteria(request.stopping, self._loaded.eos_ids),
+            detokenizer=IncrementalDetokenizer(self._tokenizer, ids),
+        )
+
+    def _assign_blocks(self, sequences: tuple[Sequence, ...]) -> None:
+        """Consecutive blocks for a batch whose router leaves the choice to the shard: warm-up."""
+        first = 0
+        for sequence in sequences:
+            count = len(sequence.blocks)
+            sequence.blocks = np.arange(first, first + count, dtype=np.int64)
+            first += count
+
+    def _cleanse(self, sequence: Sequence) -> None:
+        """Take what is not finite out of a failed sequence's blocks: their next owner's kernel reads whole pages."""
+        assert self._state.cache is not None
+        blocks = torch.from_numpy(sequence.blocks).to(self._loaded.device)
+        for layer in self._state.cache.layers:
+            layer[blocks] = torch.nan_to_num(layer[blocks], nan=0.0, posinf=0.0, neginf=0.0)
+
+    def warmup(self, request: WarmupRequest) -> WarmupReply:
+        """Run the largest prefill, then allocate the blocks that fit beside it (model-server.md section 5.1)."""
+        block_size = self._choice.block_size
+        self._generator.max_prefill_tokens = blocks_for(request.max_prefill_tokens, block_size) * block_size
+        self._state.cache = None
+        batch = self.make_batch(request.batch)
+        prompt_tokens = sum(sequence.prompt_len for sequence in batch.sequences)
+        self._allocate(sum(len(sequence.blocks) for sequence in batch.sequences))
+        try:
+            with torch.no_grad(), PeakTensorBytes() as tensors:
+                self._generator.step(batch)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+                raise
+            raise RuntimeError(
+                f"Not enough memory to handle {prompt_tokens} prefill tokens. You need to decrease "
+                "`--max-batch-prefill-tokens`"
+            ) from error
+        num_blocks = self._group.minimum(self._blocks_that_fit(tensors.peak))
+        self._allocate(num_blocks)
+        capacity = num_blocks * block_size
+        max_total = request.max_total_tokens or self._default_max_total(capacity, prompt_tokens)
+        logger.info("K/V cache: %d blocks of %d tokens", num_blocks, block_size)
+        return WarmupReply(
+            max_supported_total_tokens=capacity,
+            max_input_tokens=request.max_input_tokens or max_total - 1,
+            max_total_tokens=max_total,
+            weight_bytes=self._loaded.weight_bytes,
+            prefill_peak_bytes=tensors.peak,
+            backends=self.backends,
+        )
+
+    def _blocks_that_fit(self, peak_bytes: int) -> int:
+        budget = device_bytes(self._options) * self._options.memory_fraction / self._group.world_size
+        return blocks_that_fit(
+            budget,
+            self._loaded.weight_bytes,
+            peak_bytes,
+            bytes_per_block(self._shapes, self._choice.block_size, self._loaded.dtype),
+        )
+
+    def _allocate(self, num_blocks: int) -> None:
+        self._state.cache = None
+        self._state.cache = KVCache(
+            self._shapes, num_blocks, self._choice.block_size, self._loaded.dtype, self._loaded.device
+        )
+
+    def _default_max_total(self, capacity: int, prompt_tokens: int) -> int:
+        if not self.info.support_chunking:
+            return prompt_tokens
+        positions = getattr(self._loaded.config, "max_position_embeddings", None)
+        return min(limit for limit in (capacity, positions, self._tokenizer_max_len) if limit)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has a class for it; the CPU's allocator says it in words."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def default_compute_threads() -> int:
+    """One core is left to the router and the client."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def _tokenizer_max_len(directory: Path) -> int | None:
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    length = json.loads(path.read_text()).get("model_max_length")
+    return int(length) if length else None

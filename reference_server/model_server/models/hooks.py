@@ -1,0 +1,115 @@
+"""How a Transformers model reaches our attention: one registered function, a probe, and a paged layer per module.
+
+An attention module first carries a `ProbeLayer`, which records K/V geometry and options from a two-token forward;
+afterwards it carries the `PagedLayer` of its place in the cache. Asking the model this way is right under tensor
+parallelism, grouped heads and nested configs alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from reference_server.errors import UnsupportedError
+from reference_server.model_server.attention.backend import AttentionChoice, AttentionNeeds
+from reference_server.model_server.attention.paged import PagedLayer
+from reference_server.model_server.attention.state import AttentionOptions, AttentionState
+from reference_server.model_server.kv_cache import LayerShape
+
+ATTENTION_NAME = "paged_kv"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedLayer:
+    """What one attention module showed in the probe."""
+
+    module: nn.Module
+    shape: LayerShape
+    options: AttentionOptions
+
+
+class ProbeLayer:
+    """Stands for the paged layer while the model is asked about itself."""
+
+    def __init__(self, module: nn.Module, seen: list[ProbedLayer]) -> None:
+        self._module = module
+        self._seen = seen
+
+    def record(self, query: Tensor, key_value: Tensor, options: AttentionOptions) -> Tensor:
+        shape = LayerShape(num_kv_heads=key_value.shape[2], head_dim=key_value.shape[3])
+        self._seen.append(ProbedLayer(self._module, shape, options))
+        return query
+
+
+class PagedAttentionModule(nn.Module):
+    """Base of the shims' attention modules: `paged` answers from the layer that is attached."""
+
+    attached: PagedLayer | ProbeLayer
+
+    def paged(self, query: Tensor, key_value: Tensor, options: AttentionOptions) -> Tensor:
+        return _call(self.attached, query, key_value, options)
+
+
+def _call(layer: PagedLayer | ProbeLayer, query: Tensor, key_value: Tensor, options: AttentionOptions) -> Tensor:
+    if isinstance(layer, ProbeLayer):
+        return layer.record(query, key_value, options)
+    return layer(query, key_value)
+
+
+def register() -> None:
+    """Make the attention name known to Transformers. No mask is registered under it, so none is ever built."""
+    AttentionInterface.register(ATTENTION_NAME, attention_forward)
+
+
+def attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Transformers' attention signature. query: [1, num_heads, tokens, head_dim]; returns [1, tokens, heads, dim]."""
+    assert attention_mask is None, "a mask was built for the paged attention"
+    options = AttentionOptions(scaling or query.shape[-1] ** -0.5, sliding_window, softcap)
+    key_value = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
+    return _call(module.attached, query[0].transpose(0, 1), key_value, options)[None], None
+
+
+@torch.no_grad()
+def probe(model: nn.Module) -> list[ProbedLayer]:
+    """Run two tokens through the model and return its attention layers in the order in which they are called."""
+    seen: list[ProbedLayer] = []
+    for module in model.modules():
+        if getattr(module, "layer_idx", None) is not None:
+            module.attached = ProbeLayer(module, seen)  # type: ignore[assignment]
+    device = next(model.parameters()).device
+    tokens = torch.zeros((1, 2), dtype=torch.long, device=device)
+    model(input_ids=tokens, position_ids=torch.arange(2, device=device)[None], use_cache=False)
+    if not seen:
+        raise UnsupportedError(f"{type(model).__name__} never called the paged attention")
+    return seen
+
+
+def needs_of(layers: Sequence[ProbedLayer], device: torch.device, dtype: torch.dtype) -> AttentionNeeds:
+    """What a kernel has to offer for all of these layers."""
+    return AttentionNeeds(
+        device_type=device.type,
+        dtype=dtype,
+        head_dims=frozenset(layer.shape.head_dim for layer in layers),
+        has_window=any(layer.options.window is not None for layer in layers),
+        has_softcap=any(layer.options.softcap is not None for layer in layers),
+        has_alibi=any(layer.options.alibi_slopes is not None for layer in layers),
+    )
+
+
+def attach(layers: Sequence[ProbedLayer], state: AttentionState, choice: AttentionChoice) -> None:
+    """Give every attention module its place in the cache."""
+    for index, layer in enumerate(layers):
+        layer.module.attached = PagedLayer(state, index, choice, layer.options)  # type: ignore[assignment]

@@ -1,0 +1,192 @@
+"""Load one model: config, family, dtype, weights or seeded random ones; what is not served is refused by name."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from reference_server.errors import ArgumentError, StartupError, UnsupportedError
+from reference_server.model_server.models import transformers_compat
+from reference_server.model_server.models.families import ModelFamily, find_family
+from reference_server.model_server.models.hooks import ATTENTION_NAME, register
+from reference_server.model_server.options import EngineOptions
+from reference_server.presets import catalog
+
+# What initializer_range is in most published configs.
+RANDOM_WEIGHT_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model's parts lie on this machine."""
+
+    directory: Path
+    tokenizer_directory: Path
+    has_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory with what the engine has to know of it."""
+
+    model: Any
+    config: PretrainedConfig
+    family: ModelFamily
+    dtype: torch.dtype
+    device: torch.device
+    eos_ids: frozenset[int]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of this rank's parameters, shared ones counted once."""
+        seen = {parameter.data_ptr(): parameter for parameter in self.model.parameters()}
+        return sum(_local(parameter).nbytes for parameter in seen.values())
+
+
+def locate(options: EngineOptions) -> ModelFiles:
+    """Find the files: a preset, a local directory, or a hub id that has been downloaded before."""
+    try:
+        preset = catalog.find(options.model_id)
+    except ValueError as error:
+        raise ArgumentError(f"`--model-id`: {error}") from error
+    if preset is not None:
+        return ModelFiles(preset.directory, preset.tokenizer_directory, preset.has_weights)
+    directory = Path(options.model_id)
+    if not directory.is_dir():
+        directory = _hub_snapshot(options)
+    return ModelFiles(directory, directory, has_weights=True)
+
+
+def _hub_snapshot(options: EngineOptions) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.model", "*.txt", "*.safetensors"]
+    if options.load_format == "dummy":
+        patterns.remove("*.safetensors")
+    try:
+        return Path(snapshot_download(options.model_id, revision=options.revision, allow_patterns=patterns))
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise StartupError(
+            f"model {options.model_id!r} is neither a preset, a local directory nor available from the hub: {error}"
+        ) from error
+
+
+def load(options: EngineOptions, files: ModelFiles, world_size: int) -> LoadedModel:
+    """Bring the model into memory with our attention registered, ready for the probe."""
+    register()
+    transformers_compat.quiet()
+    raw = json.loads((files.directory / "config.json").read_text())
+    family = find_family(raw)
+    if world_size > 1 and not family.shardable:
+        raise UnsupportedError(f"sharded {family.name} is not supported: Transformers has no plan for it")
+    device = torch.device("cpu")
+    dtype = resolve_dtype(options, device)
+    config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
+    _override_rope(config, options)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    if family.shim is None and not model_class.is_backend_compatible():
+        raise UnsupportedError(f"{model_class.__name__} does not offer Transformers' attention interface")
+    attention = ATTENTION_NAME if family.shim is None else "eager"
+    dummy = options.load_format == "dummy" or not files.has_weights
+    model: Any
+    if world_size > 1:
+        model = _load_sharded(options, files, config, model_class, dtype, world_size, dummy)
+    elif dummy:
+        model = _build_random(config, model_class, dtype, options.seed)
+    else:
+        model = model_class.from_pretrained(files.directory, config=config, dtype=dtype, attn_implementation=attention)
+    model.eval().requires_grad_(False)
+    _refuse_unloaded(model)
+    if family.shim is not None:
+        family.shim(model)
+    # The name alone keeps Transformers from building a mask; shimmed classes would refuse it at load time.
+    model.config._attn_implementation = ATTENTION_NAME
+    return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config))
+
+
+def resolve_dtype(options: EngineOptions, device: torch.device) -> torch.dtype:
+    """`--dtype`, or what the device multiplies fastest without losing the model."""
+    if options.dtype is not None:
+        return {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}[options.dtype]
+    assert device.type == "cpu"
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def _override_rope(config: PretrainedConfig, options: EngineOptions) -> None:
+    if options.rope is None:
+        return
+    if options.rope.type == "dynamic":
+        raise UnsupportedError("`--rope-scaling dynamic` is not served yet; `linear` is")
+    parameters = transformers_compat.rope_parameters(config)
+    if not parameters:
+        raise ArgumentError(f"`--rope-scaling` has no effect on {config.model_type}: it has no rotary positions")
+    config.rope_parameters = parameters | {"rope_type": options.rope.type, "factor": options.rope.factor}
+
+
+def _build_random(config: PretrainedConfig, model_class: Any, dtype: torch.dtype, seed: int) -> nn.Module:
+    with transformers_compat.without_weight_init():
+        model: nn.Module = model_class._from_config(config, dtype=dtype)
+    model.tie_weights()  # type: ignore[operator]
+    fill_random(model.named_parameters(), seed)
+    return model
+
+
+@torch.no_grad()
+def fill_random(parameters: Any, seed: int) -> None:
+    """Seeded random weights, drawn per name: equal on every rank and in every run, whatever the order."""
+    for name, parameter in parameters:
+        if parameter.dim() == 1:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest, "little"))
+        parameter.normal_(0.0, RANDOM_WEIGHT_STD, generator=generator)
+
+
+def _load_sharded(
+    options: EngineOptions,
+    files: ModelFiles,
+    config: PretrainedConfig,
+    model_class: Any,
+    dtype: torch.dtype,
+    world_size: int,
+    dummy: bool,
+) -> nn.Module:
+    arguments = transformers_compat.tensor_parallel_arguments(world_size)
+    source: Path | None = files.directory
+    if dummy:
+        source = None
+        arguments["state_dict"] = dict(_build_random(config, model_class, dtype, options.seed).state_dict())
+    model: nn.Module = model_class.from_pretrained(
+        source, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, **arguments
+    )
+    return model
+
+
+def _refuse_unloaded(model: nn.Module) -> None:
+    names = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if names:
+        raise StartupError(f"no weights were found for {', '.join(names)}")
+
+
+def _eos_ids(directory: Path, config: PretrainedConfig) -> frozenset[int]:
+    """Every id that ends a generation: the generation config's list, else the config's."""
+    path = directory / "generation_config.json"
+    listed = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    if listed is None:
+        listed = getattr(config, "eos_token_id", None)
+    if listed is None:
+        return frozenset()
+    return frozenset([listed] if isinstance(listed, int) else listed)
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter that may be sharded."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter

@@ -1,0 +1,52 @@
+"""One request's mutable decoding state on this shard. It knows no tensors but its own ids and block table."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference_server.messages import Request
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request while it is in a batch.
+
+    ids: the prompt after truncation, then what was generated. cache_len: leading tokens whose K/V exist. input_len:
+    tokens that the next forward processes. blocks: pages in order of token position. prompt_logprobs: one per prompt
+    token seen so far, filled only if asked for. stopped: it has ended and waits to be filtered out.
+
+        ids     |---- prompt ----|-- generated --|
+        cache   |---- cache_len ----|- input_len -|
+    """
+
+    request: Request
+    ids: list[int]
+    prompt_len: int
+    cache_len: int
+    input_len: int
+    blocks: NDArray[np.int64]
+    stopping: StoppingCriteria
+    detokenizer: IncrementalDetokenizer
+    prompt_logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether prompt tokens remain whose K/V do not exist."""
+        return self.cache_len < self.prompt_len
+
+    @property
+    def finishes_prefill(self) -> bool:
+        """Whether the next forward gives logits for a token that is not in `ids` yet."""
+        return self.cache_len + self.input_len == len(self.ids)
+
+    @property
+    def generated_ids(self) -> list[int]:
+        return self.ids[self.prompt_len :]
