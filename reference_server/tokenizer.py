@@ -22,7 +22,12 @@ class Tokenizer(Protocol):
 
     `special_ids` are the ids that `skip_special_tokens` leaves out. `vocab_size` is the model's, which may exceed
     the tokenizer's own: ids that the tokenizer lacks decode to a visible placeholder such as `<|1234|>`.
+    `is_bytewise`: decoding joins the bytes of the tokens and nothing else, so that the text of two runs of ids is
+    the text of both together wherever neither ends inside a character.
     """
+
+    @property
+    def is_bytewise(self) -> bool: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -43,6 +48,10 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
+
+    def text_of(self, id_: int) -> str:
+        """`decode([id_])`, remembered."""
+        ...
 
 
 def load_tokenizer(
@@ -80,6 +89,8 @@ class FastTokenizer:
         self.special_ids: frozenset[int] = frozenset(flagged | named)
         self.bos_id: int | None = _id_of(tokenizer, special_tokens.get("bos_token"))
         self.eos_id: int | None = _id_of(tokenizer, special_tokens.get("eos_token"))
+        self.is_bytewise = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
+        self._texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -102,6 +113,12 @@ class FastTokenizer:
             for known, run in groupby(ids, self._knows)
         )
 
+    def text_of(self, id_: int) -> str:
+        text = self._texts.get(id_)
+        if text is None:
+            text = self._texts[id_] = self.decode([id_])
+        return text
+
     def _knows(self, id_: int) -> bool:
         return id_ < self._own_size and id_ not in self._holes
 
@@ -116,6 +133,7 @@ class SlowTokenizer:
         self.special_ids: frozenset[int] = frozenset(tokenizer.all_special_ids)
         self.bos_id: int | None = tokenizer.bos_token_id
         self.eos_id: int | None = tokenizer.eos_token_id
+        self.is_bytewise = False
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -131,6 +149,9 @@ class SlowTokenizer:
             else "".join(f"<|{id_}|>" for id_ in run)
             for known, run in groupby(ids, lambda id_: id_ < self._own_size)
         )
+
+    def text_of(self, id_: int) -> str:
+        return self.decode([id_])
 
 
 def _id_of(tokenizer: tokenizers.Tokenizer, token: str | None) -> int | None:

@@ -120,6 +120,13 @@ def test_special_tokens_may_be_objects(directory, tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_id) == (1, None)
 
 
+def test_the_text_of_one_id_is_its_decoding_the_first_and_the_second_time(tokenizer):
+    ids = [*tokenizer.encode("Testing 我</s>", True), 31_999]
+
+    assert [tokenizer.text_of(id_) for id_ in ids * 2] == [tokenizer.decode([id_]) for id_ in ids * 2]
+    assert tokenizer.is_bytewise
+
+
 def test_nothing_to_load_fails_with_tgis_words(tmp_path):
     with pytest.raises(StartupError, match=r"^Tokenizer error: Unable to load tokenizer\.$"):
         load_tokenizer(tmp_path)

@@ -1,0 +1,195 @@
+"""One token per row: greedily, or drawn with a uniform number that is a function of seed and position alone.
+
+No generator object exists: filter, concatenate, chunks, run-ahead and drafts cannot shift a draw.
+"""
+
+import math
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reference_server.model_server.decoding.logits import LogitsPipeline, RowParameters
+from reference_server.model_server.decoding.watermark import Watermark
+
+TopTokens = tuple[list[int], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class HostChoice:
+    """One step's choices on the host, a list entry per row.
+
+    `failed` marks rows whose logits were not finite; their other entries mean nothing. `top_tokens` are (ids,
+    logprobs) in descending order, empty for a row that asked for none.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    failed: list[bool]
+    top_tokens: list[TopTokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One step's choices on the device: ids [rows] int64 and logprobs [rows] float32, of the warped distribution."""
+
+    ids: Tensor
+    logprobs: Tensor
+    top: "DeviceTop | None" = None
+
+    def to_host(self) -> HostChoice:
+        """Wait for the device and read everything: the step's one synchronization point."""
+        ids, logprobs = self.ids.tolist(), self.logprobs.tolist()
+        failed = [not math.isfinite(logprob) for logprob in logprobs]
+        top_tokens: list[TopTokens] = [([], [])] * len(ids)
+        if self.top is not None:
+            for row, tokens in zip(self.top.rows, self.top.to_host(), strict=True):
+                top_tokens[row] = ([], []) if failed[row] else tokens
+        return HostChoice(ids, logprobs, failed, top_tokens)
+
+
+class TokenChooser:
+    """Chooses the next token of each sequence of a batch.
+
+    Built once for a membership, and called once per step with the same sequences in the same order:
+
+        chooser = TokenChooser([RowParameters.of(s.request, s.prompt_len) for s in live], vocab_size, eos_ids, device)
+        choice = chooser.choose(logits, [s.ids for s in live])
+        host = choice.to_host()
+
+    Raises NotImplementedError for a grammar.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[RowParameters],
+        vocab_size: int,
+        eos_ids: Set[int],
+        device: torch.device,
+        watermark: Watermark | None = None,
+    ) -> None:
+        self._pipeline = LogitsPipeline(rows, vocab_size, eos_ids, device, watermark or Watermark())
+        self._device = device
+        self._sampled = [row for row, each in enumerate(rows) if each.chooser.samples]
+        self._sampled_index = torch.tensor(self._sampled, dtype=torch.int64, device=device)
+        self._all_sampled = len(self._sampled) == len(rows)
+        self._seeds = np.array([rows[row].chooser.seed % 2**64 for row in self._sampled], dtype=np.uint64)
+        self._top_n = TopN({row: each.top_n_tokens for row, each in enumerate(rows)}, vocab_size, device)
+
+    @property
+    def needs_host_ids(self) -> bool:
+        """Whether `newest` must be None: a row's own last id has to be known on the host."""
+        return self._pipeline.needs_host_ids
+
+    def choose(self, logits: Tensor, ids: Sequence[Sequence[int]], newest: Tensor | None = None) -> Choice:
+        """One token per row; nothing waits for the device.
+
+        logits: [rows, vocab_size], any float dtype, unchanged. ids: each row's prompt and output. newest: [rows]
+        int64, each row's last id where that is on the device only and not in `ids` yet (a step launched ahead).
+        """
+        scores = self._pipeline.process(logits, ids, newest)
+        if not self._sampled:
+            chosen = scores.argmax(-1)
+        else:
+            positions = np.array([len(ids[row]) for row in self._sampled], dtype=np.uint64)
+            draws = uniforms(self._seeds, positions + np.uint64(newest is not None))
+            uniform = torch.from_numpy(_rounded_down(draws)).to(self._device, non_blocking=True)
+            if self._all_sampled:
+                chosen = inverse_cdf(scores, uniform)
+            else:
+                drawn = inverse_cdf(scores[self._sampled_index], uniform)
+                chosen = scores.argmax(-1).index_copy_(0, self._sampled_index, drawn)
+        log_probs = scores.log_softmax(-1)
+        logprobs = log_probs.gather(1, chosen[:, None]).squeeze(1)
+        return Choice(chosen, logprobs, self._top_n.of(log_probs) if self._top_n else None)
+
+
+class TopN:
+    """The most probable ids of the rows that ask for them."""
+
+    def __init__(self, top_n: dict[int, int], vocab_size: int, device: torch.device) -> None:
+        self._n = {row: min(n, vocab_size) for row, n in top_n.items() if n > 0}
+        self._index = torch.tensor(list(self._n), dtype=torch.int64, device=device)
+        self._nth = torch.tensor(list(self._n.values()), dtype=torch.int64, device=device)[:, None] - 1
+
+    def __bool__(self) -> bool:
+        return bool(self._n)
+
+    def of(self, log_probs: Tensor) -> "DeviceTop":
+        """log_probs: [rows, vocab_size]."""
+        log_probs = log_probs[self._index]
+        values, ids = log_probs.topk(max(self._n.values()), dim=-1)
+        # Filtered ids are no candidates, however few are left.
+        threshold = values.gather(1, self._nth).clamp(min=torch.finfo(values.dtype).min)
+        counts = (log_probs >= threshold).sum(-1)
+        return DeviceTop(tuple(self._n), log_probs, values, ids, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTop:
+    """Top tokens before they are read. `counts`: [rows], ids no less probable than each row's n-th, so ties exceed n.
+
+    log_probs: [rows, vocab_size]; values, ids: [rows, the largest n].
+    """
+
+    rows: tuple[int, ...]
+    log_probs: Tensor
+    values: Tensor
+    ids: Tensor
+    counts: Tensor
+
+    def to_host(self) -> list[TopTokens]:
+        """Per row (ids, logprobs): descending, ties by id. Ties beyond the prepared columns cost a second read."""
+        counts = self.counts.tolist()
+        values, ids = self.values, self.ids
+        if max(counts) > ids.shape[1]:
+            values, ids = self.log_probs.topk(max(counts), dim=-1)
+        return [
+            _sorted_top(row_ids[:count], row_values[:count])
+            for row_ids, row_values, count in zip(ids.tolist(), values.tolist(), counts, strict=True)
+        ]
+
+
+def _sorted_top(ids: list[int], logprobs: list[float]) -> TopTokens:
+    ordered = sorted(zip(ids, logprobs, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return [id_ for id_, _ in ordered], [logprob for _, logprob in ordered]
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """One number in [0, 1) per pair: the top 53 bits of `splitmix64`.
+
+    >>> float(uniforms(np.array([42], np.uint64), np.array([0], np.uint64))[0])
+    0.7415648787718233
+    """
+    drawn: NDArray[np.float64] = (splitmix64(seeds, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn
+
+
+def splitmix64(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output number `position` of the SplitMix64 generator started at `seed` (Steele, Lea, Flood 2014)."""
+    z = seeds + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _rounded_down(draws: NDArray[np.float64]) -> NDArray[np.float32]:
+    """To float32 without ever reaching 1: a float32 sum exceeds the result exactly if it exceeds the draw."""
+    rounded = draws.astype(np.float32)
+    return np.where(rounded > draws, np.nextafter(rounded, np.float32(0)), rounded)
+
+
+def inverse_cdf(scores: Tensor, uniform: Tensor) -> Tensor:
+    """The first id, in id order, whose cumulative probability exceeds `uniform`; the last kept id on rounding.
+
+    scores: [rows, vocab_size] float32, filtered ids at -inf; uniform: [rows] float32; result: [rows] int64.
+    """
+    probs = scores.softmax(-1)
+    cumulative = probs.cumsum(-1)
+    drawn = torch.searchsorted(cumulative, uniform[:, None], right=True).squeeze(1)
+    last_kept = scores.shape[-1] - 1 - (probs > 0).flip(-1).view(torch.uint8).argmax(-1)
+    return torch.minimum(drawn, last_kept)
