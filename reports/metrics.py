@@ -1,190 +1,285 @@
-"""Every metric, once: its name, unit, direction, formula and function.
+"""Every metric, once. Those of a request are in `per_request.py`; here are the pooled ones and those of a whole run."""
 
-Names and formulas are those of the measurement specification. Per-request formulas take the frame of `frames.py`
-(ns columns are float64, NaN where missing), so a missing moment makes a missing value, never a zero.
-"""
-
-import re
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from reports.measured import Array, Measured
+from reports.per_request import PER_REQUEST, Direction, RequestMetric, meets_objectives, request_metric_of
 from reports.results import Status
-
-
-class Direction(StrEnum):
-    """Which way is better."""
-
-    LOWER = "lower"
-    HIGHER = "higher"
-    NONE = "none"
-
-    @property
-    def mark(self) -> str:
-        """The arrow that tables and axes show."""
-        return {"lower": "↓", "higher": "↑", "none": ""}[self.value]
+from reports.stats import Interval, proportion
+from reports.windows import Concurrency
 
 
 @dataclass(frozen=True, slots=True)
-class RequestMetric:
-    """A value per request; `title` is how tables and axes call it."""
+class PooledMetric:
+    """A value per token event or token, pooled over requests.
+
+    `function` gives the values, request after request, and how many each request has.
+    """
 
     name: str
     title: str
     unit: str
     direction: Direction
     formula: str
-    function: Callable[[pd.DataFrame], "pd.Series[float]"]
+    function: Callable[[Measured], tuple[Array, npt.NDArray[np.int64]]]
 
 
-def _seconds(later: str, earlier: str) -> Callable[[pd.DataFrame], "pd.Series[float]"]:
-    return lambda r: (r[later] - r[earlier]) / 1e9
+def _gaps(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
+    events = measured.events.of(measured.started)
+    later = ~np.isnan(events.gap_s)
+    sizes = np.bincount(events.request[later], minlength=len(measured.started))[measured.started]
+    return events.gap_s[later], sizes
 
 
-def _succeeded(r: pd.DataFrame, values: "pd.Series[float]") -> "pd.Series[float]":
-    return values.where(r["status"] == Status.OK)
+def _itl(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
+    events = measured.events.of(measured.started)
+    later = ~np.isnan(events.gap_s)
+    tokens = np.maximum(np.rint(events.tokens[later]), 1).astype(np.int64)
+    sizes = np.bincount(events.request[later], weights=tokens, minlength=len(measured.started))[measured.started]
+    return np.repeat(events.gap_s[later] / tokens, tokens), sizes.astype(np.int64)
 
 
-def _end_ns(r: pd.DataFrame) -> "pd.Series[float]":
-    """The last token's arrival; a blocking call has none, and ends with its response."""
-    return r["t_last_ns"].fillna(r["t_end_ns"])
+POOLED = (
+    PooledMetric("gap_s", "Gap", "s", Direction.LOWER, "t_event[i] - t_event[i-1]", _gaps),
+    PooledMetric("itl_s", "ITL", "s", Direction.LOWER, "each gap split evenly over the tokens of its event", _itl),
+)
 
 
-def _tpot_s(r: pd.DataFrame) -> "pd.Series[float]":
-    tokens = r["output_tokens"] - r["first_event_tokens"].fillna(1)
-    return (r["t_last_ns"] - r["t_first_ns"]) / 1e9 / tokens.where(tokens > 0)
+@dataclass(frozen=True, slots=True)
+class RunMetric:
+    """One value for the whole run, NaN where the run cannot tell it."""
+
+    name: str
+    title: str
+    unit: str
+    direction: Direction
+    formula: str
+    function: Callable[[Measured], Interval]
 
 
-def _e2e_s(r: pd.DataFrame) -> "pd.Series[float]":
-    return _succeeded(r, (_end_ns(r) - r["t_sent_ns"]) / 1e9)
+def point(value: float) -> Interval:
+    """A value without an interval."""
+    return Interval(value, math.nan, math.nan)
 
 
-def _e2e_co_s(r: pd.DataFrame) -> "pd.Series[float]":
-    return _succeeded(r, (_end_ns(r) - r["t_intended_ns"]) / 1e9)
+def _output_rate(m: Measured) -> Interval:
+    return m.batches(m.events.t_s, m.events.tokens)
 
 
-def _ntpot_s(r: pd.DataFrame) -> "pd.Series[float]":
-    return _e2e_s(r) / r["output_tokens"].where(r["output_tokens"] > 0)
+def _input_moments(m: Measured) -> "tuple[pd.Series[float], pd.Series[float]]":
+    return m.requests["t_first_ns"].fillna(m.requests["t_end_ns"]) / 1e9, m.requests["input_tokens"]
 
 
-def _length_shortfall(r: pd.DataFrame) -> "pd.Series[float]":
-    requested = r["requested_output_tokens"]
-    return 1 - r["output_tokens"] / requested.where(requested > 0)
+def _input_rate(m: Measured) -> Interval:
+    return m.batches(*_input_moments(m))
 
 
-def _outside_server_s(r: pd.DataFrame) -> "pd.Series[float]":
-    return _e2e_s(r) - r["srv_validation_s"] - r["srv_queue_s"] - r["srv_inference_s"]
+def _total_rate(m: Measured) -> Interval:
+    moments, tokens = _input_moments(m)
+    return m.batches(np.concatenate((m.events.t_s, moments)), np.concatenate((m.events.tokens, tokens)))
 
 
-def _column(name: str) -> Callable[[pd.DataFrame], "pd.Series[float]"]:
-    return lambda r: r[name]
+def _completions(m: Measured) -> Interval:
+    succeeded = m.requests["status"] == Status.OK
+    return m.batches(m.requests.loc[succeeded, "t_end_ns"] / 1e9)
 
 
-LOWER, HIGHER = Direction.LOWER, Direction.HIGHER
+def _good(m: Measured) -> "pd.Series[bool] | None":
+    return meets_objectives(m.population, m.manifest.objectives, m.manifest.is_open_loop)
 
-PER_REQUEST = (
-    RequestMetric("ttft_s", "TTFT", "s", LOWER, "t_first - t_sent", _seconds("t_first_ns", "t_sent_ns")),
-    RequestMetric(
-        "ttft_co_s", "TTFT from schedule", "s", LOWER, "t_first - t_intended", _seconds("t_first_ns", "t_intended_ns")
+
+def _goodput(m: Measured) -> Interval:
+    good = _good(m)
+    return point(math.nan) if good is None else m.batches(m.population.loc[good, "start_s"])
+
+
+def _attainment(m: Measured) -> Interval:
+    good = _good(m)
+    return point(math.nan) if good is None else proportion(np.asarray(good, dtype=np.bool_))
+
+
+def _error_rate(m: Measured) -> Interval:
+    return proportion(np.asarray(m.population["status"] != Status.OK, dtype=np.bool_))
+
+
+def _in_window(statistic: Callable[[Concurrency, float, float], float]) -> Callable[[Measured], Interval]:
+    def function(m: Measured) -> Interval:
+        has_length = m.window.length_s > 0
+        return point(statistic(m.concurrency, m.window.start_s, m.window.end_s) if has_length else math.nan)
+
+    return function
+
+
+def _timeliness(m: Measured) -> Interval:
+    """Tokens that were there when due; a failed request owes the tokens that were asked of it."""
+    bounds = {request_metric_of(each["metric"], False): each for each in m.manifest.objectives if each.get("max")}
+    if not {"ttft_s", "tpot_s"} <= bounds.keys():
+        return point(math.nan)
+    ttft_s, tpot_s = (
+        bounds[name]["max"] / (1e3 if bounds[name]["metric"].endswith("_ms") else 1) for name in ("ttft_s", "tpot_s")
+    )
+    events = m.events.of(m.started)
+    order = np.cumsum(events.tokens)
+    first = np.flatnonzero(np.isnan(events.gap_s))
+    before = np.repeat((order - events.tokens)[first], np.diff(np.append(first, len(order))))
+    last_index = order - before - 1
+    due_s = np.asarray(m.requests["start_s"])[events.request] + ttft_s + last_index * tpot_s
+    arrived = float(events.tokens[events.t_s <= due_s].sum())
+    asked = m.population["requested_output_tokens"].fillna(m.population["planned_output_tokens"])
+    produced = m.population["output_tokens"].fillna(0)
+    failed = m.population["status"] != Status.OK
+    due = float(produced.where(~failed, np.fmax(asked, produced)).fillna(0).sum())
+    return point(arrived / due if due else math.nan)
+
+
+def _energy(m: Measured) -> Interval:
+    t_s, watts = m.power
+    inside = m.window.holds(t_s)
+    joules = float(np.trapezoid(watts[inside], t_s[inside])) if inside.sum() > 1 else 0.0
+    rate = _output_rate(m)
+    return point(rate.value * m.window.length_s / joules if joules > 0 else math.nan)
+
+
+def _cost(m: Measured) -> Interval:
+    rate, price = _output_rate(m), m.manifest.price_per_hour
+    if price is None or not rate.value > 0:
+        return point(math.nan)
+    per_rate = price / 3600 * 1e6
+    lo = per_rate / rate.hi if rate.hi > 0 else math.nan
+    return Interval(per_rate / rate.value, lo, per_rate / rate.lo if rate.lo > 0 else math.nan)
+
+
+def _little(m: Measured) -> Interval:
+    mean = _in_window(Concurrency.mean)(m).value
+    sent_s, end_s = m.requests["t_sent_ns"] / 1e9, m.requests["t_end_ns"] / 1e9
+    inside = m.window.holds(sent_s)
+    residence = float((end_s - sent_s)[inside].sum())
+    return point(abs(mean - residence / m.window.length_s) / mean if mean > 0 else math.nan)
+
+
+PER_RUN = (
+    RunMetric(
+        "output_tokens_per_s",
+        "Output tokens",
+        "tokens/s",
+        Direction.HIGHER,
+        "output tokens received in the window / its length",
+        _output_rate,
     ),
-    RequestMetric(
-        "ttfat_s",
-        "Time to first answer",
-        "s",
-        LOWER,
-        "t_first_answer - t_sent",
-        _seconds("t_first_answer_ns", "t_sent_ns"),
+    RunMetric(
+        "input_tokens_per_s",
+        "Input tokens",
+        "tokens/s",
+        Direction.HIGHER,
+        "input tokens of requests whose first token fell in the window / its length",
+        _input_rate,
     ),
-    RequestMetric("ttfb_s", "Time to headers", "s", LOWER, "t_headers - t_sent", _seconds("t_headers_ns", "t_sent_ns")),
-    RequestMetric("tpot_s", "TPOT", "s", LOWER, "(t_last - t_first) / (n_out - k1)", _tpot_s),
-    RequestMetric("max_gap_s", "Longest gap", "s", LOWER, "max of gap_s", _column("max_gap_s")),
-    RequestMetric("e2e_s", "E2E", "s", LOWER, "t_last - t_sent; blocking: t_end - t_sent", _e2e_s),
-    RequestMetric("e2e_co_s", "E2E from schedule", "s", LOWER, "t_last - t_intended", _e2e_co_s),
-    RequestMetric("ntpot_s", "Normalized latency", "s", LOWER, "e2e_s / n_out", _ntpot_s),
-    RequestMetric(
-        "decode_tps", "Decode speed", "tokens/s", HIGHER, "1 / tpot_s", lambda r: 1 / _tpot_s(r).where(_tpot_s(r) > 0)
+    RunMetric("total_tokens_per_s", "Total tokens", "tokens/s", Direction.HIGHER, "sum of the two", _total_rate),
+    RunMetric(
+        "requests_per_s",
+        "Requests",
+        "req/s",
+        Direction.HIGHER,
+        "successful completions in the window / its length",
+        _completions,
     ),
-    RequestMetric(
-        "schedule_lag_s",
-        "Schedule lag",
-        "s",
-        LOWER,
-        "t_dispatch - t_intended",
-        _seconds("t_dispatch_ns", "t_intended_ns"),
+    RunMetric(
+        "offered_rate",
+        "Offered",
+        "req/s",
+        Direction.NONE,
+        "intended sends in the window / its length",
+        lambda m: m.batches(m.requests["t_intended_ns"] / 1e9),
     ),
-    RequestMetric(
-        "limit_wait_s", "Wait at limit", "s", LOWER, "part of schedule_lag_s at the limit", _column("limit_wait_s")
+    RunMetric(
+        "sent_rate",
+        "Sent",
+        "req/s",
+        Direction.NONE,
+        "actual sends in the window / its length",
+        lambda m: m.batches(m.requests["t_sent_ns"] / 1e9),
     ),
-    RequestMetric(
-        "length_shortfall", "Length shortfall", "share", LOWER, "1 - n_out / requested output tokens", _length_shortfall
+    RunMetric(
+        "concurrency_mean",
+        "In flight, mean",
+        "requests",
+        Direction.NONE,
+        "time-weighted number in flight",
+        _in_window(Concurrency.mean),
     ),
-    RequestMetric(
-        "srv_validation_s", "Server validation", "s", LOWER, "as the server says", _column("srv_validation_s")
+    RunMetric(
+        "concurrency_p50",
+        "In flight, median",
+        "requests",
+        Direction.NONE,
+        "time-weighted median in flight",
+        _in_window(Concurrency.median),
     ),
-    RequestMetric("srv_queue_s", "Queue time", "s", LOWER, "as the server says", _column("srv_queue_s")),
-    RequestMetric("srv_inference_s", "Server inference", "s", LOWER, "as the server says", _column("srv_inference_s")),
-    RequestMetric(
-        "srv_time_per_token_s",
-        "Server time per token",
-        "s",
-        LOWER,
-        "as the server says",
-        _column("srv_time_per_token_s"),
+    RunMetric(
+        "concurrency_max", "In flight, max", "requests", Direction.NONE, "most in flight", _in_window(Concurrency.max)
     ),
-    RequestMetric(
-        "outside_server_s",
-        "Outside the server",
-        "s",
-        LOWER,
-        "e2e_s - validation - queue - inference",
-        _outside_server_s,
+    RunMetric(
+        "goodput_rps",
+        "Goodput",
+        "req/s",
+        Direction.HIGHER,
+        "requests started in the window that meet every objective / its length",
+        _goodput,
+    ),
+    RunMetric(
+        "slo_attainment",
+        "Objectives met",
+        "share",
+        Direction.HIGHER,
+        "requests that meet every objective / all started in the window",
+        _attainment,
+    ),
+    RunMetric(
+        "token_timeliness",
+        "Tokens in time",
+        "share",
+        Direction.HIGHER,
+        "tokens before TTFT objective + i * TPOT objective / tokens due",
+        _timeliness,
+    ),
+    RunMetric(
+        "error_rate",
+        "Errors",
+        "share",
+        Direction.LOWER,
+        "requests started in the window that did not end ok / all",
+        _error_rate,
+    ),
+    RunMetric(
+        "tokens_per_joule",
+        "Tokens per joule",
+        "tokens/J",
+        Direction.HIGHER,
+        "output tokens in the window / accelerator energy",
+        _energy,
+    ),
+    RunMetric(
+        "cost_per_mtok",
+        "Cost per million tokens",
+        "price",
+        Direction.LOWER,
+        "price per hour / 3600 / output_tokens_per_s * 1e6",
+        _cost,
+    ),
+    RunMetric(
+        "little_residual",
+        "Little's law residual",
+        "share",
+        Direction.LOWER,
+        "relative difference of concurrency_mean and request rate * mean residence",
+        _little,
     ),
 )
 
-LATENCY_NAME = re.compile(r"(?P<name>[a-z0-9_]+?)_(?P<stat>mean|min|max|p\d+(?:\.\d+)?)_ms")
-CORRECTED = {"ttft": "ttft_co_s", "e2e": "e2e_co_s"}
-
-
-def request_metric_of(limit: str, is_open_loop: bool) -> str | None:
-    """The per-request metric that an objective such as `ttft_p95_ms` bounds; None for a rate.
-
-    >>> request_metric_of("ttft_p95_ms", is_open_loop=True), request_metric_of("tpot_mean_ms", is_open_loop=True)
-    ('ttft_co_s', 'tpot_s')
-    """
-    match = LATENCY_NAME.fullmatch(limit)
-    name = match["name"] if match else limit.removesuffix("_ms").removesuffix("_s")
-    column = CORRECTED.get(name, f"{name}_s") if is_open_loop else f"{name}_s"
-    if limit in {metric.name for metric in PER_REQUEST}:
-        column = limit
-    return column if column in {metric.name for metric in PER_REQUEST} else None
-
-
-def meets_objectives(
-    frame: pd.DataFrame, objectives: Sequence[Mapping[str, Any]], is_open_loop: bool
-) -> "pd.Series[bool] | None":
-    """Which requests succeeded and meet every per-request objective; None when there is no such objective."""
-    verdicts = [verdict for each in objectives if (verdict := meets_objective(frame, each, is_open_loop)) is not None]
-    if not verdicts:
-        return None
-    met = frame["status"] == Status.OK
-    for verdict in verdicts:
-        met &= verdict
-    return met
-
-
-def meets_objective(frame: pd.DataFrame, objective: Mapping[str, Any], is_open_loop: bool) -> "pd.Series[bool] | None":
-    """Which requests meet one objective {metric, max or min}; a request that lacks the metric does not."""
-    column = request_metric_of(objective["metric"], is_open_loop)
-    if column is None:
-        return None
-    scale = 1e3 if objective["metric"].endswith("_ms") else 1.0
-    values = frame[column] * scale
-    met = values.notna()
-    if objective.get("max") is not None:
-        met &= values <= objective["max"]
-    if objective.get("min") is not None:
-        met &= values >= objective["min"]
-    return met
+METRICS: tuple[RequestMetric | PooledMetric | RunMetric, ...] = (*PER_REQUEST, *POOLED, *PER_RUN)

@@ -8,17 +8,13 @@ so pandas and pyarrow are imported only by the functions that need them.
 import base64
 import dataclasses
 import json
-import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, get_args
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from typing import Any, Self
 
 SCHEMA_VERSION = 1
 
@@ -371,9 +367,7 @@ def finish_run(directory: Path) -> None:
         sources = _jsonl_files(directory, table)
         target = directory / f"{table}.parquet"
         if sources and not target.exists():
-            part = target.with_name(target.name + ".part")
-            _convert(table, _jsonl_rows(sources), part, manifest)
-            part.replace(target)
+            write_table(directory, table, _jsonl_rows(sources), manifest)
         for source in sources:
             source.unlink()
     if not (directory / f"{REQUESTS}.parquet").exists():
@@ -382,97 +376,12 @@ def finish_run(directory: Path) -> None:
 
 def write_table(directory: Path, table: str, rows: Iterable[Mapping[str, Any]], manifest: RunManifest) -> None:
     """Write one Parquet table of a run atomically; request rows are those of `RequestRecord.to_json`."""
+    from reports import parquet
+
     target = directory / f"{table}.parquet"
     part = target.with_name(target.name + ".part")
-    _convert(table, iter(rows), part, manifest)
+    parquet.write_rows(table, iter(rows), part, manifest)
     part.replace(target)
-
-
-def _convert(table: str, rows: Iterator[Mapping[str, Any]], path: Path, manifest: RunManifest) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = _schema(table)
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for batch in _batches(rows):
-            columns = _request_columns(batch, manifest) if table == REQUESTS else _columns(batch, schema)
-            writer.write_table(pa.table(columns, schema=schema))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], schema: "pa.Schema") -> dict[str, list[Any]]:
-    return {name: [row.get(name) for row in rows] for name in schema.names}
-
-
-def _request_columns(rows: Sequence[Mapping[str, Any]], manifest: RunManifest) -> dict[str, Any]:
-    from reports import frames
-
-    records = [RequestRecord.from_json(row) for row in rows]
-    frame = frames.requests_frame(records, manifest)
-    columns: dict[str, Any] = {name: [getattr(record, name) for record in records] for name in FIELDS}
-    columns["gap_ns"] = [record.gap_ns if record.t_first_ns is not None else None for record in records]
-    for name in DERIVED_FLOATS:
-        columns[name] = [None if value != value else value for value in frame[name].tolist()]
-    for name in DERIVED_FLAGS:
-        columns[name] = frame[name].tolist()
-    return columns
-
-
-DERIVED_FLOATS = (
-    "ttft_s",
-    "ttft_co_s",
-    "ttfat_s",
-    "ttfb_s",
-    "tpot_s",
-    "max_gap_s",
-    "e2e_s",
-    "e2e_co_s",
-    "ntpot_s",
-    "schedule_lag_s",
-)
-DERIVED_FLAGS = ("itl_exact", "slo_ok")
-
-
-def _schema(table: str) -> "pa.Schema":
-    import pyarrow as pa
-
-    match table:
-        case "requests":
-            columns = [(name, _arrow_type(each.type)) for name, each in FIELDS.items()]
-            columns = [(name, pa.int16() if name == "http_status" else kind) for name, kind in columns]
-            columns = [(name, pa.int64() if name.startswith(("t_", "bytes_")) else kind) for name, kind in columns]
-            columns = [(name, pa.list_(pa.int64()) if name == "gap_ns" else kind) for name, kind in columns]
-            columns += [(name, pa.float64()) for name in DERIVED_FLOATS]
-            columns += [(name, pa.bool_()) for name in DERIVED_FLAGS]
-        case "timeseries":
-            counts = ("in_flight", "sent", "completed", "failed", "tokens_out", "tokens_in", "rss_bytes")
-            seconds = ("t_s", "ttft_p50_s", "ttft_p95_s", "loop_lag_max_s", "cpu_share")
-            columns = [("worker", pa.int32())]
-            columns += [(name, pa.int64()) for name in counts]
-            columns += [(name, pa.float64()) for name in seconds]
-        case _:
-            columns = [("t_s", pa.float64()), ("name", pa.string()), ("labels", pa.string()), ("value", pa.float64())]
-    return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
-
-
-def _arrow_type(annotation: Any) -> "pa.DataType":
-    import pyarrow as pa
-
-    kinds = {str: pa.string(), int: pa.int32(), float: pa.float64(), bool: pa.bool_()}
-    plain = next((kind for kind in (annotation, *get_args(annotation)) if kind in kinds), None)
-    return pa.list_(pa.int32()) if plain is None or "list" in str(annotation) else kinds[plain]
-
-
-def _batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    batch: list[Mapping[str, Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == ROWS_PER_BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _table_rows(directory: Path, table: str) -> Iterator[dict[str, Any]]:

@@ -70,7 +70,7 @@ def adjusted_quantile(values: Array, failures: int, percentile: float) -> float 
 
 def block_length(count: int, mean_concurrency: float) -> int:
     """Requests per bootstrap block: as many as overlap, at least n^(1/3), at most a third of them."""
-    wanted = max(mean_concurrency, count ** (1 / 3))
+    wanted: float = max(mean_concurrency, math.cbrt(count))
     return max(1, min(math.ceil(wanted), count // 3))
 
 
@@ -134,7 +134,8 @@ def _resampled_sums(per_unit: Array, block: int, resamples: int) -> Array:
     picks = np.random.default_rng(BOOTSTRAP_SEED).integers(0, starts, size=(resamples, num_blocks))
     rows = np.repeat(np.arange(resamples), num_blocks)
     chosen = sparse.csr_matrix((np.ones(picks.size), (rows, picks.ravel())), shape=(resamples, starts))
-    return np.asarray(chosen @ block_sums)
+    sums: Array = chosen @ block_sums
+    return sums
 
 
 def _counted_quantile(cuts: Array, below: Array, totals: Array, share: float) -> Array:
@@ -146,7 +147,8 @@ def _counted_quantile(cuts: Array, below: Array, totals: Array, share: float) ->
     inside = below[rows, index] - before
     part = np.divide(wanted - before, inside, out=np.ones_like(wanted), where=inside > 0)
     lower = cuts[np.maximum(index - 1, 0)]
-    return lower + np.clip(part, 0, 1) * (cuts[index] - lower)
+    found: Array = lower + np.clip(part, 0, 1) * (cuts[index] - lower)
+    return found
 
 
 def wilson(successes: float, count: float, z: float = 1.959963984540054) -> Interval:
@@ -205,20 +207,37 @@ def truncation_point(series: Array, batch: int = 5) -> int | None:
     """Observations to drop from the start by MSER-5: the cut that minimizes the error of the mean of the rest.
 
     None for a series of fewer than ten batches, which is too short to tell. The last five batches are never cut into,
-    because the variance of a few values is small by chance; for the same reason a cut in the second half has to reduce
-    the squared error to less than half of what the best earlier one leaves (of steady noise, 1 series in 10 would be cut
-    there otherwise). (White, 1997; White, Cobb and Spratt, 2000.)
+    because the variance of a few values is small by chance. By chance alone the plain rule also cuts a third of a
+    steady series, so only cuts that `_removes_a_bias` count, and the earliest within a quarter of the smallest error is
+    taken. (White, 1997; White, Cobb and Spratt, 2000.)
     """
     num_batches = len(series) // batch
     if num_batches < 10:
         return None
     means = series[: num_batches * batch].reshape(num_batches, batch).mean(axis=1)
-    errors = [float(np.var(means[cut:])) / (num_batches - cut) for cut in range(num_batches - 4)]
-    middle = num_batches // 2 + 1
-    early = min(errors[:middle])
-    smallest = min(errors) if min(errors) < 0.5 * early else early
-    # Rounding noise must not beat an earlier cut: of a series that is constant from some point on, that point.
-    return batch * next(cut for cut, error in enumerate(errors) if error <= smallest + 1e-12 * max(errors))
+    cuts = [0] + [cut for cut in range(1, num_batches - 4) if _removes_a_bias(means[:cut], means[cut:])]
+    errors = [float(np.var(means[cut:])) / (num_batches - cut) for cut in cuts]
+    bound = 1.25 * min(errors) + 1e-12 * max(errors)
+    return batch * next(cut for cut, error in zip(cuts, errors, strict=True) if error <= bound)
+
+
+def _removes_a_bias(removed: Array, rest: Array) -> bool:
+    """Whether keeping `removed` shifts the mean by over 1 %, and the means differ by three standard errors.
+
+    By five where the larger part would be removed, which calls the whole run unsteady. First-order correlation of the
+    rest is allowed for.
+    """
+    difference = float(removed.mean() - rest.mean())
+    share = len(removed) / (len(removed) + len(rest))
+    if abs(difference) * share <= 0.01 * abs(float(rest.mean())):
+        return False
+    spread = float(np.var(rest))
+    centred = rest - rest.mean()
+    correlation = float(centred[1:] @ centred[:-1]) / (len(rest) * spread) if spread > 0 else 0.0
+    correlation = min(max(correlation, 0.0), 0.9)
+    variance = spread * (1 + correlation) / (1 - correlation) * (1 / len(removed) + 1 / len(rest))
+    errors = 5 if share > 0.5 else 3
+    return difference**2 > errors**2 * variance
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,5 +285,5 @@ def _bandwidth(scores: Array) -> int:
     correlation = float(scores[1:] @ scores[:-1]) / energy if energy else 0.0
     correlation = min(max(correlation, 0.0), 0.97)
     ratio = 4 * correlation**2 / ((1 - correlation) ** 2 * (1 + correlation) ** 2)
-    usual = 4 * (count / 100) ** (2 / 9)
-    return min(math.floor(max(usual, 1.1447 * (ratio * count) ** (1 / 3))), count // 4)
+    usual: float = 4 * (count / 100) ** (2 / 9)
+    return min(math.floor(max(usual, 1.1447 * math.cbrt(ratio * count))), count // 4)

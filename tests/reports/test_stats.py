@@ -195,4 +195,4 @@ def test_slope_of_correlated_noise_is_seldom_significant() -> None:
         found = stats.newey_west_slope(np.arange(200.0), noise)
         alarms += found is not None and found.is_significant
 
-    assert alarms < 45  # least squares that takes the noise for independent: 113
+    assert alarms < 45  # least squares that takes the noise for independent: 114

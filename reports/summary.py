@@ -1,0 +1,218 @@
+"""`summary.json`: every metric of a run with its count, percentiles and intervals, and the verdict on the run."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from reports.measured import Measured
+from reports.metrics import METRICS, PER_RUN, PooledMetric
+from reports.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of
+from reports.results import SCHEMA_VERSION, SUMMARY_FILE, RunResult, Status, load_run, write_json
+from reports.server import server_summary
+from reports.stats import (
+    PERCENTILES,
+    Interval,
+    adjusted_quantile,
+    block_length,
+    bootstrap_percentiles,
+    is_supported,
+    percentile_name,
+)
+from reports.validity import client_facts, judge_run
+
+
+def summarize(run: RunResult) -> dict[str, Any]:
+    """The content of `summary.json`; every number is finite or None."""
+    return summarize_measured(run, Measured.of(run))
+
+
+def write_summary(directory: Path) -> dict[str, Any]:
+    """Summarize the run of a directory and write its `summary.json`."""
+    summary = summarize(load_run(directory))
+    write_json(directory / SUMMARY_FILE, summary)
+    return summary
+
+
+def summarize_measured(run: RunResult, measured: Measured) -> dict[str, Any]:
+    """`summarize` for a caller that has the window already."""
+    facts = client_facts(run, measured)
+    window = measured.window
+    rates = {metric.name: metric.function(measured) for metric in PER_RUN}
+    summary = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run.manifest.run_id,
+        "verdict": judge_run(run, measured, facts).to_json(),
+        "window": {
+            "start_s": window.start_s,
+            "end_s": window.end_s,
+            "warmup_rule": window.warmup_rule,
+            "truncation_s": window.truncation_s,
+            "drain_s": window.drain_s,
+            "stop_reason": window.stop_reason,
+        },
+        "counts": _counts(measured),
+        "metrics": _metrics(measured, rates["concurrency_mean"].value),
+        "rates": {name: {"value": found.value, "lo": found.lo, "hi": found.hi} for name, found in rates.items()},
+        "slo": _slo(measured, rates),
+        "client": facts,
+        "server": server_summary(run.server_metrics, window),
+        "workload": _workload(measured),
+    }
+    return _finite(summary)
+
+
+def metric_value(summary: Mapping[str, Any], name: str, is_open_loop: bool) -> float | None:
+    """A summary's value of a metric by the name that limits and tables use (`ttft_p95_ms`, `output_tokens_per_s`).
+
+    In an open loop TTFT and E2E are those counted from the intended start. Raises KeyError for an unknown name.
+    """
+    if name in summary["rates"]:
+        return _number(summary["rates"][name]["value"])
+    match = LATENCY_NAME.fullmatch(name)
+    if match is None:
+        raise KeyError(name)
+    column = request_metric_of(name, is_open_loop) or f"{match['name']}_s"
+    found = summary["metrics"][column]
+    stat = match["stat"]
+    value = found["percentiles"][stat]["value"] if stat.startswith("p") else found[stat]
+    return None if value is None else 1e3 * float(value)
+
+
+def _counts(measured: Measured) -> dict[str, int]:
+    found = measured.population["status"].value_counts()
+    return {status: int(found.get(status, 0)) for status in Status}
+
+
+def _metrics(measured: Measured, concurrency: float) -> dict[str, Any]:
+    return {
+        metric.name: _per_request(metric, measured, concurrency)
+        if isinstance(metric, RequestMetric)
+        else _pooled(metric, measured, concurrency)
+        for metric in METRICS
+        if isinstance(metric, RequestMetric | PooledMetric)
+    }
+
+
+def _per_request(metric: RequestMetric, measured: Measured, concurrency: float) -> dict[str, Any]:
+    population = measured.population
+    column = population[metric.name]
+    known = column.notna()
+    values = np.asarray(column[known], dtype=np.float64)
+    failures = int(((population["status"] != Status.OK) & ~known).sum()) if metric.direction == "lower" else 0
+    ones = np.ones(len(values), dtype=np.int64)
+    found = _statistics(metric, values, ones, concurrency)
+    return found | {
+        "population": "requests started in the window",
+        "missing": int((~known).sum()),
+        "adjusted": {percentile_name(p): adjusted_quantile(values, failures, p) for p in PERCENTILES},
+    }
+
+
+def _pooled(metric: PooledMetric, measured: Measured, concurrency: float) -> dict[str, Any]:
+    values, sizes = metric.function(measured)
+    unit = {"gap_s": "gaps", "itl_s": "tokens"}[metric.name]
+    found = _statistics(metric, values, sizes, concurrency)
+    exact = {"exact": bool(measured.population["itl_exact"].all())} if metric.name == "itl_s" else {}
+    return (
+        found
+        | exact
+        | {
+            "population": f"{unit} of requests started in the window, pooled",
+            "missing": int((sizes == 0).sum()),
+            "adjusted": None,
+        }
+    )
+
+
+def _statistics(
+    metric: RequestMetric | PooledMetric,
+    values: npt.NDArray[np.float64],
+    sizes: npt.NDArray[np.int64],
+    concurrency: float,
+) -> dict[str, Any]:
+    count = len(values)
+    block = block_length(len(sizes), 0.0 if math.isnan(concurrency) else concurrency)
+    intervals = bootstrap_percentiles(values, sizes, block)
+    return {
+        "unit": metric.unit,
+        "direction": metric.direction,
+        "population": "",
+        "count": count,
+        "missing": 0,
+        "mean": float(np.mean(values)) if count else None,
+        "std": float(np.std(values, ddof=1)) if count > 1 else None,
+        "min": float(np.min(values)) if count else None,
+        "max": float(np.max(values)) if count else None,
+        "percentiles": {
+            percentile_name(p): {"value": i.value, "lo": i.lo, "hi": i.hi, "supported": is_supported(p, count)}
+            for p, i in zip(PERCENTILES, intervals, strict=True)
+        },
+    }
+
+
+def _slo(measured: Measured, rates: Mapping[str, Interval]) -> dict[str, Any]:
+    objectives, is_open = measured.manifest.objectives, measured.manifest.is_open_loop
+    attainment = rates["slo_attainment"]
+    first_violated: dict[str, int] = {}
+    unjudged = np.ones(len(measured.population), dtype=np.bool_)
+    for objective in objectives:
+        met = meets_objective(measured.population, objective, is_open)
+        if met is not None:
+            missed = unjudged & ~np.asarray(met, dtype=np.bool_)
+            first_violated[objective["metric"]] = int(missed.sum())
+            unjudged &= ~missed
+    return {
+        "objectives": objectives,
+        "attainment": {"value": attainment.value, "lo": attainment.lo, "hi": attainment.hi},
+        "goodput_rps": rates["goodput_rps"].value,
+        "first_violated": first_violated,
+    }
+
+
+def _workload(measured: Measured) -> dict[str, Any]:
+    population = measured.population
+    lengths = ("input_tokens", "cached_input_tokens", "output_tokens", "planned_input_tokens", "planned_output_tokens")
+    reasons = population["finish_reason"].dropna().value_counts()
+    return {
+        "lengths": {name: _distribution(population[name]) for name in lengths},
+        "finish_reasons": {str(reason): int(count) for reason, count in reasons.items()},
+        "length_control": measured.manifest.length_control,
+        "clipped": measured.manifest.clipped,
+    }
+
+
+def _distribution(column: "pd.Series[float]") -> dict[str, Any]:
+    known = np.asarray(column.dropna(), dtype=np.float64)
+    if not len(known):
+        return {"count": 0, "mean": None, "min": None, "max": None, "percentiles": {}}
+    return {
+        "count": len(known),
+        "mean": float(known.mean()),
+        "min": float(known.min()),
+        "max": float(known.max()),
+        "percentiles": {percentile_name(p): float(np.quantile(known, p / 100)) for p in PERCENTILES},
+    }
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _finite(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): _finite_value(each) for key, each in value.items()}
+
+
+def _finite_value(value: Any) -> Any:
+    """The same structure with NaN and infinities as None and numpy's scalars as Python's."""
+    if isinstance(value, Mapping):
+        return _finite(value)
+    if isinstance(value, list | tuple):
+        return [_finite_value(each) for each in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value

@@ -1,0 +1,254 @@
+"""Whether a run may be believed: the generator's and the sample's own measurements against fixed bounds."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reports.measured import Measured
+from reports.results import RunResult, Status
+from reports.windows import drifting
+
+
+class Level(StrEnum):
+    """A run is as good as its worst finding."""
+
+    VALID = "valid"
+    DEGRADED = "degraded"
+    INVALID = "invalid"
+
+
+RANK = {Level.VALID: 0, Level.DEGRADED: 1, Level.INVALID: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check that did not pass: which, how badly, and a sentence for the reader."""
+
+    check: str
+    level: Level
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on a run and the findings behind it, worst first."""
+
+    level: Level
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        reasons = [{"check": each.check, "level": each.level, "message": each.message} for each in self.findings]
+        return {"status": self.level, "reasons": reasons}
+
+
+def judge_run(run: RunResult, measured: Measured, facts: Mapping[str, Any]) -> Verdict:
+    """Every check of the table; `facts` are those of `client_facts`."""
+    findings = [found for check in CHECKS if (found := check(facts)) is not None]
+    findings += _steadiness(measured)
+    findings += _identity(run)
+    findings.sort(key=lambda found: -RANK[found.level])
+    return Verdict(findings[0].level if findings else Level.VALID, tuple(findings))
+
+
+def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
+    """What the generator measured of itself and its records, None where it was not measured."""
+    requests, population = measured.requests, measured.population
+    series = _window_series(run, measured)
+    workers: list[Mapping[str, Any]] = run.client.get("workers") or []
+    lag = population["schedule_lag_s"] - population["limit_wait_s"].fillna(0)
+    offered = int(measured.window.holds(requests["t_intended_ns"] / 1e9).sum())
+    sent = int(measured.window.holds(requests["t_sent_ns"] / 1e9).sum())
+    events = float(population["events"].sum())
+    differences = (requests["client_output_tokens"] - requests["output_tokens"]).abs() / requests["output_tokens"]
+    gaps = measured.events.of(measured.started).gap_s
+    return {
+        "sent_over_offered": sent / offered if offered and measured.manifest.is_open_loop else None,
+        "schedule_lag_p99_s": _quantile(lag, 0.99),
+        "ttft_median_s": _quantile(population["ttft_s"], 0.5),
+        "gap_median_s": _quantile(pd.Series(gaps), 0.5),
+        "loop_lag_p99_s": _worst(workers, "loop_lag_p99_s"),
+        "loop_lag_max_s": _largest(_worst(workers, "loop_lag_max_s"), _max(series.get("loop_lag_max_s"))),
+        "cpu_share_max": _worst_cpu(series, workers),
+        "gc_pause_max_s": _worst(workers, "gc_pause_max_s"),
+        "coalesced_share": float(population["coalesced_events"].sum()) / events if events else None,
+        "token_mismatch_median": _quantile(differences[np.isfinite(differences)], 0.5),
+        "completions": int(
+            ((requests["status"] == Status.OK) & measured.window.holds(requests["t_end_ns"] / 1e9)).sum()
+        ),
+        "requests": len(requests),
+        "server_requests": _server_requests(run),
+        "lost_workers": int(run.client.get("lost_workers") or 0),
+        "client_errors": int((requests["status"] == Status.CLIENT_ERROR).sum()),
+        "write_errors": int(run.client.get("write_errors") or 0),
+        "capacity_events_per_s": run.client.get("capacity_events_per_s"),
+        "events_per_s_per_worker": events / measured.window.length_s / max(measured.manifest.workers, 1)
+        if measured.window.length_s > 0
+        else None,
+    }
+
+
+def _bounded(check: str, level: Level | None, message: str) -> Finding | None:
+    return None if level is None else Finding(check, level, message)
+
+
+def _above(value: float | None, degraded: float, invalid: float) -> Level | None:
+    if value is None or math.isnan(value) or value <= degraded:
+        return None
+    return Level.INVALID if value > invalid else Level.DEGRADED
+
+
+def _sent_rate(facts: Mapping[str, Any]) -> Finding | None:
+    share = facts["sent_over_offered"]
+    level = _above(None if share is None else round(1 - share, 9), 0.01, 0.05)
+    return _bounded("sent_rate", level, f"only {share or 0:.1%} of the offered requests were sent on time")
+
+
+def _schedule_lag(facts: Mapping[str, Any]) -> Finding | None:
+    """The bound is 5 ms or 5 % of the median TTFT, whichever is larger: within either, no latency is distorted."""
+    lag, ttft = facts["schedule_lag_p99_s"], facts["ttft_median_s"] or 0.0
+    level = _above(lag, max(0.005, 0.05 * ttft), max(0.025, 0.20 * ttft))
+    return _bounded("schedule_lag", level, f"the generator sent up to {(lag or 0) * 1e3:.1f} ms late (p99)")
+
+
+def _loop_lag(facts: Mapping[str, Any]) -> Finding | None:
+    lag, gap = facts["loop_lag_p99_s"], facts["gap_median_s"]
+    share = lag / gap if lag is not None and gap else None
+    return _bounded(
+        "loop_lag",
+        _above(share, 0.25, 1.0),
+        f"the generator's loop lagged {(lag or 0) * 1e3:.1f} ms (p99), {share or 0:.0%} of the median gap",
+    )
+
+
+def _cpu(facts: Mapping[str, Any]) -> Finding | None:
+    share = facts["cpu_share_max"]
+    return _bounded("cpu", _above(share, 0.7, 0.9), f"a generator process used {share or 0:.0%} of its CPU core")
+
+
+def _tokens(facts: Mapping[str, Any]) -> Finding | None:
+    share = facts["token_mismatch_median"]
+    level = _above(share, 0.02, 0.10)
+    return _bounded("token_count", level, f"server and client token counts differ by {share or 0:.1%} (median)")
+
+
+def _completions(facts: Mapping[str, Any]) -> Finding | None:
+    done = facts["completions"]
+    level = Level.INVALID if done < 30 else Level.DEGRADED if done < 100 else None
+    needed = 30 if done < 30 else 100
+    return _bounded(
+        "completions", level, f"{done} requests completed in the window, {needed} are needed; let it run longer"
+    )
+
+
+def _request_counts(facts: Mapping[str, Any]) -> Finding | None:
+    ours, theirs = facts["requests"], facts["server_requests"]
+    if theirs is None or ours == theirs:
+        return None
+    level = Level.INVALID if abs(ours - theirs) > 0.01 * max(ours, theirs) else Level.DEGRADED
+    return Finding("request_count", level, f"the client counted {ours} requests and the server {theirs}")
+
+
+def _loop_gap(facts: Mapping[str, Any]) -> Finding | None:
+    gap = facts["loop_lag_max_s"]
+    return _bounded("loop_gap", _above(gap, 1.0, 5.0), f"the generator's loop stood still for {gap or 0:.1f} s")
+
+
+def _generator(facts: Mapping[str, Any]) -> Finding | None:
+    counts = {"lost workers": "lost_workers", "client errors": "client_errors", "records not written": "write_errors"}
+    broken = [f"{facts[name]} {title}" for title, name in counts.items() if facts[name]]
+    return Finding("generator", Level.INVALID, "the generator failed: " + ", ".join(broken)) if broken else None
+
+
+def _capacity(facts: Mapping[str, Any]) -> Finding | None:
+    rate, capacity = facts["events_per_s_per_worker"], facts["capacity_events_per_s"]
+    level = Level.DEGRADED if rate and capacity and rate > 0.7 * capacity else None
+    return _bounded("capacity", level, f"{rate or 0:.0f} events/s per worker, above 70 % of what the self-test allows")
+
+
+CHECKS: tuple[Callable[[Mapping[str, Any]], Finding | None], ...] = (
+    _generator,
+    _completions,
+    _sent_rate,
+    _schedule_lag,
+    _loop_lag,
+    _loop_gap,
+    _cpu,
+    _tokens,
+    _request_counts,
+    _capacity,
+)
+
+
+def _steadiness(measured: Measured) -> list[Finding]:
+    window = measured.window
+    if not window.is_steady:
+        return [
+            Finding(
+                "steady_state", Level.INVALID, "no steady state: the warm-up lasted into the second half of the run"
+            )
+        ]
+    if not measured.manifest.is_open_loop:
+        return []
+    names = drifting(
+        window, np.asarray(measured.requests["start_s"]), np.asarray(measured.requests["ttft_s"]), measured.concurrency
+    )
+    message = f"not stationary: {' and '.join(names)} changed by more than 10 % over the window"
+    return [Finding("not_stationary", Level.DEGRADED, message)] if names else []
+
+
+IDENTITY = ("model_id", "model_sha", "version", "sha", "docker_label")
+START_TIME_SERIES = "process_start_time_seconds"
+
+
+def _identity(run: RunResult) -> list[Finding]:
+    before, after = run.manifest.target.get("info"), run.manifest.target.get("info_end")
+    changed = [name for name in IDENTITY if before and after and before.get(name) != after.get(name)]
+    started = {row["value"] for row in run.server_metrics if row["name"] == START_TIME_SERIES}
+    if len(started) > 1:
+        changed.append("start time")
+    if not changed:
+        return []
+    return [
+        Finding("server_identity", Level.INVALID, f"the server changed during the run: {', '.join(changed)} differs")
+    ]
+
+
+def _server_requests(run: RunResult) -> int | None:
+    """Requests the server counted over the run, where it says so from before the first to after the last."""
+    counted = run.client.get("server_requests")
+    return int(counted) if counted is not None else None
+
+
+def _window_series(run: RunResult, measured: Measured) -> pd.DataFrame:
+    series = pd.DataFrame(run.timeseries)
+    return series[measured.window.holds(series["t_s"])] if "t_s" in series else series
+
+
+def _worst_cpu(series: pd.DataFrame, workers: list[Mapping[str, Any]]) -> float | None:
+    """The mean share over the window of the busiest worker."""
+    if "cpu_share" in series and series["cpu_share"].notna().any():
+        return float(series.groupby(series["worker"].fillna(0))["cpu_share"].mean().max())
+    return _worst(workers, "cpu_share")
+
+
+def _worst(workers: list[Mapping[str, Any]], name: str) -> float | None:
+    values = [float(worker[name]) for worker in workers if worker.get(name) is not None]
+    return max(values, default=None)
+
+
+def _largest(*values: float | None) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _max(values: "pd.Series[float] | None") -> float | None:
+    return float(values.max()) if values is not None and values.notna().any() else None
+
+
+def _quantile(values: "pd.Series[float]", share: float) -> float | None:
+    known = values.dropna()
+    return float(np.quantile(known, share)) if len(known) else None

@@ -1,0 +1,111 @@
+"""Each row of the validity table, at its two bounds."""
+
+from typing import Any
+
+import pytest
+
+from reports.measured import Measured
+from reports.results import RunResult, Status
+from reports.summary import summarize
+from reports.validity import CHECKS, Level, client_facts
+from tests.support.sample_run import SampleLoad, sample_run
+
+GOOD: dict[str, Any] = {
+    "sent_over_offered": 1.0,
+    "schedule_lag_p99_s": 0.001,
+    "ttft_median_s": 0.05,
+    "gap_median_s": 0.02,
+    "loop_lag_p99_s": 0.001,
+    "loop_lag_max_s": 0.01,
+    "cpu_share_max": 0.4,
+    "token_mismatch_median": 0.0,
+    "completions": 500,
+    "requests": 510,
+    "server_requests": 510,
+    "lost_workers": 0,
+    "client_errors": 0,
+    "write_errors": 0,
+    "capacity_events_per_s": 10_000.0,
+    "events_per_s_per_worker": 1_000.0,
+}
+
+
+def level(**changed: Any) -> Level:
+    found = [finding for check in CHECKS if (finding := check(GOOD | changed)) is not None]
+    assert len(found) <= 1
+    return found[0].level if found else Level.VALID
+
+
+@pytest.mark.parametrize(
+    ("name", "fine", "degraded", "invalid"),
+    [
+        ("sent_over_offered", 0.99, 0.98, 0.94),
+        ("schedule_lag_p99_s", 0.005, 0.006, 0.026),
+        ("loop_lag_p99_s", 0.005, 0.006, 0.021),
+        ("loop_lag_max_s", 1.0, 1.1, 5.1),
+        ("cpu_share_max", 0.70, 0.71, 0.91),
+        ("token_mismatch_median", 0.02, 0.03, 0.11),
+        ("completions", 100, 99, 29),
+        ("server_requests", 510, 509, 500),
+    ],
+)
+def test_metrics_11_bounds(name: str, fine: float, degraded: float, invalid: float) -> None:
+    assert level(**{name: fine}) is Level.VALID
+    assert level(**{name: degraded}) is Level.DEGRADED
+    assert level(**{name: invalid}) is Level.INVALID
+
+
+@pytest.mark.parametrize("name", ["lost_workers", "client_errors", "write_errors"])
+def test_metrics_11_a_failed_generator_invalidates(name: str) -> None:
+    assert level(**{name: 1}) is Level.INVALID
+
+
+def test_lag_within_five_percent_of_a_long_ttft_is_harmless() -> None:
+    assert level(ttft_median_s=2.0, schedule_lag_p99_s=0.09) is Level.VALID
+    assert level(ttft_median_s=2.0, schedule_lag_p99_s=0.11) is Level.DEGRADED
+    assert level(ttft_median_s=2.0, schedule_lag_p99_s=0.41) is Level.INVALID
+
+
+def test_what_was_not_measured_is_not_held_against_the_run() -> None:
+    unknown = dict.fromkeys(
+        ("sent_over_offered", "loop_lag_p99_s", "loop_lag_max_s", "cpu_share_max", "token_mismatch_median"), None
+    )
+
+    assert level(**unknown, server_requests=None, capacity_events_per_s=None) is Level.VALID
+
+
+def verdict_of(run: RunResult) -> dict[str, Any]:
+    return dict(summarize(run)["verdict"])
+
+
+def test_sample_run_is_valid() -> None:
+    assert verdict_of(sample_run(SampleLoad(mode="closed"))) == {"status": "valid", "reasons": []}
+
+
+def test_smoke_run_of_few_requests_is_invalid_and_says_so_kindly() -> None:
+    verdict = verdict_of(sample_run(SampleLoad(duration_s=3, warmup_s=0)))
+
+    assert verdict["status"] == "invalid"
+    assert verdict["reasons"][0]["check"] == "completions"
+    assert "30 are needed; let it run longer" in verdict["reasons"][0]["message"]
+
+
+def test_changed_server_invalidates() -> None:
+    run = sample_run(SampleLoad(mode="closed"))
+    run.manifest.target["info_end"] = run.manifest.target["info"] | {"sha": "other"}
+
+    assert verdict_of(run)["reasons"][0]["message"] == "the server changed during the run: sha differs"
+
+
+def test_overloaded_open_loop_is_no_steady_state() -> None:
+    checks = [reason["check"] for reason in verdict_of(sample_run(SampleLoad(rate=30, slots=4)))["reasons"]]
+
+    assert {"steady_state", "not_stationary"} & set(checks)
+
+
+def test_client_errors_are_counted_from_the_records() -> None:
+    run = sample_run(SampleLoad(mode="closed"))
+    run.records[-1].status = Status.CLIENT_ERROR
+
+    assert client_facts(run, Measured.of(run))["client_errors"] == 1
+    assert verdict_of(run)["status"] == "invalid"
