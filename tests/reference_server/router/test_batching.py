@@ -1,0 +1,418 @@
+import asyncio
+import contextlib
+from collections import Counter
+
+import pytest
+
+from reference_server.errors import (
+    GenerationError,
+    IncompleteGenerationError,
+    ShardConnectionError,
+    ShardError,
+    ValidationError,
+)
+from reference_server.messages import ModelInfo
+from reference_server.router.batching import (
+    LIVENESS_ID,
+    Batcher,
+    Finished,
+    GeneratedToken,
+    NullObserver,
+    PrefillDone,
+    TokenArrived,
+)
+from reference_server.router.scheduler import Scheduler, SchedulerOptions
+from tests.support.scripted_shard import EOS_ID, Reply, ScriptedShard, say
+from tests.support.valid_requests import valid_request
+
+PLAIN = ModelInfo(requires_padding=False, dtype="torch.float32", device_type="cpu", block_size=16)
+
+
+class Recorder(NullObserver):
+    """Counts what it is told."""
+
+    def __init__(self):
+        self.told = Counter()
+        self.queue, self.running, self.methods, self.batches = [], [], [], []
+
+    def on_queue(self, size):
+        self.queue.append(size)
+
+    def on_batch(self, size, reason, prompt_tokens, prefix_hit_tokens):
+        self.batches.append((size, reason, prompt_tokens, prefix_hit_tokens))
+
+    def on_call(self, method):
+        self.told[f"call {method}"] += 1
+
+    def on_call_done(self, method, timings, total_ns, filter_ns):
+        assert 0 <= filter_ns <= total_ns
+        assert timings.forward_ns == 1000
+        self.told[f"done {method}"] += 1
+
+    def on_call_failed(self, method):
+        self.told[f"failed {method}"] += 1
+
+    def on_running(self, size, max_tokens):
+        self.running.append((size, max_tokens))
+
+    def on_tokens(self, skipped, times):
+        self.told[f"skipped {skipped}"] += times
+
+    def on_failures(self, err, count):
+        self.told[err] += count
+
+
+class Gate:
+    """Holds every call of one method until it is opened."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def __call__(self, method: str) -> None:
+        if method == self.method:
+            self.reached.set()
+            await self.opened.wait()
+
+
+def options(**changes) -> SchedulerOptions:
+    return SchedulerOptions(**{"max_batch_prefill_tokens": 256, "max_batch_total_tokens": 16 * 64} | changes)
+
+
+@contextlib.asynccontextmanager
+async def running(shard, *, observer=None, **changes):
+    """A Batcher whose loop runs; afterwards every block is free again."""
+    scheduler = Scheduler(options(**changes))
+    batcher = Batcher(shard, scheduler, observer=observer)
+    loop = asyncio.create_task(batcher.run())
+    try:
+        yield batcher, scheduler, loop
+    finally:
+        loop.cancel()
+        await asyncio.wait([loop])
+    assert scheduler.entries == ()
+    assert scheduler.queue_size == 0
+    allocator = scheduler.queue._admission._allocator
+    assert len(allocator.free_blocks) == allocator.capacity
+
+
+async def read(stream):
+    return [event async for event in stream]
+
+
+async def quiet():
+    """Let everything that is ready run."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_a_request_hears_its_tokens_and_its_end():
+    async with running(ScriptedShard(say("Hi", " you"))) as (batcher, _, _):
+        stream = batcher.submit(valid_request(3, 9))
+        events = await read(stream)
+
+    hi, you, end = events
+    assert hi == TokenArrived(GeneratedToken(10, "Hi", -0.5, False), ())
+    assert you == TokenArrived(GeneratedToken(11, " you", -0.5, False), ())
+    assert isinstance(end, Finished)
+    assert end.token == GeneratedToken(EOS_ID, "</s>", -0.5, True)
+    assert end.generated_text.text == "Hi you"
+    assert stream.queued_ns == end.queued_ns <= end.started_ns
+
+
+async def test_prompt_details_and_top_tokens_come_along():
+    async with running(ScriptedShard(say("Hi"))) as (batcher, _, _):
+        details, token, end = await read(batcher.submit(valid_request(3, 2, prefill_logprobs=True, top_n_tokens=2)))
+
+    assert isinstance(details, PrefillDone)
+    assert len(details.tokens) == 3
+    assert [each.text for each in token.top_tokens] == ["Hi", "Hi1"]
+    assert len(end.top_tokens) == 2
+
+
+async def test_several_tokens_of_one_step_arrive_as_several_events():
+    observer = Recorder()
+    shard = ScriptedShard(lambda _: Reply(("a", "b", "c", "d"), tokens_per_step=3))
+    async with running(shard, observer=observer) as (batcher, _, _):
+        events = await read(batcher.submit(valid_request(3, 4)))
+
+    assert [type(event) for event in events] == [TokenArrived, TokenArrived, TokenArrived, Finished]
+    assert (observer.told["skipped 2"], observer.told["skipped 0"]) == (1, 1)
+
+
+async def test_requests_that_wait_together_share_a_forward():
+    shard = ScriptedShard()
+    async with running(shard) as (batcher, _, _):
+        await asyncio.gather(*(read(batcher.submit(valid_request(4, 5))) for _ in range(8)))
+
+    assert [batch.size for batch, _ in shard.called("prefill")] == [8]
+    assert shard.cached_ids == {}
+
+
+async def test_a_request_that_could_never_run_is_refused_at_once():
+    async with running(ScriptedShard()) as (batcher, scheduler, _):
+        with pytest.raises(ValidationError, match="blocks of the key-value cache"):
+            batcher.submit(valid_request(1000, 1000))
+        assert scheduler.queue_size == 0
+
+
+@pytest.mark.parametrize("supports_chunking", [True, False])
+async def test_closing_a_running_stream_frees_its_blocks_and_leaves_the_others_alone(supports_chunking):
+    observer = Recorder()
+    shard = ScriptedShard(say(*"abcdefgh"))
+    async with running(shard, observer=observer, supports_chunking=supports_chunking) as (batcher, scheduler, _):
+        leaving, staying = batcher.submit(valid_request(4, 8)), batcher.submit(valid_request(4, 8))
+        await anext(leaving)
+        await leaving.aclose()
+        await leaving.aclose()
+        events = await read(staying)
+        await quiet()
+
+        assert len(events) == 8
+        assert scheduler.entries == ()
+        assert [args[1] for args in shard.called("filter_batch")] == [(1,)]
+    assert observer.told["dropped"] == 1
+
+
+async def test_closing_a_waiting_stream_takes_it_out_of_the_line():
+    observer, gate = Recorder(), Gate("prefill")
+    shard = ScriptedShard(gate=gate)
+    async with running(shard, observer=observer) as (batcher, _, _):
+        first = asyncio.create_task(read(batcher.submit(valid_request(4, 4))))
+        await gate.reached.wait()
+        batcher.submit(valid_request(4, 4)).close()
+        gate.opened.set()
+        await first
+        await quiet()
+
+        assert [[request.id for request in batch.requests] for batch, _ in shard.called("prefill")] == [[0]]
+        assert observer.told["dropped"] == 1
+
+
+async def test_a_reader_of_a_closed_stream_hears_nothing_more():
+    gate = Gate("prefill")
+    async with running(ScriptedShard(gate=gate)) as (batcher, _, _):
+        stream = batcher.submit(valid_request(4, 4))
+        reader = asyncio.create_task(read(stream))
+        await gate.reached.wait()
+        stream.close()
+        assert await reader == []
+        gate.opened.set()
+
+
+async def test_a_failed_step_ends_its_requests_and_clears_the_batch():
+    observer = Recorder()
+    shard = ScriptedShard(say("a", "b", "c"))
+    shard.failures["decode"] = ShardError("out of memory")
+    async with running(shard, observer=observer) as (batcher, _, _):
+        streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
+        outcomes = await asyncio.gather(*map(read, streams), return_exceptions=True)
+        again = await read(batcher.submit(valid_request(4, 4)))
+
+    assert {str(outcome) for outcome in outcomes} == {"Request failed during generation: Server error: out of memory"}
+    assert all(isinstance(outcome, GenerationError) for outcome in outcomes)
+    assert shard.called("clear_cache") == [(0,)]
+    assert len(again) == 4
+    assert (observer.told["generation"], observer.told["failed decode"]) == (2, 1)
+
+
+async def test_a_failed_join_leaves_the_running_batch_alone():
+    shard = ScriptedShard(say(*"abcdefgh"), info=PLAIN)
+    async with running(shard, waiting_served_ratio=0.0) as (batcher, _, _):
+        old = batcher.submit(valid_request(4, 8))
+        await anext(old)
+        shard.failures["prefill"] = ShardError("bad prompt")
+        new = batcher.submit(valid_request(4, 8))
+
+        with pytest.raises(GenerationError, match="bad prompt"):
+            await read(new)
+        assert len(await read(old)) == 7
+
+
+async def test_reliability_F1_a_lost_connection_ends_running_and_waiting_requests():
+    observer, gate = Recorder(), Gate("decode")
+    shard = ScriptedShard(say("a", "b", "c"), gate=gate)
+    async with running(shard, observer=observer, max_batch_size=1, supports_chunking=False) as (batcher, _, _):
+        streams = [batcher.submit(valid_request(4, 4)) for _ in range(3)]
+        reading = asyncio.gather(*map(read, streams), return_exceptions=True)
+        await gate.reached.wait()
+        gate.opened.set()
+
+        async def gone(method):
+            raise ShardConnectionError("socket closed")
+
+        shard.gate = gone
+        shard.failures["decode"] = ShardConnectionError("socket closed")
+        outcomes = await reading
+        healthy = await batcher.health()
+
+    text = "Request failed during generation: Could not connect to Text Generation server: socket closed"
+    assert [str(outcome) for outcome in outcomes] == [text] * 3
+    assert observer.told["generation"] == 3
+    assert not healthy
+
+
+async def test_reliability_F6_a_request_the_shard_gave_up_fails_alone():
+    shard = ScriptedShard(lambda request: Reply(("a", "b", "c"), drop_after=1 if request.id == 0 else None))
+    async with running(shard) as (batcher, _, _):
+        streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
+        dropped, other = await asyncio.gather(*map(read, streams), return_exceptions=True)
+
+        assert str(dropped) == "Request failed during generation: dropped by the model server"
+        assert len(other) == 4
+        assert batcher.is_healthy
+
+
+async def test_reliability_F9_a_failed_filter_ends_everything():
+    shard = ScriptedShard(lambda request: Reply(("a",) * (1 if request.id == 0 else 9)))
+    shard.failures["filter_batch"] = ShardError("unknown batch")
+    async with running(shard, max_batch_size=2) as (batcher, _, loop):
+        streams = [batcher.submit(valid_request(4, 9)) for _ in range(3)]
+        ended, kept, waiting = await asyncio.gather(*map(read, streams), return_exceptions=True)
+        with pytest.raises(ShardError, match="unknown batch"):
+            await loop
+
+        assert isinstance(ended[-1], Finished)
+        assert str(kept) == "Request failed during generation: Server error: unknown batch"
+        assert isinstance(waiting, IncompleteGenerationError)
+        assert shard.called("clear_cache") == [(None,)]
+        assert not await batcher.health()
+        with pytest.raises(IncompleteGenerationError):
+            batcher.submit(valid_request(1, 1))
+
+
+async def test_reliability_F9_a_failed_clear_ends_the_loop():
+    gate = Gate("decode")
+    shard = ScriptedShard(say(*"abcdefgh"), gate=gate)
+    shard.failures["clear_cache"] = ShardError("unknown batch")
+    async with running(shard) as (batcher, _, loop):
+        stream = batcher.submit(valid_request(4, 8))
+        await gate.reached.wait()
+        stream.close()
+        gate.opened.set()
+        with pytest.raises(ShardError, match="unknown batch"):
+            await loop
+
+        assert not batcher.is_healthy
+
+
+async def test_reliability_F8_an_error_in_the_loop_ends_every_request(caplog):
+    shard = ScriptedShard()
+    shard.failures["prefill"] = RuntimeError("bug")
+    observer = Recorder()
+    async with running(shard, observer=observer, max_batch_size=1) as (batcher, _, loop):
+        streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
+        outcomes = await asyncio.gather(*map(read, streams), return_exceptions=True)
+        with pytest.raises(RuntimeError, match="bug"):
+            await loop
+
+    assert [type(outcome) for outcome in outcomes] == [IncompleteGenerationError] * 2
+    assert observer.told["incomplete"] == 2
+    assert "Traceback" in caplog.text
+
+
+async def test_cancelling_the_loop_ends_every_request():
+    gate = Gate("decode")
+    async with running(ScriptedShard(gate=gate)) as (batcher, _, loop):
+        reader = asyncio.create_task(read(batcher.submit(valid_request(4, 4))))
+        await gate.reached.wait()
+        loop.cancel()
+        with pytest.raises(IncompleteGenerationError):
+            await reader
+
+
+async def test_health_asks_the_shard_while_all_is_well():
+    shard = ScriptedShard()
+    async with running(shard) as (batcher, _, _):
+        assert await batcher.health()
+    assert shard.calls == [("health", ())]
+
+
+async def test_health_after_a_failure_runs_a_forward_in_block_0():
+    shard = ScriptedShard()
+    shard.failures["prefill"] = ShardError("broken")
+    async with running(shard) as (batcher, _, _):
+        with pytest.raises(GenerationError):
+            await read(batcher.submit(valid_request(4, 4)))
+        assert not batcher.is_healthy
+        shard.failures["prefill"] = ShardError("still broken")
+        assert not await batcher.health()
+        assert await batcher.health()
+        assert batcher.is_healthy
+
+    assert not shard.called("health")
+    (batch, cached) = shard.called("prefill")[-1]
+    (probe,) = batch.requests
+    assert cached is None
+    assert (batch.id, probe.id, batch.max_tokens, batch.max_blocks) == (LIVENESS_ID, LIVENESS_ID, 2, 1)
+    assert (probe.text, probe.truncate, probe.blocks, probe.num_slots) == ("liveness", 1, (0,), 1)
+    assert (probe.stopping.max_new_tokens, probe.add_special_tokens) == (1, False)
+
+
+async def test_a_failed_health_check_reports_unhealthy():
+    shard = ScriptedShard()
+    shard.failures["health"] = ShardConnectionError("gone")
+    async with running(shard) as (batcher, _, _):
+        assert not await batcher.health()
+        assert not batcher.is_healthy
+
+
+async def test_reliability_I9_the_health_probe_waits_for_the_step_in_flight():
+    gate = Gate("decode")
+    shard = ScriptedShard(gate=gate)
+    async with running(shard) as (batcher, _, _):
+        reader = asyncio.create_task(read(batcher.submit(valid_request(4, 4))))
+        await gate.reached.wait()
+        probe = asyncio.create_task(batcher.health())
+        await quiet()
+        asked_early = bool(shard.called("health"))
+        gate.opened.set()
+        await reader
+
+        assert await probe
+        assert not asked_early
+
+
+async def test_the_next_call_leaves_before_the_readers_run():
+    order = []
+
+    async def gate(method):
+        order.append(method)
+
+    async with running(ScriptedShard(say("a"), gate=gate)) as (batcher, _, _):
+        stream = batcher.submit(valid_request(4, 4))
+        order.append((await anext(stream)).token.text)
+        order.append((await anext(stream)).token.text)
+
+    assert order == ["prefill", "decode", "a", "</s>"]
+
+
+async def test_the_observer_hears_of_batches_calls_and_tokens():
+    observer = Recorder()
+    shard = ScriptedShard(say("a", "b"))
+    async with running(shard, observer=observer, use_prefix_caching=False) as (batcher, _, _):
+        await asyncio.gather(*(read(batcher.submit(valid_request(4, 3))) for _ in range(2)))
+        await quiet()
+
+    assert observer.batches == [(2, None, 8, 0)]
+    assert observer.told == {
+        "call prefill": 1, "done prefill": 1, "call decode": 2, "done decode": 2, "skipped 0": 6,
+    }  # fmt: skip
+    assert observer.queue[:2] == [1, 2]
+    assert observer.queue[-1] == 0
+    assert (2, 32) in observer.running
+    assert observer.running[-1] == (0, 0)
+
+
+async def test_cached_input_tokens_are_told_at_the_end():
+    shard = ScriptedShard(say("a"))
+    scheduler = Scheduler(options(use_prefix_caching=True, supports_chunking=True))
+    batcher = Batcher(shard, scheduler)
+    loop = asyncio.create_task(batcher.run())
+    request = valid_request(40, 3)
+
+    first, second = (await read(batcher.submit(request)))[-1], (await read(batcher.submit(request)))[-1]
+    loop.cancel()
+
+    assert (first.cached_input_tokens, second.cached_input_tokens) == (0, 32)
