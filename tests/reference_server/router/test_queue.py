@@ -5,7 +5,7 @@ import pytest
 from reference_server.errors import ValidationError
 from reference_server.router.admission import Budget
 from reference_server.router.queue import FormedBatch, Queue
-from reference_server.router.scheduler import Schema, SchedulerOptions, make_admission
+from reference_server.router.scheduler import SchedulerOptions, Schema, make_admission
 from tests.support.valid_requests import valid_request
 
 AMPLE = 1 << 20

@@ -27,9 +27,9 @@ from reference_server.router.scheduler import (
     Filter,
     Idle,
     Prefill,
-    Schema,
     Scheduler,
     SchedulerOptions,
+    Schema,
     min_join_size,
 )
 from tests.support.scripted_shard import Reply, ScriptedShard, say
