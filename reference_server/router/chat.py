@@ -1,0 +1,205 @@
+"""Chat templates: messages -> prompt, by the rules of http-api.md section 4.4, which are not transformers' rules.
+
+A template comes from the model's author and may compute text and nothing else: the environment is sandboxed, and what
+multiplies text or counts far is bounded.
+"""
+
+import datetime
+import json
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from reference_server.errors import StartupError, TemplateError
+from reference_server.router.schemas.openai import Message
+
+MAX_OUTPUT_CHARACTERS = 8_000_000
+
+_REPLACEMENTS = (
+    ("messages[0]['content'][0]['text']", "messages[0]['content']"),
+    ("[::-1]", "|reverse"),
+    ("{% generation %}", ""),
+    ("{% endgeneration %}", ""),
+)
+
+
+class ChatTemplate:
+    """A compiled template and the tokens it may print. Raises `StartupError` where it does not compile."""
+
+    def __init__(self, source: str, bos_token: str | None = None, eos_token: str | None = None) -> None:
+        for old, new in _REPLACEMENTS:
+            source = source.replace(old, new)
+        self._constants = {"bos_token": bos_token, "eos_token": eos_token}
+        try:
+            self._template = _Environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise StartupError(f"the chat template does not compile: {error}") from error
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt of a conversation. A last turn of the assistant is left open, to be continued."""
+        turns = [{"role": message.role, "content": message.flattened} for message in messages]
+        text = self._render(messages=turns, tools=None, add_generation_prompt=True, **self._constants)
+        if turns and turns[-1]["role"] == "assistant":
+            return _cut_after(text, turns[-1]["content"])
+        return text
+
+    def _render(self, **variables: Any) -> str:
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._template.generate(**variables):
+                size += len(part)
+                if size > MAX_OUTPUT_CHARACTERS:
+                    raise _RaisedError(f"the prompt has more than {MAX_OUTPUT_CHARACTERS} characters")
+                parts.append(part)
+        except Exception as error:
+            raise TemplateError(_describe(error)) from error
+        return "".join(parts)
+
+
+class _RaisedError(Exception):
+    """What a template refuses by itself."""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja with the manners of TGI's template engine."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(autoescape=False, extensions=[loopcontrols], finalize=_finalize)
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "debug": lambda *values: " ".join(map(_display, values)),
+        }
+        self.filters["tojson"] = to_json
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        _check_size(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """The template filter: keys sorted, no spaces, markup escaped.
+
+    >>> to_json({"b": "<a>", "a": "é"})
+    '{"a":"é","b":"\\\\u003ca\\\\u003e"}'
+    """
+    separators = (",", ":") if indent is None else (",", ": ")
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=separators, indent=indent)
+    for character in "<>&'":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def choose_template(candidate: object) -> str | None:
+    """A `chat_template` field: a template, or a list of named ones of which `default` is taken."""
+    if isinstance(candidate, str):
+        return candidate
+    if isinstance(candidate, list):
+        named = (entry for entry in candidate if isinstance(entry, Mapping) and entry.get("name") == "default")
+        return next((entry["template"] for entry in named if isinstance(entry.get("template"), str)), None)
+    return None
+
+
+def token_text(value: object) -> str | None:
+    """A token as a configuration file writes it: a string, or an object with `content`."""
+    text = value.get("content") if isinstance(value, Mapping) else value
+    return text if isinstance(text, str) else None
+
+
+def load_template(files: Iterable[Mapping[str, Any]], tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
+    """The first template among `files`' `chat_template` fields, with the tokens of `tokenizer_config`."""
+    found = (choose_template(file.get("chat_template")) for file in files)
+    source = next((template for template in found if template is not None), None)
+    if source is None:
+        return None
+    return ChatTemplate(
+        source, token_text(tokenizer_config.get("bos_token")), token_text(tokenizer_config.get("eos_token"))
+    )
+
+
+def _cut_after(text: str, content: str) -> str:
+    """`text` up to the last occurrence of `content`, trailing blanks removed; all of it where there is none."""
+    start = text.rfind(content)
+    return text if start < 0 else text[: start + len(content)].rstrip()
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _RaisedError(str(message))
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.datetime.now().strftime(layout)
+
+
+def _finalize(value: object) -> object:
+    return value if isinstance(value, str | jinja2.Undefined) else _display(value)
+
+
+def _display(value: object) -> str:
+    """How a value prints: none, true and false in lower case, lists and maps like JSON."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case list() | tuple():
+            return "[" + ", ".join(map(_quote, value)) + "]"
+        case dict():
+            return "{" + ", ".join(f"{_quote(key)}: {_quote(each)}" for key, each in value.items()) + "}"
+        case _:
+            return str(value)
+
+
+def _quote(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else _display(value)
+
+
+def _check_size(operator: str, left: Any, right: Any) -> None:
+    """Refuse what one operation could make huge."""
+    if operator == "*":
+        count, text = (left, right) if isinstance(left, int) else (right, left)
+        if isinstance(text, str | list | tuple) and isinstance(count, int):
+            _check_limit(len(text) * count)
+        elif isinstance(left, int) and isinstance(right, int):
+            _check_limit(left.bit_length() + right.bit_length())
+    elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+        _check_limit(left.bit_length() * right)
+    elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+        _check_limit(len(left) + len(right))
+    elif operator == "%" and isinstance(left, str):
+        raise SecurityError("text formatting with % is not allowed in a template")
+
+
+def _check_limit(size: int) -> None:
+    if size > MAX_OUTPUT_CHARACTERS:
+        raise SecurityError(f"a template may not build values larger than {MAX_OUTPUT_CHARACTERS}")
+
+
+def _describe(error: Exception) -> str:
+    """The text of section 4.4: kind, detail and place."""
+    kind, detail = _kind(error), str(error)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return f"{kind}: {detail} (in <string>:{lines[-1] if lines else 1})"
+
+
+def _kind(error: Exception) -> str:
+    for of_type, tell in _KINDS:
+        if isinstance(error, of_type):
+            return tell(str(error))
+    return "invalid operation"
+
+
+_KINDS: tuple[tuple[type[Exception], Callable[[str], str]], ...] = (
+    (_RaisedError, lambda _: "syntax error"),
+    (jinja2.UndefinedError, lambda detail: "unknown method" if "has no attribute" in detail else "undefined value"),
+    (jinja2.TemplateAssertionError, lambda detail: "unknown filter" if "filter" in detail else "syntax error"),
+    (jinja2.TemplateRuntimeError, lambda detail: "unknown filter" if "filter" in detail else "invalid operation"),
+)

@@ -1,0 +1,123 @@
+"""Bytes of a request body -> JSON value: the only place where a client's JSON is parsed.
+
+Syntax, Unicode and number range are refused here with 400 (http-api.md section 0.1, step 8). Keys that an object gives
+twice are kept on the value, because only the schema knows which of them it knows; it answers 422.
+"""
+
+import json
+import re
+from typing import Any, TypeVar
+
+import orjson
+import pydantic
+
+MAX_DEPTH = 128
+MAX_DIGITS = 1000
+#: Bodies above this are decoded in a thread.
+INLINE_BYTES = 64 * 1024
+
+_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+_DETAIL_LEN = 200
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+class MalformedJsonError(ValueError):
+    """The body is not JSON that this server reads: 400."""
+
+
+class WrongShapeError(ValueError):
+    """The body is JSON but not the JSON this route takes: 422."""
+
+
+class JsonObject(dict[str, Any]):
+    """A JSON object that remembers which keys its text gave more than once."""
+
+    repeated: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_pairs(cls, pairs: list[tuple[str, Any]]) -> "JsonObject":
+        value = cls(pairs)
+        if len(value) != len(pairs):
+            seen: set[str] = set()
+            value.repeated = frozenset(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        return value
+
+
+def decode_json(body: bytes) -> Any:
+    """The value that `body` spells; objects come as `JsonObject`.
+
+    Linear in the size of the body. Raises `MalformedJsonError`.
+    """
+    try:
+        # orjson is the judge of syntax, UTF-8, surrogates and infinities; it merges repeated keys and turns integers
+        # above 64 bits into floats, so the value itself is read by the standard library.
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedJsonError(_shorten(str(error))) from None
+    if _LONG_NUMBER.search(body) and _has_long_number(body):
+        raise MalformedJsonError(f"a number has more than {MAX_DIGITS} digits")
+    try:
+        value = _DECODER.decode(body.decode())
+    except RecursionError:
+        raise MalformedJsonError(f"nested deeper than {MAX_DEPTH} levels") from None
+    # An object or list opens with one of these, so most bodies need no walk.
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
+        raise MalformedJsonError(f"nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def decode_model(model: type[Model], value: Any) -> Model:
+    """`value` as an instance of `model`. Raises `WrongShapeError` naming the first field that is wrong."""
+    if not isinstance(value, dict):
+        raise WrongShapeError(f"expected an object, got {_type_name(value)}")
+    try:
+        return model.model_validate(value)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise WrongShapeError(_shorten(f"{where}: {message}" if where else message)) from None
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(limit):
+        if not level:
+            return False
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+    return bool(level)
+
+
+def _has_long_number(body: bytes) -> bool:
+    """Whether a run of digits stands outside strings; the body is valid JSON."""
+    return _LONG_NUMBER.search(_STRING.sub(b"", body)) is not None
+
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+
+
+def _type_name(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "a number"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _DETAIL_LEN else f"{text[: _DETAIL_LEN - 1]}…"
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=JsonObject.from_pairs)

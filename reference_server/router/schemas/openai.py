@@ -1,0 +1,216 @@
+"""The OpenAI routes' requests, field for field (http-api.md sections 2.6, 4.1 and 4.2; decisions E1 to E11)."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from reference_server.router.decoder import JsonObject
+from reference_server.router.schemas.scalars import F32, U32, U64, ApiModel
+from reference_server.router.schemas.tgi import EXTENSION
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopField = Annotated[list[str] | None, BeforeValidator(_as_list)]
+
+
+class SamplingFields(ApiModel):
+    """What completions and chat have in common."""
+
+    model: str | None = Field(None, description="Adapter to use; `tgi` or null is the base model.")
+    max_tokens: U32 | None = Field(None, description="Most tokens to generate; by default what fits.")
+    max_completion_tokens: U32 | None = Field(None, description="The newer name of `max_tokens`.")
+    temperature: F32 | None = Field(None, description="0 is greedy.")
+    top_p: F32 | None = None
+    frequency_penalty: F32 | None = None
+    presence_penalty: F32 | None = Field(None, description="-2.0 to 2.0, once per token already generated.")
+    stop: StopField = Field(None, description="One text or several that end the generation.")
+    stream: bool = False
+    seed: U64 | None = None
+    n: U64 | None = Field(None, description="Choices, each a generation of its own.")
+    logit_bias: dict[str, Any] | list[Any] | None = Field(None, description="Only empty.")
+    ignore_eos_token: bool = Field(
+        False,
+        description="Extension: the end-of-sequence token does not end the generation.",
+        json_schema_extra=EXTENSION,
+    )
+    min_new_tokens: U32 | None = Field(
+        None,
+        description="Extension: neither end of sequence nor stop texts act before this many tokens.",
+        json_schema_extra=EXTENSION,
+    )
+
+
+class CompletionRequest(SamplingFields):
+    """Body of `/v1/completions`."""
+
+    prompt: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1, description="One prompt or several.")]
+    suffix: str | None = Field(None, description="Refused.")
+    repetition_penalty: F32 | None = None
+
+
+class ImageUrl(ApiModel):
+    url: str
+
+
+class ContentPart(ApiModel):
+    """A piece of a message: text, or an image by address."""
+
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+    @model_validator(mode="after")
+    def _has_its_content(self) -> "ContentPart":
+        if (self.text if self.type == "text" else self.image_url) is None:
+            raise ValueError(f"missing field `{self.type}`")
+        return self
+
+    @property
+    def flattened(self) -> str:
+        if self.type == "text":
+            return self.text or ""
+        assert self.image_url is not None
+        return f"![]({self.image_url.url})"
+
+
+class CalledFunction(ApiModel):
+    name: str
+    arguments: Any = Field(...)
+    description: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_either_spelling(cls, data: Any) -> Any:
+        return one_spelling(data, "arguments", "parameters")
+
+
+class MessageToolCall(ApiModel):
+    id: str
+    type: str
+    function: CalledFunction
+
+    @property
+    def flattened(self) -> dict[str, Any]:
+        """As templates see it: the arguments are the JSON text of what came, so a string is encoded twice."""
+        arguments = json.dumps(self.function.arguments, ensure_ascii=False, separators=(",", ":"))
+        return {
+            "id": self.id,
+            "type": self.type,
+            "function": {
+                "description": self.function.description,
+                "name": self.function.name,
+                "arguments": arguments,
+            },
+        }
+
+
+class Message(ApiModel):
+    """One turn: `content`, or else `tool_calls`."""
+
+    role: str = Field(max_length=256)
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_calls_beside_content(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("content") is not None:
+            return replaced(data, {key: value for key, value in data.items() if key != "tool_calls"})
+        return data
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Message":
+        if self.content is None and self.tool_calls is None:
+            raise ValueError("missing field `content`")
+        return self
+
+    @property
+    def flattened(self) -> str:
+        """The content as one string, which is all that templates are given."""
+        if isinstance(self.content, str):
+            return self.content
+        if self.content is not None:
+            return "".join(part.flattened for part in self.content)
+        calls = [call.flattened for call in self.tool_calls or ()]
+        return json.dumps(calls, ensure_ascii=False, separators=(",", ":"))
+
+
+class FunctionDefinition(ApiModel):
+    name: str = Field(max_length=256)
+    description: str | None = None
+    parameters: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_either_spelling(cls, data: Any) -> Any:
+        return one_spelling(data, "parameters", "arguments")
+
+
+class Tool(ApiModel):
+    type: str
+    function: FunctionDefinition
+
+
+class ToolChoiceFunction(ApiModel):
+    name: str
+
+
+class ToolChoiceObject(ApiModel):
+    type: Literal["function"]
+    function: ToolChoiceFunction
+
+
+class StreamOptions(ApiModel):
+    include_usage: bool = False
+
+
+class ResponseFormat(ApiModel):
+    """TGI's forms and OpenAI's (section 4.10)."""
+
+    type: Literal["json", "json_object", "json_schema", "regex", "text"]
+    value: Any = None
+    json_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "ResponseFormat":
+        if self.value is not None and self.json_schema is not None:
+            raise ValueError("`value` and `json_schema` exclude each other")
+        if self.json_schema is not None and "schema" not in self.json_schema:
+            raise ValueError("missing field `json_schema.schema`")
+        if self.value is None and self.json_schema is None and self.type not in ("json_object", "text"):
+            raise ValueError("missing field `value`")
+        return self
+
+
+class ChatRequest(SamplingFields):
+    """Body of `/v1/chat/completions` and `/chat_tokenize`."""
+
+    messages: list[Message]
+    logprobs: bool | None = None
+    top_logprobs: U32 | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = Field(None, max_length=512)
+    tool_choice: str | ToolChoiceObject | None = None
+    tool_prompt: str | None = None
+    response_format: ResponseFormat | None = None
+
+
+def one_spelling(data: Any, name: str, alias: str) -> Any:
+    """`data` with `alias` renamed to `name`; both at once are a duplicate."""
+    if not isinstance(data, dict) or alias not in data:
+        return data
+    if name in data or alias in getattr(data, "repeated", ()):
+        raise ValueError(f"duplicate field `{name}`")
+    return replaced(data, {name if key == alias else key: value for key, value in data.items()})
+
+
+def replaced(data: dict[str, Any], items: dict[str, Any]) -> JsonObject:
+    """`items` in the place of `data`, whose repeated keys are still to be judged."""
+    value = JsonObject(items)
+    value.repeated = getattr(data, "repeated", frozenset())
+    return value

@@ -1,0 +1,35 @@
+"""What a handler works with, gathered in one value."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reference_server.router.chat import ChatTemplate
+from reference_server.router.facts import ServerFacts
+from reference_server.router.infer import Infer
+from reference_server.router.metrics import Metrics
+from reference_server.router.sse import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """`clock_ns` is the batcher's clock; `wall_s` tells the Unix time in answers."""
+
+    infer: Infer
+    metrics: Metrics
+    facts: ServerFacts
+    template: ChatTemplate | None = None
+    clock_ns: Callable[[], int] = time.perf_counter_ns
+    wall_s: Callable[[], float] = time.time
+
+    @property
+    def compute_type(self) -> Header:
+        return b"x-compute-type", self.facts.compute_type.encode()
+
+    def stream_headers(self, characters: int) -> list[Header]:
+        """What every token stream's answer carries."""
+        return [
+            self.compute_type,
+            (b"x-compute-characters", b"%d" % characters),
+            (b"x-accel-buffering", b"no"),
+        ]

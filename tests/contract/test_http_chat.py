@@ -1,0 +1,256 @@
+"""Acceptance examples of http-api.md section 9.4: chat. Tools and grammars are refused by name."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.serving import Served, events_of, serve
+
+USER = {"role": "user", "content": "hi"}
+GET_W = {"type": "function", "function": {"name": "get_w", "parameters": {"type": "object", "properties": {}}}}
+REFUSED_TOOLS = 'Tool error: `tools` are not supported; leave them out or set `tool_choice` to "none"'
+
+
+async def chat(served: Served, **body: Any) -> httpx.Response:
+    return await served.client.post("/v1/chat/completions", json={"messages": [USER], **body})
+
+
+async def prompt_of(served: Served, messages: list[dict[str, Any]]) -> str:
+    response = await served.client.post("/chat_tokenize", json={"messages": messages})
+    return str(response.json()["templated_text"])
+
+
+async def test_http_H47_one_answer():
+    async with serve() as served:
+        response = await chat(served, model="tgi", max_tokens=2, seed=1)
+        (request,) = served.requests
+
+    body = response.json()
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": " a b"},
+            "logprobs": None,
+            "finish_reason": "length",
+        }
+    ]
+    assert (body["object"], body["model"], body["system_fingerprint"]) == ("chat.completion", "m", "0.0.0-native")
+    assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    assert (request.text, request.add_special_tokens, request.parameters.seed) == (
+        "<|user|>hi<|assistant|>",
+        False,
+        1,
+    )
+
+
+async def test_http_H48_another_model_and_logprobs():
+    async with serve() as served:
+        body = (await chat(served, model="other", logprobs=True, top_logprobs=1)).json()
+        (request,) = served.requests
+
+    content = body["choices"][0]["logprobs"]["content"]
+    assert (body["model"], request.adapter_id) == ("other", "other")
+    assert [entry["token"] for entry in content] == [" a", " b", " c", " d", " e", "</s>"]
+    assert content[0] == {"token": " a", "logprob": -0.5, "top_logprobs": [{"token": " a", "logprob": -0.5}]}
+
+
+async def test_http_H49_a_stream_with_usage():
+    async with serve() as served:
+        response = await chat(served, stream=True, stream_options={"include_usage": True})
+
+    *content, last, usage, done = events_of(response.text)
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in content] == [" a", " b", " c", " d", " e"]
+    assert all(chunk["usage"] is None for chunk in content)
+    assert last["choices"][0] == {
+        "index": 0,
+        "delta": {"role": "assistant", "content": ""},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 6, "[DONE]")
+
+
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"a": {}}}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "error_type"),
+    [
+        pytest.param(
+            {"response_format": JSON_SCHEMA, "tools": [GET_W]},
+            "Tool error: Grammar and tools are mutually exclusive",
+            "tool_error",
+            id="H50",
+        ),
+        pytest.param(
+            {"response_format": JSON_SCHEMA, "tools": []},
+            "Input validation error: grammar is not supported",
+            "validation",
+            id="H50_grammar",
+        ),
+        pytest.param({"tools": [GET_W]}, REFUSED_TOOLS, "tool_error", id="H53"),
+        pytest.param({"tools": [GET_W], "tool_choice": "required"}, REFUSED_TOOLS, "tool_error", id="H55"),
+        pytest.param(
+            {"tools": [GET_W], "tool_choice": "nope"},
+            "Tool error: Tool with name nope not found",
+            "tool_error",
+            id="H56",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["single", "H54_stream"])
+async def test_http_H50_to_H56_tools_and_grammars_are_refused_by_name(
+    body: dict[str, Any], error: str, error_type: str, stream: bool
+):
+    async with serve() as served:
+        response = await chat(served, stream=stream, **body)
+
+    assert response.status_code == 422
+    assert response.json() == {"error": error, "error_type": error_type}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": []},
+        {"tools": None},
+        {"tools": [GET_W], "tool_choice": "none"},
+        {"tool_choice": None},
+        {"response_format": {"type": "text"}},
+        {"stream_options": None},
+        {"logit_bias": {}},
+        {"logit_bias": []},
+        {"stop": "x"},
+        {"stop": ["x"]},
+        {"max_tokens": 2, "max_completion_tokens": 2},
+        {"presence_penalty": 0.0, "temperature": 0},
+    ],
+    ids=str,
+)
+async def test_what_openai_clients_send_and_means_nothing_is_accepted(body: dict[str, Any]):
+    async with serve() as served:
+        assert (await chat(served, **body)).status_code == 200
+
+
+async def test_http_H51_a_model_without_a_template():
+    async with serve(template=None) as served:
+        response = await chat(served)
+
+    assert response.status_code == 422
+    assert response.json() == {"error": "Template error: template not found", "error_type": "template_error"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_http_H52_a_template_that_refuses(stream: bool):
+    async with serve(template="{{ raise_exception('bad roles') }}") as served:
+        response = await chat(served, stream=stream)
+        failures = await served.metric('tgi_request_failure{err="template"}')
+
+    assert response.status_code == 422
+    assert response.json()["error"] == "Template error: syntax error: bad roles (in <string>:1)"
+    assert failures == "1"
+
+
+async def test_http_H57_a_last_assistant_turn_is_continued():
+    async with serve() as served:
+        text = await prompt_of(served, [USER, {"role": "assistant", "content": "the elephant"}])
+
+    assert text.endswith("the elephant")
+
+
+async def test_http_H58_images_become_markdown():
+    parts = [
+        {"type": "text", "text": "A"},
+        {"type": "image_url", "image_url": {"url": "http://h/i.png"}},
+        {"type": "text", "text": "B"},
+    ]
+    async with serve() as served:
+        text = await prompt_of(served, [{"role": "user", "content": parts}])
+
+    assert text == "<|user|>A![](http://h/i.png)B<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": [{"type": "audio"}]},
+        {"role": "user", "content": "a", "role ": 1, "name": 5},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": 1, "type": "function", "function": {"name": "f", "arguments": {}}}],
+        },
+    ],
+    ids=str,
+)
+async def test_messages_of_the_wrong_shape(message: dict[str, Any]):
+    async with serve() as served:
+        response = await chat(served, messages=[message])
+
+    assert response.status_code == 422
+    assert response.json()["error_type"] == "validation"
+
+
+async def test_tool_calls_in_the_history_are_rendered_as_json():
+    call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {"b": 1}, "description": None}}
+    async with serve() as served:
+        text = await prompt_of(served, [{"role": "assistant", "content": None, "tool_calls": [call]}, USER])
+
+    assert text == (
+        '<|assistant|>[{"id":"0","type":"function","function":'
+        '{"description":null,"name":"f","arguments":"{\\"b\\":1}"}}]<|user|>hi<|assistant|>'
+    )
+
+
+async def test_both_spellings_of_a_tools_parameters_are_a_duplicate():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}, "arguments": {}}}
+    async with serve() as served:
+        response = await chat(served, tools=[tool])
+
+    assert "duplicate field `parameters`" in response.json()["error"]
+
+
+async def test_choices_are_generations_of_their_own():
+    async with serve() as served:
+        response = await chat(served, n=2, seed=5, max_tokens=2)
+        streamed = events_of((await chat(served, n=2, max_tokens=2, stream=True)).text)
+        seeds = [request.parameters.seed for request in served.requests[:2]]
+
+    body = response.json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5}
+    assert (response.headers["x-prompt-tokens"], response.headers["x-generated-tokens"]) == ("1", "4")
+    assert seeds == [5, 6]
+    assert [chunk["choices"][0]["index"] for chunk in streamed[:-1]] == [0, 1, 0, 1]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in streamed[:-1]] == [None, None, "length", "length"]
+
+
+async def test_a_stream_fails_in_openais_form_and_still_ends_with_done():
+    async with serve() as served:
+        events = events_of((await chat(served, stream=True, top_p=1.0)).text)
+
+    message = "Input validation error: `top_p` must be > 0.0 and < 1.0"
+    assert events == [{"error": {"message": message, "http_status_code": 422}}, "[DONE]"]
+
+
+async def test_presence_penalty_is_openais():
+    async with serve() as served:
+        accepted = await chat(served, presence_penalty=1.5, max_tokens=1)
+        refused = await chat(served, presence_penalty=2.5)
+        (request,) = served.requests
+
+    assert accepted.status_code == 200
+    assert (request.parameters.presence_penalty, request.parameters.repetition_penalty) == (1.5, 1.0)
+    assert refused.json()["error"] == "Input validation error: `presence_penalty` must be >= -2.0 and <= 2.0"
+
+
+async def test_chat_takes_the_extensions():
+    async with serve() as served:
+        body = (await chat(served, max_tokens=9, ignore_eos_token=True, min_new_tokens=7)).json()
+        (request,) = served.requests
+
+    assert body["usage"]["completion_tokens"] == 9
+    assert (request.stopping.ignore_eos_token, request.stopping.min_new_tokens) == (True, 7)
