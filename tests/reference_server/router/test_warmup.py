@@ -88,7 +88,7 @@ def test_a_total_given_for_a_model_that_reports_one_is_ignored_with_two_warnings
 
 
 def test_a_total_limit_over_what_fits_is_not_enough_memory():
-    with pytest.raises(StartupError, match="not enough memory.*8001.*8000"):
+    with pytest.raises(StartupError, match=r"not enough memory.*8001.*8000"):
         resolve_limits(AskedLimits(4096), WarmupReply(8000, 4000, 8001), FLASH)
 
 
