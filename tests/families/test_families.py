@@ -1,0 +1,92 @@
+"""Every family on tiny random weights in float32: what the engine generates equals Transformers' generate alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.shard import LocalShard
+from tests.support.shard_driver import ShardDriver
+from tests.support.tiny_models import CONFIGS, generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of
+
+PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
+NEW_TOKENS = 10
+# Four running requests leave two tokens of a step's eight for one chunk, so prompts mix with decodes for long.
+CHUNK_BUDGET = 16
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A family's shard, ready to serve, and what Transformers makes of the prompts."""
+
+    shard: LocalShard
+    expected: list[list[int]]
+
+
+FUSED = [name for name, config in CONFIGS.items() if config["model_type"] in ("llama", "mistral", "qwen2")]
+CASES = [*((name, True) for name in CONFIGS), *((name, False) for name in FUSED)]
+
+
+@pytest.fixture(
+    scope="module", params=CASES, ids=[f"{name}-{'default' if fuse else 'modules'}" for name, fuse in CASES]
+)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    name, fuse = request.param
+    model = make_tiny_model(name)
+    expected = [generate_alone(model, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    directory = save_tiny_model(tmp_path_factory.mktemp(name), name)
+    shard = LocalShard.load(tiny_options(directory, fuse))
+    yield Loaded(shard, expected)
+    shard.close()
+
+
+def tiny_options(directory: Path, fuse: bool) -> EngineOptions:
+    return EngineOptions(str(directory), dtype="float32", cpu_memory_gib=0.01, fuse=fuse, compute_threads=1)
+
+
+async def warmed(loaded: Loaded) -> ShardDriver:
+    request = Request(0, (text_of([1] * 16),), 16, ChooserParameters(), StoppingParameters(1))
+    await loaded.shard.warmup(WarmupRequest(Batch(0, (request,)), CHUNK_BUDGET))
+    return ShardDriver(loaded.shard)
+
+
+async def test_ragged_batch_equals_generate_alone(loaded: Loaded) -> None:
+    driver = await warmed(loaded)
+
+    outcomes = await driver.run(*(driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)))
+
+    assert [outcome.ids for outcome in outcomes] == loaded.expected
+
+
+async def test_prompts_in_chunks_of_five_equal_generate_alone(loaded: Loaded) -> None:
+    driver = await warmed(loaded)
+    requests = [driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)]
+
+    result = None
+    for request, prompt in zip(requests, PROMPTS, strict=True):
+        first_chunk = replace(request, chunk_len=min(5, len(prompt)))
+        result = await driver.prefill(first_chunk, cached=None if result is None else result.batch)
+    assert result is not None
+    await driver.finish(result)
+
+    assert [driver.outcomes[request.id].ids for request in requests] == loaded.expected
+
+
+async def test_requests_join_and_leave_midway(loaded: Loaded) -> None:
+    driver = await warmed(loaded)
+    first = await driver.prefill(driver.request(0, PROMPTS[0]), driver.request(1, PROMPTS[1], max_new_tokens=4))
+    first = await driver.decode(first.batch)
+    second = await driver.prefill(driver.request(2, PROMPTS[2]))
+    merged = await driver.decode(first.batch, second.batch)
+    merged = await driver.decode(merged.batch)
+    assert driver.outcomes[1].generated_text is not None
+    assert merged.batch is not None
+    kept = await loaded.shard.filter_batch(merged.batch.id, [2, 0])
+    joined = await driver.prefill(driver.request(3, PROMPTS[3]), cached=kept)
+    await driver.finish(joined)
+
+    expected = [ids[:4] if id_ == 1 else ids for id_, ids in enumerate(loaded.expected)]
+    assert [driver.outcomes[id_].ids for id_ in range(4)] == expected
