@@ -2,6 +2,8 @@
 
 import doctest
 import random
+import subprocess
+import sys
 
 import pytest
 from hypothesis import settings
@@ -376,6 +378,19 @@ def test_fail_all_ends_waiting_and_running_entries():
 
     assert scheduler.fail_all() == [first, second]
     assert (scheduler.entries, scheduler.queue_size) == ((), 0)
+
+
+def test_the_pure_modules_load_no_event_loop_and_no_framework():
+    names = ("admission", "blocks", "queue", "radix", "receipts", "request", "scheduler", "segments", "warmup")
+    program = f"""
+import sys
+for name in {names!r}:
+    __import__("reference_server.router." + name)
+print(*sorted({{"asyncio", "pydantic", "torch", "numpy", "grpc", "logging"}} & set(sys.modules)))
+"""
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert loaded.stdout.strip() == ""
 
 
 def test_the_examples_in_the_docstrings_hold():
