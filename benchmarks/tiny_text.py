@@ -310,10 +310,6 @@ def _code(rng: random.Random) -> str:
     )
 
 
-_PROSE: tuple[Teller, ...] = (
-    _story, _story, _story, _api_note, _api_note, _definition, _day, _listing, _counting, _chant, _code,
-)  # fmt: skip
-
 Exchange = Callable[[random.Random], tuple[str, str]]
 
 
@@ -431,4 +427,15 @@ _EXCHANGES: tuple[Exchange, ...] = (
     _ask_definition, _ask_definition, _ask_definition, _ask_sum, _ask_counting, _ask_list, _ask_opposite, _ask_sound,
     _ask_day, _ask_repeat, _ask_story, _ask_story, _ask_test, _ask_test, _ask_code, _ask_json, _ask_memory, _greet,
     _greet, _ask_spelling,
+)  # fmt: skip
+
+
+def _question_and_answer(rng: random.Random) -> str:
+    """Without the chat format, so that a plain question is answered too."""
+    return rng.choice((" ", "\n")).join(rng.choice(_EXCHANGES)(rng))
+
+
+_PROSE: tuple[Teller, ...] = (
+    _story, _story, _story, _api_note, _api_note, _definition, _day, _listing, _counting, _chant, _code,
+    _question_and_answer, _question_and_answer, _question_and_answer,
 )  # fmt: skip

@@ -143,6 +143,7 @@ def save_weights(model: "torch.nn.Module") -> None:  # type: ignore[name-defined
     temporary = MODEL / "model.safetensors.part"
     weights = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, temporary, metadata={"format": "pt"})
+    temporary.chmod(0o644)
     temporary.replace(MODEL / "model.safetensors")
 
 
