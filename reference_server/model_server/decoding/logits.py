@@ -57,14 +57,15 @@ class LogitsPipeline:
         self._device = device
         self._watermark = watermark
         self._watermarked = [row for row, chooser in enumerate(choosers) if chooser.watermark]
-        self._minimum_length = MinimumLength(rows, vocab_size, eos_ids, device)
-        self._penalties = Penalties(rows, vocab_size, device)
-        self._warpers = Warpers(choosers, vocab_size, device)
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no row asks for anything: greedy, or plain sampling."""
-        return not (self._watermarked or self._minimum_length or self._penalties or self._warpers)
+        self._penalties = self._minimum_length = self._warpers = None
+        if any(_is_penalised(chooser) for chooser in choosers):
+            self._penalties = Penalties(rows, vocab_size, device)
+        if any(row.min_new_tokens > 0 for row in rows):
+            self._minimum_length = MinimumLength(rows, vocab_size, eos_ids, device)
+        if any(_is_warped(chooser) for chooser in choosers):
+            self._warpers = Warpers(choosers, vocab_size, device)
+        # Whether no row asks for anything: greedy, or plain sampling.
+        self.is_identity = not (self._watermarked or self._penalties or self._minimum_length or self._warpers)
 
     @property
     def needs_host_ids(self) -> bool:
@@ -100,13 +101,13 @@ class MinimumLength:
         eos = sorted(id_ for id_ in eos_ids if 0 <= id_ < vocab_size)
         self._eos = torch.tensor(eos, device=device)
         # The sequence length from which on a row may end.
-        self._floors = {row: each.prompt_len + each.min_new_tokens for row, each in enumerate(rows)}
-        self._floors = {row: floor for row, floor in self._floors.items() if eos and floor > rows[row].prompt_len}
+        self._floors = {
+            row: each.prompt_len + each.min_new_tokens
+            for row, each in enumerate(rows)
+            if eos and each.min_new_tokens > 0
+        }
         self._muted: list[int] = []
         self._muted_rows = torch.empty(0, 1, dtype=torch.int64, device=device)
-
-    def __bool__(self) -> bool:
-        return bool(self._floors)
 
     def apply_(self, scores: Tensor, lengths: Sequence[int]) -> None:
         muted = [row for row, floor in self._floors.items() if lengths[row] < floor]
@@ -139,9 +140,6 @@ class Penalties:
         self._has_repetition = any(repetition[row] != 1 for row in counted)
         self._has_frequency = any(frequency[row] != 0 for row in counted)
         self._has_presence = bool(generated)
-
-    def __bool__(self) -> bool:
-        return self._has_repetition or self._has_frequency or self._has_presence
 
     def apply_(
         self, scores: Tensor, ids: Sequence[Sequence[int]], lengths: Sequence[int], newest: Tensor | None
@@ -223,9 +221,6 @@ class Warpers:
         self._top_p = _Rows([_share(chooser.top_p) for chooser in choosers], 1.0, device)
         self._typical_p = _Rows([_share(chooser.typical_p) for chooser in choosers], 1.0, device)
 
-    def __bool__(self) -> bool:
-        return bool(self._temperature or self._top_k or self._top_p or self._typical_p)
-
     def __call__(self, scores: Tensor) -> Tensor:
         for rows, warp in (
             (self._temperature, divide_by_temperature),
@@ -284,6 +279,19 @@ def keep_typical(scores: Tensor, mass: Tensor) -> Tensor:
     num_before = (probs.gather(1, order).cumsum(-1) < mass[:, None]).sum(-1, keepdim=True)
     farthest = ascending.gather(1, num_before.clamp(max=scores.shape[-1] - 1))
     return scores.masked_fill(distance > farthest, -math.inf)
+
+
+def _is_penalised(chooser: ChooserParameters) -> bool:
+    return chooser.repetition_penalty not in (0, 1) or chooser.frequency_penalty != 0 or chooser.presence_penalty != 0
+
+
+def _is_warped(chooser: ChooserParameters) -> bool:
+    return (
+        chooser.temperature not in (0, 1)
+        or chooser.top_k > 0
+        or _share(chooser.top_p) != 1
+        or _share(chooser.typical_p) != 1
+    )
 
 
 def _or_off(value: float, *, positive: bool = False, off: float = 0.0) -> float:

@@ -77,7 +77,8 @@ class TokenChooser:
         self._sampled_index = torch.tensor(self._sampled, dtype=torch.int64, device=device)
         self._all_sampled = len(self._sampled) == len(rows)
         self._seeds = np.array([rows[row].chooser.seed % 2**64 for row in self._sampled], dtype=np.uint64)
-        self._top_n = TopN({row: each.top_n_tokens for row, each in enumerate(rows)}, vocab_size, device)
+        top_n = {row: each.top_n_tokens for row, each in enumerate(rows) if each.top_n_tokens > 0}
+        self._top_n = TopN(top_n, vocab_size, device) if top_n else None
 
     @property
     def needs_host_ids(self) -> bool:
@@ -108,15 +109,12 @@ class TokenChooser:
 
 
 class TopN:
-    """The most probable ids of the rows that ask for them."""
+    """The most probable ids of the rows that ask for them; `top_n` is row -> how many, at least one."""
 
     def __init__(self, top_n: dict[int, int], vocab_size: int, device: torch.device) -> None:
-        self._n = {row: min(n, vocab_size) for row, n in top_n.items() if n > 0}
+        self._n = {row: min(n, vocab_size) for row, n in top_n.items()}
         self._index = torch.tensor(list(self._n), dtype=torch.int64, device=device)
         self._nth = torch.tensor(list(self._n.values()), dtype=torch.int64, device=device)[:, None] - 1
-
-    def __bool__(self) -> bool:
-        return bool(self._n)
 
     def of(self, log_probs: Tensor) -> "DeviceTop":
         """log_probs: [rows, vocab_size]."""

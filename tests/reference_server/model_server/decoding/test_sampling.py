@@ -135,14 +135,12 @@ def test_logprobs_are_those_of_the_warped_distribution():
     [(0, []), (2, [0, 3]), (3, [0, 3, 1, 4]), (4, [0, 3, 1, 4]), (5, [0, 3, 1, 4, 2]), (9, [0, 3, 1, 4, 2])],
 )
 def test_model_server_M11_top_tokens_include_ties_and_are_sorted(n, expected):
-    log_probs = torch.tensor([[-1.0, -3.0, -4.0, -2.0, -3.0]])
-    top_n = TopN({0: n}, 5, CPU)
-    choice = Choice(torch.tensor([0]), torch.tensor([-1.0]), top_n.of(log_probs) if top_n else None)
+    logits = torch.tensor([[-1.0, -3.0, -4.0, -2.0, -3.0]])
 
-    ids, logprobs = choice.to_host().top_tokens[0]
+    ids, logprobs = choose([RowParameters(CHOOSER, top_n_tokens=n)], logits, [[0]]).top_tokens[0]
 
     assert ids == expected
-    assert logprobs == [log_probs[0, id_] for id_ in expected]
+    assert logprobs == [logits.log_softmax(-1)[0, id_] for id_ in expected]
 
 
 def test_top_tokens_belong_to_their_row_and_are_warped():
