@@ -12,9 +12,7 @@ from reference_server.messages import ChooserParameters
 from reference_server.model_server.decoding import sampling
 from reference_server.model_server.decoding.logits import RowParameters
 from reference_server.model_server.decoding.sampling import (
-    Choice,
     TokenChooser,
-    TopN,
     inverse_cdf,
     splitmix64,
     uniforms,
