@@ -1,19 +1,20 @@
 """The server's exceptions.
 
-    ServerError
-    ├── StartupError                        process error: message on stderr, exit code 1
-    │   ├── ArgumentError                   a flag, or a combination of flags, that cannot work
-    │   └── UnsupportedError                a model, device or feature that is not served, refused by name
-    ├── ShardError                          a shard call failed; carries the shard's message
-    │   └── ShardConnectionError            the shard could not be reached
-    └── RequestError                        one request ends with an HTTP status and TGI's `error_type`
-        ├── ValidationError                 422 validation
-        ├── TemplateError                   422 template_error
-        ├── ToolError                       422 tool_error
-        ├── GenerationError                 424 generation
-        ├── OverloadedError                 429 overloaded
-        ├── IncompleteGenerationError       500 incomplete_generation
-        └── UnhealthyError                  503 healthcheck
+ServerError
+├── StartupError                        process error: message on stderr, exit code 1
+│   ├── ArgumentError                   a flag, or a combination of flags, that cannot work
+│   └── UnsupportedError                a model, device or feature that is not served, refused by name
+├── ShardError                          a shard call failed; carries the shard's message
+│   ├── ShardConnectionError            the shard could not be reached
+│   └── StepTimeoutError                a step took longer than `step_timeout`; the shard cannot be relied on
+└── RequestError                        one request ends with an HTTP status and TGI's `error_type`
+    ├── ValidationError                 422 validation
+    ├── TemplateError                   422 template_error
+    ├── ToolError                       422 tool_error
+    ├── GenerationError                 424 generation
+    ├── OverloadedError                 429 overloaded
+    ├── IncompleteGenerationError       500 incomplete_generation
+    └── UnhealthyError                  503 healthcheck
 """
 
 from typing import ClassVar
@@ -41,6 +42,13 @@ class ShardError(ServerError):
 
 class ShardConnectionError(ShardError):
     """A shard could not be reached."""
+
+
+class StepTimeoutError(ShardError):
+    """A shard did not answer a step in time."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"step timed out after {limit_s:g} s")
 
 
 class RequestError(ServerError):

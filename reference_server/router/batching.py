@@ -9,8 +9,8 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, NamedTuple
 
 from reference_server.errors import (
     GenerationError,
@@ -18,6 +18,7 @@ from reference_server.errors import (
     RequestError,
     ShardConnectionError,
     ShardError,
+    StepTimeoutError,
 )
 from reference_server.messages import (
     Batch,
@@ -31,6 +32,7 @@ from reference_server.messages import (
     Timings,
     Tokens,
 )
+from reference_server.router.observer import BatchObserver, NullObserver
 from reference_server.router.queue import Entry
 from reference_server.router.request import ValidGenerateRequest
 from reference_server.router.scheduler import Call, Clear, Decode, Deliveries, Filter, Idle, Prefill, Scheduler
@@ -76,60 +78,6 @@ class Finished(NamedTuple):
 
 
 Event = PrefillDone | TokenArrived | Finished
-
-
-class BatchObserver(Protocol):
-    """Told what happens, for metrics; `method` is "prefill" or "decode". Calls are made on the event loop."""
-
-    def on_queue(self, size: int) -> None:
-        """Entries that wait now."""
-        ...
-
-    def on_batch(self, size: int, reason: str | None, prompt_tokens: int, prefix_hit_tokens: int) -> None:
-        """A batch was formed; `reason` (backpressure, wait_exceeded, chunking) if it joins a running one."""
-        ...
-
-    def on_call(self, method: str) -> None:
-        """A step is about to be asked for."""
-        ...
-
-    def on_call_done(self, method: str, timings: Timings, total_ns: int, filter_ns: int) -> None:
-        """A step was answered; `total_ns` is the whole, `filter_ns` its part after the shard's answer."""
-        ...
-
-    def on_call_failed(self, method: str) -> None: ...
-
-    def on_running(self, size: int, max_tokens: int) -> None:
-        """Rows of the running batch and the tokens reserved for them; zeros when nothing runs."""
-        ...
-
-    def on_tokens(self, skipped: int, times: int) -> None:
-        """`times` generations of a step brought one token and `skipped` more."""
-        ...
-
-    def on_failures(self, err: str, count: int) -> None:
-        """Requests ended as `generation`, `dropped` or `incomplete`."""
-        ...
-
-
-class NullObserver:
-    """Takes no notice."""
-
-    def on_queue(self, size: int) -> None: ...
-
-    def on_batch(self, size: int, reason: str | None, prompt_tokens: int, prefix_hit_tokens: int) -> None: ...
-
-    def on_call(self, method: str) -> None: ...
-
-    def on_call_done(self, method: str, timings: Timings, total_ns: int, filter_ns: int) -> None: ...
-
-    def on_call_failed(self, method: str) -> None: ...
-
-    def on_running(self, size: int, max_tokens: int) -> None: ...
-
-    def on_tokens(self, skipped: int, times: int) -> None: ...
-
-    def on_failures(self, err: str, count: int) -> None: ...
 
 
 class GenerationStream:
@@ -193,11 +141,14 @@ class Batcher:
         scheduler: Scheduler,
         *,
         observer: BatchObserver | None = None,
+        step_timeout_s: float | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        """A step that takes longer than `step_timeout_s` is fatal: nothing can be asked of a shard that hangs."""
         self._shard = shard
         self._scheduler = scheduler
         self._observer: BatchObserver = NullObserver() if observer is None else observer
+        self._step_timeout_s = step_timeout_s
         self._now_ns = now_ns
         self._streams: dict[int, GenerationStream] = {}
         self._arrival = asyncio.Event()
@@ -276,9 +227,9 @@ class Batcher:
     async def _carry(self, call: Call) -> StepResult | CachedBatch | None:
         match call:
             case Prefill():
-                return await self._shard.prefill(call.batch, call.cached)
+                return await self._in_time(self._shard.prefill(call.batch, call.cached))
             case Decode():
-                return await self._shard.decode(call.batches)
+                return await self._in_time(self._shard.decode(call.batches))
             case Filter():
                 return await self._shard.filter_batch(call.batch_id, call.request_ids)
             case Clear():
@@ -286,6 +237,17 @@ class Batcher:
             case Idle():
                 raise AssertionError("nothing to carry")
         return None
+
+    async def _in_time(self, step: Coroutine[Any, Any, StepResult]) -> StepResult:
+        if self._step_timeout_s is None:
+            return await step
+        try:
+            async with asyncio.timeout(self._step_timeout_s) as limit:
+                return await step
+        except TimeoutError:
+            if limit.expired():
+                raise StepTimeoutError(self._step_timeout_s) from None
+            raise
 
     def _on_reply(self, call: Call, reply: StepResult | CachedBatch | None) -> Deliveries:
         if self._step is not None and isinstance(reply, StepResult):
@@ -303,6 +265,9 @@ class Batcher:
             self._observer.on_call_failed(self._step.method)
             self._step = None
         self._fail(self._scheduler.on_error(call), generation_error(error))
+        if isinstance(error, StepTimeoutError):
+            self._fail(self._scheduler.fail_all(), generation_error(error))
+            raise error
         if isinstance(call, Filter | Clear):
             with contextlib.suppress(ShardError):
                 await self._shard.clear_cache()
@@ -327,14 +292,14 @@ class Batcher:
             logger.error("requests %s were dropped by the model server", [entry.id for entry in deliveries.lost])
             self._fail(deliveries.lost, GenerationError("dropped by the model server"))
 
-    def _fail(self, entries: Iterable[Entry], error: RequestError, err: str = "generation") -> None:
+    def _fail(self, entries: Iterable[Entry], error: RequestError) -> None:
         failed = list(entries)
         for entry in failed:
             stream = self._streams.pop(entry.id, None)
             if stream is not None:
                 stream.push((error,), is_last=True)
         if failed:
-            self._observer.on_failures(err, len(failed))
+            self._observer.on_failures("generation", len(failed))
 
     def _abandon(self, entry: Entry) -> None:
         if self._streams.pop(entry.id, None) is not None:
@@ -343,7 +308,12 @@ class Batcher:
     def _end_all(self, deliveries: Deliveries) -> None:
         self._is_over = True
         self._deliver(deliveries)
-        self._fail(self._scheduler.fail_all(), IncompleteGenerationError(), "incomplete")
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.push((IncompleteGenerationError(),), is_last=True)
+        if streams:
+            self._observer.on_failures("incomplete", len(streams))
+        self._scheduler.fail_all()
         self._observer.on_running(0, 0)
         self._observer.on_queue(0)
 

@@ -139,7 +139,7 @@ def share_bounds(limit: int) -> list[float]:
 
 
 class Metrics:
-    """Every series of the router. The `on_*` methods are batching.py's `BatchObserver`."""
+    """Every series of the router. The `on_*` methods are observer.py's `BatchObserver`."""
 
     def __init__(self, max_input_tokens: int, max_total_tokens: int) -> None:
         seconds = duration_bounds()

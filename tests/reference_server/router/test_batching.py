@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from reference_server.errors import (
     IncompleteGenerationError,
     ShardConnectionError,
     ShardError,
+    StepTimeoutError,
     ValidationError,
 )
 from reference_server.messages import ModelInfo
@@ -17,10 +19,10 @@ from reference_server.router.batching import (
     Batcher,
     Finished,
     GeneratedToken,
-    NullObserver,
     PrefillDone,
     TokenArrived,
 )
+from reference_server.router.observer import NullObserver
 from reference_server.router.scheduler import Scheduler, SchedulerOptions
 from tests.support.scripted_shard import EOS_ID, Reply, ScriptedShard, say
 from tests.support.valid_requests import valid_request
@@ -295,6 +297,40 @@ async def test_reliability_F9_a_failed_clear_ends_the_loop():
             await loop
 
         assert not batcher.is_healthy
+
+
+async def test_reliability_F3_a_shard_that_hangs_ends_everything():
+    gate = Gate("decode")
+    scheduler = Scheduler(options(max_batch_size=1))
+    batcher = Batcher(ScriptedShard(gate=gate), scheduler, step_timeout_s=0.01)
+    loop = asyncio.create_task(batcher.run())
+    streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
+
+    outcomes = await asyncio.gather(*map(read, streams), return_exceptions=True)
+
+    text = "Request failed during generation: Server error: step timed out after 0.01 s"
+    assert [str(outcome) for outcome in outcomes] == [text] * 2
+    with pytest.raises(StepTimeoutError):
+        await loop
+    assert not batcher.is_healthy
+
+
+async def test_an_answer_that_fits_no_request_ends_every_request():
+    shard = ScriptedShard(lambda request: Reply(("a", "b")))
+    prefill = shard.prefill
+
+    async def misnumbered(batch, cached=None):
+        result = await prefill(batch, cached)
+        return replace(result, generations=(replace(result.generations[0], request_id=99),))
+
+    shard.prefill = misnumbered
+    batcher = Batcher(shard, Scheduler(options()))
+    loop = asyncio.create_task(batcher.run())
+
+    with pytest.raises(IncompleteGenerationError):
+        await read(batcher.submit(valid_request(4, 4)))
+    with pytest.raises(KeyError):
+        await loop
 
 
 async def test_reliability_F8_an_error_in_the_loop_ends_every_request(caplog):
