@@ -8,6 +8,7 @@ from typing import Any
 from reference_server.router.batching import Finished
 from reference_server.router.infer import Answer
 from reference_server.router.metrics import Metrics
+from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.sse import Header
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class RequestTimes:
     def per_token_ns(self) -> int:
         return self.inference_ns // max(1, self.generated_tokens)
 
-    def observe(self, metrics: Metrics, parameters: Any, seed: int | None) -> None:
+    def observe(self, metrics: Metrics, parameters: GenerateParameters, seed: int | None) -> None:
         """Count a success and log it."""
         metrics.request_success.add()
         metrics.request_duration.observe(self.total_ns / 1e9)
@@ -59,7 +60,7 @@ class RequestTimes:
         if logger.isEnabledFor(logging.INFO):
             logger.info("Success", extra=self._fields(parameters, seed))
 
-    def _fields(self, parameters: Any, seed: int | None) -> dict[str, Any]:
+    def _fields(self, parameters: GenerateParameters, seed: int | None) -> dict[str, Any]:
         times = {
             "total_time": self.total_ns,
             "validation_time": self.validation_ns,
@@ -68,7 +69,8 @@ class RequestTimes:
             "time_per_token": self.per_token_ns,
         }
         spelled = {name: f"{value / 1e6:.3f}ms" for name, value in times.items()}
-        return {"parameters": repr(parameters), **spelled, "seed": seed}
+        asked = parameters.model_dump(exclude_defaults=True)
+        return {"parameters": asked, **spelled, "seed": seed}
 
 
 def timing_headers(times: Sequence[RequestTimes], answers: Sequence[Answer], characters: int) -> list[Header]:

@@ -1,0 +1,33 @@
+"""The command `text-generation-router`."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from reference_server.config import RouterConfig
+from reference_server.errors import ArgumentError, ServerError
+from reference_server.observability import LogFormat, set_up_logging
+from reference_server.router.startup import serve
+from reference_server.settings import load, process_environment
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal; 0 after a graceful end, 1 when it cannot start or go on, 2 for a wrong flag."""
+    try:
+        loaded = load(RouterConfig, sys.argv[1:] if argv is None else argv, process_environment())
+        set_up_logging(loaded.config.log_level, LogFormat.JSON if loaded.config.json_output else LogFormat.TEXT)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(loaded))
+    except ArgumentError as error:
+        print(f"Error: Argument validation error: {error}", file=sys.stderr)
+        return 1
+    except ServerError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
