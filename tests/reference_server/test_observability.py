@@ -8,6 +8,7 @@ import pytest
 from reference_server import observability
 from reference_server.errors import ArgumentError
 from reference_server.observability import LogFormat, set_up_logging
+from tests.support.logs import kept_logging
 
 logger = logging.getLogger("reference_server.tested")
 
@@ -15,21 +16,16 @@ HOSTILE = "a\nb\x1b[31m\u202eevil\x85\r"
 
 
 @pytest.fixture
-def log(monkeypatch):
+def log():
     """Sets logging up on a buffer; what it changed is put back."""
-    root, package = logging.getLogger(), logging.getLogger("reference_server")
-    handlers, levels = root.handlers[:], (root.level, package.level)
     stream = io.StringIO()
 
     def set_up(log_format, level="info"):
         set_up_logging(level, log_format, stream)
         return stream
 
-    yield set_up
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    package.setLevel(levels[1])
-    logging.captureWarnings(False)
+    with kept_logging():
+        yield set_up
 
 
 def test_text_line_says_when_how_bad_where_and_what(log):
@@ -115,7 +111,7 @@ def test_unknown_level_is_refused(log, level):
         log(LogFormat.TEXT, level)
 
 
-def test_reliability_F13_broken_pipe_stops_nothing(monkeypatch, capsys, log):
+def test_reliability_F13_broken_pipe_stops_nothing(capsys, log):
     class Broken(io.StringIO):
         def write(self, text):
             raise BrokenPipeError

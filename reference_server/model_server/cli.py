@@ -1,0 +1,173 @@
+"""`text-generation-server`: serve one shard of a model, download its weights, or quantize it.
+
+torch is imported by `serve` alone, once the settings are known to be good.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from reference_server.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
+from reference_server.config_support import refuse_unsupported
+from reference_server.errors import ArgumentError, StartupError, UnsupportedError
+from reference_server.model_server.options import WIGGLE_ROOM, EngineOptions, RopeOverride
+from reference_server.model_server.weights.hub import HuggingFaceHub, Weights, ensure_weights
+from reference_server.observability import LogFormat, set_up_logging
+from reference_server.settings import COMMANDS, load, load_rank, process_environment
+from reference_server.transport.address import tcp_url, unix_url
+from reference_server.transport.service import serving
+from reference_server.transport.shard import Shard
+
+# Not __name__, which is __main__ under `python -m`.
+logger = logging.getLogger("reference_server.model_server.cli")
+
+WORDS = ("serve", "download-weights", "quantize")
+USAGE = f"""Usage: text-generation-server COMMAND [OPTIONS]
+
+Commands: {", ".join(WORDS)}. `text-generation-server COMMAND --help` lists the options of one.
+
+Exit codes: 0 done or stopped by a signal, 1 the model could not be served, 2 usage."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    word, *rest = (sys.argv[1:] if argv is None else argv) or [""]
+    if word in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if word not in WORDS:
+        print(f"error: {word!r} is none of the commands\n\n{USAGE}" if word else USAGE, file=sys.stderr)
+        return 2
+    environ = process_environment()
+    try:
+        return _run(load(COMMANDS[word], rest, environ).config, environ)
+    except StartupError as error:
+        logger.error("%s", error)
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(config: HubConfig, environ: Mapping[str, str]) -> int:
+    assert isinstance(config, ShardConfig | DownloadConfig | QuantizeConfig)
+    set_up_logging(config.logger_level, LogFormat.RECORD if config.json_output else LogFormat.TEXT)
+    refuse_unsupported(config)
+    if isinstance(config, ShardConfig):
+        serve(config, load_rank(environ) if config.sharded else RankConfig())
+    if isinstance(config, QuantizeConfig):
+        raise UnsupportedError("`quantize` is not served yet: serve the model as it is, with --dtype")
+    download_weights(config)
+    return 0
+
+
+def download_weights(config: DownloadConfig) -> None:
+    """Bring the weight files to this machine, unless they are here."""
+    token = None if config.hub_token is None else config.hub_token.get_secret_value()
+    ensure_weights(
+        Weights(
+            model_id=config.model_id,
+            revision=config.revision,
+            extension=config.extension,
+            override=config.weights_cache_override,
+            auto_convert=config.auto_convert,
+        ),
+        HuggingFaceHub(token, config.huggingface_hub_cache),
+    )
+
+
+def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:
+    """Load one shard and serve it until a signal comes or it fails beyond repair.
+
+    The process leaves without waiting for a step in flight, hence not by the interpreter's own way out.
+    """
+    if rank.rank > 0 and not logger.isEnabledFor(logging.DEBUG):
+        # Every rank would say the same.
+        logging.getLogger("reference_server.model_server").setLevel(logging.WARNING)
+    urls = group_urls(config, rank)
+    shard = _load(config, rank)
+    code = asyncio.run(serve_until_stopped(shard, urls[rank.rank], urls))
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def group_urls(config: ShardConfig, rank: RankConfig) -> list[str]:
+    """Where each rank listens, in rank order. Raises ArgumentError."""
+    if config.listen is None:
+        return [unix_url(f"{config.uds_path}-{number}") for number in range(rank.world_size)]
+    try:
+        own, group = tcp_url(config.listen), [tcp_url(address) for address in config.shard_addr]
+    except ValueError as error:
+        raise ArgumentError(str(error)) from error
+    if not group and rank.world_size == 1:
+        return [own]
+    if len(group) != rank.world_size:
+        raise ArgumentError(f"`shard_addr` names {len(group)} shards but WORLD_SIZE is {rank.world_size}")
+    return group
+
+
+def engine_options(config: ShardConfig) -> EngineOptions:
+    """What the engine needs of the settings. An unset prefix cache or run-ahead is off here: the launcher decides."""
+    rope = None
+    if config.rope_scaling is not None or config.rope_factor is not None:
+        rope = RopeOverride(config.rope_scaling or "linear", config.rope_factor or 1.0)
+    return EngineOptions(
+        model_id=config.model_id,
+        revision=config.revision,
+        dtype=config.dtype,
+        load_format=config.load_format,
+        memory_fraction=config.cuda_memory_fraction,
+        wiggle_room=WIGGLE_ROOM if config.wiggle_room is None else config.wiggle_room,
+        cpu_memory_gib=config.cpu_memory_gib,
+        prefill_chunking=config.prefill_chunking,
+        prefix_caching=bool(config.prefix_caching),
+        request_logprobs=config.enable_prefill_logprobs,
+        attention=None if config.attention == "auto" else config.attention,
+        max_input_tokens=config.max_input_tokens,
+        trust_remote_code=config.trust_remote_code,
+        rope=rope,
+        run_ahead=bool(config.run_ahead),
+        fuse=not config.disable_custom_kernels,
+    )
+
+
+async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str]) -> int:
+    """Serve `shard` at `url` until SIGTERM, SIGINT or SIGHUP, or its own end; the exit code."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(shard, url, group) as service:
+        logger.info("Server started at %s", url)
+        service.fatal.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+        if not service.fatal.done():
+            logger.info("Signal received. Shutting down")
+            return 0
+        logger.critical("the shard failed beyond repair: %s", service.fatal.result())
+        return 1
+
+
+def _load(config: ShardConfig, rank: RankConfig) -> Shard:
+    try:
+        from reference_server.model_server.distributed import Rendezvous, open_group
+        from reference_server.model_server.shard import LocalShard
+
+        open_group(
+            rank.rank,
+            rank.world_size,
+            Rendezvous(rank.master_addr, rank.master_port, rank.rendezvous_file),
+            "cpu",
+        )
+        return LocalShard.load(engine_options(config), rank.rank, rank.world_size)
+    except StartupError:
+        raise
+    except Exception as error:
+        logger.exception("the model could not be loaded")
+        raise StartupError(f"{config.model_id} could not be loaded: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from reference_server.config import RankConfig, ShardConfig
+from reference_server.errors import ArgumentError, ShardConnectionError, ShardError
+from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.cli import engine_options, group_urls, main
+from reference_server.model_server.options import EngineOptions, RopeOverride
+from reference_server.transport.client import GrpcShard, connect
+from tests.support.logs import kept_logging
+
+pytestmark = pytest.mark.usefixtures("logging_as_before")
+
+ROOT = Path(__file__).parents[3]
+
+# `serve`'s main loop over a scripted shard, whose next Health raises argv[1], e.g. RuntimeError.
+SCRIPTED_PROGRAM = """
+import asyncio, builtins, sys
+
+from reference_server.model_server.cli import serve_until_stopped
+from tests.support.scripted_shard import ScriptedShard
+
+shard = ScriptedShard()
+shard.failures["health"] = getattr(builtins, sys.argv[1])("device lost")
+url = f"unix://{sys.argv[2]}"
+sys.exit(asyncio.run(serve_until_stopped(shard, url, [url])))
+"""
+
+
+@pytest.fixture
+def logging_as_before():
+    with kept_logging():
+        yield
+
+
+def start(*command: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environ},
+    )
+
+
+def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    return start("-m", "reference_server.model_server.cli", "serve", *arguments, **environ)
+
+
+async def reach(path: Path, process: subprocess.Popen[str]) -> GrpcShard:
+    """The shard at a socket, once it is there."""
+    while process.poll() is None:
+        try:
+            return await GrpcShard.open(str(path))
+        except ShardConnectionError:
+            await asyncio.sleep(0.05)
+    raise AssertionError(process.communicate())
+
+
+def request(prompt: str, prompt_len: int, max_new_tokens: int, **placement: object) -> Request:
+    return Request(
+        id=1,
+        chunks=(prompt,),
+        truncate=prompt_len,
+        parameters=ChooserParameters(),
+        stopping=StoppingParameters(max_new_tokens),
+        **placement,
+    )
+
+
+async def test_serve_loads_answers_logs_records_and_leaves_on_sigterm(tmp_path):
+    process = serve("preset:tiny-llama", "--uds-path", str(tmp_path / "shard"), "--json-output", CPU_MEMORY_GIB="0.05")
+    shard = await reach(tmp_path / "shard-0", process)
+    await shard.close()
+    group = await connect(str(tmp_path / "shard-0"))
+    try:
+        info = await group.info()
+        warmup = await group.warmup(WarmupRequest(Batch(0, (request("_test " * 64, 64, 1),)), 64))
+        result = await group.prefill(Batch(1, (request("Once upon a time", 16, 4, blocks=(1, 2)),)))
+    finally:
+        await group.close()
+        sent = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 0, err
+    assert time.monotonic() - sent < 5
+    assert (info.device_type, info.block_size) == ("cpu", 16)
+    assert warmup.max_supported_total_tokens > 0
+    assert len(result.generations) == 1
+    records = [json.loads(line)["record"] for line in out.splitlines()]
+    assert f"Server started at unix://{tmp_path}/shard-0" in [record["message"] for record in records]
+    assert not (tmp_path / "shard-0").exists()
+
+
+@pytest.mark.parametrize(("error", "code"), [("RuntimeError", 1), ("ValueError", 0)])
+async def test_model_server_M20_runtime_error_is_answered_and_ends_the_process(tmp_path, error, code):
+    process = start("-c", SCRIPTED_PROGRAM, error, str(tmp_path / "shard"))
+    shard = await reach(tmp_path / "shard", process)
+
+    with pytest.raises(ShardError, match=r"^device lost$"):
+        await shard.health()
+    if code == 0:
+        await shard.health()
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    await shard.close()
+
+    assert process.returncode == code
+
+
+def test_model_that_cannot_be_loaded_is_an_error(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    process = serve(str(tmp_path), "--uds-path", str(tmp_path / "shard"), "--json-output")
+
+    out, err = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert "ERROR" in [json.loads(line)["record"]["level"]["name"] for line in out.splitlines()]
+    assert "Error: " in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["serve", "preset:tiny-llama", "--quantize", "gptq"], "`--quantize gptq` is not served yet"),
+        (["serve", "preset:tiny-llama", "--speculate", "3"], "`--speculate 3` is not served yet"),
+        (["serve", "preset:tiny-llama", "--kv-cache-dtype", "fp8_e5m2"], "`--kv-cache-dtype fp8_e5m2` is not served"),
+        (["serve", "preset:tiny-llama", "--otlp-endpoint", "http://c:4317"], "`--otlp-endpoint http://c:4317` is not"),
+        (["serve", "preset:tiny-llama", "--logger-level", "loud"], "log level 'loud'"),
+        (["serve", "preset:tiny-llama", "--sharded"], "RANK"),
+        (["serve", "preset:tiny-llama", "--listen", "nowhere"], "'nowhere' is not host:port"),
+        (["quantize", "preset:tiny-llama", "out"], "`quantize` is not served yet"),
+        (["download-weights", "preset:tiny-llama", "--merge-lora"], "`--merge-lora true` is not served yet"),
+        (["download-weights", "preset:none"], "preset"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(argv, message, capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+
+    assert main(argv) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "code"), [([], 2), (["bake"], 2), (["--help"], 0)])
+def test_words_that_are_no_command(argv, code, capsys):
+    assert main(argv) == code
+
+    shown = capsys.readouterr()
+    assert "serve, download-weights, quantize" in shown.out + shown.err
+
+
+def test_model_server_M32_local_safetensors_are_enough(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+
+    assert main(["download-weights", str(tmp_path), "--logger-level", "error"]) == 0
+
+
+def test_options_follow_the_settings():
+    settings = {
+        "revision": "v1",
+        "dtype": "float32",
+        "load_format": "dummy",
+        "cuda_memory_fraction": 0.5,
+        "wiggle_room": 0.8,
+        "cpu_memory_gib": 2.0,
+        "prefill_chunking": False,
+        "prefix_caching": True,
+        "enable_prefill_logprobs": True,
+        "attention": "torch",
+        "max_input_tokens": 100,
+        "trust_remote_code": True,
+        "rope_factor": 2.0,
+        "disable_custom_kernels": True,
+    }
+
+    assert engine_options(ShardConfig(model_id="m")) == EngineOptions("m")
+    assert engine_options(ShardConfig(model_id="m", **settings)) == EngineOptions(
+        model_id="m",
+        revision="v1",
+        dtype="float32",
+        load_format="dummy",
+        memory_fraction=0.5,
+        wiggle_room=0.8,
+        cpu_memory_gib=2.0,
+        prefill_chunking=False,
+        prefix_caching=True,
+        request_logprobs=True,
+        attention="torch",
+        max_input_tokens=100,
+        trust_remote_code=True,
+        rope=RopeOverride("linear", 2.0),
+        fuse=False,
+    )
+
+
+def test_each_rank_has_its_socket():
+    config = ShardConfig(model_id="m", uds_path="/run/tgi")
+
+    assert group_urls(config, RankConfig()) == ["unix:///run/tgi-0"]
+    assert group_urls(config, RankConfig(rank=1, world_size=2)) == ["unix:///run/tgi-0", "unix:///run/tgi-1"]
+
+
+def test_ranks_over_tcp_are_those_of_shard_addr():
+    alone = ShardConfig(model_id="m", listen=":8001")
+    group = ShardConfig(model_id="m", listen="10.0.0.2:8001", shard_addr=("10.0.0.1:8001", "10.0.0.2:8001"))
+
+    assert group_urls(alone, RankConfig()) == ["tcp://127.0.0.1:8001"]
+    assert group_urls(group, RankConfig(rank=1, world_size=2)) == ["tcp://10.0.0.1:8001", "tcp://10.0.0.2:8001"]
+    with pytest.raises(ArgumentError, match="names 2 shards but WORLD_SIZE is 3"):
+        group_urls(group, RankConfig(rank=1, world_size=3))
+
+
+def test_commands_that_do_not_serve_never_load_torch():
+    program = (
+        "import sys; from reference_server.model_server.cli import main; "
+        "code = main(['download-weights', 'preset:tiny-llama']); sys.exit(3 if 'torch' in sys.modules else code)"
+    )
+
+    process = start("-c", program)
+    process.communicate(timeout=60)
+
+    assert process.returncode == 0
