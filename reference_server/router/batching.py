@@ -9,8 +9,8 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from reference_server.errors import (
     GenerationError,
@@ -141,14 +141,11 @@ class Batcher:
         scheduler: Scheduler,
         *,
         observer: BatchObserver | None = None,
-        step_timeout_s: float | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """A step that takes longer than `step_timeout_s` is fatal: nothing can be asked of a shard that hangs."""
         self._shard = shard
         self._scheduler = scheduler
         self._observer: BatchObserver = NullObserver() if observer is None else observer
-        self._step_timeout_s = step_timeout_s
         self._now_ns = now_ns
         self._streams: dict[int, GenerationStream] = {}
         self._arrival = asyncio.Event()
@@ -227,9 +224,9 @@ class Batcher:
     async def _carry(self, call: Call) -> StepResult | CachedBatch | None:
         match call:
             case Prefill():
-                return await self._in_time(self._shard.prefill(call.batch, call.cached))
+                return await self._shard.prefill(call.batch, call.cached)
             case Decode():
-                return await self._in_time(self._shard.decode(call.batches))
+                return await self._shard.decode(call.batches)
             case Filter():
                 return await self._shard.filter_batch(call.batch_id, call.request_ids)
             case Clear():
@@ -237,17 +234,6 @@ class Batcher:
             case Idle():
                 raise AssertionError("nothing to carry")
         return None
-
-    async def _in_time(self, step: Coroutine[Any, Any, StepResult]) -> StepResult:
-        if self._step_timeout_s is None:
-            return await step
-        try:
-            async with asyncio.timeout(self._step_timeout_s) as limit:
-                return await step
-        except TimeoutError:
-            if limit.expired():
-                raise StepTimeoutError(self._step_timeout_s) from None
-            raise
 
     def _on_reply(self, call: Call, reply: StepResult | CachedBatch | None) -> Deliveries:
         if self._step is not None and isinstance(reply, StepResult):
@@ -266,6 +252,7 @@ class Batcher:
             self._step = None
         self._fail(self._scheduler.on_error(call), generation_error(error))
         if isinstance(error, StepTimeoutError):
+            # Nothing more can be asked of a shard that hangs.
             self._fail(self._scheduler.fail_all(), generation_error(error))
             raise error
         if isinstance(call, Filter | Clear):

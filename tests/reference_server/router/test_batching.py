@@ -300,19 +300,18 @@ async def test_reliability_F9_a_failed_clear_ends_the_loop():
 
 
 async def test_reliability_F3_a_shard_that_hangs_ends_everything():
-    gate = Gate("decode")
-    scheduler = Scheduler(options(max_batch_size=1))
-    batcher = Batcher(ScriptedShard(gate=gate), scheduler, step_timeout_s=0.01)
-    loop = asyncio.create_task(batcher.run())
-    streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
+    shard = ScriptedShard()
+    shard.failures["decode"] = StepTimeoutError(120)
+    async with running(shard, max_batch_size=1) as (batcher, _, loop):
+        streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
+        outcomes = await asyncio.gather(*map(read, streams), return_exceptions=True)
+        with pytest.raises(StepTimeoutError):
+            await loop
 
-    outcomes = await asyncio.gather(*map(read, streams), return_exceptions=True)
-
-    text = "Request failed during generation: Server error: step timed out after 0.01 s"
+        assert not batcher.is_healthy
+    text = "Request failed during generation: Server error: step timed out after 120 s"
     assert [str(outcome) for outcome in outcomes] == [text] * 2
-    with pytest.raises(StepTimeoutError):
-        await loop
-    assert not batcher.is_healthy
+    assert not shard.called("clear_cache")
 
 
 async def test_an_answer_that_fits_no_request_ends_every_request():
