@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-from reference_server.errors import ShardError
+from reference_server.errors import StepTimeoutError
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.transport.shard import Shard
 
@@ -54,4 +54,4 @@ class TimedShard:
             async with asyncio.timeout(self._timeout_s):
                 return await call
         except TimeoutError:
-            raise ShardError(f"step timed out after {self._timeout_s:g} s") from None
+            raise StepTimeoutError(self._timeout_s) from None
