@@ -178,6 +178,9 @@ class ModelConfig(CommonConfig):
         allow_inf_nan=False,
         description="Memory that counts as the device's on a CPU. Unset: the smaller of 4 and half of what is free.",
     )
+    compute_threads: Annotated[Positive | None, Source(env=("COMPUTE_THREADS", "OMP_NUM_THREADS"))] = Field(
+        None, description="Threads of a shard on a CPU. Unset: the cores less one, shared among the shards."
+    )
     wiggle_room: Annotated[float | None, Source(flag=False, env=("TGI_WIGGLE_ROOM",))] = Field(
         None, gt=0, lt=1, description="Share of the fraction that the cache may take. Unset: 0.95 planned, 0.90 used."
     )

@@ -3,7 +3,7 @@
 The settings themselves are declared in `config.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -119,22 +119,25 @@ def is_switch(field: FieldInfo) -> bool:
     return field.annotation is bool and not source_of(field).takes_value
 
 
-def argv_of(config: BaseModel) -> list[str]:
-    """The command line that reads as `config`, but for what `environ_of` holds. Defaults are left out."""
+def argv_of(config: BaseModel, always: Collection[str] = ()) -> list[str]:
+    """The command line that reads as `config`, but for what `environ_of` holds.
+
+    Defaults are left out, those of the fields in `always` excepted.
+    """
     fields = type(config).model_fields
     positional = [str(getattr(config, name)) for name, field in fields.items() if source_of(field).positional]
     flags = [
         word
         for name, field in fields.items()
         if not source_of(field).positional and not _by_variable(config, name, field)
-        for word in flag_words(name, field, getattr(config, name))
+        for word in flag_words(name, field, getattr(config, name), name in always)
     ]
     return positional + flags
 
 
-def flag_words(name: str, field: FieldInfo, value: object) -> Iterator[str]:
-    """`value` as argv words; none where it is the default."""
-    if value == field.default or value is None:
+def flag_words(name: str, field: FieldInfo, value: object, always: bool = False) -> Iterator[str]:
+    """`value` as argv words; none where it is unset or, unless `always`, the default."""
+    if value is None or (value == field.default and not always):
         return
     flag = flag_of(name)
     if is_switch(field):

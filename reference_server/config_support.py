@@ -32,8 +32,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "lora_adapters": Refusal(_UNSET, "merge the adapter into the model with peft (merge_and_unload)"),
     "attention": Refusal(_only("auto", "torch", "paged"), "the torch backend serves auto, torch and paged"),
     "cuda_graphs": Refusal(_only(None, (0,)), "leave it out or give 0: nothing is captured"),
-    "rope_scaling": Refusal(_UNSET, "set rope_parameters in the model's config.json"),
-    "rope_factor": Refusal(_UNSET, "set rope_parameters in the model's config.json"),
     "run_ahead": Refusal(_only(None, False), "leave it out or give false"),
     "otlp_endpoint": Refusal(_UNSET, "leave it out: /metrics has the timings"),
     "ngrok": Refusal(_UNSET, "run the ngrok agent beside the server"),

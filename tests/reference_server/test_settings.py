@@ -47,7 +47,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "compute_type": texts, "tuned_by": texts, "launch_settings": texts, "sharded": st.just(False),
     "num_shard": positive, "max_input_length": positive, "shard_uds_path": texts, "master_addr": texts,
     "master_port": st.integers(0, 65535), "num_nodes": positive, "node_rank": st.just(0), "no_shards": st.just(False),
-    "env": switches, "graceful_termination_timeout": positive,
+    "compute_threads": positive, "env": switches, "graceful_termination_timeout": positive,
 }  # fmt: skip
 
 

@@ -1,0 +1,225 @@
+"""Command line and environment of every child process. Pure: strings in, strings out."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reference_server.config import HubConfig, RouterConfig, Secret, ServerConfig, ShardConfig
+from reference_server.config_fields import argv_of, environ_of, text_of, variables_of
+from reference_server.launcher.plan import LaunchPlan
+from reference_server.presets.catalog import find
+
+SERVER_PROGRAM = "text-generation-server"
+ROUTER_PROGRAM = "text-generation-router"
+
+# What a shard is told by flag; everything else that differs from its default goes by variable (launcher.md 6.2).
+SHARD_FLAGS = frozenset({
+    "model_id", "revision", "trust_remote_code", "json_output", "sharded", "quantize", "speculate", "dtype",
+    "kv_cache_dtype", "load_format", "otlp_endpoint", "otlp_service_name", "max_input_tokens", "uds_path",
+    "logger_level",
+})  # fmt: skip
+ROUTER_ALWAYS = frozenset({
+    "max_client_batch_size", "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
+    "max_batch_prefill_tokens", "waiting_served_ratio", "max_waiting_tokens", "validation_workers", "hostname", "port",
+    "tokenizer_name", "payload_limit", "usage_stats", "otlp_service_name",
+})  # fmt: skip
+# The launcher has read these and passes on what came out.
+_READ_BY_LAUNCHER = ("CONFIG_FILE", "LOG_LEVEL", "API_KEY", "NGROK_AUTHTOKEN", "RENDEZVOUS_FILE")
+_LOGGER_LEVELS = {"trace": "TRACE", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "warning": "WARNING",
+                  "error": "ERROR", "off": "CRITICAL"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """How the two other programs are called: the first words of their command lines."""
+
+    server: tuple[str, ...]
+    router: tuple[str, ...]
+
+    @classmethod
+    def beside(cls, interpreter: str) -> "Programs":
+        """The console scripts installed beside `interpreter`, or their modules where none are."""
+
+        def words(name: str, module: str) -> tuple[str, ...]:
+            script = Path(interpreter).parent / name
+            return (str(script),) if script.is_file() else (interpreter, "-m", module)
+
+        return cls(
+            server=words(SERVER_PROGRAM, "reference_server.model_server.cli"),
+            router=words(ROUTER_PROGRAM, "reference_server.router.cli"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCommand:
+    """One child process to start. `argv` may be logged, `environ` may not: it holds the secrets."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str] = field(repr=False)
+
+
+def needs_download(config: ServerConfig) -> bool:
+    """Whether weights have to be fetched or converted before a shard can load them."""
+    assert config.model_id is not None
+    if config.load_format == "dummy" or find(config.model_id) is not None:
+        return False
+    return not any(Path(config.model_id).glob("*.safetensors"))
+
+
+def download_command(plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]) -> ChildCommand:
+    """Fetch the model's weights."""
+    config = plan.config
+    assert config.model_id is not None
+    argv = [*programs.server, "download-weights", config.model_id, "--extension", ".safetensors"]
+    argv += ["--logger-level", "INFO", "--json-output"]
+    argv += ["--revision", config.revision] if config.revision else []
+    argv += ["--trust-remote-code"] if config.trust_remote_code else []
+    added = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **_hub_variables(config)}
+    return ChildCommand(tuple(argv), _inherited(environ, ShardConfig) | added)
+
+
+def shard_command(
+    plan: LaunchPlan, programs: Programs, environ: Mapping[str, str], rank: int, uds_path: str, rendezvous: Path
+) -> ChildCommand:
+    """Serve one shard on the socket `uds_path`-`rank`."""
+    config = plan.config
+    shard = config.part(
+        ShardConfig,
+        config_file=None,
+        shard_addr=(),
+        json_output=True,
+        uds_path=uds_path,
+        sharded=plan.num_shards > 1,
+        logger_level=logger_level(config.log_level),
+    )
+    by_flag = shard.model_copy(update=_defaults(shard, set(ShardConfig.model_fields) - SHARD_FLAGS))
+    argv = argv_of(by_flag, always={"uds_path", "logger_level"})
+    words = (*programs.server, "serve", *argv)
+    variables = {
+        **_inherited(environ, ShardConfig),
+        **_shard_settings(shard),
+        **_process_group(config, plan.num_shards, rank, rendezvous, environ),
+        **{name: environ.get(name, value) for name, value in _runtime_defaults(config).items()},
+    }
+    return ChildCommand(words, variables)
+
+
+def router_command(
+    plan: LaunchPlan,
+    programs: Programs,
+    environ: Mapping[str, str],
+    uds_path: str,
+    sources: Mapping[str, str],
+) -> ChildCommand:
+    """Route to the shards on `uds_path`, or to the model servers of --shard-addr."""
+    config = plan.config
+    router = config.part(
+        RouterConfig,
+        config_file=None,
+        **({} if config.no_shards else {"master_shard_uds_path": f"{uds_path}-0"}),
+        compute_type=plan.compute_type,
+        launch_settings=json.dumps(launch_settings(plan, sources), separators=(",", ":")),
+    )
+    always = ROUTER_ALWAYS if config.no_shards else ROUTER_ALWAYS | {"master_shard_uds_path"}
+    words = (*programs.router, *argv_of(router, always=always))
+    adapters = {"LORA_ADAPTERS": ",".join(config.lora_adapters)} if config.lora_adapters else {}
+    return ChildCommand(words, _inherited(environ, RouterConfig) | environ_of(router) | adapters)
+
+
+def launch_settings(plan: LaunchPlan, sources: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """Every setting with its source and, where it was derived, the reason: what /config shows."""
+    reasons = {decision.field: decision.reason for decision in plan.decisions}
+    return {
+        name: {"value": _shown(value), "source": sources.get(name, "default")}
+        | ({"source": "derived", "reason": reasons[name]} if name in reasons else {})
+        for name, value in plan.config
+        if name != "launch_settings"
+    }
+
+
+def logger_level(log_level: str) -> str:
+    """The model server's name for the level of a log filter such as `info,text_generation_router=debug`."""
+    levels = [word.rpartition("=")[2].strip().lower() for word in log_level.split(",")]
+    ranks = list(_LOGGER_LEVELS)
+    known = [level for level in levels if level in _LOGGER_LEVELS]
+    return _LOGGER_LEVELS[min(known, key=ranks.index)] if known else "INFO"
+
+
+def _shard_settings(shard: ShardConfig) -> dict[str, str]:
+    """Settings that go by variable: those that are not the default, and the ones a shard is always told."""
+    found = {
+        variables_of(name, field)[0]: text_of(value)
+        for name, field in ShardConfig.model_fields.items()
+        if name not in SHARD_FLAGS
+        and variables_of(name, field)
+        and (value := getattr(shard, name)) not in (None, (), field.default)
+    }
+    found.pop("LOG_LEVEL", None)
+    found.pop("ENABLE_PREFILL_LOGPROBS", None)
+    found.pop("COMPUTE_THREADS", None)
+    return {
+        **found,
+        "CUDA_MEMORY_FRACTION": text_of(shard.cuda_memory_fraction),
+        "PREFIX_CACHING": "true" if shard.prefix_caching else "0",
+        **({"REQUEST_LOGPROBS": "1"} if shard.enable_prefill_logprobs else {}),
+        **({"DISABLE_CUSTOM_KERNELS": "True"} if shard.disable_custom_kernels else {}),
+        **({"OMP_NUM_THREADS": str(shard.compute_threads)} if shard.compute_threads else {}),
+        **({"ROPE_FACTOR": text_of(shard.rope_factor).removesuffix(".0")} if shard.rope_factor else {}),
+        **_hub_variables(shard),
+    }
+
+
+def _process_group(
+    config: ServerConfig, num_shards: int, rank: int, rendezvous: Path, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Who this shard is and where the group meets: at a file, unless an address was asked for."""
+    group = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_shards),
+        "MASTER_ADDR": config.master_addr or "localhost",
+        "MASTER_PORT": str(config.master_port),
+    }
+    if num_shards > 1 and config.master_addr is None:
+        loopback = {name: environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+        return {**group, **loopback, "RENDEZVOUS_FILE": str(rendezvous)}
+    return group
+
+
+def _runtime_defaults(config: ServerConfig) -> dict[str, str]:
+    """Variables of the libraries underneath; what the user has set wins."""
+    always = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "SAFETENSORS_FAST_GPU": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    # Threads that spin between steps would take the processor from the router.
+    return always | ({"OMP_WAIT_POLICY": "PASSIVE"} if config.compute_threads else {})
+
+
+def _hub_variables(config: HubConfig) -> dict[str, str]:
+    values = {
+        "HF_TOKEN": config.hub_token,
+        "HUGGINGFACE_HUB_CACHE": config.huggingface_hub_cache,
+        "WEIGHTS_CACHE_OVERRIDE": config.weights_cache_override,
+    }
+    return {name: text_of(value) for name, value in values.items() if value is not None}
+
+
+def _inherited(environ: Mapping[str, str], config_class: type[HubConfig]) -> dict[str, str]:
+    """The launcher's variables without those that set a field: their outcome is passed on instead."""
+    fields = config_class.model_fields.items()
+    read = {variable for name, field in fields for variable in variables_of(name, field)}
+    return {name: value for name, value in environ.items() if name not in read and name not in _READ_BY_LAUNCHER}
+
+
+def _defaults(config: HubConfig, names: Collection[str]) -> dict[str, object]:
+    return {name: type(config).model_fields[name].default for name in names}
+
+
+def _shown(value: object) -> object:
+    match value:
+        case Secret():
+            return str(value)
+        case Path():
+            return str(value)
+        case tuple():
+            return list(value)
+        case _:
+            return value

@@ -1,0 +1,88 @@
+"""`text-generation-launcher`: parse, plan, supervise; the outcome as an exit code.
+
+0 stopped by a signal, 1 failed (one `Error: Kind` line on stderr), 2 usage.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from reference_server.config import ServerConfig
+from reference_server.config_support import refuse_unsupported
+from reference_server.errors import StartupError
+from reference_server.launcher.children import Programs
+from reference_server.launcher.devices import probe_devices
+from reference_server.launcher.environment import environment_report
+from reference_server.launcher.model_facts import ModelFacts, read_model_config
+from reference_server.launcher.plan import LaunchPlan, NotEnoughDevicesError
+from reference_server.launcher.supervisor import STOP_SIGNALS, Launch, LaunchError, supervise
+from reference_server.observability import LogFormat, set_up_logging
+from reference_server.settings import Loaded, load, process_environment
+
+logger = logging.getLogger(__name__)
+
+
+def main(
+    argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None, programs: Programs | None = None
+) -> int:
+    """Run the launcher; `argv` and `environ` default to this process's, `programs` to those installed beside it."""
+    environ = process_environment() if environ is None else environ
+    try:
+        loaded = load(ServerConfig, sys.argv[1:] if argv is None else argv, environ)
+        with _leaving_on_signals():
+            plan = resolve(loaded, environ)
+        programs = programs or Programs.beside(sys.executable)
+        asyncio.run(supervise(Launch(plan, programs, environ, loaded.sources)))
+    except StartupError as error:
+        print(f"Error: {_kind(error)}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def resolve(loaded: Loaded[ServerConfig], environ: Mapping[str, str]) -> LaunchPlan:
+    """The plan for these settings on this machine, every decision of it logged. Raises `StartupError`."""
+    config = loaded.config
+    set_up_logging(config.log_level, LogFormat.JSON if config.json_output else LogFormat.TEXT)
+    if config.env:
+        logger.info("%s", environment_report())
+    logger.info("Settings: %s", " ".join(config.to_argv()))
+    refuse_unsupported(config)
+    devices = probe_devices(environ)
+    assert config.model_id is not None
+    content = read_model_config(config.model_id, config.revision, config.huggingface_hub_cache, config.hub_token)
+    plan = LaunchPlan.resolve(config, ModelFacts.parse(content) if content is not None else None, devices)
+    for decision in plan.decisions:
+        logger.info("`%s` is %s: %s", decision.field, decision.value, decision.reason)
+    logger.info("Attention %s (TGI would ask for %s)", config.attention, plan.requested_attention)
+    for warning in plan.warnings:
+        logger.warning("%s", warning)
+    refuse_unsupported(plan.config)
+    return plan
+
+
+@contextlib.contextmanager
+def _leaving_on_signals() -> Iterator[None]:
+    """A stop signal while nothing is started yet ends the process with 0."""
+    previous = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _kind(error: StartupError) -> str:
+    match error:
+        case LaunchError():
+            return error.kind
+        case NotEnoughDevicesError():
+            return "NotEnoughCUDADevices"
+        case _:
+            return "ArgumentValidation"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

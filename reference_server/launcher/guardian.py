@@ -1,0 +1,100 @@
+"""A small process that outlives a killed launcher just long enough to take its children along.
+
+It holds the read end of a pipe. The launcher writes a line for each child and each path to remove; when the pipe ends
+without `done`, the launcher is gone: routers get SIGTERM and ten seconds, then everything registered is killed with
+its process group, and the paths are removed. Standard library only, and run by path, so that it starts in a moment.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DRAIN_S = 10.0
+
+
+@dataclass
+class Ward:
+    """What has been registered: pid -> (start time, whether it may drain)."""
+
+    children: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    paths: list[Path] = field(default_factory=list)
+    done: bool = False
+
+    def learn(self, line: str) -> None:
+        """Take in `child PID START drain|kill`, `ended PID`, `path PATH` or `done`."""
+        match line.rstrip("\n").split(" ", 3):
+            case ["child", pid, start, manner]:
+                self.children[int(pid)] = (start, manner == "drain")
+            case ["ended", pid]:
+                self.children.pop(int(pid), None)
+            case ["path", *words]:
+                self.paths.append(Path(" ".join(words)))
+            case ["done"]:
+                self.done = True
+
+    def end(self, drain_s: float = DRAIN_S) -> None:
+        """Stop every registered child that still is the process it was, and remove the paths."""
+        draining = [pid for pid, (start, drains) in self.children.items() if drains and start_time(pid) == start]
+        for pid in draining:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + drain_s
+        while any(is_alive(pid, self.children[pid][0]) for pid in draining) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid, (start, _) in self.children.items():
+            if start_time(pid) in (start, None):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+        for path in self.paths:
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
+
+
+def start_time(pid: int) -> str | None:
+    """When `pid` started, in the kernel's ticks; `-` where there is no /proc, None when there is no such process."""
+    if not Path("/proc/self/stat").exists():
+        return "-"
+    fields = _stat(pid)
+    return fields[19] if fields else None
+
+
+def is_alive(pid: int, start: str) -> bool:
+    """Whether `pid` is still the process that started at `start`, and no zombie."""
+    if start_time(pid) != start:
+        return False
+    if start != "-":
+        return _stat(pid)[:1] not in ([], ["Z"])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the command, the first one the state; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def watch(lines: Iterable[str]) -> None:
+    """Follow the launcher until it says `done` or is gone."""
+    ward = Ward()
+    for line in lines:
+        ward.learn(line)
+    if not ward.done:
+        ward.end()
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    watch(sys.stdin)

@@ -1,0 +1,239 @@
+"""What a launch will be: `LaunchPlan.resolve` fills every default, with a reason for each. Pure.
+
+The rules are the public launcher's (launcher/src/main.rs and gpu.rs), where spec'd defaults do not say otherwise.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pydantic
+
+from reference_server.config import BITSANDBYTES, ServerConfig
+from reference_server.errors import ArgumentError, StartupError
+from reference_server.launcher.devices import Devices, multiply_single
+from reference_server.launcher.model_facts import ModelFacts
+from reference_server.presets.catalog import find
+
+KNOWN_HEAD_DIMS = (64, 128, 256)
+GIB = 2**30
+PLANNED_WIGGLE_ROOM = 0.95
+LEAST_OPTIMAL_TOKENS = 100
+DEFAULT_PREFILL_TOKENS = 4096
+PREFILL_TOKENS_BY_MODEL = {"qwen2_vl": 10_000, "qwen2_5_vl": 10_000, "gemma3": 8_000}
+
+
+class NotEnoughDevicesError(StartupError):
+    """More shards are asked for than there are devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One setting that was resolved, and why it has its value."""
+
+    field: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """A launch with nothing left to guess.
+
+    `config` holds every value the children get. `requested_attention` is the name that TGI's launcher would have
+    asked for; it is logged and decides about prefix caching, but it is exported only if the user set it.
+    """
+
+    config: ServerConfig
+    num_shards: int
+    requested_attention: str
+    compute_type: str | None
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def resolve(cls, config: ServerConfig, facts: ModelFacts | None, devices: Devices) -> "LaunchPlan":
+        """Fill the defaults of `config` for a model and a machine; `facts` None means an unknown model.
+
+        Raises `ArgumentError` for settings that cannot work together, `NotEnoughDevicesError`.
+        """
+        num_shards, shard_reason = count_shards(config, devices)
+        method = config.quantize or (facts.quantize if facts else None)
+        attention, prefix_caching, attention_reason = choose_attention(config, facts, devices)
+        compute_type = _compute_type(config, devices, num_shards)
+        prefill, prefill_reason, prefill_warnings = prefill_tokens(config, facts, devices, num_shards, method)
+        decisions = [
+            Decision("num_shard", num_shards, shard_reason),
+            Decision("prefix_caching", prefix_caching, attention_reason),
+            Decision("max_batch_prefill_tokens", prefill, prefill_reason),
+            Decision("quantize", method, "the checkpoint's quantization_config"),
+            Decision("run_ahead", False, "computing one step ahead is not served yet"),
+            Decision("max_input_tokens", config.max_input_tokens or config.max_input_length, "max_input_length"),
+            Decision("tokenizer_name", config.tokenizer_name or config.model_id, "the model's own tokenizer"),
+            Decision("compute_type", compute_type, "number of shards and GPU name"),
+            *_load_decisions(config),
+            *_rope_decisions(config),
+            *_machine_decisions(config, devices, num_shards),
+        ]
+        made = tuple(decision for decision in decisions if decision.value != getattr(config, decision.field))
+        return cls(
+            config=_with(config, made),
+            num_shards=num_shards,
+            requested_attention=attention,
+            compute_type=compute_type,
+            decisions=made,
+            warnings=tuple(_warnings(config, method, devices, compute_type)) + prefill_warnings,
+        )
+
+
+def count_shards(config: ServerConfig, devices: Devices) -> tuple[int, str]:
+    """How many shards `--sharded` and `--num-shard` ask for, and why."""
+    given, visible = config.num_shard, devices.visible
+    if config.sharded:
+        number, reason = (given, "--num-shard") if given is not None else (visible, "visible devices")
+        if number is None:
+            raise NotEnoughDevicesError("`sharded` is true, but no variable says which devices there are")
+        if number <= 1:
+            raise NotEnoughDevicesError(f"`sharded` is true, but there is {number} device")
+    elif given is not None:
+        number, reason = given, "--num-shard"
+    elif config.sharded is False or visible is None:
+        number, reason = 1, "one shard unless more are asked for"
+    else:
+        number, reason = visible, "visible devices"
+    if number == 0:
+        raise ArgumentError("`num_shard` is 0 but one shard is the least")
+    return number, reason
+
+
+def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: Devices) -> tuple[str, bool, str]:
+    """The attention that TGI would request, whether prefixes are cached, and why. What the user set always wins."""
+    attention: str | None = None if config.attention == "auto" else config.attention
+    prefix, reason = config.prefix_caching, "requested"
+    capability = devices.gpus[0].capability if devices.gpus else None
+    fallback = "flashdecoding" if capability is not None and capability >= 8 else "paged"
+
+    def prefix_off(why: str) -> None:
+        nonlocal prefix, reason
+        if prefix is None:
+            prefix, reason = False, why
+
+    if facts is not None:
+        head_dim = facts.head_dim
+        if facts.has_vision:
+            prefix_off("vision model")
+        if facts.is_encoder_decoder:
+            prefix_off("encoder-decoder model")
+        if head_dim not in KNOWN_HEAD_DIMS:
+            attention = attention or fallback
+            prefix_off(f"head size {head_dim}")
+        elif config.lora_adapters:
+            prefix_off("adapters")
+        if head_dim in KNOWN_HEAD_DIMS and facts.model_type in ("falcon", "deepseek_v2"):
+            attention = attention or fallback
+    if attention == "paged":
+        prefix_off("paged attention")
+    return attention or "flashinfer", True if prefix is None else prefix, reason if prefix is not None else "default"
+
+
+def prefill_tokens(
+    config: ServerConfig, facts: ModelFacts | None, devices: Devices, num_shards: int, method: str | None
+) -> tuple[int, str, tuple[str, ...]]:
+    """`max_batch_prefill_tokens`, why, and what to warn of."""
+    if config.max_batch_prefill_tokens is not None:
+        return config.max_batch_prefill_tokens, "requested", ()
+    tokens, reason = _base_prefill_tokens(facts, devices, num_shards)
+    if facts is not None and facts.max_position_embeddings is not None and facts.max_position_embeddings < tokens:
+        tokens, reason = facts.max_position_embeddings, "the model's positions"
+    warnings: tuple[str, ...] = ()
+    fit = _tokens_in_memory(config, facts, devices, num_shards) if method is None else None
+    if fit is not None and fit < tokens:
+        tokens, reason = max(1, fit), "tokens that fit in device memory"
+        warnings = (f"Device memory limits `max_batch_prefill_tokens` to {tokens}",)
+    limit = config.max_batch_total_tokens
+    if limit is not None and limit < tokens:
+        tokens, reason = limit, "`max_batch_total_tokens`"
+    prompt = config.max_input_tokens or config.max_input_length
+    if not config.prefill_chunking and prompt is not None and prompt > tokens:
+        tokens, reason = prompt, "the longest prompt, which is prefilled whole"
+    return tokens, reason, warnings
+
+
+def _base_prefill_tokens(facts: ModelFacts | None, devices: Devices, num_shards: int) -> tuple[int, str]:
+    teraflops = devices.gpus[0].teraflops if devices.gpus else None
+    flop = facts.flop_per_token if facts else None
+    if teraflops is not None and flop:
+        optimal = teraflops * 10**12 * num_shards // flop
+        if optimal > LEAST_OPTIMAL_TOKENS:
+            return optimal, f"tokens that {num_shards} x {devices.gpus[0].compute_name} compute in a second"
+    model_type = facts.model_type if facts else None
+    return PREFILL_TOKENS_BY_MODEL.get(model_type or "", DEFAULT_PREFILL_TOKENS), "default of the model type"
+
+
+def _tokens_in_memory(config: ServerConfig, facts: ModelFacts | None, devices: Devices, num_shards: int) -> int | None:
+    if facts is None or not devices.gpus:
+        return None
+    total = devices.gpus[0].memory_mib * 2**20
+    room = config.wiggle_room or PLANNED_WIGGLE_ROOM
+    return facts.tokens_that_fit(multiply_single(total, num_shards, config.cuda_memory_fraction, room))
+
+
+def _compute_type(config: ServerConfig, devices: Devices, num_shards: int) -> str | None:
+    if config.compute_type is not None or not devices.gpus:
+        return config.compute_type
+    return f"{num_shards}-{devices.gpus[0].compute_name}"
+
+
+def _load_decisions(config: ServerConfig) -> Iterator[Decision]:
+    preset = find(config.model_id) if config.model_id else None
+    if preset is not None and not preset.has_weights and config.load_format == "auto":
+        yield Decision("load_format", "dummy", f"{preset.model_id} has no weights: seeded random ones")
+
+
+def _rope_decisions(config: ServerConfig) -> Iterator[Decision]:
+    if config.rope_factor is not None and config.rope_scaling is None:
+        yield Decision("rope_scaling", "linear", "--rope-factor alone is linear scaling")
+    if config.rope_scaling is not None and config.rope_factor is None:
+        yield Decision("rope_factor", 1.0, "--rope-scaling alone has factor 1")
+
+
+def _machine_decisions(config: ServerConfig, devices: Devices, num_shards: int) -> Iterator[Decision]:
+    """What differs between an accelerator and a CPU."""
+    if config.step_timeout is None:
+        yield Decision("step_timeout", *((120.0, "on an accelerator") if devices.gpus else (600.0, "on a CPU")))
+    if devices.gpus:
+        return
+    if config.cpu_memory_gib is None and devices.available_memory_bytes:
+        half = devices.available_memory_bytes / 2 / GIB
+        yield Decision("cpu_memory_gib", round(min(4.0, half), 3), "the smaller of 4 and half of what is free")
+    if config.compute_threads is None:
+        threads = max(1, (devices.num_cores - 1) // num_shards)
+        yield Decision("compute_threads", threads, f"{devices.num_cores} cores less one, over {num_shards} shards")
+
+
+def _warnings(config: ServerConfig, method: str | None, devices: Devices, compute_type: str | None) -> Iterator[str]:
+    if config.trust_remote_code:
+        yield "`trust_remote_code` is on: code that comes with the model will run"
+    if method == "bitsandbytes":
+        yield "bitsandbytes is deprecated, use eetq"
+    if method in (BITSANDBYTES[0], "exl2") and config.cuda_graphs is None:
+        yield f"CUDA graphs are not captured with {method}"
+    if config.lora_adapters and config.cuda_graphs is None:
+        yield "CUDA graphs are not captured with adapters"
+    if devices.gpus and devices.gpus[0].teraflops is None:
+        yield f"Unknown compute of {compute_type}: `max_batch_prefill_tokens` is not derived from it"
+    if config.master_addr is not None:
+        yield f"The rendezvous at {config.master_addr}:{config.master_port} listens without authentication"
+    if config.shard_addr:
+        yield "The wire to --shard-addr has neither authentication nor encryption"
+
+
+def _with(config: ServerConfig, decisions: Iterable[Decision]) -> ServerConfig:
+    changes: dict[str, object] = {decision.field: decision.value for decision in decisions}
+    if config.max_input_length is not None:
+        changes["max_input_length"] = None
+    try:
+        return ServerConfig.model_validate(dict(config) | changes)
+    except pydantic.ValidationError as error:
+        raise ArgumentError(
+            "; ".join(str(item["msg"]).removeprefix("Value error, ") for item in error.errors())
+        ) from None

@@ -1,0 +1,90 @@
+"""Where children listen: the private socket directory, and the tests that port and path are free before any load."""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from reference_server.errors import ArgumentError
+
+MAX_SOCKET_PATH_BYTES = 107
+
+
+@contextlib.contextmanager
+def private_directory() -> Iterator[Path]:
+    """A fresh directory, mode 0700, for sockets and the rendezvous file; removed at the end."""
+    parent = tempfile.gettempdir()
+    if len(parent) > MAX_SOCKET_PATH_BYTES - 40:
+        parent = "/tmp"
+    directory = Path(tempfile.mkdtemp(prefix="text-generation-", dir=parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def check_port(hostname: str, port: int) -> None:
+    """Raise `ArgumentError` if nothing can listen on this address. A host name means every interface."""
+    try:
+        address = ipaddress.ip_address(hostname)
+    except ValueError:
+        address = ipaddress.ip_address("0.0.0.0")
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((str(address), port))
+            listener.listen(1)
+        except PermissionError as error:
+            raise ArgumentError(f"port {port} needs privileges: choose one above 1023") from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ArgumentError(f"port {port} is already in use") from error
+            raise ArgumentError(f"cannot listen on {hostname} port {port}: {error.strerror}") from error
+
+
+def check_socket(path: Path) -> None:
+    """Make sure that a shard can create `path`; a stale socket of ours is removed.
+
+    Raises `ArgumentError` saying whether the path is too long, its directory unusable, or the socket in use.
+    """
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ArgumentError(f"socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes")
+    _check_directory(path.parent)
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.getuid():
+        raise ArgumentError(f"{path} exists and is not a socket of ours")
+    if _is_served(path):
+        raise ArgumentError(f"socket {path} is held by a server that is running")
+    path.unlink()
+
+
+def _check_directory(directory: Path) -> None:
+    try:
+        status = directory.stat()
+    except OSError as error:
+        raise ArgumentError(f"socket directory {directory}: {error.strerror}") from error
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if status.st_uid not in (0, os.getuid()) or others_write:
+        raise ArgumentError(f"socket directory {directory} can be changed by others: choose one of your own")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ArgumentError(f"socket directory {directory} is not writable")
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,272 @@
+"""Runs a plan: download, shards, router, in that order; watches them; stops the router first, then all shards.
+
+Whatever ends one process ends them all. Nothing is left behind when this returns, raises or is killed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from reference_server.errors import ShardError, StartupError
+from reference_server.launcher.child import Child, Guardian, describe_end
+from reference_server.launcher.children import (
+    ChildCommand,
+    Programs,
+    download_command,
+    needs_download,
+    router_command,
+    shard_command,
+)
+from reference_server.launcher.log_relay import Scope
+from reference_server.launcher.plan import LaunchPlan
+from reference_server.launcher.sockets import check_port, check_socket, private_directory
+from reference_server.presets.catalog import PRESETS
+from reference_server.transport.client import GrpcShard
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+WAITING_LINE_S = 10.0
+HEALTH_TIMEOUT_S = 5.0
+DOWNLOAD_GRACE_S = 10.0
+# `timeout` and some process managers signal the process and its group: that is one request.
+SAME_SIGNAL_S = 0.5
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class LaunchError(StartupError):
+    """A launch that failed; `kind` is the word of the `Error:` line."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A plan with what it takes to run it. `sources` says where each setting came from."""
+
+    plan: LaunchPlan
+    programs: Programs
+    environ: Mapping[str, str]
+    sources: Mapping[str, str]
+
+
+async def supervise(launch: Launch) -> None:
+    """Serve until a stop signal, then return; raise `LaunchError` when a child fails.
+
+    Raises `ArgumentError`, before anything is started, when the port or a socket cannot be had.
+    """
+    config = launch.plan.config
+    with private_directory() as directory:
+        prefix = config.shard_uds_path or str(directory / "shard")
+        check_port(config.hostname, config.port)
+        if config.prometheus_port is not None:
+            check_port(config.hostname, config.prometheus_port)
+        if not config.no_shards:
+            for rank in range(launch.plan.num_shards):
+                check_socket(Path(f"{prefix}-{rank}"))
+        async with _guardian(directory) as guardian:
+            supervisor = _Supervisor(launch, guardian, directory, prefix)
+            with _stop_signals(supervisor):
+                await supervisor.run()
+
+
+class _Supervisor:
+    """One launch. Owns every child process."""
+
+    def __init__(self, launch: Launch, guardian: Guardian, directory: Path, prefix: str) -> None:
+        self._launch = launch
+        self._plan = launch.plan
+        self._timeout_s = float(launch.plan.config.graceful_termination_timeout)
+        self._guardian = guardian
+        self._directory = directory
+        self._prefix = prefix
+        self._stop = asyncio.Event()
+        self._stopping_since: float | None = None
+        self._running: list[Child] = []
+        self._shards: list[Child] = []
+        self._router: Child | None = None
+
+    async def run(self) -> None:
+        try:
+            await self._serve()
+        finally:
+            await self._shut_down()
+
+    def stop(self, number: signal.Signals) -> None:
+        """A stop signal: the first one stops gracefully, the next one kills."""
+        now = time.monotonic()
+        if self._stopping_since is None:
+            logger.info("%s: stopping", number.name)
+            self._stopping_since = now
+            self._stop.set()
+        elif now - self._stopping_since > SAME_SIGNAL_S:
+            logger.warning("%s again: killing what is left", number.name)
+            for child in self._running:
+                child.kill_group()
+
+    async def _serve(self) -> None:
+        if not self._plan.config.no_shards:
+            await self._download()
+            if not self._stop.is_set():
+                await self._start_shards()
+        if not self._stop.is_set():
+            await self._start_router()
+            await self._watch()
+
+    async def _download(self) -> None:
+        config = self._plan.config
+        if not needs_download(config):
+            return
+        logger.info("Downloading the weights of %s", config.model_id)
+        command = download_command(self._plan, self._launch.programs, self._launch.environ)
+        child = await self._spawn("download", command, Scope("download"), "DownloadError")
+        await self._first(child)
+        if child.running:
+            await child.stop(DOWNLOAD_GRACE_S)
+            self._forget(child)
+            return
+        status = await child.wait()
+        self._forget(child)
+        if status == 0:
+            logger.info("The weights are there")
+            return
+        logger.error("The download %s: %s", describe_end(status), await child.errors())
+        names = ", ".join(preset.model_id for preset in PRESETS)
+        raise LaunchError(
+            "DownloadError",
+            f"the weights of {config.model_id} could not be had: the download {describe_end(status)}. Without a hub,"
+            f" --model-id takes a local directory or a built-in model: {names}",
+        )
+
+    async def _start_shards(self) -> None:
+        started = time.monotonic()
+        rendezvous = self._directory / "rendezvous"
+        for rank in range(self._plan.num_shards):
+            command = shard_command(
+                self._plan, self._launch.programs, self._launch.environ, rank, self._prefix, rendezvous
+            )
+            scope = Scope("shard-manager", {"rank": rank})
+            self._shards.append(await self._spawn(f"shard {rank}", command, scope, "ShardCannotStart"))
+        logger.info("Waiting for %d shard(s)", len(self._shards))
+        waiting_line = started + WAITING_LINE_S
+        waiting = list(range(self._plan.num_shards))
+        while waiting and not self._stop.is_set():
+            await self._refuse_dead_shards("ShardCannotStart")
+            waiting = [rank for rank in waiting if not await _is_ready(f"{self._prefix}-{rank}")]
+            if time.monotonic() >= waiting_line:
+                waiting_line += WAITING_LINE_S
+                logger.info("Waiting for shard(s) %s to be ready", ", ".join(map(str, waiting)))
+            if waiting:
+                await asyncio.sleep(POLL_S)
+        if not self._stop.is_set():
+            logger.info("All shards are ready after %.1f s", time.monotonic() - started)
+
+    async def _start_router(self) -> None:
+        launch = self._launch
+        command = router_command(self._plan, launch.programs, launch.environ, self._prefix, launch.sources)
+        self._router = await self._spawn("router", command, None, "WebserverCannotStart")
+
+    async def _watch(self) -> None:
+        """Return at a stop signal; raise when any child ends."""
+        assert self._router is not None
+        await self._first(self._router, *self._shards)
+        if self._stop.is_set():
+            return
+        await self._refuse_dead_shards("ShardFailed")
+        status = await self._router.wait()
+        # A router that ends because a shard did says less than the shard, which may be a moment behind.
+        await asyncio.sleep(POLL_S)
+        await self._refuse_dead_shards("ShardFailed")
+        raise LaunchError("WebserverFailed", f"the router {describe_end(status)}")
+
+    async def _refuse_dead_shards(self, kind: str) -> None:
+        dead = [shard for shard in self._shards if not shard.running]
+        if not dead:
+            return
+        for shard in dead:
+            errors = await shard.errors()
+            logger.error("%s %s%s", shard.name, describe_end(shard.returncode), f": {errors}" if errors else "")
+        ends = "; ".join(f"{shard.name} {describe_end(shard.returncode)}" for shard in dead)
+        raise LaunchError(kind, ends)
+
+    async def _shut_down(self) -> None:
+        """The router first, then all shards together. A second stop signal kills what is left at once."""
+        if self._router is not None:
+            logger.info("Stopping the router")
+            await self._end(self._router)
+        if self._shards:
+            logger.info("Stopping %d shard(s)", len(self._shards))
+            await asyncio.gather(*(self._end(shard) for shard in self._shards))
+
+    async def _end(self, child: Child) -> None:
+        await child.stop(self._timeout_s)
+        self._forget(child)
+
+    def _forget(self, child: Child) -> None:
+        self._running.remove(child)
+        self._guardian.forget(child)
+
+    async def _first(self, *children: Child) -> None:
+        """Wait until a child has ended or a stop is asked for."""
+        tasks = [asyncio.create_task(child.wait()) for child in children]
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (stop, *tasks):
+                task.cancel()
+
+    async def _spawn(self, name: str, command: ChildCommand, scope: Scope | None, kind: str) -> Child:
+        logger.info("Starting %s: %s", name, " ".join(command.argv))
+        try:
+            child = await Child.spawn(name, command, scope)
+        except StartupError as error:
+            raise LaunchError(kind, str(error)) from error
+        self._running.append(child)
+        self._guardian.watch(child, drains=name == "router")
+        return child
+
+
+async def _is_ready(socket_path: str) -> bool:
+    """Whether a shard answers Health on its socket; a socket file alone is not enough."""
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            shard = await GrpcShard.open(socket_path)
+            try:
+                await shard.health()
+            finally:
+                await shard.close()
+    except (ShardError, TimeoutError) as error:
+        logger.debug("%s is not ready: %s", socket_path, error)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _stop_signals(supervisor: _Supervisor) -> Iterator[None]:
+    """Let the first stop signal end the launch gracefully, and any further one kill what is left."""
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, supervisor.stop, number)
+    try:
+        yield
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def _guardian(directory: Path) -> AsyncIterator[Guardian]:
+    guardian = await Guardian.start()
+    guardian.remove_at_end(directory)
+    try:
+        yield guardian
+    finally:
+        await guardian.dismiss()
