@@ -113,8 +113,9 @@ def train_model(steps: int, minutes: float, batch_size: int, seq_len: int, learn
             group["lr"] = learning_rate * min(1.0, (step + 1) / 50) * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
         starts = torch.randint(0, len(train) - seq_len - 1, (batch_size,))
         window = train[starts[:, None] + torch.arange(seq_len + 1)]
-        logits = model(input_ids=window[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=window[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
