@@ -47,6 +47,7 @@ class ShardDriver:
     num_blocks: int = 64
     block_size: int = 16
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    sent: dict[int, Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._free = list(range(1, self.num_blocks))
@@ -78,6 +79,7 @@ class ShardDriver:
         return replace(request, **fields)  # type: ignore[arg-type]
 
     async def prefill(self, *requests: Request, cached: CachedBatch | None = None) -> StepResult:
+        self.sent |= {request.id: request for request in requests}
         batch = Batch(self._next_batch_id, requests)
         self._next_batch_id += 1
         return self._take(await self.shard.prefill(batch, cached))
