@@ -1,0 +1,103 @@
+"""When the requests of an open loop start: pure, seeded, computed before the run.
+
+Times are integer nanoseconds after the first moment of the load.
+"""
+
+import hashlib
+import itertools
+import random
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+NS_PER_S = 1_000_000_000
+
+
+class ArrivalSchedule(Protocol):
+    """A process of arrivals."""
+
+    def times(self, seed: int) -> Iterator[int]:
+        """Arrival times in ns, never decreasing; endless unless the process is a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One request every 1 / rate seconds, the first at 0."""
+
+    rate: float
+
+    def times(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - the protocol's
+        return (round(i * NS_PER_S / self.rate) for i in itertools.count())
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gamma gaps of mean 1 / rate; shape 1 is a Poisson process, below 1 it is burstier."""
+
+    rate: float
+    burstiness: float = 1.0
+
+    def times(self, seed: int) -> Iterator[int]:
+        rng = random.Random(f"arrivals:{seed}")
+        at_s = 0.0
+        while True:
+            at_s += rng.gammavariate(self.burstiness, 1 / (self.rate * self.burstiness))
+            yield round(at_s * NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """All at once."""
+
+    count: int
+
+    def times(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - the protocol's
+        return itertools.repeat(0, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The arrivals of a trace, shifted to start at 0 and stretched by `time_scale`."""
+
+    arrival_ns: Sequence[int]
+    time_scale: float = 1.0
+
+    def times(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - the protocol's
+        ordered = sorted(self.arrival_ns)
+        return (round((at - ordered[0]) * self.time_scale) for at in ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """The first arrivals of another process."""
+
+    process: ArrivalSchedule
+    count: int
+
+    def times(self, seed: int) -> Iterator[int]:
+        return itertools.islice(self.process.times(seed), self.count)
+
+
+def cut(
+    times: Iterable[int], *, warmup_ns: int = 0, duration_ns: int | None = None, requests: int | None = None
+) -> list[int]:
+    """The arrivals of one run: those before `warmup_ns + duration_ns`, and at most `requests` after the warm-up.
+
+    >>> cut(iter(range(10)), warmup_ns=2, requests=3)
+    [0, 1, 2, 3, 4]
+    """
+    end_ns = None if duration_ns is None else warmup_ns + duration_ns
+    kept: list[int] = []
+    measured = 0
+    for at in times:
+        if (end_ns is not None and at >= end_ns) or (requests is not None and measured == requests):
+            break
+        kept.append(at)
+        measured += at >= warmup_ns
+    return kept
+
+
+def schedule_hash(times: Sequence[int]) -> str:
+    """A digest that two runs share when their arrivals are equal."""
+    return hashlib.sha256(struct.pack(f"<{len(times)}q", *times)).hexdigest()

@@ -1,0 +1,181 @@
+"""`tgi-bench`: measure a server, and read what was measured."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadgen import settings
+from loadgen.config import BenchConfig
+from loadgen.errors import LoadgenError, UsageError
+from loadgen.interrupts import Interrupted, raise_on_signals
+
+EXIT_CODES = """exit codes:
+  0         done, or pass
+  1         the judged thing failed
+  2         usage, or a file that is missing or wrong
+  3         not decided: inconclusive
+  4         could not measure: invalid run, start failed, disk full
+  130, 143  interrupted, terminated (what was measured is kept and reported)"""
+
+INVALID_RUN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A word of the command line: its help, its flags and what it does."""
+
+    summary: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Sequence[str]], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    raise_on_signals()
+    try:
+        given = _parser().parse_args(arguments)
+        return COMMANDS[given.command].run(given, arguments)
+    except Interrupted as interrupted:
+        print("stopped", file=sys.stderr)
+        return interrupted.exit_code
+    except LoadgenError as error:
+        print(f"tgi-bench: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tgi-bench",
+        description="Benchmark TGI- and OpenAI-compatible servers.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    words = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for word, command in COMMANDS.items():
+        added = words.add_parser(
+            word,
+            help=command.summary,
+            description=command.summary,
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_flags(added)
+    return parser
+
+
+def add_load_flags(parser: argparse.ArgumentParser) -> None:
+    """Every flag of a load, and the file that may hold them."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with the same keys; flags win over it.")
+    settings.add_flags(parser, BenchConfig)
+
+
+def load_config(given: argparse.Namespace) -> BenchConfig:
+    """The load of a command line. Raises UsageError."""
+    return settings.load(BenchConfig, vars(given), given.config)
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
+    add_load_flags(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Run directory. Default runs/<id>.")
+    parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
+
+
+def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from loadgen.progress import open_progress
+    from loadgen.runner import InterruptedRun, make_run_directory, new_run_id, run
+    from loadgen.target import open_target
+
+    config = load_config(given)
+    out: Path = given.out or Path("runs") / new_run_id()
+    make_run_directory(out)
+    progress = open_progress()
+    if config.url is None:
+        progress.say(f"starting {config.server or config.model_id}, log in {out / 'server.log'}")
+    exit_code = None
+    waiting = open_target(
+        config, out / "server.log", lambda waited_s: progress.say(f"waiting for it, {waited_s:.0f} s")
+    )
+    with waiting as target:
+        progress.say(f"measuring {target.url}")
+        try:
+            result = run(config, target, out, progress, ["tgi-bench", *arguments])
+        except InterruptedRun as interrupted:
+            progress.say("interrupted; reporting what was measured")
+            result, exit_code = interrupted.result, interrupted.exit_code
+    judged = _present([out], out, is_json=given.json)
+    assert result.directory is not None
+    return exit_code if exit_code is not None else judged
+
+
+def _add_report_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="Run directories.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Where to write. Default the (first) run directory.")
+    parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
+
+
+def _report(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    from reports.results import RunDirectoryError, finish_run
+
+    try:
+        for directory in given.directories:
+            finish_run(directory)
+        _present(given.directories, given.out or given.directories[0], is_json=given.json)
+    except RunDirectoryError as error:
+        raise UsageError(str(error)) from error
+    return 0
+
+
+def _present(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
+    """Write the report and print the summary. Returns the exit code of the first run's verdict."""
+    import json
+
+    from reports.report import write_report
+    from reports.tables import render_summary
+
+    from reports.results import load_run
+    from reports.summary import write_summary
+
+    summaries = [write_summary(directory) for directory in directories]
+    written = write_report(directories, out)
+    if is_json:
+        print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2, allow_nan=False))
+    else:
+        print(render_summary([load_run(directory) for directory in directories]))
+    print(f"report: {written[0]}", file=sys.stderr)
+    return INVALID_RUN if summaries[0]["verdict"]["status"] == "invalid" else 0
+
+
+def _no_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _later(word: str) -> Command:
+    def refuse(_given: argparse.Namespace, _arguments: Sequence[str]) -> int:
+        raise UsageError(f"`{word}` is not available in this version")
+
+    return Command("not available in this version", _no_flags, refuse)
+
+
+COMMANDS = {
+    "run": Command("Measure one server under one load.", _add_run_flags, _run),
+    "report": Command("Report on stored runs.", _add_report_flags, _report),
+    "sweep": _later("sweep"),
+    "search": _later("search"),
+    "noise": _later("noise"),
+    "selftest": _later("selftest"),
+    "baseline": _later("baseline"),
+    "history": _later("history"),
+}
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())

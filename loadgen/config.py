@@ -1,0 +1,260 @@
+"""`BenchConfig`: everything that says what load a run makes and where it goes. Flags and TOML keys are its fields.
+
+Pydantic only; `settings.py` reads the sources.
+"""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from loadgen.datasets.lengths import EXAMPLES, Lengths
+
+Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
+WorkloadName = Literal["synthetic", "prompts", "azure_llm", "mooncake"]
+ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions"]
+
+TRACE_WORKLOADS = ("azure_llm", "mooncake")
+RATE_MODES = ("constant", "poisson", "gamma")
+
+# Modes and workloads that metrics.md names and this version does not have, refused by name.
+LATER_MODES = ("stages", "sessions", "sweep", "search")
+LATER_WORKLOADS = ("shared_prefix", "multi_turn", "sharegpt", "burstgpt")
+
+DEFAULT_DURATION_S = 30.0
+DEFAULT_WARMUP_S = 3.0
+DEFAULT_INPUT_TOKENS = "128"
+DEFAULT_OUTPUT_TOKENS = "64"
+EMBEDDED_MODEL_ID = "preset:tiny-llama"
+EMBEDDED_PERMITS = 1_024
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
+_UNITS_S = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0}
+
+
+def parse_duration(value: object) -> object:
+    """Seconds of a text such as `20s`, `1.5m` or `500ms`; anything else is left to pydantic.
+
+    >>> parse_duration("2m")
+    120.0
+    """
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("not a duration: give seconds or a number with ms, s, m or h, as in 20s")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _as_text(value: object) -> object:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else value
+
+
+def _check_lengths(value: str) -> str:
+    return str(Lengths.parse(value))
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400)]
+LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths)]
+
+
+class BenchConfig(BaseModel):
+    """One load and its target."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Mode = Field(
+        "closed",
+        description="How requests start: `closed` (each user waits for its answer), `constant`, `poisson` or `gamma` "
+        "arrivals at --rate, `burst` (all at once), `trace` (at the times of --trace-file).",
+    )
+    concurrency: int = Field(8, ge=1, le=100_000, description="Users of the closed loop.")
+    rate: float | None = Field(None, gt=0, le=1_000_000, description="Requests per second of an open loop.")
+    burstiness: float = Field(
+        1.0, gt=0, le=1_000, description="Shape of gamma arrivals: 1 is Poisson, below 1 burstier."
+    )
+    duration: Seconds | None = Field(
+        None,
+        description="Length of the measurement, after the warm-up: 20s, 2m. Default 30s where neither --requests nor a "
+        "trace ends the run.",
+    )
+    requests: int | None = Field(None, ge=1, le=10_000_000, description="End after this many measured requests.")
+    warmup: Seconds | None = Field(
+        None,
+        description="Load that is not counted, before the measurement. Default 3s, none for --requests and traces.",
+    )
+    drain: Seconds = Field(30.0, description="How long requests in flight may go on after the measurement.")
+    think_time: Seconds = Field(0.0, description="Pause of a closed-loop user between answer and next request.")
+    max_in_flight: int | None = Field(
+        None, ge=1, le=100_000, description="Most requests of an open loop in flight; waiting there is part of latency."
+    )
+    timeout: Seconds = Field(600.0, gt=0, description="Limit of one request.")
+
+    workload: WorkloadName = Field("synthetic", description="What the prompts are.")
+    input_tokens: LengthText | None = Field(
+        None, description=f"Prompt length of `synthetic`: a number or {EXAMPLES}. Default {DEFAULT_INPUT_TOKENS}."
+    )
+    output_tokens: LengthText | None = Field(
+        None, description=f"Answer length: a number or a distribution. Default {DEFAULT_OUTPUT_TOKENS}, or the trace's."
+    )
+    length_control: Literal["auto", "forced", "capped"] = Field(
+        "auto",
+        description="Whether answers are made exactly as long as asked (`forced`, where the server says it can) or at "
+        "most that long (`capped`). `auto` forces where possible.",
+    )
+    trace_file: str | None = Field(None, description="CSV or JSONL file of an `azure_llm` or `mooncake` trace.")
+    trace_limit: int | None = Field(None, ge=1, description="Use only the first requests of the trace.")
+    time_scale: float = Field(
+        1.0, gt=0, le=1_000, description="Multiplies every arrival time of a trace: 0.05 is 20 times faster."
+    )
+    prompts_file: str | None = Field(
+        None, description="JSONL (`prompt`, `text`, `inputs` or `messages`), CSV with such a column, or one a line."
+    )
+    tokenizer: str | None = Field(
+        None, description="tokenizer.json (or its directory) that counts prompt tokens in place of the server's route."
+    )
+
+    url: str | None = Field(None, description="Drive the server at this address.")
+    server: str | None = Field(
+        None, description="Start this command and drive it. It finds free ports in its environment; {port} is replaced."
+    )
+    model_id: str = Field(
+        EMBEDDED_MODEL_ID,
+        min_length=1,
+        description="Model of the server that is started when neither --url nor --server is given.",
+    )
+    api: ApiName = Field("auto", description="Dialect of the server.")
+    model: str | None = Field(None, description="Model name sent on OpenAI routes. Default what the server names.")
+    api_key: SecretStr | None = Field(None, description="Sent as a bearer token.")
+    ready_timeout: Seconds = Field(600.0, gt=0, description="How long a started server may take to answer.")
+
+    temperature: float | None = Field(None, ge=0, le=100, description="Sampling temperature; greedy when not given.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Of prompts, lengths and arrivals.")
+    workers: int = Field(1, ge=1, description="Processes that make the load.")
+    label: str = Field("", max_length=200, description="Name of this run in tables and reports.")
+
+    @field_validator("mode", "workload", mode="before")
+    @classmethod
+    def _refuse_later(cls, value: object, info: ValidationInfo) -> object:
+        later = LATER_MODES if info.field_name == "mode" else LATER_WORKLOADS
+        if value in later:
+            raise ValueError(f"{value!r} is not available in this version")
+        return value
+
+    @field_validator("workers")
+    @classmethod
+    def _one_worker(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError("more than one worker is not available in this version; the limit is 1")
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+            raise ValueError("must look like http://HOST:PORT, without query or credentials")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        for is_wrong, problem in self._conflicts():
+            if is_wrong:
+                raise ValueError(problem)
+        return self
+
+    def _conflicts(self) -> list[tuple[bool, str]]:
+        is_trace_workload = self.workload in TRACE_WORKLOADS
+        return [
+            (self.mode in RATE_MODES and self.rate is None, f"`rate` is needed by mode {self.mode!r}"),
+            (
+                self.mode not in RATE_MODES and self.rate is not None,
+                f"`rate` is {self.rate} but mode {self.mode!r} has no rate; modes with one: {', '.join(RATE_MODES)}",
+            ),
+            (
+                self.burstiness != 1 and self.mode != "gamma",
+                f"`burstiness` is {self.burstiness} but only mode 'gamma' has it, not {self.mode!r}",
+            ),
+            (self.mode == "burst" and self.requests is None, "`requests` is needed by mode 'burst': how many at once"),
+            (
+                self.mode == "trace" and not is_trace_workload,
+                f"`workload` is {self.workload!r} but mode 'trace' needs one of {', '.join(TRACE_WORKLOADS)}",
+            ),
+            (
+                is_trace_workload and self.trace_file is None,
+                f"`trace_file` is needed by workload {self.workload!r}",
+            ),
+            (
+                not is_trace_workload and self.trace_file is not None,
+                f"`trace_file` is {self.trace_file!r} but workload {self.workload!r} reads none",
+            ),
+            (
+                not is_trace_workload and self.trace_limit is not None,
+                f"`trace_limit` is {self.trace_limit} but workload {self.workload!r} has no trace",
+            ),
+            (
+                self.time_scale != 1 and self.mode != "trace",
+                f"`time_scale` is {self.time_scale} but only mode 'trace' keeps arrival times, not {self.mode!r}",
+            ),
+            (
+                self.workload == "prompts" and self.prompts_file is None,
+                "`prompts_file` is needed by workload 'prompts'",
+            ),
+            (
+                self.workload != "prompts" and self.prompts_file is not None,
+                f"`prompts_file` is {self.prompts_file!r} but workload {self.workload!r} reads none",
+            ),
+            (
+                self.input_tokens is not None and self.workload != "synthetic",
+                f"`input_tokens` is {self.input_tokens} but workload {self.workload!r} has lengths of its own",
+            ),
+            (
+                self.output_tokens is not None and is_trace_workload,
+                f"`output_tokens` is {self.output_tokens} but workload {self.workload!r} has lengths of its own",
+            ),
+            (
+                self.max_in_flight is not None and self.mode == "closed",
+                f"`max_in_flight` is {self.max_in_flight} but mode 'closed' is limited by `concurrency`",
+            ),
+            (
+                self.think_time > 0 and self.mode != "closed",
+                f"`think_time` is {self.think_time:g} s but only mode 'closed' has users who think, not {self.mode!r}",
+            ),
+            (self.duration == 0, "`duration` is 0 but must be above 0"),
+            (self.url is not None and self.server is not None, "`url` and `server` exclude each other"),
+        ]
+
+    @property
+    def is_open_loop(self) -> bool:
+        return self.mode != "closed"
+
+    @property
+    def duration_s(self) -> float | None:
+        """Length of the measurement; None where requests or a trace end it."""
+        if self.duration is not None:
+            return self.duration
+        ends_by_itself = self.requests is not None or self.workload in TRACE_WORKLOADS
+        return None if ends_by_itself else DEFAULT_DURATION_S
+
+    @property
+    def warmup_s(self) -> float:
+        if self.warmup is not None:
+            return self.warmup
+        return DEFAULT_WARMUP_S if self.duration_s is not None and self.mode not in ("trace", "burst") else 0.0
+
+    def load_description(self) -> dict[str, Any]:
+        """What makes two loads the same: every field but the target's and the label."""
+        elsewhere = {"url", "server", "model_id", "model", "api_key", "ready_timeout", "label", "workers"}
+        return self.model_dump(mode="json", exclude=elsewhere)

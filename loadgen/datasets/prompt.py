@@ -1,0 +1,64 @@
+"""`Prompt`: one request as a workload plans it, and the clipping of its lengths to what a server takes."""
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request to send.
+
+    `planned_*_tokens` are what the workload asks for; `input_tokens` and `output_tokens` what is sent after clipping,
+    None where the workload does not know or does not say. `arrival_ns` is the trace's own time.
+    """
+
+    prompt_id: str
+    text: str = ""
+    messages: tuple[dict[str, str], ...] | None = None
+    planned_input_tokens: int | None = None
+    planned_output_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    arrival_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server takes, None where it does not say."""
+
+    max_input_tokens: int | None = None
+    max_total_tokens: int | None = None
+
+    def clip(self, input_tokens: int, output_tokens: int) -> tuple[int, int]:
+        """The nearest lengths that fit. The answer keeps its length where it can; the prompt gives way.
+
+        >>> Limits(max_input_tokens=1000, max_total_tokens=1100).clip(1000, 200)
+        (900, 200)
+        """
+        if self.max_total_tokens is not None:
+            output_tokens = min(output_tokens, self.max_total_tokens - 1)
+            input_tokens = min(input_tokens, self.max_total_tokens - output_tokens)
+        if self.max_input_tokens is not None:
+            input_tokens = min(input_tokens, self.max_input_tokens)
+        return max(1, input_tokens), max(1, output_tokens)
+
+
+@dataclass(slots=True)
+class ClipCount:
+    """How much of what was sent did not fit, over all requests."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, prompt: Prompt) -> None:
+        cut_in = max(0, (prompt.planned_input_tokens or 0) - (prompt.input_tokens or prompt.planned_input_tokens or 0))
+        cut_out = max(
+            0, (prompt.planned_output_tokens or 0) - (prompt.output_tokens or prompt.planned_output_tokens or 0)
+        )
+        self.requests += bool(cut_in or cut_out)
+        self.input_tokens += cut_in
+        self.output_tokens += cut_out
+
+    def to_json(self) -> dict[str, int]:
+        return dataclasses.asdict(self)

@@ -1,0 +1,125 @@
+"""Prompts of the user's own: JSONL, CSV, or a plain file with one prompt a line."""
+
+import csv
+import itertools
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.prompt import Limits, Prompt
+from loadgen.errors import UsageError
+
+TEXT_KEYS = ("prompt", "text", "inputs")
+MESSAGES_KEY = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt of a file: a text or chat messages."""
+
+    text: str = ""
+    messages: tuple[dict[str, str], ...] | None = None
+
+    def as_text(self) -> str:
+        """The prompt for a route that takes text; messages lose their roles."""
+        if self.messages is None:
+            return self.text
+        return "\n".join(message["content"] for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """The prompts of a file in order, again from the top when all were sent.
+
+    Their token lengths are the server's to say, so they are planned as unknown and only answers are clipped.
+    """
+
+    name: str
+    rows: Sequence[PromptRow]
+    output_tokens: Lengths
+    limits: Limits
+    seed: int
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for index in itertools.count():
+            row = self.rows[index % len(self.rows)]
+            planned = self.output_tokens.draw(random.Random(f"lengths:{self.seed}:{index}"))
+            _, output_tokens = self.limits.clip(1, planned)
+            yield Prompt(
+                prompt_id=f"{self.name}-{index}",
+                text=row.as_text(),
+                messages=row.messages,
+                planned_output_tokens=planned,
+                output_tokens=output_tokens,
+            )
+
+
+def read_prompts(path: Path) -> list[PromptRow]:
+    """The prompts of a `.jsonl`, `.csv` or plain text file. Raises UsageError naming file and line."""
+    reader = READERS.get(path.suffix.lower(), _read_lines)
+    try:
+        rows = reader(path)
+    except OSError as error:
+        raise UsageError(f"`prompts_file` is {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    if not rows:
+        raise UsageError(f"{path}: no prompts in it")
+    return rows
+
+
+def _read_jsonl(path: Path) -> list[PromptRow]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: not JSON ({error})") from error
+        rows.append(_row_of(row, f"{path}:{number}"))
+    return rows
+
+
+def _row_of(row: object, where: str) -> PromptRow:
+    if isinstance(row, str):
+        return PromptRow(row)
+    if not isinstance(row, Mapping):
+        raise UsageError(f"{where}: neither a string nor an object")
+    messages = row.get(MESSAGES_KEY)
+    if messages is not None:
+        return PromptRow(messages=_messages(messages, where))
+    for key in TEXT_KEYS:
+        if isinstance(row.get(key), str):
+            return PromptRow(row[key])
+    raise UsageError(f"{where}: none of {', '.join((*TEXT_KEYS, MESSAGES_KEY))} in it")
+
+
+def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
+    if not isinstance(messages, list) or not messages:
+        raise UsageError(f"{where}: `messages` is no list of messages")
+    for message in messages:
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise UsageError(f"{where}: a message needs `role` and `content` as strings")
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+
+
+def _read_csv(path: Path) -> list[PromptRow]:
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        key = next((key for key in TEXT_KEYS if key in (reader.fieldnames or ())), None)
+        if key is None:
+            raise UsageError(f"{path}: none of the columns {', '.join(TEXT_KEYS)} in it")
+        return [PromptRow(row[key] or "") for row in reader]
+
+
+def _read_lines(path: Path) -> list[PromptRow]:
+    return [PromptRow(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+READERS = {".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".csv": _read_csv}

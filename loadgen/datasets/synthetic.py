@@ -1,0 +1,38 @@
+"""Generated text of exact token length; every prompt differs, and a seed gives the same ones again."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.prompt import Limits, Prompt
+from loadgen.datasets.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Endless prompts whose lengths are drawn from two distributions."""
+
+    vocabulary: Vocabulary
+    input_tokens: Lengths
+    output_tokens: Lengths
+    limits: Limits
+    seed: int
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for index in itertools.count():
+            yield self.prompt(index)
+
+    def prompt(self, index: int) -> Prompt:
+        rng = random.Random(f"lengths:{self.seed}:{index}")
+        planned_in, planned_out = self.input_tokens.draw(rng), self.output_tokens.draw(rng)
+        input_tokens, output_tokens = self.limits.clip(planned_in, planned_out)
+        return Prompt(
+            prompt_id=f"synthetic-{self.seed}-{index}",
+            text=self.vocabulary.write(input_tokens, f"text:{self.seed}:{index}"),
+            planned_input_tokens=planned_in,
+            planned_output_tokens=planned_out,
+            input_tokens=max(input_tokens, self.vocabulary.shortest),
+            output_tokens=output_tokens,
+        )

@@ -1,0 +1,179 @@
+"""HTTP/1.1 responses out of bytes: status, headers and the decoded body, without a socket.
+
+The load generator reads responses itself so that it knows which bytes came in which read, and so that a broken or
+hostile server is told apart from a slow one. One `ResponseParser` reads one response.
+"""
+
+from dataclasses import dataclass, field
+
+MAX_HEAD_BYTES = 65_536
+MAX_CHUNK_LINE_BYTES = 1_024
+
+
+class ProtocolError(Exception):
+    """The bytes are no HTTP/1.1 response, or one past a size limit."""
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """Status and headers; names in lower case, repeated ones joined by a comma."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def keeps_alive(self) -> bool:
+        return "close" not in self.headers.get("connection", "").lower()
+
+
+class ResponseParser:
+    """Turns the bytes of one response into its head and the pieces of its body.
+
+    >>> parser = ResponseParser()
+    >>> parser.feed(b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n3\\r\\nabc\\r\\n0\\r\\n\\r\\n")
+    b'abc'
+    >>> parser.head.status, parser.is_complete
+    (200, True)
+    """
+
+    def __init__(self) -> None:
+        self.head: ResponseHead | None = None
+        self.is_complete = False
+        self._buffer = b""
+        self._is_chunked = False
+        self._until_close = False
+        # Bytes left of the current chunk, or of the body when it has a length.
+        self._left = 0
+        self._after_chunk = False
+        self._in_trailers = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The body bytes that `data` completes. Raises ProtocolError."""
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        if self.head is None:
+            rest = self._read_head(data)
+            if rest is None:
+                return b""
+            data = rest
+        if self.is_complete or not data:
+            return b""
+        if self._is_chunked:
+            return self._read_chunks(data)
+        if self._until_close:
+            return data
+        body = data[: self._left]
+        self._left -= len(body)
+        self.is_complete = self._left == 0
+        return body
+
+    def feed_eof(self) -> None:
+        """The peer closed; completes a body that has neither a length nor chunks."""
+        if self.head is not None and self._until_close:
+            self.is_complete = True
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether the connection can carry another request."""
+        return self.is_complete and not self._until_close and self.head is not None and self.head.keeps_alive
+
+    def _read_head(self, data: bytes) -> bytes | None:
+        """The bytes after the head, None while it is incomplete; interim (1xx) heads are skipped."""
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if not b"HTTP/1.".startswith(data[:7]) and not data.startswith(b"HTTP/1."):
+                raise ProtocolError("the answer is not HTTP/1.1")
+            if end < 0:
+                if len(data) > MAX_HEAD_BYTES:
+                    raise ProtocolError(f"response headers exceed {MAX_HEAD_BYTES} bytes")
+                self._buffer = data
+                return None
+            head = parse_head(data[:end])
+            data = data[end + 4 :]
+            if head.status >= 200:
+                self.head = head
+                self._choose_framing(head)
+                return data
+            if not data:
+                return None
+
+    def _choose_framing(self, head: ResponseHead) -> None:
+        length = head.headers.get("content-length")
+        if head.status in (204, 304):
+            self.is_complete = True
+        elif "chunked" in head.headers.get("transfer-encoding", "").lower():
+            self._is_chunked = True
+        elif length is None:
+            self._until_close = True
+        elif length.isascii() and length.isdigit():
+            self._left = int(length)
+            self.is_complete = self._left == 0
+        else:
+            raise ProtocolError(f"content-length is {length!r}")
+
+    def _read_chunks(self, data: bytes) -> bytes:
+        pieces: list[bytes] = []
+        at = 0
+        while not self.is_complete:
+            if self._left:
+                piece = data[at : at + self._left]
+                if not piece:
+                    break
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                self._after_chunk = self._left == 0
+                continue
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                if len(data) - at > MAX_CHUNK_LINE_BYTES:
+                    raise ProtocolError("a chunk header has no end")
+                self._buffer = data[at:]
+                break
+            line = data[at:end]
+            at = end + 2
+            self._read_chunk_line(line)
+        return b"".join(pieces)
+
+    def _read_chunk_line(self, line: bytes) -> None:
+        if self._in_trailers:
+            self.is_complete = not line
+            return
+        if self._after_chunk:
+            if line:
+                raise ProtocolError("a chunk is longer than its header says")
+            self._after_chunk = False
+            return
+        try:
+            self._left = int(line.split(b";", 1)[0], 16)
+        except ValueError:
+            raise ProtocolError(f"chunk header {line[:40]!r} is not a size") from None
+        if self._left < 0:
+            raise ProtocolError(f"chunk header {line[:40]!r} is not a size")
+        self._in_trailers = self._left == 0
+
+
+def parse_head(head: bytes) -> ResponseHead:
+    """Status and headers of a response head without its final empty line. Raises ProtocolError."""
+    status_line, *lines = head.decode("latin-1").split("\r\n")
+    parts = status_line.split(" ", 2)
+    if len(parts) < 2 or not (parts[1].isascii() and parts[1].isdigit() and len(parts[1]) == 3):
+        raise ProtocolError(f"status line {status_line[:80]!r} is not HTTP/1.1")
+    parsed = ResponseHead(int(parts[1]))
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise ProtocolError(f"header line {line[:80]!r} has no colon")
+        name = name.strip().lower()
+        value = value.strip()
+        known = parsed.headers.get(name)
+        parsed.headers[name] = f"{known}, {value}" if known is not None else value
+    return parsed
+
+
+def render_request(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+    """One request as the bytes that go to the socket."""
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join((*lines, "", "")).encode("latin-1") + body

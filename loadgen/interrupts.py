@@ -1,0 +1,65 @@
+"""Ctrl-C and SIGTERM during a run: the first asks to finish, the second ends everything at once."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user or the system asked to stop. `is_urgent` when they asked twice."""
+
+    def __init__(self, number: signal.Signals, *, is_urgent: bool = False) -> None:
+        super().__init__(number.name)
+        self.number = number
+        self.is_urgent = is_urgent
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.number]
+
+
+def raise_on_signals() -> None:
+    """Make SIGINT and SIGTERM raise `Interrupted` wherever the program is; for commands, from their first line on."""
+    for number in EXIT_CODES:
+        signal.signal(number, _raise)
+
+
+def _raise(number: int, _frame: FrameType | None) -> None:
+    raise Interrupted(signal.Signals(number))
+
+
+class FirstAsksSecondEnds:
+    """While entered, the first signal calls `on_first`, the second calls `on_second` and raises `Interrupted`.
+
+    Outside the main thread, where no handlers can be set, it does nothing.
+    """
+
+    def __init__(self, on_first: Callable[[], None], on_second: Callable[[], None]) -> None:
+        self.first: signal.Signals | None = None
+        self._on_first = on_first
+        self._on_second = on_second
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in EXIT_CODES}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        received = signal.Signals(number)
+        if self.first is None:
+            self.first = received
+            self._on_first()
+            return
+        self._on_second()
+        raise Interrupted(received, is_urgent=True)

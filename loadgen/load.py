@@ -1,0 +1,193 @@
+"""The state of a load while it runs: phases, stop rules, what is in flight. Driven by the users; knows no locust.
+
+Times are monotonic ns.
+"""
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from loadgen.connection import Clock
+from loadgen.datasets.prompt import ClipCount, Prompt
+from loadgen.exchange import Client, Cut, Exchange
+from loadgen.recorder import Recorder, Times, make_record
+from reports.results import Phase, RequestRecord, Status
+
+NS_PER_S = 1_000_000_000
+# So many connections refused in a row mean that nothing listens any more.
+MAX_CONNECT_ERRORS_IN_A_ROW = 50
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When a load ends: `requests` and `duration_s` count from the end of the warm-up.
+
+    `slots` of a closed loop each complete a request before a warm-up is over.
+    """
+
+    warmup_s: float
+    duration_s: float | None
+    requests: int | None
+    slots: int | None
+
+
+@dataclass(slots=True)
+class Load:
+    """What the users share. `start` begins it; once `stop_reason` is set nothing more is sent."""
+
+    run_id: str
+    rules: StopRules
+    feed: Iterator[tuple[Prompt, bytes]]
+    client: Client
+    recorder: Recorder
+    clock_ns: Clock
+    clipped: ClipCount = field(default_factory=ClipCount)
+    start_ns: int = 0
+    measure_ns: int | None = None
+    stop_ns: int | None = None
+    stop_reason: str | None = None
+    measured: int = 0
+    client_errors: list[str] = field(default_factory=list)
+    write_errors: int = 0
+    last_sent_ns: int | None = None
+    last_end_ns: int | None = None
+    _slots_done: set[int] = field(default_factory=set)
+    _connect_errors: int = 0
+    _running: dict[int, Exchange] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """The zero of the run; only the first call counts."""
+        if self.start_ns:
+            return
+        self.start_ns = self.clock_ns()
+        if self.rules.warmup_s == 0:
+            self.measure_ns = self.start_ns
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._running)
+
+    @property
+    def is_over(self) -> bool:
+        return self.stop_reason is not None
+
+    def stop(self, reason: str) -> None:
+        """Send nothing more; the first reason stays."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            self.stop_ns = self.clock_ns()
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run is now."""
+        return self.phase_at(self.clock_ns())
+
+    def phase_at(self, at_ns: int) -> Phase:
+        if self.stop_ns is not None and at_ns > self.stop_ns:
+            return Phase.DRAIN
+        return Phase.WARMUP if self.measure_ns is None or at_ns < self.measure_ns else Phase.MEASURE
+
+    @property
+    def window_end_ns(self) -> int | None:
+        """Where the measurement ended: by the clock, or with the last send of a load that ran out.
+
+        A load that was sent all but at once has its end where the last answer ended.
+        """
+        if self.stop_reason not in ("requests", "end_of_trace") or self.last_sent_ns is None:
+            return self.stop_ns
+        last_end_ns = self.last_end_ns or self.last_sent_ns
+        was_at_once = self.last_sent_ns - self.start_ns < (last_end_ns - self.start_ns) / 2
+        return last_end_ns if was_at_once else self.last_sent_ns
+
+    def tokens_seen(self) -> int:
+        """Token events received so far, those of requests still in flight included."""
+        return self.recorder.live.tokens_out + sum(len(each.answer.event_ns) for each in self._running.values())
+
+    def tick(self) -> None:
+        """Move from warm-up to measurement to the end, as time passes."""
+        now_ns = self.clock_ns()
+        if self.measure_ns is None:
+            self.measure_ns = self._warm_since(now_ns)
+        if self.measure_ns is None or self.rules.duration_s is None or self.is_over:
+            return
+        end_ns = self.measure_ns + round(self.rules.duration_s * NS_PER_S)
+        if now_ns >= end_ns:
+            self.stop("duration")
+            self.stop_ns = end_ns
+
+    def _warm_since(self, now_ns: int) -> int | None:
+        """When the warm-up ended; None while it lasts."""
+        end_ns = self.start_ns + round(self.rules.warmup_s * NS_PER_S)
+        if now_ns < end_ns:
+            return None
+        if self.rules.slots is None:
+            return end_ns
+        return now_ns if len(self._slots_done) >= self.rules.slots else None
+
+    def next_request(self) -> tuple[Prompt, bytes] | None:
+        """What a free user sends next; None once the load is over, which the last request makes it."""
+        self.tick()
+        if self.is_over:
+            return None
+        if self.rules.requests is not None and self.measured >= self.rules.requests:
+            self.stop("requests")
+            return None
+        made = next(self.feed, None)
+        if made is None:
+            self.stop("end_of_trace")
+            return None
+        self.measured += self.measure_ns is not None
+        return made
+
+    def send(self, prompt: Prompt, body: bytes, times: Times, slot: int | None = None) -> Status:
+        """Make one request and record it. `Cut` passes through once it is recorded."""
+        exchange = Exchange()
+        # The start that decides is the scheduled one in an open loop, the real one in a closed loop.
+        phase = self.phase_at(times.intended_ns if self.rules.slots is None else times.dispatch_ns)
+        self._running[id(exchange)] = exchange
+        live = self.recorder.live
+        live.sent += 1
+        request_id = f"{self.run_id}-{live.sent}"
+        self.clipped.add(prompt)
+        try:
+            self.client.run(body, exchange)
+        except Exception as error:
+            exchange.status, exchange.error_type = Status.CLIENT_ERROR, f"client/{type(error).__name__}: {error}"
+            self.client_errors.append(str(exchange.error_type))
+        finally:
+            del self._running[id(exchange)]
+            self._note(exchange)
+            record = make_record(self.run_id, request_id, self.start_ns, phase, prompt, times, exchange)
+            self._store(record)
+        if slot is not None:
+            self._slots_done.add(slot)
+        return exchange.status
+
+    def skip(self, prompt: Prompt, times: Times, cut: Cut) -> None:
+        """Record a request that never left the in-flight limit."""
+        exchange = Exchange(status=cut.status, error_type="connect/limit", end_ns=self.clock_ns())
+        request_id = f"{self.run_id}-w{self.recorder.live.failed}-{prompt.prompt_id}"
+        self._store(
+            make_record(
+                self.run_id, request_id, self.start_ns, self.phase_at(times.intended_ns), prompt, times, exchange
+            )
+        )
+
+    def _note(self, exchange: Exchange) -> None:
+        self.last_end_ns = exchange.end_ns
+        if exchange.sent_ns is not None:
+            self.last_sent_ns = max(self.last_sent_ns or 0, exchange.sent_ns)
+        if exchange.status != Status.CONNECT_ERROR:
+            self._connect_errors = 0
+            return
+        self._connect_errors += 1
+        if self._connect_errors >= MAX_CONNECT_ERRORS_IN_A_ROW:
+            self.stop("server_unreachable")
+
+    def _store(self, record: RequestRecord) -> None:
+        try:
+            self.recorder.add(record)
+        except OSError as error:
+            self.write_errors += 1
+            self.client_errors.append(f"records cannot be written: {error.strerror}")
+            self.stop("no_space" if error.errno == errno.ENOSPC else "records_lost")

@@ -1,0 +1,123 @@
+"""How far a run is, on stderr: a line that renews itself on a terminal, plain lines elsewhere."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+PLAIN_EVERY_S = 5.0
+
+
+class Progress(Protocol):
+    """Told what happens; shows it or not."""
+
+    def say(self, text: str) -> None:
+        """A sentence that stays."""
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        """The numbers of one second, as the worker's progress messages have them."""
+
+    def close(self) -> None:
+        """No more updates."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def render(message: Mapping[str, Any], tokens_per_s: float | None) -> str:
+    """One line: elapsed, phase, in flight, tokens per second, TTFT, errors.
+
+    >>> render({"t_s": 4.2, "phase": "measure", "in_flight": 8, "completed": 30, "failed": 0, "ttft_p50_s": 0.0123,
+    ...         "ttft_p95_s": 0.02}, 512.3)
+    '    4s measure   8 in flight    30 done    0 failed    512 tokens/s   TTFT p50 12.3 ms p95 20.0 ms'
+    """
+    parts = [
+        f"{message['t_s']:5.0f}s {message['phase']:<7} {message['in_flight']:>3} in flight",
+        f"{message['completed']:>5} done",
+        f"{message['failed']:>4} failed",
+        f"{tokens_per_s or 0:>6.0f} tokens/s",
+    ]
+    if message.get("ttft_p50_s") is not None:
+        parts.append(f"TTFT p50 {message['ttft_p50_s'] * 1e3:.1f} ms p95 {message['ttft_p95_s'] * 1e3:.1f} ms")
+    if message.get("waiting"):
+        parts.append(f"{message['waiting']} waiting at the limit")
+    return " ".join((parts[0], *(f" {part}" for part in parts[1:4]), *(f"  {part}" for part in parts[4:])))
+
+
+class _Rate:
+    """Tokens per second between two messages."""
+
+    def __init__(self) -> None:
+        self._before = (0.0, 0)
+
+    def of(self, message: Mapping[str, Any]) -> float | None:
+        now = (float(message["t_s"]), int(message["tokens_out"]))
+        before, self._before = self._before, now
+        if now[0] <= before[0]:
+            return None
+        return (now[1] - before[1]) / (now[0] - before[0])
+
+
+class PlainProgress:
+    """A line every few seconds, for logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown_s = 0.0
+        self._rate = _Rate()
+
+    def say(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        if message["t_s"] - self._shown_s >= PLAIN_EVERY_S:
+            self._shown_s = message["t_s"]
+            self.say(render(message, self._rate.of(message)))
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class TerminalProgress:
+    """One line that renews itself."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.status import Status
+
+        self._console = Console(file=stream)
+        self._status = Status("", console=self._console, spinner="dots")
+        self._is_live = False
+        self._rate = _Rate()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        from rich.text import Text
+
+        self._status.update(Text(render(message, self._rate.of(message))))
+        if not self._is_live:
+            self._is_live = True
+            self._status.start()
+
+    def close(self) -> None:
+        if self._is_live:
+            self._is_live = False
+            self._status.stop()
+
+
+def open_progress(stream: TextIO | None = None) -> Progress:
+    """What suits where stderr goes."""
+    stream = stream or sys.stderr
+    return TerminalProgress(stream) if stream.isatty() else PlainProgress(stream)

@@ -1,0 +1,100 @@
+"""The seam between the load generator and an API: prompts become requests, payloads become token events."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from loadgen.datasets.prompt import Prompt
+
+
+class BadPayloadError(Exception):
+    """JSON that does not parse, or a known field of a wrong type."""
+
+
+class NotThisApiError(Exception):
+    """A payload that is no object of this API at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What every request of a run asks for.
+
+    `forces_length` makes answers exactly as long as asked, by the server's extension fields.
+    """
+
+    forces_length: bool = False
+    temperature: float | None = None
+    seed: int = 0
+    model: str = "tgi"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one stream has said so far. Times are monotonic ns, taken when the bytes of an event left the socket."""
+
+    event_ns: list[int] = field(default_factory=list)
+    event_tokens: list[int] = field(default_factory=list)
+    counts_are_exact: bool = False
+    first_answer_ns: int | None = None
+    reasoning_events: int = 0
+    finish_reason: str | None = None
+    is_terminated: bool = False
+    error: str | None = None
+    input_tokens: int | None = None
+    usage_output_tokens: int | None = None
+    usage_reasoning_tokens: int | None = None
+    cached_input_tokens: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the stream ended as the API says it does."""
+        return self.is_terminated or self.finish_reason is not None
+
+    def add_event(self, at_ns: int, tokens: int = 1, *, is_reasoning: bool = False) -> None:
+        """Note one token event."""
+        self.event_ns.append(at_ns)
+        self.event_tokens.append(tokens)
+        if is_reasoning:
+            self.reasoning_events += 1
+        elif self.first_answer_ns is None:
+            self.first_answer_ns = at_ns
+
+
+class Dialect(Protocol):
+    """One API."""
+
+    @property
+    def path(self) -> str:
+        """The route that streams."""
+
+    def body(self, prompt: Prompt) -> bytes:
+        """The JSON of a streaming request."""
+
+    def read(self, payload: bytes, at_ns: int, answer: Answer) -> None:
+        """Add one event's payload to the answer. Raises BadPayloadError or NotThisApiError."""
+
+
+def decode_object(payload: bytes) -> dict[str, Any]:
+    """The JSON object of a payload."""
+    try:
+        value = json.loads(payload)
+    except ValueError as error:
+        raise BadPayloadError(f"an event is not JSON: {payload[:80]!r}") from error
+    if not isinstance(value, dict):
+        raise NotThisApiError(f"an event is a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def whole_number(values: Mapping[str, Any], name: str) -> int | None:
+    """A count in a payload, None where it is absent or null."""
+    value = values.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise BadPayloadError(f"`{name}` is {value!r}, not a count")
+    return value
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()

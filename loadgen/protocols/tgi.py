@@ -1,0 +1,62 @@
+"""TGI's native stream: one `token` object per event, `details` in the last one, errors inside a 200."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.datasets.prompt import Prompt
+from loadgen.protocols.dialect import (
+    Answer,
+    BadPayloadError,
+    NotThisApiError,
+    Sampling,
+    decode_object,
+    encode,
+    whole_number,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tgi:
+    """`POST /generate_stream`."""
+
+    sampling: Sampling
+    path: str = "/generate_stream"
+
+    def body(self, prompt: Prompt) -> bytes:
+        parameters: dict[str, Any] = {"details": True, "do_sample": False}
+        if self.sampling.temperature:
+            parameters |= {"do_sample": True, "temperature": self.sampling.temperature, "seed": self.sampling.seed}
+        if prompt.output_tokens is not None:
+            parameters["max_new_tokens"] = prompt.output_tokens
+            if self.sampling.forces_length:
+                parameters |= {"ignore_eos_token": True, "min_new_tokens": prompt.output_tokens}
+        return encode({"inputs": prompt.text, "parameters": parameters})
+
+    def read(self, payload: bytes, at_ns: int, answer: Answer) -> None:
+        event = decode_object(payload)
+        token = event.get("token")
+        if isinstance(token, dict):
+            answer.counts_are_exact = True
+            answer.add_event(at_ns)
+        elif "error" in event:
+            answer.error = str(event.get("error_type") or "error")
+            return
+        elif token is not None:
+            raise BadPayloadError(f"`token` is {token!r}, not an object")
+        else:
+            raise NotThisApiError(f"an event has neither `token` nor `error`: {payload[:80]!r}")
+        if event.get("generated_text") is not None:
+            answer.is_terminated = True
+        details = event.get("details")
+        if details is not None:
+            _read_details(details, answer)
+
+
+def _read_details(details: Any, answer: Answer) -> None:
+    if not isinstance(details, dict):
+        raise BadPayloadError(f"`details` is {details!r}, not an object")
+    finish_reason = details.get("finish_reason")
+    answer.finish_reason = None if finish_reason is None else str(finish_reason)
+    answer.usage_output_tokens = whole_number(details, "generated_tokens")
+    answer.input_tokens = whole_number(details, "input_length")
+    answer.cached_input_tokens = whole_number(details, "cached_input_tokens")

@@ -1,0 +1,144 @@
+"""Finished exchanges become `RequestRecord`s on disk, and the few live numbers that progress shows."""
+
+from array import array
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadgen.datasets.prompt import Prompt
+from loadgen.exchange import Exchange
+from loadgen.protocols.dialect import Answer
+from reports.results import JsonlWriter, Phase, RequestRecord, Status, TokensSource
+
+RECENT_TTFTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What the schedule knows of one request: monotonic ns, and the wait at the in-flight limit."""
+
+    intended_ns: int
+    dispatch_ns: int
+    limit_wait_s: float | None = None
+
+
+def make_record(
+    run_id: str, request_id: str, start_ns: int, phase: Phase, prompt: Prompt, times: Times, exchange: Exchange
+) -> RequestRecord:
+    """Everything observed of one request; times become ns since the run's start."""
+    answer = exchange.answer
+    first_ns = answer.event_ns[0] if answer.event_ns else None
+    last_ns = answer.event_ns[-1] if answer.event_ns else None
+    events = len(answer.event_ns)
+    output_tokens, source = count_output(answer)
+
+    def since_start(at_ns: int | None) -> int | None:
+        return None if at_ns is None else at_ns - start_ns
+
+    return RequestRecord(
+        run_id=run_id,
+        request_id=request_id,
+        prompt_id=prompt.prompt_id,
+        phase=phase,
+        status=exchange.status,
+        error_type=exchange.error_type,
+        finish_reason=answer.finish_reason,
+        http_status=exchange.http_status,
+        t_intended_ns=since_start(times.intended_ns),
+        t_dispatch_ns=since_start(times.dispatch_ns),
+        t_sent_ns=since_start(exchange.sent_ns),
+        t_headers_ns=since_start(exchange.headers_ns),
+        t_first_ns=since_start(first_ns),
+        t_first_answer_ns=since_start(answer.first_answer_ns),
+        t_last_ns=since_start(last_ns),
+        t_end_ns=since_start(exchange.end_ns),
+        connect_s=exchange.connect_s,
+        conn_reused=exchange.is_reused,
+        limit_wait_s=times.limit_wait_s,
+        planned_input_tokens=prompt.planned_input_tokens,
+        planned_output_tokens=prompt.planned_output_tokens,
+        requested_output_tokens=prompt.output_tokens,
+        input_tokens=answer.input_tokens,
+        cached_input_tokens=answer.cached_input_tokens,
+        output_tokens=output_tokens,
+        reasoning_tokens=answer.usage_reasoning_tokens,
+        first_event_tokens=answer.event_tokens[0] if events else None,
+        tokens_source=source,
+        # The second count, where a stream has two: both are the server's, and equal unless an event was lost.
+        client_output_tokens=answer.usage_output_tokens if source == TokensSource.SERVER_STREAM else None,
+        events=events,
+        coalesced_events=exchange.coalesced_events,
+        bytes_sent=exchange.bytes_sent,
+        bytes_received=exchange.bytes_received,
+        gap_ns=[later - earlier for earlier, later in zip(answer.event_ns, answer.event_ns[1:], strict=False)],
+        event_tokens=answer.event_tokens if any(tokens != 1 for tokens in answer.event_tokens) else None,
+    )
+
+
+def count_output(answer: Answer) -> tuple[int | None, TokensSource | None]:
+    """Output tokens from the best source there is."""
+    if answer.counts_are_exact:
+        return sum(answer.event_tokens), TokensSource.SERVER_STREAM
+    if answer.usage_output_tokens is not None:
+        return answer.usage_output_tokens, TokensSource.SERVER_USAGE
+    if answer.event_ns:
+        return sum(answer.event_tokens), TokensSource.EVENTS
+    return None, None
+
+
+@dataclass(slots=True)
+class LiveNumbers:
+    """Counts so far, and the TTFTs of the last second for the time series."""
+
+    sent: int = 0
+    completed: int = 0
+    failed: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    recent_ttft_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TTFTS))
+    second_ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
+
+
+class Recorder:
+    """Appends records to `requests.jsonl` as they finish."""
+
+    def __init__(self, writer: JsonlWriter) -> None:
+        self._writer = writer
+        self.live = LiveNumbers()
+
+    def add(self, record: RequestRecord) -> None:
+        """Raises OSError when the record cannot be stored."""
+        live = self.live
+        live.statuses[record.status] += 1
+        live.tokens_out += record.output_tokens or 0
+        live.tokens_in += record.input_tokens or 0
+        if record.status == Status.OK:
+            live.completed += 1
+        else:
+            live.failed += 1
+        if record.t_first_ns is not None and record.t_sent_ns is not None:
+            ttft_s = (record.t_first_ns - record.t_sent_ns) / 1e9
+            live.recent_ttft_s.append(ttft_s)
+            live.second_ttft_s.append(ttft_s)
+        self._writer.write(record.to_json())
+
+
+def quantile(values: "deque[float] | array[float]", share: float) -> float | None:
+    """Nearest order statistic: for display only."""
+    if not values:
+        return None
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def live_row(live: LiveNumbers, in_flight: int) -> dict[str, Any]:
+    """Counts so far and the spread of the latest TTFTs, as progress lines carry them."""
+    return {
+        "in_flight": in_flight,
+        "sent": live.sent,
+        "completed": live.completed,
+        "failed": live.failed,
+        "tokens_out": live.tokens_out,
+        "ttft_p50_s": quantile(live.recent_ttft_s, 0.50),
+        "ttft_p95_s": quantile(live.recent_ttft_s, 0.95),
+    }

@@ -1,0 +1,325 @@
+"""`run`: one measurement of one target. What `tgi-bench`, the tuner and the gate call.
+
+Prepares the workload, starts the worker process, watches it, scrapes the server meanwhile, and leaves a finished run
+directory, whatever happened.
+"""
+
+import dataclasses
+import datetime
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen import machine, workload
+from loadgen.config import BenchConfig
+from loadgen.control import ControlClient
+from loadgen.counting import RoundTrip, TokenCounter, make_vocabulary, open_counter, verify
+from loadgen.datasets.vocabulary import Vocabulary
+from loadgen.errors import UsageError, WorkerError
+from loadgen.interrupts import FirstAsksSecondEnds, Interrupted
+from loadgen.plan import WorkerPlan
+from loadgen.progress import Progress, Silent
+from loadgen.protocols.dialect import Sampling
+from loadgen.target import ServerFacts, Target
+from loadgen.telemetry import Telemetry
+from loadgen.workload import Workload
+from reports.results import (
+    CLIENT_FILE,
+    SCHEMA_VERSION,
+    JsonlWriter,
+    RunManifest,
+    RunResult,
+    finish_run,
+    load_run,
+    write_client,
+    write_manifest,
+)
+
+WORKER_LOG = "worker.log"
+
+
+class InterruptedRun(Interrupted):
+    """A run that was stopped by a signal and finished its files; `result` is what was measured."""
+
+    def __init__(self, number: signal.Signals, result: RunResult) -> None:
+        super().__init__(number)
+        self.result = result
+
+
+def new_run_id(now: datetime.datetime | None = None) -> str:
+    """A name that sorts by time and does not repeat."""
+    now = now or datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def run(
+    config: BenchConfig,
+    target: Target,
+    out: Path,
+    progress: Progress | None = None,
+    command: Sequence[str] = (),
+) -> RunResult:
+    """Measure a target that answers; `out` becomes the run directory.
+
+    Raises UsageError when the directory holds a run or the workload is wrong, TargetError when the server does not
+    answer, WorkerError when the load could not be made, InterruptedRun when a signal ended it.
+    """
+    progress = progress or Silent()
+    make_run_directory(out)
+    prepared = _prepare(config, target, progress)
+    manifest = _manifest(config, target, prepared, out, command)
+    write_manifest(out, manifest)
+    _write_schedule(out, prepared.work)
+    telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"))
+    telemetry.start()
+    watch = _Watch(progress, telemetry)
+    try:
+        worker = _start_worker(_plan(config, target, prepared, manifest, out), out)
+        with FirstAsksSecondEnds(worker.terminate, worker.kill) as signals:
+            watch.follow(worker)
+    finally:
+        progress.close()
+        telemetry.finish()
+    _complete(manifest, watch, target, out, telemetry)
+    result = load_run(out)
+    if signals.first is not None:
+        raise InterruptedRun(signals.first, result)
+    if watch.end is None:
+        raise WorkerError(f"the load generator's process ended early (exit code {worker.returncode})\n{_log_tail(out)}")
+    return result
+
+
+def make_run_directory(out: Path) -> None:
+    """Create the directory; raises UsageError when it cannot be or holds a run already."""
+    if (out / "manifest.json").exists():
+        raise UsageError(f"{out} holds a run already; give another --out or remove it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"`out` is {str(out)!r}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known before the first request."""
+
+    facts: ServerFacts
+    work: Workload
+    vocabulary: Vocabulary | None
+    counter: TokenCounter | None
+    round_trip: RoundTrip | None
+    length_control: str
+
+
+def _prepare(config: BenchConfig, target: Target, progress: Progress) -> Prepared:
+    facts = target.facts(config.api, config.model)
+    length_control = choose_length_control(config, facts)
+    control = target.control()
+    try:
+        vocabulary, counter = _vocabulary(config, control)
+        work = workload.build(config, vocabulary, facts.limits)
+        round_trip = verify(work.first(16), counter) if counter is not None else None
+    finally:
+        control.close()
+    if length_control == "capped":
+        progress.say("answer lengths are capped, not forced: the server ends an answer where the model does")
+    if round_trip is not None and not round_trip.is_exact:
+        progress.say(f"prompt lengths are off by up to {round_trip.largest_error} tokens with this tokenizer")
+    if work.times_ns is not None and not work.times_ns:
+        raise UsageError("the schedule has no requests: the duration is shorter than the first arrival")
+    return Prepared(facts, work, vocabulary, counter, round_trip, length_control)
+
+
+def _vocabulary(config: BenchConfig, control: ControlClient) -> tuple[Vocabulary | None, TokenCounter | None]:
+    if not workload.needs_vocabulary(config):
+        return None, None
+    counter = open_counter(config, control)
+    return make_vocabulary(counter), counter
+
+
+def choose_length_control(config: BenchConfig, facts: ServerFacts) -> str:
+    """`forced` where the server says that it understands; `capped` where it does not. Raises UsageError."""
+    if config.length_control == "forced" and not facts.can_force_length:
+        raise UsageError(
+            "`length_control` is 'forced' but the server does not list ignore_eos_token and min_new_tokens among its "
+            "extensions in /info; use 'capped' or 'auto'"
+        )
+    if config.length_control == "capped" or not facts.can_force_length:
+        return "capped"
+    asks_for_length = config.workload != "prompts" or config.output_tokens is not None
+    return "forced" if asks_for_length else "capped"
+
+
+def _manifest(
+    config: BenchConfig, target: Target, prepared: Prepared, out: Path, command: Sequence[str]
+) -> RunManifest:
+    facts, counter, round_trip = prepared.facts, prepared.counter, prepared.round_trip
+    resolved = config.model_dump(mode="json")
+    resolved |= {"duration": config.duration_s, "warmup": config.warmup_s, "api": facts.api}
+    return RunManifest(
+        run_id=out.name or new_run_id(),
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        command=list(command),
+        config=resolved,
+        mode=config.mode,
+        label=config.label,
+        version=machine.product_version(),
+        revision=machine.source_revision(),
+        python=sys.version.split()[0],
+        libraries=machine.library_versions(),
+        machine=machine.describe_machine(),
+        workers=config.workers,
+        seed=config.seed,
+        workload_hash=prepared.work.digest,
+        schedule_hash=prepared.work.schedule_hash,
+        tokenizer_hash=counter.digest if counter is not None else None,
+        length_control=prepared.length_control,
+        target={
+            "url": target.url,
+            "api": facts.api,
+            "model": facts.model,
+            "info": facts.info,
+            "launch_argv": list(target.launch_argv) if target.launch_argv is not None else None,
+            "launch_chosen": list(target.launch_chosen),
+            "token_counter": counter.source if counter is not None else None,
+            "prompts_verified": round_trip.checked if round_trip is not None else 0,
+            "prompt_length_error": round_trip.largest_error if round_trip is not None else None,
+        },
+        warmup_s=config.warmup_s,
+        slots=None if config.is_open_loop or config.warmup_s == 0 else config.concurrency,
+    )
+
+
+def _plan(config: BenchConfig, target: Target, prepared: Prepared, manifest: RunManifest, out: Path) -> WorkerPlan:
+    return WorkerPlan(
+        run_id=manifest.run_id,
+        directory=str(out.resolve()),
+        parent_pid=os.getpid(),
+        url=target.url,
+        api=prepared.facts.api,
+        config=config.model_dump(mode="json", exclude={"api_key"}),
+        sampling=Sampling(prepared.length_control == "forced", config.temperature, config.seed, prepared.facts.model),
+        limits=dataclasses.asdict(prepared.facts.limits),
+        vocabulary=dataclasses.asdict(prepared.vocabulary) if prepared.vocabulary is not None else None,
+        headers=target.headers,
+    )
+
+
+def _start_worker(plan: WorkerPlan, out: Path) -> "subprocess.Popen[bytes]":
+    """Start the worker in a session of its own, so that a Ctrl-C reaches it through us alone."""
+    with (out / WORKER_LOG).open("wb") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "loadgen.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert worker.stdin is not None
+    try:
+        worker.stdin.write(json.dumps(plan.to_json()).encode())
+        worker.stdin.close()
+    except OSError as error:
+        worker.kill()
+        worker.wait()
+        raise WorkerError(f"the load generator's process did not start\n{_log_tail(out)}") from error
+    return worker
+
+
+class _Watch:
+    """Reads what the worker says until it ends."""
+
+    def __init__(self, progress: Progress, telemetry: Telemetry) -> None:
+        self._progress = progress
+        self._telemetry = telemetry
+        self.started: dict[str, Any] = {}
+        self.end: dict[str, Any] | None = None
+
+    def follow(self, worker: "subprocess.Popen[bytes]") -> None:
+        assert worker.stdout is not None
+        try:
+            for line in worker.stdout:
+                self._take(json.loads(line))
+            worker.wait()
+        except BaseException:
+            worker.kill()
+            worker.wait()
+            raise
+        finally:
+            worker.stdout.close()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "started":
+                self.started = message
+                self._telemetry.begin_run(message["start_ns"])
+            case "progress":
+                self._progress.update(message)
+            case "done":
+                self.end = message
+
+
+def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, telemetry: Telemetry) -> None:
+    """Write the manifest's second half and turn the files into their final form."""
+    end = watch.end or {"stop_reason": "worker_lost"}
+    manifest.window_end_s = end.get("window_end_s")
+    manifest.drain_s = end.get("drain_s")
+    manifest.stop_reason = end.get("stop_reason")
+    manifest.clipped = end.get("clipped") or {}
+    manifest.target["info_end"] = target.info()
+    if target.process is not None:
+        manifest.target["server_exit_code"] = target.process.exit_code
+    if watch.started:
+        started = watch.started
+        zero_s = started["wall_s"] - (started["at_ns"] - started["start_ns"]) / 1e9
+        manifest.clock = {"wall_at_start_s": zero_s, "offset_s": 0.0, "offset_uncertainty_s": 0.0}
+    write_manifest(out, manifest)
+    client = _read_client(out)
+    write_client(
+        out,
+        client
+        | {
+            "server_requests": telemetry.server_requests,
+            "lost_workers": int(watch.end is None),
+            "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,
+        },
+    )
+    finish_run(out)
+    log = out / WORKER_LOG
+    if log.exists() and not log.stat().st_size:
+        log.unlink()
+
+
+def _read_client(out: Path) -> dict[str, Any]:
+    """What the worker wrote of itself; empty when it did not come to that."""
+    path = out / CLIENT_FILE
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+
+def _write_schedule(out: Path, work: Workload) -> None:
+    """Store the intended start of every request of an open loop."""
+    if work.times_ns is None:
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    prompt_ids = [prompt.prompt_id for prompt in work.first(len(work.times_ns))]
+    part = out / "schedule.parquet.part"
+    metadata = {"schema_version": str(SCHEMA_VERSION)}
+    table = pa.table({"t_intended_ns": work.times_ns, "prompt_id": prompt_ids})
+    pq.write_table(table.replace_schema_metadata(metadata), part)
+    part.replace(out / "schedule.parquet")
+
+
+def _log_tail(out: Path) -> str:
+    try:
+        return "\n".join((out / WORKER_LOG).read_text(errors="replace").splitlines()[-20:])
+    except OSError:
+        return ""

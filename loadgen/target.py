@@ -1,0 +1,228 @@
+"""The server under test: one that runs already, or one that is started for the run and stopped after it."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadgen.config import EMBEDDED_PERMITS, BenchConfig
+from loadgen.control import ControlClient
+from loadgen.datasets.prompt import Limits, Prompt
+from loadgen.errors import StartError, TargetError
+from loadgen.launch import LaunchedProcess, find_launcher, split_command
+from loadgen.protocols.dialect import Sampling
+from loadgen.protocols.dialects import DIALECTS
+
+FORCING_EXTENSIONS = frozenset(("ignore_eos_token", "min_new_tokens"))
+POLL_S = 0.1
+READY_PROMPT = Prompt("ready", text="Hello", output_tokens=1)
+
+OnWait = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server says of itself: the dialect it speaks, `/info` where there is one, and the model's name."""
+
+    api: str
+    info: dict[str, Any] = field(default_factory=dict)
+    model: str = "tgi"
+
+    @property
+    def limits(self) -> Limits:
+        def positive(name: str) -> int | None:
+            value = self.info.get(name)
+            return value if isinstance(value, int) and value > 0 else None
+
+        return Limits(positive("max_input_tokens"), positive("max_total_tokens"))
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """What goes beyond TGI, as `/info` lists it under `engine`."""
+        engine = self.info.get("engine")
+        listed = engine.get("extensions") if isinstance(engine, Mapping) else None
+        return frozenset(str(name) for name in listed) if isinstance(listed, list) else frozenset()
+
+    @property
+    def can_force_length(self) -> bool:
+        return self.extensions >= FORCING_EXTENSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that answers. `launch_argv` is how it was started, if it was; `launch_chosen` what we chose of that."""
+
+    url: str
+    api_key: str | None = None
+    launch_argv: tuple[str, ...] | None = None
+    launch_chosen: tuple[str, ...] = ()
+    process: LaunchedProcess | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def control(self) -> ControlClient:
+        return ControlClient(self.url, self.headers)
+
+    def facts(self, api: str = "auto", model: str | None = None) -> ServerFacts:
+        """What the server says of itself. Raises TargetError when it does not answer or speaks no known API."""
+        control = self.control()
+        try:
+            info = control.get_json("/info")
+            info = info if isinstance(info, dict) else {}
+            if api == "auto" and "model_id" in info and "max_total_tokens" in info:
+                api = "tgi"
+            if api == "tgi":
+                return ServerFacts(api, info, model or "tgi")
+            listed = _first_model(control.get_json("/v1/models"))
+            if api == "auto" and listed is None:
+                raise TargetError(f"{self.url}: neither /info nor /v1/models answers as TGI or OpenAI do; give --api")
+            return ServerFacts("openai-chat" if api == "auto" else api, info, model or listed or "tgi")
+        finally:
+            control.close()
+
+    def info(self) -> dict[str, Any]:
+        """`/info` now; empty where there is none or the server is gone."""
+        control = self.control()
+        try:
+            info = control.get_json("/info")
+        except TargetError:
+            return {}
+        finally:
+            control.close()
+        return info if isinstance(info, dict) else {}
+
+    def generate_once(self, api: str = "auto", model: str | None = None) -> None:
+        """One real generation of one token. Raises TargetError when it fails."""
+        facts = self.facts(api, model)
+        dialect = DIALECTS[facts.api](Sampling(model=facts.model))
+        control = self.control()
+        try:
+            status, body = control.post(dialect.path, dialect.body(READY_PROMPT), timeout_s=300.0)
+        finally:
+            control.close()
+        if status != 200 or b'"error"' in body:
+            raise TargetError(
+                f"{self.url}{dialect.path}: status {status}: {body[:300].decode(errors='replace')}", status
+            )
+
+
+def _first_model(models: Any) -> str | None:
+    listed = models.get("data") if isinstance(models, dict) else None
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return str(first["id"]) if isinstance(first, dict) and "id" in first else None
+
+
+class LaunchedTarget:
+    """Starts a server command, waits until it answers, stops it when left.
+
+    >>> with LaunchedTarget(["text-generation-launcher"], log=Path("server.log")) as target:  # doctest: +SKIP
+    ...     runner.run(config, target, out)
+
+    Raises StartError, with the end of the log, when the server ends or is not ready in time.
+    """
+
+    def __init__(
+        self,
+        command: str | Sequence[str],
+        log: Path,
+        *,
+        chosen: Sequence[str] = (),
+        ready_timeout_s: float = 600.0,
+        api: str = "auto",
+        api_key: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_wait: OnWait | None = None,
+    ) -> None:
+        self.process = LaunchedProcess(split_command(command), log, environment)
+        self._chosen = tuple(chosen)
+        self._ready_timeout_s = ready_timeout_s
+        self._api = api
+        self._api_key = api_key
+        self._on_wait = on_wait
+
+    def __enter__(self) -> Target:
+        try:
+            return self._start()
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if getattr(error, "is_urgent", False):
+            self.process.kill()
+        else:
+            self.process.stop()
+
+    def _start(self) -> Target:
+        deadline_s = time.monotonic() + self._ready_timeout_s
+        while True:
+            self.process.start()
+            target = Target(
+                self.process.url, self._api_key, tuple(self.process.argv), self._chosen, process=self.process
+            )
+            try:
+                self._wait_ready(target, deadline_s)
+            except StartError:
+                if self.process.port_was_taken and self.process.attempts_left:
+                    self.process.kill()
+                    continue
+                raise
+            return target
+
+    def _wait_ready(self, target: Target, deadline_s: float) -> None:
+        """Poll `/health`, then make one real generation."""
+        started_s = time.monotonic()
+        told_s = started_s
+        control = target.control()
+        problem = "it did not listen"
+        while True:
+            self.process.check_alive()
+            now_s = time.monotonic()
+            if now_s > deadline_s:
+                raise StartError(
+                    f"the server was not ready after {self._ready_timeout_s:g} s: {problem}", self.process.log_tail()
+                )
+            if self._on_wait is not None and now_s - told_s >= 1.0:
+                told_s = now_s
+                self._on_wait(now_s - started_s)
+            try:
+                status, _ = control.get("/health", timeout_s=5.0)
+                if status in (200, 404):
+                    target.generate_once(self._api)
+                    return
+                problem = f"/health answers {status}"
+            except TargetError as error:
+                problem = str(error)
+            time.sleep(POLL_S)
+
+
+def embedded_command(model_id: str) -> tuple[list[str], list[str]]:
+    """The command of the server that is started when none is named, and the part of it that we chose."""
+    chosen = ["--max-concurrent-requests", str(EMBEDDED_PERMITS)]
+    return [find_launcher(), "--model-id", model_id, *chosen], chosen
+
+
+@contextlib.contextmanager
+def open_target(config: BenchConfig, log: Path, on_wait: OnWait | None = None) -> Iterator[Target]:
+    """The target a config names: a URL, a command, or the embedded server."""
+    key = config.api_key.get_secret_value() if config.api_key else None
+    if config.url is not None:
+        yield Target(config.url, key)
+        return
+    command: str | Sequence[str]
+    command, chosen = (config.server, []) if config.server is not None else embedded_command(config.model_id)
+    launched = LaunchedTarget(
+        command,
+        log,
+        chosen=chosen,
+        ready_timeout_s=config.ready_timeout,
+        api=config.api,
+        api_key=key,
+        on_wait=on_wait,
+    )
+    with launched as target:
+        yield target

@@ -1,0 +1,120 @@
+"""The server's own metrics during a run: `/metrics` on a clock, written as rows on the run's time axis."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from loadgen.control import ControlClient
+from loadgen.errors import TargetError
+from reports.results import JsonlWriter
+
+INTERVAL_S = 1.0
+ROUTE = "/metrics"
+REQUEST_COUNTS = ("tgi_request_count", "vllm:request_success_total")
+
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+
+
+def parse_prometheus(text: str) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and value of every sample of a text exposition; NaN and infinite values are left out.
+
+    >>> list(parse_prometheus('# HELP x\\nx_total{a="b"} 3\\n'))
+    [('x_total', 'a="b"', 3.0)]
+    """
+    for line in text.splitlines():
+        match = _SAMPLE.fullmatch(line)
+        if match is None or line.startswith("#"):
+            continue
+        try:
+            value = float(match[3])
+        except ValueError:
+            continue
+        if value - value == 0:
+            yield match[1], match[2] or "", value
+
+
+@dataclass(slots=True)
+class Scrape:
+    """One answer of `/metrics`, and when it came (monotonic ns)."""
+
+    at_ns: int
+    samples: list[tuple[str, str, float]] = field(default_factory=list)
+
+
+class Telemetry:
+    """Scrapes once a second from a thread, from before the load to after it.
+
+    A server without metrics is asked once and then left alone.
+    """
+
+    def __init__(self, control: ControlClient, writer: JsonlWriter) -> None:
+        self._control = control
+        self._writer = writer
+        self._start_ns: int | None = None
+        self._held: list[Scrape] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._first_count: float | None = None
+        self._last_count: float | None = None
+        self.write_errors = 0
+
+    def start(self) -> None:
+        """Take the first scrape now, the others in the background."""
+        if self._scrape():
+            self._thread.start()
+
+    def begin_run(self, start_ns: int) -> None:
+        """The run's zero; what was scraped before it gets negative times."""
+        self._start_ns = start_ns
+
+    def finish(self) -> None:
+        """Take the last scrape and stop."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=30)
+            self._scrape()
+        self._control.close()
+        self._writer.close()
+
+    @property
+    def server_requests(self) -> int | None:
+        """Requests the server counted between the first and the last scrape, where it says so."""
+        if self._first_count is None or self._last_count is None:
+            return None
+        return round(self._last_count - self._first_count)
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            self._scrape()
+
+    def _scrape(self) -> bool:
+        try:
+            status, body = self._control.get(ROUTE, timeout_s=5.0)
+        except TargetError:
+            return True
+        if status != 200:
+            return False
+        scrape = Scrape(time.perf_counter_ns(), list(parse_prometheus(body.decode(errors="replace"))))
+        count = sum(value for name, _, value in scrape.samples if name in REQUEST_COUNTS)
+        has_count = any(name in REQUEST_COUNTS for name, _, _ in scrape.samples)
+        if self._first_count is None:
+            # A counter that nobody has counted on yet may be absent.
+            self._first_count = count
+        self._last_count = count if has_count else self._last_count
+        self._held.append(scrape)
+        self._write_held()
+        return bool(scrape.samples)
+
+    def _write_held(self) -> None:
+        if self._start_ns is None:
+            return
+        held, self._held = self._held, []
+        try:
+            for scrape in held:
+                t_s = round((scrape.at_ns - self._start_ns) / 1e9, 6)
+                for name, labels, value in scrape.samples:
+                    self._writer.write({"t_s": t_s, "name": name, "labels": labels, "value": value})
+        except OSError:
+            self.write_errors += 1

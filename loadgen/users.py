@@ -1,0 +1,163 @@
+"""locust's users: a closed loop of users who wait for their answers, and an open loop that starts requests on time.
+
+Imported by the worker only: importing locust makes this process's sockets cooperative.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import gevent
+from gevent.lock import BoundedSemaphore
+from locust import User, task
+from locust.exception import StopUser
+
+from loadgen.datasets.prompt import Prompt
+from loadgen.exchange import Cut
+from loadgen.load import NS_PER_S, Load
+from loadgen.recorder import Times
+from reports.results import Status
+
+# A user whose connection was refused waits, or a dead server would be asked thousands of times a second.
+PAUSE_AFTER_REFUSAL_S = 0.1
+MAX_WAITING = 100_000
+
+
+@dataclass(slots=True)
+class LoadRunner:
+    """What both kinds of users need: the load, the schedule of an open one, and the greenlets at work."""
+
+    load: Load
+    think_time_s: float = 0.0
+    times_ns: list[int] | None = None
+    end_reason: str = "requests"
+    limit: BoundedSemaphore | None = None
+    is_interrupted: bool = False
+    waiting: int = 0
+    at_work: set[gevent.Greenlet] = field(default_factory=set)
+
+    def send(self, prompt: Prompt, body: bytes, times: Times, slot: int | None = None) -> Status:
+        """One request from this greenlet; `Cut` leaves through here."""
+        greenlet = gevent.getcurrent()
+        self.at_work.add(greenlet)
+        try:
+            return self.load.send(prompt, body, times, slot)
+        finally:
+            self.at_work.discard(greenlet)
+
+    def cut(self, status: Status) -> None:
+        """End everything that is still at work."""
+        gevent.killall(list(self.at_work), Cut(status), block=True, timeout=5)
+
+
+class LoadUser(User):  # type: ignore[misc]
+    """Base of both; the worker sets `runner` before any user is made."""
+
+    abstract = True
+    runner: ClassVar[LoadRunner]
+
+    def report(self, prompt: Prompt, status: Status, started_ns: int) -> None:
+        """Tell locust's own statistics, which are for display."""
+        self.environment.events.request.fire(
+            request_type="POST",
+            name=self.runner.load.client.dialect.path,
+            response_time=(time.perf_counter_ns() - started_ns) / 1e6,
+            response_length=0,
+            exception=None if status == Status.OK else RuntimeError(status),
+            context={"prompt_id": prompt.prompt_id},
+        )
+
+
+class ClosedLoopUser(LoadUser):
+    """Sends, waits for the end of the answer, thinks, sends again."""
+
+    @task  # type: ignore[untyped-decorator]
+    def converse(self) -> None:
+        runner = self.runner
+        load = runner.load
+        load.start()
+        slot = id(self)
+        free_ns = load.clock_ns()
+        while (made := load.next_request()) is not None:
+            prompt, body = made
+            times = Times(free_ns, load.clock_ns())
+            try:
+                status = runner.send(prompt, body, times, slot)
+            except Cut:
+                break
+            self.report(prompt, status, times.dispatch_ns)
+            pause_s = runner.think_time_s or (PAUSE_AFTER_REFUSAL_S if status == Status.CONNECT_ERROR else 0.0)
+            free_ns = load.clock_ns() + round(pause_s * NS_PER_S)
+            gevent.sleep(pause_s)
+        raise StopUser
+
+
+class OpenLoopUser(LoadUser):
+    """The scheduler: starts every request at its intended time, whatever is in flight."""
+
+    fixed_count = 1
+
+    @task  # type: ignore[untyped-decorator]
+    def follow_schedule(self) -> None:
+        runner = self.runner
+        load = runner.load
+        load.start()
+        for due_ns in runner.times_ns or ():
+            due_ns += load.start_ns
+            self._sleep_until(due_ns)
+            if load.is_over:
+                raise StopUser
+            made = load.next_request()
+            if made is None:
+                raise StopUser
+            runner.waiting += 1
+            gevent.spawn(self._send, *made, due_ns)
+            if runner.waiting > MAX_WAITING:
+                load.stop("overloaded_client")
+        if load.rules.duration_s is None:
+            load.stop(runner.end_reason)
+        raise StopUser
+
+    def _sleep_until(self, due_ns: int) -> None:
+        load = self.runner.load
+        while not load.is_over and (left_ns := due_ns - load.clock_ns()) > 0:
+            gevent.sleep(min(left_ns / NS_PER_S, 0.25))
+
+    def _send(self, prompt: Prompt, body: bytes, due_ns: int) -> None:
+        runner = self.runner
+        started_ns = runner.load.clock_ns()
+        greenlet = gevent.getcurrent()
+        runner.at_work.add(greenlet)
+        try:
+            if runner.limit is None:
+                runner.waiting -= 1
+                self._send_now(prompt, body, Times(due_ns, started_ns))
+                return
+            limit_wait_s = self._wait_at_limit(prompt, due_ns, started_ns, runner.limit)
+            try:
+                self._send_now(prompt, body, Times(due_ns, runner.load.clock_ns(), limit_wait_s))
+            finally:
+                runner.limit.release()
+        except Cut:
+            return
+        finally:
+            runner.at_work.discard(greenlet)
+
+    def _wait_at_limit(self, prompt: Prompt, due_ns: int, started_ns: int, limit: BoundedSemaphore) -> float:
+        """Seconds spent waiting for a place; a cut or an interrupt meanwhile is recorded."""
+        load = self.runner.load
+        try:
+            limit.acquire()
+            if self.runner.is_interrupted:
+                limit.release()
+                raise Cut(Status.CANCELLED)
+        except Cut as cut:
+            load.skip(prompt, Times(due_ns, started_ns), cut)
+            raise
+        finally:
+            self.runner.waiting -= 1
+        return (load.clock_ns() - started_ns) / NS_PER_S
+
+    def _send_now(self, prompt: Prompt, body: bytes, times: Times) -> None:
+        status = self.runner.send(prompt, body, times)
+        self.report(prompt, status, times.dispatch_ns)

@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pytest
+
+from loadgen.datasets.prompt import ClipCount, Limits
+from loadgen.datasets.traces import Trace, TraceRow, read_azure, read_mooncake
+from loadgen.datasets.vocabulary import calibrate
+from loadgen.errors import UsageError
+
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
+AZURE = SHARED / "azure-llm-2023-conv.csv"
+MOONCAKE = SHARED / "mooncake-conversation-4k.jsonl"
+
+
+def words(text: str) -> int:
+    return 1 + len(text.split())
+
+
+def test_azure_rows_have_times_to_the_nanosecond(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n"
+        "2023-11-16 18:15:50.9951690,396,109\n"
+    )
+
+    first, second = read_azure(file)
+
+    assert second.arrival_ns - first.arrival_ns == 4_314_579_000
+    assert (first.input_tokens, first.output_tokens) == (374, 44)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "no column 'TIMESTAMP'"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", ":2: `TIMESTAMP` is 'yesterday'"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1,x,2\n", ":2: `ContextTokens` is 'x'"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1,3,0\n", "`GeneratedTokens` is 0, below 1"),
+    ],
+)
+def test_a_wrong_azure_file_is_refused_by_line_and_column(tmp_path, text, message):
+    file = tmp_path / "trace.csv"
+    file.write_text(text)
+
+    with pytest.raises(UsageError) as refused:
+        read_azure(file)
+
+    assert message in str(refused.value)
+
+
+def test_a_wrong_mooncake_line_is_refused_by_number(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []}\n{"timestamp": 3}\n')
+
+    with pytest.raises(UsageError, match=r":2: no key 'input_length'"):
+        read_mooncake(file)
+
+
+def test_equal_hashes_give_equal_text():
+    rows = [
+        TraceRow(0, 1_300, 5, (7, 8, 9)),
+        TraceRow(1, 1_100, 5, (7, 8, 10)),
+        TraceRow(2, 700, 5, (7, 11)),
+    ]
+    trace = Trace("mooncake", rows, calibrate(words), Limits(), seed=3)
+
+    texts = [prompt.text.split() for prompt in trace]
+
+    assert [len(text) + 1 for text in texts] == [1_300, 1_100, 700]
+    shared_block = 1 + 512
+    assert texts[0][:shared_block] == texts[1][:shared_block] == texts[2][:shared_block]
+    assert texts[0][: shared_block + 512] == texts[1][: shared_block + 512]
+    assert texts[0][: shared_block + 100] != texts[2][: shared_block + 100]
+
+
+def test_lengths_are_clipped_to_the_limits_and_counted():
+    rows = [TraceRow(0, 900, 300), TraceRow(1, 100, 50), TraceRow(2, 5_000, 50)]
+    trace = Trace("azure_llm", rows, calibrate(words), Limits(1_000, 1_100), seed=3)
+    clipped = ClipCount()
+
+    prompts = list(trace)
+    for prompt in prompts:
+        clipped.add(prompt)
+
+    assert [(prompt.input_tokens, prompt.output_tokens) for prompt in prompts] == [(800, 300), (100, 50), (1_000, 50)]
+    assert [words(prompt.text) for prompt in prompts] == [800, 100, 1_000]
+    assert [prompt.planned_input_tokens for prompt in prompts] == [900, 100, 5_000]
+    assert clipped.to_json() == {"requests": 2, "input_tokens": 100 + 4_000, "output_tokens": 0}
+
+
+@pytest.mark.skipif(not AZURE.exists(), reason=f"{AZURE} is not there")
+def test_the_azure_trace_reads_whole():
+    rows = read_azure(AZURE)
+
+    assert len(rows) == 19_366
+    assert (rows[0].input_tokens, rows[0].output_tokens) == (374, 44)
+    assert read_azure(AZURE, limit=200) == rows[:200]
+
+
+@pytest.mark.skipif(not MOONCAKE.exists(), reason=f"{MOONCAKE} is not there")
+def test_the_mooncake_trace_reads_whole():
+    rows = read_mooncake(MOONCAKE)
+
+    assert len(rows) == 4_000
+    assert rows[0].hash_ids == tuple(range(14))
+    assert rows[0].input_tokens == 6_758
