@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import grpc
@@ -111,7 +111,8 @@ class ShardService:
         method: Method,
         request: Message,
     ) -> Message | Exception:
-        async with self._turn:
+        # The group's addresses are not the shard's to tell, so they need not wait for its step.
+        async with nullcontext() if method.name == "ServiceDiscovery" else self._turn:
             try:
                 return await rpc(codec, method, request)
             except Exception as error:

@@ -1,0 +1,124 @@
+import asyncio
+
+import grpc.aio
+import pytest
+
+from reference_server.errors import ShardConnectionError, ShardError
+from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.transport.address import unix_url
+from reference_server.transport.client import GrpcShard, connect
+from reference_server.transport.schema import load_schema
+from reference_server.transport.service import ShardService, serving
+from tests.support.scripted_shard import ScriptedShard
+from tests.support.wire import served, socket_urls, tcp_urls
+
+
+async def test_master_names_the_whole_group(tmp_path):
+    shards = [ScriptedShard(rank=rank, world_size=3) for rank in range(3)]
+
+    async with served(shards, socket_urls(tmp_path, 3)) as group:
+        await group.clear_cache()
+
+    assert len(group) == 3
+    assert [shard.calls for shard in shards] == [[("clear_cache", (None,))]] * 3
+
+
+async def test_urls_without_a_scheme_are_socket_paths(tmp_path):
+    path = f"{tmp_path}/shard-0"
+
+    async with serving(ScriptedShard(), unix_url(path), [path]):
+        group = await connect(path)
+        await group.health()
+        await group.close()
+
+
+async def test_tcp_group_must_be_the_one_given():
+    first, second = tcp_urls(2)
+
+    async with serving(ScriptedShard(), first, [first, second]), serving(ScriptedShard(), second, [first, second]):
+        group = await connect([first, second])
+        await group.close()
+        with pytest.raises(ShardConnectionError, match="names the group"):
+            await connect([first, "tcp://127.0.0.1:1"])
+
+
+async def test_nobody_listening_is_a_connection_error(tmp_path):
+    with pytest.raises(ShardConnectionError, match=f"could not connect to the model server at {tmp_path}/none"):
+        await connect(f"{tmp_path}/none")
+
+
+async def test_unreachable_rank_is_a_connection_error(tmp_path):
+    present, absent = socket_urls(tmp_path, 2)
+
+    async with serving(ScriptedShard(), present, [present, absent]):
+        with pytest.raises(ShardConnectionError, match="shard-1"):
+            await connect(present)
+
+
+async def test_schema_that_the_server_lacks_is_a_connection_error(tmp_path):
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([ShardService(ScriptedShard(), []).handlers(load_schema("v3"))])
+    server.add_insecure_port(f"unix:{tmp_path}/v3-only")
+    await server.start()
+
+    with pytest.raises(ShardConnectionError, match=r"lacks the interface generate\.v2\.TextGenerationService"):
+        await connect(f"{tmp_path}/v3-only", "v2")
+    await server.stop(None)
+
+
+async def test_server_that_names_no_shard_is_a_connection_error(tmp_path):
+    (url,) = socket_urls(tmp_path)
+
+    async with serving(ScriptedShard(), url, []):
+        with pytest.raises(ShardConnectionError, match="names no shard"):
+            await connect(url)
+
+
+async def test_server_that_goes_mid_call_is_a_connection_error(tmp_path):
+    (url,) = socket_urls(tmp_path)
+    started = asyncio.Event()
+
+    async def gate(method):
+        if method == "health":
+            started.set()
+            await asyncio.Event().wait()
+
+    async with serving(ScriptedShard(gate=gate), url, [url]):
+        shard = await GrpcShard.open(url)
+        call = asyncio.create_task(shard.health())
+        await started.wait()
+    with pytest.raises(ShardConnectionError, match="cannot be reached"):
+        await call
+    await shard.close()
+
+
+async def test_shard_error_has_the_servers_message(tmp_path):
+    shard = ScriptedShard()
+    shard.failures["warmup"] = ShardError("Not enough memory")
+
+    async with served([shard], socket_urls(tmp_path)) as group:
+        with pytest.raises(ShardError, match=r"^Not enough memory$") as failed:
+            await group.warmup(WarmupRequest(Batch(0, ()), 512))
+
+    assert not isinstance(failed.value, ShardConnectionError)
+
+
+async def test_slots_are_expanded_with_the_shards_block_size(tmp_path):
+    shard = ScriptedShard()
+    request = Request(
+        1, ("a b c",), 10, ChooserParameters(), StoppingParameters(4), blocks=(5, 2), num_slots=6 + 16
+    )  # fmt: skip
+
+    async with served([shard], socket_urls(tmp_path)) as group:
+        await group.prefill(Batch(1, (request,)))
+
+    ((received, _),) = shard.called("prefill")
+    assert received.requests[0] == request
+    assert [name for name, _ in shard.calls] == ["info", "prefill"]
+
+
+async def test_proxy_of_the_environment_is_not_used(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    async with served([ScriptedShard()], tcp_urls()) as group:
+        await group.health()

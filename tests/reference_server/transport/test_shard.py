@@ -1,0 +1,121 @@
+from dataclasses import replace
+
+import pytest
+
+from reference_server.errors import ShardError
+from reference_server.messages import (
+    Batch,
+    CachedBatch,
+    Generation,
+    StepResult,
+    Timings,
+    Tokens,
+    WarmupReply,
+    WarmupRequest,
+)
+from reference_server.transport.shard import ShardGroup, lowest_limits, lowest_present_limits
+from tests.support.scripted_shard import INFO, ScriptedShard
+
+BATCH = CachedBatch(1, (0, 1, 2, 3), 64, 4)
+
+
+class Answering(ScriptedShard):
+    """Gives prepared answers where it has some."""
+
+    def __init__(self, step=None, warmup=None, **options):
+        super().__init__(**options)
+        self._prepared_step = step
+        self._prepared_warmup = warmup
+
+    async def decode(self, batches):
+        return self._prepared_step
+
+    async def warmup(self, request):
+        return self._prepared_warmup
+
+
+def step(*request_ids, total_ns=0, batch=BATCH):
+    made = tuple(Generation(number, Tokens((5,), (-1.0,), ("a",), (False,))) for number in request_ids)
+    return StepResult(made, batch, Timings(total_ns=total_ns))
+
+
+async def test_generations_are_the_last_ranks_then_the_others():
+    group = ShardGroup([Answering(step(0, 3)), Answering(step(1)), Answering(step(2))])
+
+    result = await group.decode([BATCH])
+
+    assert [generation.request_id for generation in result.generations] == [2, 0, 3, 1]
+    assert result.batch == BATCH
+
+
+async def test_timings_are_the_slowest_ranks():
+    group = ShardGroup([Answering(step(total_ns=5)), Answering(step(total_ns=9)), Answering(step(total_ns=7))])
+
+    assert (await group.decode([BATCH])).timings.total_ns == 9
+
+
+async def test_request_answered_twice_is_an_error():
+    group = ShardGroup([Answering(step(0, 1)), Answering(step(1))])
+
+    with pytest.raises(ShardError, match="answered by two"):
+        await group.decode([BATCH])
+
+
+@pytest.mark.parametrize("other", [None, replace(BATCH, request_ids=(0, 1, 2)), replace(BATCH, current_tokens=9)])
+async def test_receipts_that_differ_are_an_error(other):
+    group = ShardGroup([Answering(step(0)), Answering(step(1, batch=other))])
+
+    with pytest.raises(ShardError, match="shards disagree on Decode: rank 1"):
+        await group.decode([BATCH])
+
+
+async def test_models_that_differ_are_an_error():
+    group = ShardGroup([ScriptedShard(), ScriptedShard(info=replace(INFO, dtype="torch.bfloat16"))])
+
+    with pytest.raises(ShardError, match="shards disagree on Info"):
+        await group.info()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("method", ["info", "health", "clear_cache", "prefill"])
+async def test_error_of_any_rank_is_the_groups_and_all_ranks_were_asked(method, failing):
+    shards = [ScriptedShard(rank=rank, world_size=2) for rank in range(2)]
+    shards[failing].failures[method] = ShardError(f"rank {failing} failed")
+    arguments = [Batch(1, ())] if method == "prefill" else []
+
+    with pytest.raises(ShardError, match=f"^rank {failing} failed$"):
+        await getattr(ShardGroup(shards), method)(*arguments)
+
+    assert [len(shard.called(method)) for shard in shards] == [1, 1]
+
+
+async def test_warmup_takes_the_lowest_limits_and_the_largest_bytes():
+    replies = [
+        WarmupReply(4096, 1000, 2000, weight_bytes=10, prefill_peak_bytes=7, backends={"prefill": "torch"}),
+        WarmupReply(2048, 1500, 1800, weight_bytes=12, prefill_peak_bytes=5, backends={"prefill": "other"}),
+    ]
+    group = ShardGroup([Answering(warmup=reply) for reply in replies])
+
+    assert await group.warmup(WarmupRequest(Batch(0, ()), 512)) == WarmupReply(
+        2048, 1500, 1800, weight_bytes=12, prefill_peak_bytes=7, backends={"prefill": "torch"}
+    )
+
+
+def test_absent_limit_is_the_lowest_under_v3_and_ignored_under_v2():
+    unknown, known = WarmupReply(None, 10, 20), WarmupReply(4096, 10, 20)
+
+    assert lowest_limits([known, unknown]) is unknown
+    assert lowest_present_limits([known, unknown]) is known
+    assert lowest_present_limits([unknown, unknown]) is unknown
+
+
+async def test_closing_a_group_ends_what_it_was_given():
+    closed = []
+
+    async def close():
+        closed.append(True)
+
+    await ShardGroup([ScriptedShard()], close=close).close()
+    await ShardGroup([ScriptedShard()]).close()
+
+    assert closed == [True]
