@@ -7,6 +7,8 @@ from typing import Any
 
 from reference_server.config import ServerConfig
 
+BEST_FILE = "best.toml"
+
 
 def render_toml(settings: Mapping[str, Any], comments: Sequence[str]) -> str:
     """Settings as TOML below comment lines; a setting at its default is written as a comment.

@@ -50,6 +50,7 @@ class TrialResult:
     """One line of a study: the settings, what they came to, and what the objective made of it.
 
     `value` is the objective's, None for a configuration that died; `violations` are by limit, above 0 a miss.
+    `asked` is the sampler's number for it, None for the baseline and for confirming launches.
     """
 
     number: int
@@ -58,11 +59,11 @@ class TrialResult:
     value: float | None = None
     measured: Mapping[str, float | None] = field(default_factory=dict)
     violations: Mapping[str, float] = field(default_factory=dict)
-    verdict: str = ""
     reason: str = ""
     phase: str = ""
     cause: str = ""
     run: str = ""
+    asked: int | None = None
     seconds: float = 0.0
 
     @property

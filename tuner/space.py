@@ -15,11 +15,8 @@ from reference_server.config import ServerConfig
 from reference_server.config_fields import tunables
 from reference_server.config_support import unsupported_settings
 from tuner.config import ForbidSection, ParamSection
+from tuner.errors import SpaceError
 from tuner.expression import Expression, parse
-
-
-class SpaceError(ValueError):
-    """A space that cannot be searched: an unknown setting, or conditions that go round in a circle."""
 
 
 class Suggester(Protocol):
@@ -153,6 +150,11 @@ _UNSET = ("none", "auto")
 def _problem(problem: Any) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"`{problem['loc'][0]}` is {problem['input']!r}: {message}" if problem["loc"] else message
+
+
+def known_settings() -> frozenset[str]:
+    """The names of the launcher's settings."""
+    return frozenset(ServerConfig.model_fields)
 
 
 def derived_params(fixed: Mapping[str, Any]) -> dict[str, ParamSection]:

@@ -3,7 +3,8 @@ import random
 import pytest
 
 from tuner.config import ForbidSection, ParamSection
-from tuner.space import Parameter, SearchSpace, SpaceError
+from tuner.errors import SpaceError
+from tuner.space import Parameter, SearchSpace
 
 KNOWN = frozenset(
     {"max_batch_prefill_tokens", "max_waiting_tokens", "prefill_chunking", "cuda_memory_fraction", "quantize"}

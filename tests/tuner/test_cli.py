@@ -1,0 +1,114 @@
+import json
+import tomllib
+
+import pytest
+
+from tests.tuner.studies import FormulaServer
+from tuner import cli, search
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "raise_on_signals", lambda: None)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    formula = FormulaServer()
+    opened = search.Search.open.__func__
+    monkeypatch.setattr(
+        search.Search,
+        "open",
+        classmethod(lambda cls, folder, config, bench: opened(cls, folder, config, bench, formula)),
+    )
+    return formula
+
+
+def test_a_study_ends_with_a_configuration_that_the_launcher_reads(server, tmp_path, capsys):
+    assert cli.main(["run", "--trials", "5", "--study", "s", "--rounds", "2"]) == 0
+
+    best = tomllib.loads((tmp_path / "studies/s/best.toml").read_text())
+    assert best["model_id"] == "preset:tiny-llama"
+    assert best["tuned_by"].startswith("s/")
+    assert best["tuned_by"].endswith("/confirmed")
+    assert "trial" in capsys.readouterr().out
+
+
+def test_the_same_command_continues_its_study_and_launches_nothing_more(server, capsys):
+    command = ["run", "--trials", "4", "--rounds", "2", "--json"]
+    cli.main(command)
+    first = json.loads(capsys.readouterr().out)
+    launches = len(server.launches)
+
+    cli.main(command)
+
+    assert json.loads(capsys.readouterr().out) == first
+    assert len(server.launches) == launches
+
+
+def test_without_rounds_the_winner_is_not_confirmed_and_is_not_served(server, capsys):
+    cli.main(["run", "--trials", "3", "--study", "s", "--rounds", "0"])
+
+    assert cli.main(["serve", "--study", "s", "--dry-run"]) == 2
+    assert "never confirmed" in capsys.readouterr().err
+    assert cli.main(["serve", "--study", "s", "--unconfirmed", "--dry-run"]) == 0
+    assert "--config-file studies/s/best.toml" in capsys.readouterr().out
+
+
+def test_every_trial_is_a_line_of_the_table(server, tmp_path):
+    cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "0"])
+
+    lines = (tmp_path / "studies/s/trials.csv").read_text().splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("trial,outcome,output_tokens_per_s,max_batch_prefill_tokens")
+
+
+def test_a_space_file_narrows_the_search(server, tmp_path):
+    (tmp_path / "space.toml").write_text(
+        """
+        [study]
+        name = "narrow"
+        trials = 4
+        [load]
+        concurrency = 3
+        [param]
+        max_batch_prefill_tokens = { type = "int", low = 512, high = 1024, multiple_of = 64 }
+        """
+    )
+
+    assert cli.main(["run", "space.toml", "--rounds", "0"]) == 0
+
+    budgets = [config.max_batch_prefill_tokens for config in server.launches[1:]]
+    assert all(512 <= budget <= 1024 for budget in budgets)
+    assert all(config.prefill_chunking for config in server.launches)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[study]\ntrails = 3", "trails"),
+        ("[load]\nurl = 'http://x'", "`url`"),
+        ("[load]\nconcurrency = 0", "`concurrency` is 0"),
+        ("[server]\nkind = 'tgi-docker'", "kind"),
+        ("[param]\nmax_waiting = { type = 'bool' }", "`max_waiting`"),
+        ("[param]\nquantize = { type = 'choice', values = ['none'] }", "nothing to search"),
+        ("not toml", "not TOML"),
+    ],
+)
+def test_a_wrong_file_is_a_usage_error_that_names_the_key(server, tmp_path, capsys, content, message):
+    (tmp_path / "space.toml").write_text(content)
+
+    assert cli.main(["run", "space.toml"]) == 2
+    assert message in capsys.readouterr().err
+    assert server.launches == []
+
+
+def test_serving_without_a_study_says_how_to_make_one(capsys):
+    assert cli.main(["serve"]) == 2
+    assert "tgi-tune run" in capsys.readouterr().err
+
+
+def test_a_command_of_a_later_version_refuses_by_name(capsys):
+    assert cli.main(["simulate"]) == 2
+    assert "`simulate` is not available" in capsys.readouterr().err

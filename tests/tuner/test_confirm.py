@@ -1,0 +1,78 @@
+import pytest
+
+from tests.tuner.studies import FormulaServer, open_search
+from tuner.confirm import confirm, judge
+from tuner.outcome import TrialResult
+from tuner.search import best_of
+
+
+def runs(number, *values, violation=-0.5):
+    return [TrialResult(number, {}, "measured", value=value, violations={"a <= 1": violation}) for value in values]
+
+
+BASE, BEST, OTHER = (TrialResult(number, {}, "measured", value=1.0) for number in (0, 1, 2))
+
+
+def test_a_clear_gain_is_confirmed_with_its_interval():
+    fresh = {0: runs(0, 100.0, 101.0, 99.0), 1: runs(1, 120.0, 121.0, 119.5)}
+
+    confirmation = judge("output_tokens_per_s", BASE, [BEST], fresh)
+
+    assert confirmation.winner is BEST
+    assert confirmation.gain is not None
+    assert confirmation.gain.lo > 1.15
+    assert confirmation.sentence.startswith("trial 1 is better than the defaults: +20.")
+
+
+def test_a_gain_that_noise_explains_keeps_the_defaults():
+    fresh = {0: runs(0, 100.0, 120.0, 90.0), 1: runs(1, 105.0, 100.0, 125.0)}
+
+    confirmation = judge("output_tokens_per_s", BASE, [BEST], fresh)
+
+    assert confirmation.winner is BASE
+    assert confirmation.sentence.startswith("defaults are as good")
+
+
+def test_one_launch_is_no_interval_and_proves_nothing():
+    confirmation = judge("output_tokens_per_s", BASE, [BEST], {0: runs(0, 100.0), 1: runs(1, 150.0)})
+
+    assert confirmation.winner is BASE
+
+
+def test_a_finalist_that_died_once_cannot_win():
+    fresh = {0: runs(0, 100.0, 100.0, 100.0), 1: runs(1, 150.0, None, 150.0), 2: runs(2, 110.0, 111.0, 110.5)}
+
+    assert judge("x", BASE, [BEST, OTHER], fresh).winner is OTHER
+
+
+def test_a_finalist_over_a_limit_cannot_win():
+    fresh = {0: runs(0, 100.0, 100.0, 100.0), 1: runs(1, 150.0, 151.0, 150.0, violation=0.2)}
+
+    confirmation = judge("x", BASE, [BEST], fresh)
+
+    assert confirmation.winner is BASE
+    assert confirmation.sentence == "no finalist survived its confirmation: keep the defaults"
+
+
+def test_where_nothing_meets_the_limits_there_is_no_winner():
+    fresh = {0: runs(0, 100.0, violation=0.2), 1: runs(1, 150.0, violation=0.2)}
+
+    assert judge("x", BASE, [BEST], fresh).winner is None
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_finalists_and_defaults_are_launched_in_turns_and_never_twice(tmp_path, rounds):
+    server = FormulaServer()
+    search = open_search(tmp_path / "s", server, trials=6)
+    results = search.run()
+    server.launches.clear()
+
+    finalists = best_of(results)[:2]
+    first = confirm(search, results[0], finalists, rounds)
+    launched = [config.max_batch_prefill_tokens for config in server.launches]
+    again = confirm(search, results[0], finalists, rounds)
+
+    one, two = (trial.settings["max_batch_prefill_tokens"] for trial in finalists)
+    assert launched == [None, one, two, two, one, None, None, one, two][: 3 * rounds]
+    assert len(server.launches) == 3 * rounds
+    assert again == first

@@ -1,0 +1,25 @@
+"""What can go wrong in a study, each with the exit code its command returns.
+
+TunerError
+├── SpaceError          2   a space that cannot be searched, or settings that cannot work together
+├── StudyError          2   a study that cannot be opened or continued
+└── CannotMeasureError  4   the generator or the machine failed repeatedly
+"""
+
+from typing import ClassVar
+
+
+class TunerError(Exception):
+    exit_code: ClassVar[int] = 4
+
+
+class SpaceError(TunerError):
+    exit_code = 2
+
+
+class StudyError(TunerError):
+    exit_code = 2
+
+
+class CannotMeasureError(TunerError):
+    """Nothing can be said about any configuration."""
