@@ -262,11 +262,27 @@ def keep_top_k(scores: Tensor, k: Tensor, largest_k: int) -> Tensor:
 
 
 def keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
-    """Keep the most probable ids that hold `top_p` of each row; the best one always. top_p: [rows]."""
-    ascending, order = scores.sort(dim=-1, stable=True)
-    dropped = ascending.softmax(-1).cumsum(-1) <= (1 - top_p)[:, None]
-    dropped[:, -1] = False
-    return scores.masked_fill(dropped.scatter(1, order, dropped), -math.inf)
+    """Keep the most probable ids that hold `top_p` of each row; the best one always. top_p: [rows].
+
+    Drops, in ascending order, what has a cumulative probability of at most 1 - top_p; of equal scores the lower ids
+    go first, as in a stable sort, but only the scores are sorted.
+    """
+    ascending = _sorted(scores)
+    num_dropped = (ascending.softmax(-1).cumsum(-1) <= (1 - top_p)[:, None]).sum(-1, keepdim=True)
+    lowest_kept = ascending.gather(1, num_dropped.clamp(max=scores.shape[-1] - 1))
+    below = scores < lowest_kept
+    tied = scores == lowest_kept
+    num_tied_dropped = num_dropped - below.sum(-1, keepdim=True)
+    # The best id is the last of its ties, so it stays where rounding would drop every id.
+    num_tied_dropped = num_tied_dropped.minimum(tied.sum(-1, keepdim=True) - 1)
+    return scores.masked_fill(below | (tied & (tied.cumsum(-1) <= num_tied_dropped)), -math.inf)
+
+
+def _sorted(scores: Tensor) -> Tensor:
+    """Each row ascending. numpy's vectorized sort is several times as fast as torch's on a CPU."""
+    if scores.device.type == "cpu":
+        return torch.from_numpy(np.sort(scores.numpy(), axis=-1))
+    return scores.sort(dim=-1).values
 
 
 def keep_typical(scores: Tensor, mass: Tensor) -> Tensor:

@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -122,6 +124,22 @@ def test_edges_of_the_filters(parameters, kept):
     logits = torch.tensor([[1.0, 1.0, 1.0, -2.0]]) if "top_p" in parameters else torch.tensor([[1.0, 1.0, 3.0, -2.0]])
 
     assert scores_of(ChooserParameters(**parameters), logits, [0]).isfinite().nonzero()[:, 1].tolist() == kept
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    levels=st.lists(st.integers(-3, 3), min_size=1, max_size=12),
+    top_p=st.floats(0.01, 0.99) | st.sampled_from([0.25, 0.5, 0.75]),
+)
+def test_top_p_drops_by_a_stable_ascending_sort_also_among_ties(levels, top_p):
+    logits = torch.tensor([levels], dtype=torch.float32)
+    ascending, order = logits[0].sort(stable=True)
+    cumulative = ascending.softmax(-1).cumsum(-1)
+    dropped = [int(id_) for id_, total in zip(order[:-1], cumulative, strict=False) if total <= 1 - torch.tensor(top_p)]
+
+    scores = scores_of(ChooserParameters(top_p=top_p), logits, [0])
+
+    assert scores.isinf().nonzero()[:, 1].tolist() == sorted(dropped)
 
 
 def test_every_unset_wire_value_is_off(logits):
