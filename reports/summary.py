@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,27 @@ from reports.stats import (
 from reports.validity import client_facts, judge_run
 
 
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A run, measured and summarized: what a report is built from."""
+
+    run: RunResult
+    measured: Measured
+    summary: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: RunResult) -> "Analysis":
+        measured = Measured.of(run)
+        return cls(run, measured, _summary(run, measured))
+
+    @property
+    def label(self) -> str:
+        return self.run.manifest.title
+
+
 def summarize(run: RunResult) -> dict[str, Any]:
     """The content of `summary.json`; every number is finite or None."""
-    return summarize_measured(run, Measured.of(run))
+    return Analysis.of(run).summary
 
 
 def write_summary(directory: Path) -> dict[str, Any]:
@@ -38,8 +57,7 @@ def write_summary(directory: Path) -> dict[str, Any]:
     return summary
 
 
-def summarize_measured(run: RunResult, measured: Measured) -> dict[str, Any]:
-    """`summarize` for a caller that has the window already."""
+def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
     facts = client_facts(run, measured)
     window = measured.window
     rates = {metric.name: metric.function(measured) for metric in PER_RUN}

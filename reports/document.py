@@ -1,0 +1,133 @@
+"""A report as data: ordered sections of facts, tables, figures and text, which the renderers turn into bytes."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from reports.plots import Size
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MISSING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number in a table with its interval; an unsupported one is shown as doubtful."""
+
+    value: float | None
+    lo: float | None = None
+    hi: float | None = None
+    is_supported: bool = True
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return MISSING
+        doubt = "" if self.is_supported else "~"
+        return f"{doubt}{format_number(self.value)}{f' ({self.interval})' if self.interval else ''}"
+
+    @property
+    def interval(self) -> str:
+        """`12.1–13.4`, or nothing where there is no interval."""
+        if self.lo is None or self.hi is None:
+            return ""
+        return f"{format_number(self.lo)}–{format_number(self.hi)}"
+
+
+def format_number(value: float) -> str:
+    """Three significant digits below a thousand, whole numbers with separators above.
+
+    >>> [format_number(x) for x in (0.01234, 1.0, 12.345, 999.6, 12345.6, 0)]
+    ['0.0123', '1', '12.3', '1,000', '12,346', '0']
+    """
+    if not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and values, in groups that stand side by side."""
+
+    groups: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A few headline numbers: title, value, unit with the mark of its better direction."""
+
+    tiles: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A frame of text, numbers and `Estimate`s; the first column names the row."""
+
+    title: str
+    frame: "pd.DataFrame"
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure that `draw` makes in a given size; `name` is its file name."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    draw: Callable[[Size], "Figure"]
+    is_full_width: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph; `code` sets it as a command line."""
+
+    text: str
+    is_code: bool = False
+
+
+Block = Facts | Tiles | Table | Plot | Text
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what stands under it; a closed one is folded away until asked for."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    is_closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictLine:
+    """One run's (or comparison's) verdict: its level, the sentence that opens the report, and the reasons."""
+
+    level: str
+    word: str
+    sentence: str
+    reasons: tuple[str, ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What all renderers render."""
+
+    title: str
+    subtitle: str
+    verdicts: tuple[VerdictLine, ...]
+    sections: tuple[Section, ...] = field(default=())
+
+    @property
+    def plots(self) -> tuple[Plot, ...]:
+        """Every figure, in order."""
+        return tuple(block for section in self.sections for block in section.blocks if isinstance(block, Plot))

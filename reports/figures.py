@@ -1,0 +1,192 @@
+"""The frames behind a report's figures, and the figures drawn to SVG and PNG."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from reports import plots
+from reports.document import Block, Plot, Report, format_number
+from reports.metrics import POOLED
+from reports.plots import HALF, NARROW, PIXELS_PER_INCH, WIDE, Size
+from reports.results import replace_file
+from reports.server import gauge_series
+from reports.summary import Analysis
+
+ECDF_POINTS = 400
+PNG_SCALE = 2
+
+
+def timeline_frame(analysis: Analysis) -> pd.DataFrame:
+    """Per second of the run: run, t_s, output_tokens_per_s, in_flight."""
+    measured = analysis.measured
+    ends = measured.requests["t_end_ns"].max() / 1e9
+    last = max(measured.window.end_s, float(ends) if ends == ends else 0.0, 1.0)
+    edges = np.arange(0.0, np.floor(last) + 2)
+    tokens, _ = np.histogram(measured.events.t_s, edges, weights=measured.events.tokens)
+    in_flight = measured.concurrency.means(edges)
+    return pd.DataFrame(
+        {"run": analysis.label, "t_s": edges[:-1], "output_tokens_per_s": tokens, "in_flight": in_flight}
+    )
+
+
+def distribution_frame(label: str, values_s: npt.NDArray[np.float64]) -> pd.DataFrame:
+    """An empirical distribution of at most ECDF_POINTS points: run, share, value_ms."""
+    count = min(len(values_s), ECDF_POINTS)
+    share = np.linspace(0, 1, count)
+    return pd.DataFrame({"run": label, "share": share, "value_ms": 1e3 * np.quantile(values_s, share)})
+
+
+def requests_points(analysis: Analysis, column: str, against: str, only_measured: bool = True) -> pd.DataFrame:
+    """One row per request that has both: run, `against`, value_ms."""
+    rows = analysis.measured.population if only_measured else analysis.measured.requests
+    rows = rows[[against, column]].dropna()
+    return pd.DataFrame({"run": analysis.label, against: rows[against], "value_ms": 1e3 * rows[column]})
+
+
+def latency_plots(analyses: Sequence[Analysis]) -> list[Block]:
+    """Distributions of TTFT and gaps, TTFT and E2E against lengths, TTFT over time; those that have data."""
+    blocks: list[Block] = []
+    open_loop = analyses[0].run.manifest.is_open_loop
+    ttft = "ttft_co_s" if open_loop else "ttft_s"
+    distributions = {
+        "ttft": ("TTFT", lambda analysis: _known(analysis.measured.population[ttft])),
+        "gaps": ("gap between events", lambda analysis: POOLED[0].function(analysis.measured)[0]),
+        "tpot": ("TPOT", lambda analysis: _known(analysis.measured.population["tpot_s"])),
+    }
+    titles = {"ttft": "Time to first token", "gaps": "Gaps between token events", "tpot": "Time per output token"}
+    for name, (quantity, values) in distributions.items():
+        blocks += _distribution_plot(name, titles[name], quantity, analyses, values)
+    blocks += _length_plot(
+        "ttft_by_prompt", "TTFT against prompt length", "TTFT", ttft, "prompt length", "input_tokens", analyses
+    )
+    blocks += _length_plot(
+        "e2e_by_output", "E2E against output length", "E2E", "e2e_s", "output length", "output_tokens", analyses
+    )
+    blocks += _drift_plot(ttft, analyses)
+    return blocks
+
+
+def _known(column: "pd.Series[float]") -> npt.NDArray[np.float64]:
+    return np.asarray(column.dropna(), dtype=np.float64)
+
+
+def _distribution_plot(
+    name: str,
+    title: str,
+    quantity: str,
+    analyses: Sequence[Analysis],
+    values: Callable[[Analysis], npt.NDArray[np.float64]],
+) -> list[Block]:
+    series = {analysis.label: found for analysis in analyses if len(found := values(analysis)) > 1}
+    if not series:
+        return []
+    frame = pd.concat([distribution_frame(label, found) for label, found in series.items()], ignore_index=True)
+    frame = frame[frame["value_ms"] > 0]
+    if not len(frame):
+        return []
+    counts = "; ".join(_counted(label, found, len(series) > 1) for label, found in series.items())
+    medians = ", ".join(f"{label}: median {format_number(1e3 * float(np.median(v)))} ms" for label, v in series.items())
+    alt = f"Cumulative distribution of {quantity} on a logarithmic axis. {medians}."
+    return [Plot(name, title, counts, alt, lambda size: plots.distribution(frame, quantity, size))]
+
+
+def _counted(label: str, values: npt.NDArray[np.float64], is_one_of_many: bool) -> str:
+    text = f"{len(values):,} values, mean {format_number(1e3 * float(values.mean()))} ms"
+    return f"{label}: {text}" if is_one_of_many else f"{text}."
+
+
+def _length_plot(
+    name: str, title: str, quantity: str, column: str, length: str, against: str, analyses: Sequence[Analysis]
+) -> list[Block]:
+    frame = pd.concat([requests_points(analysis, column, against) for analysis in analyses], ignore_index=True)
+    frame = frame.rename(columns={against: "tokens"})
+    if len(frame) < 2:
+        return []
+    caption = f"{len(frame):,} requests; the line joins medians of tenths of the lengths."
+    alt = f"Scatter of {quantity} in milliseconds against {length} in tokens, one dot per request, with a median line."
+    return [Plot(name, title, caption, alt, lambda size: plots.against_length(frame, quantity, length, size))]
+
+
+def _drift_plot(column: str, analyses: Sequence[Analysis]) -> list[Block]:
+    points = [requests_points(analysis, column, "start_s", only_measured=False) for analysis in analyses]
+    frame = pd.concat(points, ignore_index=True).rename(columns={"start_s": "t_s"})
+    if len(frame) < 2:
+        return []
+    windows = [(analysis.measured.window.start_s, analysis.measured.window.end_s) for analysis in analyses]
+    alt = "Scatter of TTFT in milliseconds against the start of each request in seconds."
+    caption = "Each request by its start. Grey parts are not measured."
+    return [
+        Plot(
+            "ttft_over_time",
+            "TTFT through the run",
+            caption,
+            alt,
+            lambda size: plots.over_time(frame, "TTFT", windows, size),
+        )
+    ]
+
+
+def server_plot(analysis: Analysis, name: str) -> list[Block]:
+    """Waiting and running requests as the server reports them; nothing where it was not scraped."""
+    frames = []
+    for gauge, title in (("batch_size", "running"), ("queue_size", "waiting")):
+        times, values = gauge_series(analysis.run.server_metrics, gauge)
+        if times:
+            frames.append(pd.DataFrame({"name": title, "t_s": times, "value": values}))
+    if not frames:
+        return []
+    frame = pd.concat(frames, ignore_index=True)
+    alt = "Requests running and waiting in the server over the run's seconds, as scraped from its metrics."
+    caption = f"{analysis.label}: scraped from the server."
+    return [Plot(name, "Requests inside the server", caption, alt, lambda size: plots.server_gauges(frame, size), True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One figure as files: SVG at both widths, and a PNG."""
+
+    wide_svg: str
+    narrow_svg: str
+    png: bytes
+
+
+def draw_all(report: Report) -> dict[str, Drawn]:
+    """Every figure of a report, by name."""
+    return {plot.name: _draw(plot) for plot in report.plots}
+
+
+def write_all(drawn: Mapping[str, Drawn], directory: Path) -> list[Path]:
+    """Write each figure as PNG and SVG; returns the paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in drawn.items():
+        for suffix, content in ((".png", figure.png), (".svg", figure.wide_svg.encode())):
+            paths.append(directory / f"{name}{suffix}")
+            replace_file(paths[-1], content)
+    return paths
+
+
+def _draw(plot: Plot) -> Drawn:
+    size = WIDE if plot.is_full_width else HALF
+    wide = plot.draw(size)
+    return Drawn(_saved(wide, "svg").decode(), _svg(plot, NARROW), _saved(wide, "png"))
+
+
+def _svg(plot: Plot, size: Size) -> str:
+    return _saved(plot.draw(size), "svg").decode()
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    target = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    with plots.styled():
+        figure.savefig(
+            target, format=kind, dpi=PIXELS_PER_INCH * (PNG_SCALE if kind == "png" else 1), metadata=metadata
+        )
+    return target.getvalue()

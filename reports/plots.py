@@ -1,0 +1,313 @@
+"""Figures: one function each, frame in, `Figure` out. Nothing here saves or reads a run.
+
+Colours are those of `PALETTE`, each unique, so that a renderer can replace them for another theme.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Width and height of a figure in CSS pixels at its natural scale."""
+
+    width: int
+    height: int
+    is_narrow: bool = False
+
+
+WIDE = Size(960, 420)
+HALF = Size(560, 340)
+NARROW = Size(360, 330, is_narrow=True)
+
+PALETTE = MappingProxyType(
+    {
+        "ink": "#1c2128",
+        "muted": "#67717b",
+        "grid": "#e3e6e9",
+        "shade": "#eef0f2",
+        "series-0": "#2563c9",
+        "series-1": "#d4581f",
+        "series-2": "#23875a",
+        "series-3": "#8a4fc0",
+        "series-4": "#b8860c",
+        "series-5": "#0c8a9a",
+        "good": "#1d7f4f",
+        "bad": "#c3322b",
+    }
+)
+PIXELS_PER_INCH = 100
+MAX_POINTS = 700
+
+STYLE: dict[str, Any] = {
+    "figure.dpi": PIXELS_PER_INCH,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "white",
+    "savefig.transparent": False,
+    "font.size": 8.5,
+    "axes.labelsize": 8.5,
+    "axes.titlesize": 8.5,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "text.color": PALETTE["ink"],
+    "axes.labelcolor": PALETTE["muted"],
+    "axes.edgecolor": PALETTE["grid"],
+    "xtick.color": PALETTE["grid"],
+    "ytick.color": PALETTE["grid"],
+    "xtick.labelcolor": PALETTE["muted"],
+    "ytick.labelcolor": PALETTE["muted"],
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": PALETTE["grid"],
+    "grid.linewidth": 0.8,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "ytick.major.size": 0,
+    "xtick.major.size": 3,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tgi-bench",
+    "path.simplify": True,
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The drawing and saving of figures under the product's style."""
+    settings: Any = STYLE
+    with mpl.rc_context(settings):
+        yield
+
+
+def _figure(size: Size, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(size.width / PIXELS_PER_INCH, size.height / PIXELS_PER_INCH), layout="constrained")
+    axes = figure.subplots(rows, 1, squeeze=False, **grid)
+    return figure, [each[0] for each in axes]
+
+
+def series_colour(index: int) -> str:
+    return PALETTE[f"series-{index % 6}"]
+
+
+def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: Size) -> Figure:
+    """Output tokens per second above requests in flight, per second of the run.
+
+    frame: run, t_s, output_tokens_per_s, in_flight. The first run's warm-up and drain are shaded.
+    """
+    with styled():
+        figure, (top, bottom) = _figure(size, 2, sharex=True, height_ratios=(3, 2))
+        runs = list(frame.groupby("run", sort=False))
+        for index, (label, rows) in enumerate(runs):
+            colour = series_colour(index)
+            middle = rows["t_s"] + 0.5
+            top.plot(middle, rows["output_tokens_per_s"], color=colour)
+            bottom.step(rows["t_s"], rows["in_flight"], where="post", color=colour)
+            if len(runs) == 1:
+                top.fill_between(middle, rows["output_tokens_per_s"], color=colour, alpha=0.10, linewidth=0)
+                bottom.fill_between(rows["t_s"], rows["in_flight"], step="post", color=colour, alpha=0.10, linewidth=0)
+            else:
+                _name_series(top, index, str(label), colour)
+        _label_axis(top, "output tokens/s  ↑ better")
+        _label_axis(bottom, "requests in flight")
+        bottom.set_xlabel("seconds since the run's start")
+        for axes in (top, bottom):
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_locator(MaxNLocator(4, integer=axes is bottom))
+            axes.set_xlim(0, float(frame["t_s"].max()) + 1)
+        _shade_outside(top, bottom, windows[0], float(frame["t_s"].max()) + 1)
+        figure.align_ylabels()
+        return figure
+
+
+def _shade_outside(top: Axes, bottom: Axes, window: tuple[float, float], last: float) -> None:
+    """Grey out what is not measured, and say what it is."""
+    for start, end, name in ((0.0, window[0], "warm-up"), (window[1], last, "drain")):
+        if end - start <= 0:
+            continue
+        for axes in (top, bottom):
+            axes.axvspan(start, end, color=PALETTE["shade"], linewidth=0, zorder=0)
+        if (end - start) / last > 0.05:
+            place = ((start + end) / 2, 0.985)
+            top.text(*place, name, transform=top.get_xaxis_transform(), ha="center", va="top", color=PALETTE["muted"])
+
+
+def _label_axis(axes: Axes, text: str) -> None:
+    """An axis title above the axis, at its left: read horizontally, and no room is lost at the side."""
+    axes.set_title(text, loc="left", color=PALETTE["muted"], pad=8)
+
+
+def _name_series(axes: Axes, index: int, label: str, colour: str) -> None:
+    place = (1.0, 1.0 - 0.11 * index)
+    axes.text(*place, label, transform=axes.transAxes, ha="right", va="top", color=colour, fontweight="bold")
+
+
+def distribution(frame: pd.DataFrame, quantity: str, size: Size, marks: Sequence[float] = (50.0, 95.0)) -> Figure:
+    """The share of values at or below x, x in milliseconds on a log scale, with named percentiles.
+
+    frame: run, share, value_ms, values in ascending order within a run.
+    """
+    with styled():
+        figure, [axes] = _figure(size)
+        runs = list(frame.groupby("run", sort=False))
+        for index, (label, rows) in enumerate(runs):
+            colour = series_colour(index)
+            axes.plot(rows["value_ms"], rows["share"], color=colour, drawstyle="steps-post")
+            for mark in marks:
+                value = float(np.interp(mark / 100, rows["share"], rows["value_ms"]))
+                axes.plot([value], [mark / 100], "o", color=colour, markersize=4.5)
+                if len(runs) == 1:
+                    axes.annotate(
+                        f"p{mark:g}  {value:,.3g} ms",
+                        (value, mark / 100),
+                        xytext=(9, -4) if mark < 90 else (9, -12),
+                        textcoords="offset points",
+                        color=PALETTE["ink"],
+                    )
+            if len(runs) > 1:
+                place = (0.99, 0.05 + 0.09 * (len(runs) - 1 - index))
+                axes.text(*place, str(label), transform=axes.transAxes, ha="right", color=colour, fontweight="bold")
+        _log_axis(axes, frame["value_ms"])
+        axes.set_xlabel(f"{quantity}, ms (log scale)   ← better")
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+        _label_axis(axes, "share at or below")
+        return figure
+
+
+def _log_axis(axes: Axes, values: "pd.Series[float]") -> None:
+    """A log x axis with plain numbers: every decade, and 2 and 5 where the span is small."""
+    axes.set_xscale("log")
+    positive = values[values > 0]
+    low, high = (float(positive.quantile(0.001)), float(positive.max())) if len(positive) else (1.0, 10.0)
+    low, high = low / 1.12, high * 1.25 if high > low else low * 2
+    axes.set_xlim(low, high)
+    subs = (1.0,) if high / low > 200 else (1.0, 2.0, 5.0) if high / low > 6 else tuple(float(s) for s in range(1, 10))
+    axes.xaxis.set_major_locator(LogLocator(10, subs=subs))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) -> Figure:
+    """A latency against a number of tokens: every request a dot, and the median of each tenth of the lengths.
+
+    frame: run, tokens, value_ms. Of more than MAX_POINTS requests per run an even selection is drawn.
+    """
+    with styled():
+        figure, [axes] = _figure(size)
+        runs = list(frame.groupby("run", sort=False))
+        for index, (label, rows) in enumerate(runs):
+            colour = series_colour(index)
+            shown = rows.iloc[:: max(1, len(rows) // MAX_POINTS)]
+            axes.plot(
+                shown["tokens"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.28, markeredgewidth=0
+            )
+            medians = _binned_medians(rows)
+            axes.plot(medians["tokens"], medians["value_ms"], color=colour, linewidth=2.0)
+            if len(runs) > 1:
+                _name_series(axes, index, str(label), colour)
+            elif len(medians):
+                last = medians.iloc[-1]
+                axes.annotate(
+                    "median",
+                    (float(last["tokens"]), float(last["value_ms"])),
+                    xytext=(-2, 9),
+                    textcoords="offset points",
+                    ha="right",
+                    color=colour,
+                    fontweight="bold",
+                )
+        _cap_outliers(axes, frame["value_ms"])
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"{length}, tokens")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
+        axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 7))
+        _label_axis(axes, f"{quantity}, ms  ↓ better")
+        return figure
+
+
+def _binned_medians(rows: pd.DataFrame) -> pd.DataFrame:
+    bins = pd.qcut(rows["tokens"], 10, duplicates="drop") if rows["tokens"].nunique() > 1 else rows["tokens"]
+    medians = rows.groupby(bins, observed=True)[["tokens", "value_ms"]].median()
+    return medians if len(medians) > 1 else medians.iloc[:0]
+
+
+def _cap_outliers(axes: Axes, values: "pd.Series[float]") -> None:
+    """Show up to the 99.5th percentile with some air, and say how many values lie above."""
+    top = float(values.quantile(0.995)) * 1.25 if len(values) else 1.0
+    above = int((values > top).sum())
+    axes.set_ylim(0, top if top > 0 else 1.0)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    if above:
+        text = f"{above} above {top:,.3g} ms"
+        axes.text(0.01, 0.98, text, transform=axes.transAxes, va="top", color=PALETTE["muted"])
+
+
+def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float, float]], size: Size) -> Figure:
+    """A latency of each request by its start, so that drift and bursts can be seen.
+
+    frame: run, t_s, value_ms.
+    """
+    with styled():
+        figure, [axes] = _figure(size)
+        runs = list(frame.groupby("run", sort=False))
+        for index, (label, rows) in enumerate(runs):
+            colour = series_colour(index)
+            shown = rows.iloc[:: max(1, len(rows) // MAX_POINTS)]
+            axes.plot(shown["t_s"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.4, markeredgewidth=0)
+            if len(runs) > 1:
+                _name_series(axes, index, str(label), colour)
+        _cap_outliers(axes, frame["value_ms"])
+        start, end = windows[0]
+        last = max(float(frame["t_s"].max()), end)
+        for left, right in ((0.0, start), (end, last)):
+            if right > left:
+                axes.axvspan(left, right, color=PALETTE["shade"], linewidth=0, zorder=0)
+        axes.set_xlim(0, last)
+        axes.set_xlabel("start of the request, seconds since the run's start")
+        _label_axis(axes, f"{quantity}, ms  ↓ better")
+        return figure
+
+
+def server_gauges(frame: pd.DataFrame, size: Size) -> Figure:
+    """What the server said of itself over time: each gauge a line with its name at its end.
+
+    frame: name, t_s, value.
+    """
+    with styled():
+        figure, [axes] = _figure(size)
+        for index, (name, rows) in enumerate(frame.groupby("name", sort=False)):
+            colour = series_colour(index)
+            axes.step(rows["t_s"], rows["value"], where="post", color=colour)
+            place = (0.995, 1.04 + 0.0 * index)
+            axes.text(
+                place[0] - 0.3 * index,
+                place[1],
+                str(name),
+                transform=axes.transAxes,
+                ha="right",
+                color=colour,
+                fontweight="bold",
+            )
+        axes.set_ylim(bottom=0, top=max(float(frame["value"].max()) * 1.1, 1.0))
+        axes.set_xlim(0, float(frame["t_s"].max()))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_xlabel("seconds since the run's start")
+        _label_axis(axes, "requests")
+        return figure

@@ -1,0 +1,119 @@
+"""A report as one self-contained HTML file: no script, no external request, light and dark, wide and narrow.
+
+Figures are inline SVG whose colours become the page's CSS variables. Style attributes are turned into presentation
+attributes, so that the content security policy can allow the page's one style sheet, by its hash, and no other.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from reports.document import Block, Estimate, Plot, Report, Table, format_number
+from reports.figures import Drawn
+from reports.plots import PALETTE
+from reports.renderers.markdown import cell_text, is_numeric
+
+
+def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
+    """The report as UTF-8 HTML, with the figures of `figures.draw_all`."""
+    style = _resource("report.css")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+    def svg(plot: Plot, width: str) -> Markup:
+        figure = drawn[plot.name]
+        return inline_svg(figure.wide_svg if width == "wide" else figure.narrow_svg, f"{plot.name}-{width}", plot.alt)
+
+    environment.globals.update(svg=svg, columns=_columns, rows=_rows, grouped=_grouped)
+    template = environment.from_string(_resource("report.html.j2"))
+    return template.render(report=report, style=Markup(style), style_hash=f"sha256-{digest}").encode()
+
+
+def _resource(name: str) -> str:
+    return resources.files("reports.renderers").joinpath(name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    is_numeric: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    is_numeric: bool
+    interval: str = ""
+    is_doubtful: bool = False
+
+
+def _columns(table: Table) -> list[Column]:
+    return [Column(str(name), is_numeric(table.frame[name])) for name in table.frame.columns]
+
+
+def _rows(table: Table) -> Iterator[list[Cell]]:
+    columns = _columns(table)
+    for row in table.frame.itertuples(index=False):
+        yield [_cell(value, column) for value, column in zip(row, columns, strict=True)]
+
+
+def _cell(value: Any, column: Column) -> Cell:
+    if isinstance(value, Estimate) and value.value is not None:
+        doubt = "" if value.is_supported else "~"
+        return Cell(doubt + format_number(value.value), column.is_numeric, value.interval, not value.is_supported)
+    return Cell(cell_text(value), column.is_numeric)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks that are laid out together: half-width figures side by side, all else one below the other."""
+
+    kind: str
+    blocks: list[Block]
+
+
+def _grouped(blocks: Sequence[Block]) -> list[Group]:
+    groups: list[Group] = []
+    for block in blocks:
+        kind = "grid" if isinstance(block, Plot) and not block.is_full_width else "stack"
+        if not groups or groups[-1].kind != kind:
+            groups.append(Group(kind, []))
+        groups[-1].blocks.append(block)
+    return groups
+
+
+def inline_svg(svg: str, prefix: str, alt: str) -> Markup:
+    """A saved figure made fit for the page: themed, named for screen readers, ids of its own, no style attributes."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bstyle="([^"]*)"', lambda match: _attributes(match[1]), body)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", body)
+    for name, colour in PALETTE.items():
+        body = body.replace(colour, f"var(--{name})")
+    body = body.replace("#ffffff", "none")
+    label = Markup.escape(alt)
+    body = re.sub(
+        r'<svg ([^>]*?)(?:width="[^"]*"|height="[^"]*") ([^>]*?)(?:width="[^"]*"|height="[^"]*")', r"<svg \1\2", body
+    )
+    return Markup(body.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1))
+
+
+def _attributes(style: str) -> str:
+    """The declarations of a style attribute as presentation attributes; the font is the page's."""
+    pairs = (each.split(":", 1) for each in style.split(";") if ":" in each)
+    declared = {name.strip(): value.strip() for name, value in pairs}
+    shorthand = declared.pop("font", None)
+    if shorthand is not None:
+        size = re.search(r"([\d.]+)px", shorthand)
+        declared["font-size"] = f"{size[1]}px" if size else "8px"
+        declared |= {"font-weight": "bold"} if re.search(r"\b(bold|[6-9]00)\b", shorthand) else {}
+    declared.pop("font-family", None)
+    return " ".join(f'{name}="{value}"' for name, value in declared.items())

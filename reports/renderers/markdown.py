@@ -1,0 +1,95 @@
+"""A report as GitHub-flavoured Markdown; figures are links into `figures/`."""
+
+import re
+from typing import Any
+
+import pandas as pd
+
+from reports.document import (
+    MISSING,
+    Block,
+    Estimate,
+    Facts,
+    Plot,
+    Report,
+    Table,
+    Text,
+    Tiles,
+    VerdictLine,
+    format_number,
+)
+
+MARKS = {"valid": "✅", "degraded": "⚠️", "invalid": "❌", "pass": "✅", "inconclusive": "❔", "regression": "❌"}
+MARKS |= {"improvement": "🚀", "invalid_runs": "❌"}
+
+
+def render(report: Report) -> bytes:
+    """The report as UTF-8 Markdown."""
+    parts = [f"# {_escape(report.title)}", _escape(report.subtitle), *(_verdict(each) for each in report.verdicts)]
+    for section in report.sections:
+        parts.append(f"## {_escape(section.title)}")
+        parts += [text for block in section.blocks if (text := _block(block))]
+    return ("\n\n".join(part for part in parts if part) + "\n").encode()
+
+
+def _verdict(verdict: VerdictLine) -> str:
+    label = f"{_escape(verdict.label)}: " if verdict.label else ""
+    line = f"{MARKS.get(verdict.level, '')} **{label}{_escape(verdict.word)}.** {_escape(verdict.sentence)}"
+    return "\n".join([line, *(f"- {_escape(reason)}" for reason in verdict.reasons)])
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Facts():
+            return "\n\n".join(f"**{_escape(title)}**\n\n{_facts(facts)}" for title, facts in block.groups if facts)
+        case Tiles():
+            return " · ".join(f"{_escape(title)}: **{value}** {unit}".strip() for title, value, unit in block.tiles)
+        case Table():
+            return table(block)
+        case Plot():
+            caption = f"*{_escape(block.title)}. {_escape(block.caption)}*"
+            return f"![{_escape(block.alt)}](figures/{block.name}.png)\n\n{caption}"
+        case Text():
+            return f"```\n{block.text.replace('```', '')}\n```" if block.is_code else _escape(block.text)
+
+
+def _facts(facts: tuple[tuple[str, str], ...]) -> str:
+    return "\n".join(f"- {_escape(name)}: {_escape(value)}" for name, value in facts)
+
+
+def table(block: Table) -> str:
+    """One table, its title above and its note below."""
+    frame = block.frame
+    if not len(frame):
+        return ""
+    numeric = [is_numeric(frame[name]) for name in frame.columns]
+    lines = [
+        "| " + " | ".join(_cell(name) for name in frame.columns) + " |",
+        "|" + "|".join("---:" if right else ":---" for right in numeric) + "|",
+    ]
+    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in frame.itertuples(index=False)]
+    title = f"**{_escape(block.title)}**\n\n" if block.title else ""
+    note = f"\n\n*{_escape(block.note)}*" if block.note else ""
+    return title + "\n".join(lines) + note
+
+
+def is_numeric(column: "pd.Series[Any]") -> bool:
+    """Whether a column holds numbers, and reads best aligned right."""
+    return all(isinstance(value, int | float | Estimate) or value in (None, "∞") for value in column)
+
+
+def cell_text(value: Any) -> str:
+    """A cell as plain text."""
+    if value is None or (isinstance(value, float) and value != value):
+        return MISSING
+    return format_number(value) if isinstance(value, int | float) else str(value)
+
+
+def _cell(value: Any) -> str:
+    return _escape(cell_text(value)).replace("|", "\\|")
+
+
+def _escape(text: str) -> str:
+    """Keep outside text from becoming markup: HTML, links, emphasis, line breaks."""
+    flat = " ".join(str(text).split())
+    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", flat)
