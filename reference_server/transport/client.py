@@ -91,12 +91,13 @@ class GrpcShard:
     async def open(cls, address: str, version: str = "v3") -> "GrpcShard":
         """Dial `address` and wait until the transport stands. Raises `ShardConnectionError` when it is refused."""
         channel = grpc.aio.insecure_channel(grpc_target(address), options=CHANNEL_OPTIONS)
-        state = channel.get_state(try_to_connect=True)
-        while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
-            await channel.wait_for_state_change(state)
-            state = channel.get_state(try_to_connect=True)
-        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            await channel.close(None)
+        is_connected = False
+        try:
+            is_connected = await _has_connected(channel)
+        finally:
+            if not is_connected:
+                await channel.close(None)
+        if not is_connected:
             raise ShardConnectionError(f"could not connect to the model server at {address}")
         return cls(address, channel, load_schema(version))
 
@@ -155,3 +156,12 @@ class GrpcShard:
                 return ShardConnectionError(f"the model server at {self.address} cannot be reached: {details}")
             case _:
                 return ShardError(details)
+
+
+async def _has_connected(channel: grpc.aio.Channel) -> bool:
+    """Whether the first attempt to connect succeeds."""
+    state = channel.get_state(try_to_connect=True)
+    while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
+    return state is grpc.ChannelConnectivity.READY

@@ -1,4 +1,5 @@
 import asyncio
+import socket
 
 import grpc.aio
 import pytest
@@ -122,3 +123,14 @@ async def test_proxy_of_the_environment_is_not_used(monkeypatch):
 
     async with served([ScriptedShard()], tcp_urls()) as group:
         await group.health()
+
+
+async def test_opening_can_be_given_up(tmp_path):
+    """A socket that accepts and never speaks HTTP/2 would keep the caller for gRPC's own twenty seconds."""
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "mute"))
+        mute.listen()
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await GrpcShard.open(f"{tmp_path}/mute")
