@@ -219,16 +219,19 @@ class _PagedTally:
         return self._prefill
 
     def try_admit(self, request: ValidGenerateRequest) -> Admitted | None:
+        left = self._prefill_budget - self._prefill
+        if left == 0:
+            return None  # before the allocator evicts anything for it
         allocation = self._admission.allocate(request)
         if allocation is None:
             return None
         # At least one token is computed, however much of the prompt was found in the cache.
         cache_len = min(allocation.prefix_len, request.input_len - 1)
-        uncached, left = request.input_len - cache_len, self._prefill_budget - self._prefill
+        uncached = request.input_len - cache_len
         if uncached <= left:
             self._prefill += uncached
             admitted = Admitted(allocation, cache_len)
-        elif self._supports_chunking and left > 0:
+        elif self._supports_chunking:
             self.is_full = True
             admitted = Admitted(allocation, cache_len, chunk_len=left)
         else:
