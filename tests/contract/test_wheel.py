@@ -1,0 +1,75 @@
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout, built with the build tools that are installed."""
+    directory = tmp_path_factory.mktemp("wheel")
+    source = directory / "source"
+    # A clean tree: a stale build/ in the checkout would find its way into the wheel.
+    files = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        check=True,
+        capture_output=True,
+    ).stdout
+    for name in files.decode().split("\0"):
+        path = ROOT / name
+        if name and path.is_file():
+            target = source / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", directory, source],
+        check=True,
+        capture_output=True,
+    )
+    with zipfile.ZipFile(next(directory.glob("*.whl"))) as archive:
+        yield archive.namelist(), archive.read
+
+
+def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel):
+    names, _ = wheel
+
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "reference_server",
+        "loadgen",
+        "reports",
+        "tuner",
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "reference_server/transport/generate.binpb",
+        "reference_server/presets/tiny-llama/config.json",
+        "reference_server/presets/tiny-llama/model.safetensors",
+        "reference_server/presets/tokenizer/tokenizer.json",
+        "reports/renderers/report.html.j2",
+        "reports/renderers/report.css",
+    ],
+)
+def test_the_data_that_the_packages_need_is_in_the_wheel(wheel, data):
+    names, _ = wheel
+
+    assert data in names
+
+
+def test_the_wheel_has_the_five_commands(wheel):
+    names, read = wheel
+
+    entry_points = read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    assert {line.split(" = ")[0] for line in entry_points.splitlines() if " = " in line} == {
+        "tgi-bench",
+        "tgi-tune",
+        "text-generation-launcher",
+        "text-generation-router",
+        "text-generation-server",
+    }
