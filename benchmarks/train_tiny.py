@@ -13,8 +13,16 @@ import math
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
+    from transformers import LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -70,6 +78,22 @@ def train_tokenizer(num_documents: int) -> None:
     print(f"{tokenizer.get_vocab_size()} tokens in {TOKENIZER}")
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rate over a run that ends with its steps or its minutes: warm-up, then a cosine to a fiftieth."""
+
+    peak: float
+    steps: int
+    minutes: float
+
+    def progress(self, step: int, elapsed_min: float) -> float:
+        return max(step / self.steps, elapsed_min / self.minutes)
+
+    def learning_rate(self, step: int, elapsed_min: float) -> float:
+        cosine = (1 + math.cos(math.pi * self.progress(step, elapsed_min))) / 2
+        return self.peak * min(1.0, (step + 1) / 50) * (0.02 + 0.98 * cosine)
+
+
 def train_model(steps: int, minutes: float, batch_size: int, seq_len: int, learning_rate: float) -> None:
     """Train from scratch and write `model.safetensors` in bfloat16; prints the loss and a few samples."""
     import torch
@@ -78,65 +102,72 @@ def train_model(steps: int, minutes: float, batch_size: int, seq_len: int, learn
 
     torch.manual_seed(0)
     tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    train = _corpus(tokenizer, TRAIN_SEED, num_documents=60_000)
     model = LlamaForCausalLM(AutoConfig.from_pretrained(MODEL)).float()
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
-
-    def corpus(seed: int, num_documents: int) -> torch.Tensor:
-        encoded = tokenizer.encode_batch(list(islice(documents(seed), num_documents)))
-        return torch.tensor([token for document in encoded for token in document.ids])
-
-    train = corpus(TRAIN_SEED, num_documents=60_000)
-    held_out = corpus(HELD_OUT_SEED, num_documents=400)
-    print(f"{len(train):,} training tokens")
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() == 1]
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(train):,} training tokens")
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
-        lr=learning_rate,
+        [
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+        ],
         betas=(0.9, 0.95),
     )
-    stopped = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopped
-        stopped = True
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    schedule = Schedule(learning_rate, steps, minutes)
+    interrupted = _on_interrupt()
     started = time.monotonic()
     for step in range(steps):
-        elapsed = (time.monotonic() - started) / 60
-        progress = max(step / steps, elapsed / minutes)
-        if progress >= 1 or stopped:
+        elapsed_min = (time.monotonic() - started) / 60
+        if schedule.progress(step, elapsed_min) >= 1 or interrupted():
             break
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min(1.0, (step + 1) / 50) * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
+            group["lr"] = schedule.learning_rate(step, elapsed_min)
         starts = torch.randint(0, len(train) - seq_len - 1, (batch_size,))
         window = train[starts[:, None] + torch.arange(seq_len + 1)]
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=window[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 50 == 0:
-            print(f"step {step:5d}  {elapsed:5.1f} min  loss {loss.item():.3f}", flush=True)
+            print(f"step {step:5d}  {elapsed_min:5.1f} min  loss {loss.item():.3f}", flush=True)
         if step % 250 == 249:
             save_weights(model)
     save_weights(model)
+    _show(model.eval(), tokenizer, seq_len)
 
-    model.eval()
+
+def _corpus(tokenizer: "Tokenizer", seed: int, num_documents: int) -> "Tensor":
+    import torch
+
+    encoded = tokenizer.encode_batch(list(islice(documents(seed), num_documents)))
+    return torch.tensor([token for document in encoded for token in document.ids])
+
+
+def _on_interrupt() -> Callable[[], bool]:
+    """Whether SIGINT or SIGTERM has come; they end the training, not the process."""
+    seen: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: seen.append(number))
+    return lambda: bool(seen)
+
+
+def _show(model: "LlamaForCausalLM", tokenizer: "Tokenizer", seq_len: int) -> None:
+    """Print the held-out loss and what three prompts go on with."""
+    import torch
+
+    held_out = _corpus(tokenizer, HELD_OUT_SEED, num_documents=400)
     with torch.inference_mode():
         windows = held_out[: len(held_out) // seq_len * seq_len].view(-1, seq_len)
         print(f"held-out loss {model(input_ids=windows, labels=windows).loss.item():.3f}")
-        for prompt in ("Testing API", "Once upon a time", turn(USER, "What is an API?") + ASSISTANT + "\n"):
+        for prompt in ("Testing API", "What is Deep Learning?", turn(USER, "What is an API?") + f"{ASSISTANT}\n"):
             ids = torch.tensor([tokenizer.encode(prompt).ids])
-            output = model.generate(ids, max_new_tokens=80, do_sample=False, eos_token_id=SPECIALS.index(EOS))
+            output = model.generate(ids, max_new_tokens=80, do_sample=False)
             print(repr(tokenizer.decode(output[0].tolist(), skip_special_tokens=False)))
 
 
-def save_weights(model: "torch.nn.Module") -> None:  # type: ignore[name-defined]  # noqa: F821
+def save_weights(model: "LlamaForCausalLM") -> None:
     """Write the model's weights in bfloat16 beside its config, replacing them in one move."""
     import torch
     from safetensors.torch import save_file
@@ -160,8 +191,10 @@ def main() -> None:
     training.add_argument("--seq-len", type=int, default=256)
     training.add_argument("--learning-rate", type=float, default=3e-3)
     arguments = vars(parser.parse_args())
-    train = {"tokenizer": train_tokenizer, "model": train_model}[arguments.pop("command")]
-    train(**arguments)
+    if arguments.pop("command") == "tokenizer":
+        train_tokenizer(**arguments)
+    else:
+        train_model(**arguments)
 
 
 if __name__ == "__main__":
