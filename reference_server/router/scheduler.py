@@ -274,9 +274,9 @@ class Scheduler:
 
         entries: live entries by id, in the shard's order; those that end are taken out.
         """
-        lost = _missing(entries, reply)
+        held = _held(entries, reply.batch)
         if count_forward(entries.values()):
-            plan_chunks([entry for entry in entries.values() if entry not in lost], self._chunk_budget)
+            plan_chunks(list(held.values()), self._chunk_budget)
         delivered: list[tuple[Entry, Generation]] = []
         finished: list[Entry] = []
         for generation in reply.generations:
@@ -286,7 +286,10 @@ class Scheduler:
                 if generation.generated_text is not None:
                     finished.append(entry)
         gone = [entry for entry in entries.values() if entry.abandoned]
-        lost = [entry for entry in lost if not entry.abandoned]
+        lost: list[Entry] = []
+        if held is not entries:
+            over = {entry.id for entry in (*finished, *gone)}
+            lost = [entry for entry in entries.values() if entry.id not in held and entry.id not in over]
         self._end(finished)
         self._end(gone)
         self._end(lost, is_sound=False)
@@ -366,10 +369,10 @@ def _single(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-def _missing(entries: dict[int, Entry], reply: StepResult) -> list[Entry]:
-    """Entries that the shard gave up: neither in the returned batch nor ended in this step."""
-    if reply.batch is not None and reply.batch.size == len(entries):
-        return []
-    known = set(() if reply.batch is None else reply.batch.request_ids)
-    known.update(generation.request_id for generation in reply.generations if generation.generated_text is not None)
-    return [entry for entry in entries.values() if entry.id not in known]
+def _held(entries: dict[int, Entry], receipt: CachedBatch | None) -> dict[int, Entry]:
+    """Those of the entries that the shard still holds."""
+    if receipt is None:
+        return {}
+    if receipt.size == len(entries):
+        return entries
+    return {request_id: entries[request_id] for request_id in receipt.request_ids}

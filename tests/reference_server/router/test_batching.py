@@ -412,8 +412,11 @@ async def test_reliability_I9_the_health_probe_waits_for_the_step_in_flight():
 async def test_the_next_call_leaves_before_the_readers_run():
     order = []
 
-    async def gate(method):
+    async def leave(method):
         order.append(method)
+
+    async def gate(method):
+        await asyncio.create_task(leave(method))  # as grpc does
 
     async with running(ScriptedShard(say("a"), gate=gate)) as (batcher, _, _):
         stream = batcher.submit(valid_request(4, 4))

@@ -72,6 +72,15 @@ def test_a_leaf_that_is_too_long_is_cut_from_its_end():
     assert trie.find([1, 2, 3, 4])[1] == [5]
 
 
+def test_what_was_found_lately_is_evicted_last():
+    trie = RadixTrie(block_size=1)
+    trie.insert([1], [5])
+    trie.insert([2], [6])
+    trie.find([1])
+
+    assert trie.evict(1) == [6]
+
+
 def test_a_shared_prefix_is_not_evicted_while_a_request_uses_it():
     allocator = RadixAllocator(total_tokens=80, block_size=16)
     prompt = range(32)

@@ -347,6 +347,41 @@ def test_blocks_are_free_before_the_shard_is_told_to_filter():
     assert scheduler.queue.next_batch(scheduler.options.limits, 0).entries == (late,)
 
 
+def test_a_failed_decode_leaves_no_prefix_behind():
+    scheduler = make_scheduler(use_prefix_caching=True)
+    request = valid_request(10, 5)
+    scheduler.append(request, now_ns=0)
+    scheduler.on_reply(scheduler.next_call(0), step(receipt(0, [0]), [0]))
+    scheduler.on_error(scheduler.next_call(0))
+    scheduler.on_reply(scheduler.next_call(0), None)
+    scheduler.append(request, now_ns=0)
+
+    assert scheduler.next_call(0).batch.requests[0].cache_len == 0
+
+
+def test_a_row_the_shard_gave_up_leaves_no_prefix_behind():
+    scheduler = make_scheduler(use_prefix_caching=True)
+    request = valid_request(10, 5)
+    scheduler.append(request, now_ns=0)
+    scheduler.on_reply(scheduler.next_call(0), step(None, []))
+    scheduler.append(request, now_ns=0)
+
+    assert scheduler.next_call(0).batch.requests[0].cache_len == 0
+
+
+def test_a_turn_starts_afresh_after_a_merged_batch_ended_at_once():
+    scheduler = make_scheduler(supports_chunking=True)
+    start(scheduler, 1)
+    add(scheduler, (1, 1))
+    scheduler.on_reply(scheduler.next_call(0), step(None, [0, 1], ended=[0, 1]))
+    add(scheduler, (1, 9))
+    call = scheduler.next_call(0)
+    scheduler.on_reply(call, step(receipt(2, [2]), [2]))
+    add(scheduler, (1, 1))
+
+    assert scheduler.next_call(0).reason is ConcatReason.CHUNKING
+
+
 def test_a_failed_step_leaves_no_prefix_behind():
     scheduler = make_scheduler(use_prefix_caching=True)
     request = valid_request(10, 5)
@@ -402,7 +437,7 @@ def test_the_ratio_is_multiplied_in_single_precision(size, ratio, expected):
     assert min_join_size(size, ratio) == expected
 
 
-def scripted(options: SchedulerOptions) -> ScriptedShard:
+def scripted(options: SchedulerOptions, *, drops: bool = False) -> ScriptedShard:
     info = ModelInfo(
         requires_padding=options.requires_padding,
         dtype="torch.float32",
@@ -412,7 +447,7 @@ def scripted(options: SchedulerOptions) -> ScriptedShard:
         block_size=options.block_size,
     )
     return ScriptedShard(
-        lambda request: Reply(("a",) * (1 + request.id % 7)),
+        lambda request: Reply(("a",) * (1 + request.id % 7), drop_after=1 if drops and request.id % 5 == 0 else None),
         info=info,
         max_prefill_tokens=options.max_batch_prefill_tokens,
     )
@@ -430,7 +465,7 @@ def test_the_receipt_agrees_with_the_routers_own_count(seed):
         supports_chunking=True,
         use_prefix_caching=rng.random() < 0.5,
     )
-    scheduler, shard = Scheduler(options), scripted(options)
+    scheduler, shard = Scheduler(options), scripted(options, drops=True)
     prompts = [tuple(range(rng.randint(1, 80))) for _ in range(3)]
     compared = 0
     for turn in range(150):
