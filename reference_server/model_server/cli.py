@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+import uvloop
+
 from reference_server.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
@@ -88,7 +90,7 @@ def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:
         logging.getLogger("reference_server.model_server").setLevel(logging.WARNING)
     urls = group_urls(config, rank)
     shard = _load(config, rank)
-    code = asyncio.run(serve_until_stopped(shard, urls[rank.rank], urls))
+    code = uvloop.run(serve_until_stopped(shard, urls[rank.rank], urls))
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
