@@ -134,7 +134,6 @@ def read_model_config(
 
 def _fetch_config(model_id: str, revision: str | None, cache: Path | None, hub_token: Secret | None) -> str:
     """From the hub's cache, else by one request: the client's own retries would hold a start without network up."""
-    import httpx
     from huggingface_hub import hf_hub_url, try_to_load_from_cache
     from huggingface_hub.utils import build_hf_headers, get_session
 
@@ -146,8 +145,9 @@ def _fetch_config(model_id: str, revision: str | None, cache: Path | None, hub_t
     try:
         response = get_session().get(url, headers=headers, timeout=HUB_TIMEOUT_S, follow_redirects=True)
         response.raise_for_status()
-    except httpx.HTTPError as error:
-        raise OSError(str(error)) from error
+    except Exception as error:
+        # Which HTTP client this is, and so what it raises, differs between releases of huggingface_hub.
+        raise OSError(f"the hub cannot be reached: {_first_line(error)}") from error
     return str(response.text)
 
 

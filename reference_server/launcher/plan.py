@@ -207,7 +207,8 @@ def _machine_decisions(config: ServerConfig, devices: Devices, num_shards: int) 
         yield Decision("cpu_memory_gib", round(min(4.0, half), 3), "the smaller of 4 and half of what is free")
     if config.compute_threads is None:
         threads = max(1, (devices.num_cores - 1) // num_shards)
-        yield Decision("compute_threads", threads, f"{devices.num_cores} cores less one, over {num_shards} shards")
+        shared = f", over {num_shards} shards" if num_shards > 1 else ""
+        yield Decision("compute_threads", threads, f"{devices.num_cores} cores less one{shared}")
 
 
 def _warnings(config: ServerConfig, method: str | None, devices: Devices, compute_type: str | None) -> Iterator[str]:

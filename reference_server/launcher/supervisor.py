@@ -190,11 +190,12 @@ class _Supervisor:
         dead = [shard for shard in self._shards if not shard.running]
         if not dead:
             return
+        ends = []
         for shard in dead:
-            errors = await shard.errors()
-            logger.error("%s %s%s", shard.name, describe_end(shard.returncode), f": {errors}" if errors else "")
-        ends = "; ".join(f"{shard.name} {describe_end(shard.returncode)}" for shard in dead)
-        raise LaunchError(kind, ends)
+            end, errors = f"{shard.name} {describe_end(shard.returncode)}", await shard.errors()
+            logger.error("%s%s", end, f": {errors}" if errors else "")
+            ends.append(": ".join([end, *errors.splitlines()[-1:]]))
+        raise LaunchError(kind, "; ".join(ends))
 
     async def _shut_down(self) -> None:
         """The router first, then all shards together. A second stop signal kills what is left at once."""
