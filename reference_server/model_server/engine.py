@@ -83,7 +83,7 @@ class Engine:
         group = RankGroup(rank, world_size)
         files = loader.locate(options)
         group.barrier()
-        loaded = loader.load(options, files, world_size)
+        loaded = loader.load(options, files, group)
         group.barrier()
         tokenizer = load_tokenizer(
             files.tokenizer_directory,

@@ -32,6 +32,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "mistral-window": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 6, **_ROTARY},
     "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1, **_ROTARY},
+    "qwen2-sharded": {"model_type": "qwen2", "num_key_value_heads": 2, **_ROTARY},
     "gpt2": {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4},
     "gpt-neox": {"model_type": "gpt_neox", **_ROTARY, "rotary_pct": 0.5},
     "gpt-neox-serial": {"model_type": "gpt_neox", **_ROTARY, "use_parallel_residual": False},

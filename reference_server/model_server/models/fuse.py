@@ -134,7 +134,7 @@ def _is_plain_layer(layer: Any) -> bool:
         *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
     ]
     return (
-        all(type(linear) is nn.Linear and not hasattr(linear.weight, "to_local") for linear in linears)
+        all(type(linear) is nn.Linear for linear in linears)
         and all(linear.bias is None for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
         and _is_silu(mlp.act_fn)
         and _is_rms_norm(layer.input_layernorm)

@@ -11,7 +11,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
-from reference_server.model_server.models import transformers_compat
+from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.models import parallel, transformers_compat
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
 from reference_server.model_server.options import EngineOptions
@@ -45,7 +46,7 @@ class LoadedModel:
     def weight_bytes(self) -> int:
         """Bytes of this rank's parameters, shared ones counted once."""
         seen = {parameter.data_ptr(): parameter for parameter in self.model.parameters()}
-        return sum(_local(parameter).nbytes for parameter in seen.values())
+        return sum(parameter.nbytes for parameter in seen.values())
 
 
 def locate(options: EngineOptions) -> ModelFiles:
@@ -77,13 +78,13 @@ def _hub_snapshot(options: EngineOptions) -> Path:
         ) from error
 
 
-def load(options: EngineOptions, files: ModelFiles, world_size: int) -> LoadedModel:
+def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedModel:
     """Bring the model into memory with our attention registered, ready for the probe."""
     register()
     transformers_compat.quiet()
     raw = json.loads((files.directory / "config.json").read_text())
     family = find_family(raw)
-    if world_size > 1 and not family.shardable:
+    if group.world_size > 1 and not family.shardable:
         raise UnsupportedError(f"sharded {family.name} is not supported: Transformers has no plan for it")
     device = torch.device("cpu")
     dtype = resolve_dtype(options, device)
@@ -95,14 +96,14 @@ def load(options: EngineOptions, files: ModelFiles, world_size: int) -> LoadedMo
     attention = ATTENTION_NAME if family.shim is None else "eager"
     dummy = options.load_format == "dummy" or not files.has_weights
     model: Any
-    if world_size > 1:
-        model = _load_sharded(options, files, config, model_class, dtype, world_size, dummy)
-    elif dummy:
+    if dummy:
         model = _build_random(config, model_class, dtype, options.seed)
     else:
         model = model_class.from_pretrained(files.directory, config=config, dtype=dtype, attn_implementation=attention)
     model.eval().requires_grad_(False)
     _refuse_unloaded(model)
+    if group.world_size > 1:
+        parallel.shard(model, group)
     if family.shim is not None:
         family.shim(model)
     # The name alone keeps Transformers from building a mask; shimmed classes would refuse it at load time.
@@ -150,26 +151,6 @@ def fill_random(parameters: Any, seed: int) -> None:
         parameter.normal_(0.0, RANDOM_WEIGHT_STD, generator=generator)
 
 
-def _load_sharded(
-    options: EngineOptions,
-    files: ModelFiles,
-    config: PretrainedConfig,
-    model_class: Any,
-    dtype: torch.dtype,
-    world_size: int,
-    dummy: bool,
-) -> nn.Module:
-    arguments = transformers_compat.tensor_parallel_arguments(world_size)
-    source: Path | None = files.directory
-    if dummy:
-        source = None
-        arguments["state_dict"] = dict(_build_random(config, model_class, dtype, options.seed).state_dict())
-    model: nn.Module = model_class.from_pretrained(
-        source, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, **arguments
-    )
-    return model
-
-
 def _refuse_unloaded(model: nn.Module) -> None:
     names = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if names:
@@ -185,8 +166,3 @@ def _eos_ids(directory: Path, config: PretrainedConfig) -> frozenset[int]:
     if listed is None:
         return frozenset()
     return frozenset([listed] if isinstance(listed, int) else listed)
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter that may be sharded."""
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter

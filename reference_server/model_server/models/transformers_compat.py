@@ -20,15 +20,16 @@ def without_weight_init() -> Iterator[None]:
         yield
 
 
-def tensor_parallel_arguments(world_size: int) -> dict[str, Any]:
-    """Keywords of `from_pretrained` that shard a model by its own plan over `world_size` ranks."""
-    try:
-        from transformers.distributed import DistributedConfig
+def tensor_parallel_plan(model: Any) -> dict[str, str]:
+    """Module pattern -> style, with full names; empty for a class without a plan.
 
-        config = DistributedConfig(tp_size=world_size, tp_plan="auto")
-    except (ImportError, TypeError):
-        return {"tp_plan": "auto"}
-    return {"distributed_config": config}
+    The config's plan counts for the base model only, whose prefix its patterns lack; the class's own, for the head.
+    """
+    base = getattr(model.config, "base_model_tp_plan", None)
+    if not base:
+        return {}
+    prefix = model.base_model_prefix
+    return {f"{prefix}.{pattern}": style for pattern, style in base.items()} | dict(type(model)._tp_plan or {})
 
 
 def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
