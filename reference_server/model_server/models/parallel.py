@@ -68,15 +68,17 @@ def shard(model: Any, group: RankGroup) -> None:
 
 
 def _sharded(module: Any, style: str, name: str, group: RankGroup) -> nn.Module:
-    if type(module) is not nn.Linear:
-        raise UnsupportedError(f"{name} is a {type(module).__name__}: only plain linears are sharded")
+    kind = type(module)
+    if kind is not nn.Linear:
+        raise UnsupportedError(f"{name} is a {kind.__name__}: only plain linears are sharded")
     match style:
         case "colwise":
             module.weight = _cut(module.weight, 0, group)
             if module.bias is not None:
                 module.bias = _cut(module.bias, 0, group)
             module.out_features = len(module.weight)
-            return module
+            cut: nn.Module = module
+            return cut
         case "rowwise":
             return RowParallelLinear(module, group)
         case "colwise_gather_output" | "colwise_rep" if module.bias is None:
