@@ -38,7 +38,7 @@ async def spoken(shard: ScriptedShard, stopping: StoppingParameters, **values: o
         (StoppingParameters(8, min_new_tokens=4), "abab", FinishReason.EOS_TOKEN),
         (StoppingParameters(8, ("a",)), "a", FinishReason.STOP_SEQUENCE),
         (StoppingParameters(1, ("a",)), "a", FinishReason.LENGTH),
-        (StoppingParameters(8, ("a",), min_new_tokens=2), "aba", FinishReason.STOP_SEQUENCE),
+        (StoppingParameters(8, ("a",), min_new_tokens=3), "aba", FinishReason.STOP_SEQUENCE),
     ],
 )
 async def test_length_ends_before_eos_and_eos_before_stop_strings(stopping, text, reason):
