@@ -186,10 +186,10 @@ class ModelConfig(CommonConfig):
     )
     rope_scaling: Literal["linear", "dynamic"] | None = Field(None, description="RoPE scaling kind.")
     rope_factor: float | None = Field(None, gt=0, allow_inf_nan=False, description="RoPE scaling factor.")
-    watermark_gamma: float | None = Field(
-        None, gt=0, lt=1, description="Share of the vocabulary on the watermark's green list. Unset: 0.5."
+    watermark_gamma: float = Field(
+        0.5, gt=0, lt=1, description="Share of the vocabulary on the watermark's green list."
     )
-    watermark_delta: float | None = Field(None, allow_inf_nan=False, description="Watermark logit bias. Unset: 2.0.")
+    watermark_delta: float = Field(2.0, allow_inf_nan=False, description="Watermark logit bias.")
     enable_prefill_logprobs: Annotated[
         bool, Source(env=("ENABLE_PREFILL_LOGPROBS", "REQUEST_LOGPROBS"), digits=True)
     ] = Field(False, description="Let clients ask for prompt logprobs; costs memory.")

@@ -132,6 +132,9 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         trust_remote_code=config.trust_remote_code,
         rope=rope,
         run_ahead=bool(config.run_ahead),
+        compute_threads=config.compute_threads,
+        watermark_gamma=config.watermark_gamma,
+        watermark_delta=config.watermark_delta,
         fuse=not config.disable_custom_kernels,
     )
 

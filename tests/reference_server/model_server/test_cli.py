@@ -180,6 +180,9 @@ def test_options_follow_the_settings():
         "trust_remote_code": True,
         "rope_factor": 2.0,
         "disable_custom_kernels": True,
+        "compute_threads": 2,
+        "watermark_gamma": 0.25,
+        "watermark_delta": 1.5,
     }
 
     assert engine_options(ShardConfig(model_id="m")) == EngineOptions("m")
@@ -199,6 +202,9 @@ def test_options_follow_the_settings():
         trust_remote_code=True,
         rope=RopeOverride("linear", 2.0),
         fuse=False,
+        compute_threads=2,
+        watermark_gamma=0.25,
+        watermark_delta=1.5,
     )
 
 
