@@ -1,0 +1,39 @@
+"""The `openai` package against the router."""
+
+import pytest
+
+openai = pytest.importorskip("openai")
+
+from tests.support.serving import serve_on_socket  # noqa: E402
+
+
+async def test_chat_and_completions_single_and_streamed():
+    async with serve_on_socket() as served:
+        client = openai.AsyncOpenAI(base_url=str(served.client.base_url.join("/v1")), api_key="-", max_retries=0)
+        messages = [{"role": "user", "content": "hi"}]
+        chat = await client.chat.completions.create(model="tgi", messages=messages, logprobs=True, top_logprobs=2)
+        chunks = [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                model="tgi", messages=messages, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+        completion = await client.completions.create(model="tgi", prompt=["p", "q"], max_tokens=2, stop=" z")
+        parts = [part async for part in await client.completions.create(model="tgi", prompt="p", stream=True)]
+        forced = await client.chat.completions.create(
+            model="tgi", messages=messages, max_tokens=9, extra_body={"ignore_eos_token": True}
+        )
+        models = [model.id async for model in client.models.list()]
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            await client.chat.completions.create(model="tgi", messages=messages, top_p=1.0)
+        await client.close()
+
+    assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (" a b c d e", "stop")
+    assert chat.choices[0].logprobs.content[0].top_logprobs[1].token == " a1"
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks if chunk.choices) == " a b c d e"
+    assert chunks[-1].usage.completion_tokens == 6
+    assert [choice.text for choice in completion.choices] == [" a b", " a b"]
+    assert "".join(part.choices[0].text for part in parts) == " a b c d e"
+    assert forced.usage.completion_tokens == 9
+    assert models == ["m"]
+    assert refused.value.response.json()["error_type"] == "validation"

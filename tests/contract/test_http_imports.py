@@ -1,0 +1,33 @@
+"""What the router loads, in a fresh interpreter: never torch, never transformers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SERVE = """
+import asyncio, sys
+from tests.support.serving import serve
+from reference_server.router.model_files import find_model_files
+import reference_server.router.cli
+
+async def main():
+    async with serve() as served:
+        assert (await served.generate(max_new_tokens=2)).status_code == 200
+        chat = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        assert (await served.client.post("/v1/chat/completions", json=chat)).status_code == 200
+    files = find_model_files("preset:tiny-llama")
+    files.load_tokenizer().encode("hello", True)
+    files.load_template()
+
+asyncio.run(main())
+print(*sorted({"torch", "transformers", "huggingface_hub", "pandas", "locust"} & set(sys.modules)))
+"""
+
+
+def test_serving_from_a_preset_loads_neither_torch_nor_transformers():
+    root = Path(__file__).parents[2]
+    loaded = subprocess.run(
+        [sys.executable, "-c", SERVE], capture_output=True, text=True, check=True, cwd=root, timeout=60
+    )
+
+    assert loaded.stdout.split() == []

@@ -1,0 +1,164 @@
+import contextlib
+import json
+from typing import Any
+
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_server.router.decoder import (
+    JsonObject,
+    MalformedJsonError,
+    WrongShapeError,
+    decode_json,
+    decode_model,
+)
+from reference_server.router.schemas.scalars import F32, I32, U32, U64, ApiModel
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=5) | st.dictionaries(st.text(), children, max_size=5),
+    max_leaves=20,
+)
+
+
+def encodable(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@given(JSON_VALUES.filter(encodable))
+@settings(max_examples=200, deadline=None)
+def test_what_is_json_reads_as_it_was_written(value: Any):
+    assert decode_json(json.dumps(value).encode()) == value
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_a_value_or_malformed(body: bytes):
+    with contextlib.suppress(MalformedJsonError):
+        decode_json(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"{",
+        b'{"a":}',
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"1e999",
+        b"01",
+        b"'a'",
+        b"[1,]",
+        b'"\xff"',
+        b'"\\ud800"',
+        b'"\\udc00\\ud800"',
+        b'"a\nb"',
+        b"[" * 129 + b"]" * 129,
+        b'{"a":' * 129 + b"1" + b"}" * 129,
+        b"[" * 1_000_000,
+        b"1" * 1001,
+        b'{"a":' + b"1" * 5000 + b"}",
+    ],
+    ids=lambda body: body[:16].decode(errors="replace"),
+)
+def test_malformed(body: bytes):
+    with pytest.raises(MalformedJsonError):
+        decode_json(body)
+
+
+def test_limits_are_inclusive():
+    decode_json(b"[" * 128 + b"]" * 128)
+    decode_json(json.dumps("1" * 5000).encode())
+    decode_json(b"[" + b"[]," * 5000 + b"[]]")
+
+    assert decode_json(b'"\\ud83d\\ude00"') == "\N{GRINNING FACE}"
+
+
+def test_repeated_keys_are_remembered_where_they_stand():
+    value = decode_json(b'{"a":1,"b":{"c":1,"c":2},"a":3}')
+
+    assert value == {"a": 3, "b": {"c": 2}}
+    assert value.repeated == {"a"}
+    assert value["b"].repeated == {"c"}
+
+
+class Numbers(ApiModel):
+    small: U32 = 0
+    big: U64 = 0
+    signed: I32 = 0
+    single: F32 = 0.0
+    flag: bool = False
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"small":4294967295}',
+        b'{"big":18446744073709551615}',
+        b'{"signed":-2147483648}',
+        b'{"single":1}',
+        b'{"single":1e-50}',
+        b'{"unknown":1,"unknown":2}',
+        b'{"unknown":{"small":1,"small":2}}',
+        b"{}",
+    ],
+)
+def test_accepted_numbers(body: bytes):
+    assert isinstance(decode_model(Numbers, decode_json(body)), Numbers)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"small":4294967296}',
+        b'{"small":-1}',
+        b'{"small":1.0}',
+        b'{"small":1e2}',
+        b'{"small":true}',
+        b'{"small":"1"}',
+        b'{"small":null}',
+        b'{"big":18446744073709551616}',
+        b'{"signed":2147483648}',
+        b'{"single":"1"}',
+        b'{"single":true}',
+        b'{"single":3.5e38}',
+        b'{"flag":1}',
+        b'{"flag":"true"}',
+        b'{"small":1,"small":1}',
+        b"[]",
+        b"null",
+        b"5",
+        b'"x"',
+    ],
+)
+def test_refused_numbers(body: bytes):
+    with pytest.raises(WrongShapeError):
+        decode_model(Numbers, decode_json(body))
+
+
+def test_floats_are_narrowed_before_anybody_compares_them():
+    assert decode_model(Numbers, decode_json(b'{"single":0.99999999}')).single == 1.0
+
+
+def test_the_detail_names_the_field():
+    class Outer(ApiModel):
+        inner: list[Numbers]
+
+    with pytest.raises(WrongShapeError, match=r"^inner\.1\.small: Input should be"):
+        decode_model(Outer, {"inner": [{}, {"small": -1}]})
+
+
+def test_plain_dicts_decode_too():
+    class Plain(pydantic.BaseModel):
+        a: int
+
+    assert decode_model(Plain, JsonObject(a=1)).a == 1

@@ -1,0 +1,158 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from reference_server.errors import GenerationError, OverloadedError, ShardError, ValidationError
+from reference_server.messages import Request
+from reference_server.router.batching import Finished, GeneratedToken, TokenArrived
+from reference_server.router.infer import Answer, Permits, all_or_nothing
+from reference_server.router.schemas.tgi import GenerateParameters
+from reference_server.router.validation import GenerateCall, RequestLimits
+from tests.support.scripted_shard import Reply, ScriptedShard
+from tests.support.serving import Served, endless, serve
+
+
+def call(prompt: str = "hello", **parameters: Any) -> GenerateCall:
+    return GenerateCall(prompt, GenerateParameters(**parameters))
+
+
+def failures(served: Served, err: str) -> float:
+    return served.services.metrics.request_failure.value(err)
+
+
+def test_permits_come_back_however_their_block_ends():
+    permits = Permits(1)
+    with pytest.raises(RuntimeError), permits.take():
+        raise RuntimeError
+    with permits.take(), pytest.raises(OverloadedError), permits.take():
+        pass
+
+    assert permits.free == 1
+
+
+async def test_a_permit_is_taken_before_validation():
+    async with serve(permits=0) as served:
+        with pytest.raises(OverloadedError):
+            await served.services.infer.generate(call(""))
+
+        assert (failures(served, "overloaded"), failures(served, "validation")) == (1, 0)
+
+
+async def test_what_is_refused_holds_no_permit():
+    async with serve(permits=1) as served:
+        with pytest.raises(ValidationError):
+            await served.services.infer.generate(call(""))
+
+        assert served.services.infer.permits.free == 1
+        assert failures(served, "validation") == 1
+
+
+async def test_a_request_that_could_never_run_is_a_validation_failure():
+    limits = RequestLimits(max_input_tokens=100_000, max_total_tokens=200_000)
+    async with serve(limits=limits) as served:
+        served.services.infer.batcher._scheduler.queue._admission.refusal = lambda _: "too big"  # type: ignore[method-assign]
+        with pytest.raises(ValidationError, match="too big"):
+            await served.services.infer.generate(call())
+
+        assert failures(served, "validation") == 1
+
+
+async def test_leaving_a_generation_cancels_it():
+    async with serve(script=endless) as served:
+        async with served.services.infer.start(call(max_new_tokens=1000)) as running:
+            async for event in running:
+                assert isinstance(event, TokenArrived)
+                break
+        while served.shard.cached_ids:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+        assert failures(served, "dropped") == 1
+        assert served.services.infer.permits.free == 128
+
+
+async def test_best_of_fails_as_one_and_cancels_the_others():
+    def script(request: Request) -> Reply:
+        return Reply((" x",) * 1000, fail_after=None)
+
+    async with serve(script=script, permits=1) as served:
+        with pytest.raises(OverloadedError):
+            await served.services.infer.generate_best(call(best_of=2, do_sample=True))
+
+        assert served.services.infer.permits.free == 1
+
+
+async def test_best_of_counts_its_limits_before_any_permit():
+    async with serve(permits=0) as served:
+        with pytest.raises(ValidationError, match="`best_of` must be > 0 and <= 2"):
+            await served.services.infer.generate_best(call(best_of=3, do_sample=True))
+
+        assert failures(served, "validation") == 0
+
+
+async def test_ties_go_to_the_first_generation():
+    async with serve() as served:
+        best, others = await served.services.infer.generate_best(call(best_of=2, do_sample=True, max_new_tokens=1))
+        first, second = served.requests
+
+    assert best.generated.seed == first.parameters.seed
+    assert others[0].generated.seed == second.parameters.seed
+
+
+async def test_a_failure_in_a_later_segment_is_the_generations():
+    limits = RequestLimits(max_input_tokens=2000, max_total_tokens=4096)
+
+    def script(request: Request) -> Reply:
+        return Reply((" x",) * 1100, fail_after=3 if len(request.text) > 100 else None)
+
+    async with serve(script=script, limits=limits) as served:
+        with pytest.raises(GenerationError, match="was scripted to fail"):
+            await served.services.infer.generate(call(max_new_tokens=1500))
+
+
+async def test_a_shard_that_is_gone_says_so():
+    shard = ScriptedShard()
+    shard.failures["prefill"] = ShardError("gone")
+    async with serve(shard=shard) as served:
+        with pytest.raises(GenerationError, match="Server error: gone"):
+            await served.services.infer.generate(call())
+
+
+async def test_segments_keep_the_first_ones_times():
+    limits = RequestLimits(max_input_tokens=2000, max_total_tokens=4096)
+    async with (
+        serve(script=endless, limits=limits) as served,
+        served.services.infer.start(call(max_new_tokens=1030)) as running,
+    ):
+        events = [event async for event in running]
+
+    (end,) = [event for event in events if isinstance(event, Finished)]
+    assert len(events) == end.generated_text.generated_tokens == 1030
+    assert isinstance(events[1023], TokenArrived)
+    assert end.queued_ns <= end.started_ns
+    assert running.input_len == 2
+
+
+def test_the_mean_is_single_precision():
+    answer = Answer(1, [GeneratedToken(1, "a", logprob, False) for logprob in (-0.1, -0.2, -0.4)])
+
+    assert answer.mean_logprob == pytest.approx(-0.2333333, abs=1e-6)
+    assert answer.mean_logprob != sum((-0.1, -0.2, -0.4)) / 3
+
+
+async def test_the_first_failure_is_raised_and_cancels_the_rest():
+    cancelled = asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def fail() -> None:
+        raise OverloadedError
+
+    with pytest.raises(OverloadedError):
+        await all_or_nothing([wait(), fail()])
+
+    assert cancelled.is_set()

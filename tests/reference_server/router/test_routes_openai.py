@@ -1,0 +1,82 @@
+from dataclasses import replace
+
+from reference_server.messages import GeneratedText
+from reference_server.router.batching import Finished, GeneratedToken, TokenArrived
+from reference_server.router.facts import ServerFacts
+from reference_server.router.infer import Answer
+from reference_server.router.routes.openai import completion_calls, usage_of
+from reference_server.router.routes.openai_bodies import ChatBodies, CompletionBodies, Usage
+from reference_server.router.schemas.openai import ChatRequest, CompletionRequest
+from reference_server.router.validation import RequestLimits
+from tests.support.serving import events_of
+
+FACTS = ServerFacts("m", RequestLimits(1024, 2048), version="0.0.0")
+TOKEN = GeneratedToken(11, ' "a"', -0.3400000035762787, False)
+EOS = GeneratedToken(2, "</s>", -0.25, True)
+
+
+def ended(token: GeneratedToken, cached: int = 0) -> Finished:
+    generated = GeneratedText(' "a"', 2, "length")  # type: ignore[arg-type]
+    return Finished(token, (), replace(generated), 0, 0, cached)
+
+
+def test_chunks_are_escaped_and_framed_by_hand_as_json_would():
+    bodies = ChatBodies(FACTS, 1.5, ChatRequest(messages=[], model='x"y', logprobs=True))
+    (chunk,) = events_of(bodies.render_token(3, TokenArrived(TOKEN, (TOKEN,))).decode())
+
+    assert chunk == {
+        "object": "chat.completion.chunk",
+        "id": "",
+        "created": 1,
+        "model": 'x"y',
+        "system_fingerprint": "0.0.0-native",
+        "choices": [
+            {
+                "index": 3,
+                "delta": {"role": "assistant", "content": ' "a"'},
+                "logprobs": {
+                    "content": [
+                        {
+                            "token": ' "a"',
+                            "logprob": -0.34,
+                            "top_logprobs": [{"token": ' "a"', "logprob": -0.34}],
+                        }
+                    ]
+                },
+                "finish_reason": None,
+            }
+        ],
+        "usage": None,
+    }
+
+
+def test_special_tokens_are_not_text():
+    completion = CompletionBodies(FACTS, 1)
+    chat = ChatBodies(FACTS, 1, ChatRequest(messages=[]))
+    (token,) = events_of(completion.render_token(0, TokenArrived(EOS, ())).decode())
+    (last,) = events_of(completion.render_end(0, ended(EOS), Usage(1, 2, 0)).decode())
+    (delta,) = events_of(chat.render_end(0, ended(EOS), Usage(1, 2, 0)).decode())
+
+    assert (token["choices"][0]["text"], last["choices"][0]["text"]) == ("", "")
+    assert delta["choices"][0]["delta"]["content"] == ""
+
+
+def test_cached_tokens_are_told_when_there_are_some():
+    assert Usage(5, 2, 0).to_json() == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    assert Usage(5, 2, 4).to_json()["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
+def test_usage_counts_a_prompt_once_for_all_its_choices():
+    answers = [Answer(input_len, [TOKEN], end=ended(TOKEN, cached=1)) for input_len in (3, 3, 5, 5)]
+
+    assert usage_of(answers, choices=2) == Usage(8, 8, 2)
+
+
+def test_completions_ask_for_prompt_details_only_when_not_streaming():
+    single, streamed = (
+        completion_calls(CompletionRequest(prompt=["a"], stream=stream, temperature=0.5), 1)[0]
+        for stream in (False, True)
+    )
+
+    assert (single.parameters.decoder_input_details, streamed.parameters.decoder_input_details) == (True, False)
+    assert (single.parameters.do_sample, single.parameters.temperature) == (True, 0.5)
