@@ -38,18 +38,18 @@ class Estimate:
 
 
 def format_number(value: float) -> str:
-    """Three significant digits below a thousand, whole numbers with separators above.
+    """An integer whole; anything else with three significant digits below a thousand and whole above.
 
-    >>> [format_number(x) for x in (0.01234, 1.0, 12.345, 999.6, 12345.6, 0)]
-    ['0.0123', '1', '12.3', '1,000', '12,346', '0']
+    >>> [format_number(x) for x in (0.01234, 1.0, 12.345, 999.6, 12345.6, 0.0, 12345, 7)]
+    ['0.0123', '1.00', '12.3', '1,000', '12,346', '0', '12,345', '7']
     """
+    if isinstance(value, int):
+        return f"{value:,}"
     if not math.isfinite(value):
         return MISSING
     if value == 0:
         return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
 @dataclass(frozen=True, slots=True)

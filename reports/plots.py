@@ -3,6 +3,7 @@
 Colours are those of `PALETTE`, each unique, so that a renderer can replace them for another theme.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Size:
     is_narrow: bool = False
 
 
-WIDE = Size(960, 420)
+WIDE = Size(960, 380)
 HALF = Size(560, 340)
 NARROW = Size(360, 330, is_narrow=True)
 
@@ -48,6 +49,7 @@ PALETTE = MappingProxyType(
 )
 PIXELS_PER_INCH = 100
 MAX_POINTS = 700
+CHARACTER_PIXELS = 6.2
 
 STYLE: dict[str, Any] = {
     "figure.dpi": PIXELS_PER_INCH,
@@ -84,14 +86,19 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tgi-bench",
     "path.simplify": True,
+    "text.parse_math": False,
 }
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The drawing and saving of figures under the product's style."""
+    """The drawing and saving of figures under the product's style.
+
+    Labels may hold characters that the bundled font lacks; a browser has them, a PNG shows boxes.
+    """
     settings: Any = STYLE
-    with mpl.rc_context(settings):
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
 
@@ -113,7 +120,7 @@ def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: 
     with styled():
         figure, (top, bottom) = _figure(size, 2, sharex=True, height_ratios=(3, 2))
         runs = list(frame.groupby("run", sort=False))
-        for index, (label, rows) in enumerate(runs):
+        for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
             middle = rows["t_s"] + 0.5
             top.plot(middle, rows["output_tokens_per_s"], color=colour)
@@ -121,8 +128,7 @@ def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: 
             if len(runs) == 1:
                 top.fill_between(middle, rows["output_tokens_per_s"], color=colour, alpha=0.10, linewidth=0)
                 bottom.fill_between(rows["t_s"], rows["in_flight"], step="post", color=colour, alpha=0.10, linewidth=0)
-            else:
-                _name_series(top, index, str(label), colour)
+        _name_series(bottom if size.is_narrow else top, [str(label) for label, _ in runs], size)
         _label_axis(top, "output tokens/s  ↑ better")
         _label_axis(bottom, "requests in flight")
         bottom.set_xlabel("seconds since the run's start")
@@ -130,19 +136,19 @@ def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: 
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_locator(MaxNLocator(4, integer=axes is bottom))
             axes.set_xlim(0, float(frame["t_s"].max()) + 1)
-        _shade_outside(top, bottom, windows[0], float(frame["t_s"].max()) + 1)
+        _shade_outside(top, bottom, windows[0], float(frame["t_s"].max()) + 1, size)
         figure.align_ylabels()
         return figure
 
 
-def _shade_outside(top: Axes, bottom: Axes, window: tuple[float, float], last: float) -> None:
+def _shade_outside(top: Axes, bottom: Axes, window: tuple[float, float], last: float, size: Size) -> None:
     """Grey out what is not measured, and say what it is."""
     for start, end, name in ((0.0, window[0], "warm-up"), (window[1], last, "drain")):
         if end - start <= 0:
             continue
         for axes in (top, bottom):
             axes.axvspan(start, end, color=PALETTE["shade"], linewidth=0, zorder=0)
-        if (end - start) / last > 0.05:
+        if (end - start) / last * size.width > 65:
             place = ((start + end) / 2, 0.985)
             top.text(*place, name, transform=top.get_xaxis_transform(), ha="center", va="top", color=PALETTE["muted"])
 
@@ -152,20 +158,37 @@ def _label_axis(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", color=PALETTE["muted"], pad=8)
 
 
-def _name_series(axes: Axes, index: int, label: str, colour: str) -> None:
-    place = (1.0, 1.0 - 0.11 * index)
-    axes.text(*place, label, transform=axes.transAxes, ha="right", va="top", color=colour, fontweight="bold")
+def _name_series(axes: Axes, labels: Sequence[str], size: Size) -> None:
+    """The runs' names in their colours, in one row above the axes, at the right; a single run needs none."""
+    if len(labels) < 2:
+        return
+    most = max(4, int((size.width - 180) / len(labels) / CHARACTER_PIXELS) - 2)
+    offset = 0.0
+    for index in reversed(range(len(labels))):
+        text = labels[index] if len(labels[index]) <= most else labels[index][: most - 1] + "…"
+        axes.annotate(
+            text,
+            (1.0, 1.0),
+            xycoords="axes fraction",
+            xytext=(-offset * 72 / PIXELS_PER_INCH, 9),
+            textcoords="offset points",
+            ha="right",
+            color=series_colour(index),
+            fontweight="bold",
+        )
+        offset += (len(text) + 2) * CHARACTER_PIXELS
 
 
 def distribution(frame: pd.DataFrame, quantity: str, size: Size, marks: Sequence[float] = (50.0, 95.0)) -> Figure:
-    """The share of values at or below x, x in milliseconds on a log scale, with named percentiles.
+    """The share of values at or below x, x in milliseconds, with named percentiles.
 
     frame: run, share, value_ms, values in ascending order within a run.
     """
     with styled():
         figure, [axes] = _figure(size)
         runs = list(frame.groupby("run", sort=False))
-        for index, (label, rows) in enumerate(runs):
+        _name_series(axes, [str(label) for label, _ in runs], size)
+        for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
             axes.plot(rows["value_ms"], rows["share"], color=colour, drawstyle="steps-post")
             for mark in marks:
@@ -179,28 +202,32 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size, marks: Sequence
                         textcoords="offset points",
                         color=PALETTE["ink"],
                     )
-            if len(runs) > 1:
-                place = (0.99, 0.05 + 0.09 * (len(runs) - 1 - index))
-                axes.text(*place, str(label), transform=axes.transAxes, ha="right", color=colour, fontweight="bold")
-        _log_axis(axes, frame["value_ms"])
-        axes.set_xlabel(f"{quantity}, ms (log scale)   ← better")
+        scale = _value_axis(axes, frame["value_ms"])
+        axes.set_xlabel(f"{quantity}, ms{scale}   ← better")
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
         _label_axis(axes, "share at or below")
         return figure
 
 
-def _log_axis(axes: Axes, values: "pd.Series[float]") -> None:
-    """A log x axis with plain numbers: every decade, and 2 and 5 where the span is small."""
+def _value_axis(axes: Axes, values: "pd.Series[float]") -> str:
+    """An x axis with plain numbers, logarithmic where the values span more than a factor of four.
+
+    Returns what to add to the axis' name.
+    """
+    low, high = float(values.quantile(0.001)), float(values.max())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    if high <= 4 * low:
+        pad = 0.06 * (high - low) or 0.5 * high
+        axes.set_xlim(low - pad, high + pad)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        return ""
     axes.set_xscale("log")
-    positive = values[values > 0]
-    low, high = (float(positive.quantile(0.001)), float(positive.max())) if len(positive) else (1.0, 10.0)
-    low, high = low / 1.12, high * 1.25 if high > low else low * 2
-    axes.set_xlim(low, high)
-    subs = (1.0,) if high / low > 200 else (1.0, 2.0, 5.0) if high / low > 6 else tuple(float(s) for s in range(1, 10))
-    axes.xaxis.set_major_locator(LogLocator(10, subs=subs))
+    axes.set_xlim(low / 1.12, high * 1.25)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high > 200 * low else (1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
+    return " (log scale)"
 
 
 def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) -> Figure:
@@ -211,17 +238,16 @@ def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) 
     with styled():
         figure, [axes] = _figure(size)
         runs = list(frame.groupby("run", sort=False))
-        for index, (label, rows) in enumerate(runs):
+        _name_series(axes, [str(label) for label, _ in runs], size)
+        for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
-            shown = rows.iloc[:: max(1, len(rows) // MAX_POINTS)]
+            shown = rows.iloc[:: max(1, len(rows) // (MAX_POINTS // (2 if size.is_narrow else 1)))]
             axes.plot(
                 shown["tokens"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.28, markeredgewidth=0
             )
             medians = _binned_medians(rows)
             axes.plot(medians["tokens"], medians["value_ms"], color=colour, linewidth=2.0)
-            if len(runs) > 1:
-                _name_series(axes, index, str(label), colour)
-            elif len(medians):
+            if len(runs) == 1 and len(medians):
                 last = medians.iloc[-1]
                 axes.annotate(
                     "median",
@@ -267,12 +293,11 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
     with styled():
         figure, [axes] = _figure(size)
         runs = list(frame.groupby("run", sort=False))
-        for index, (label, rows) in enumerate(runs):
+        _name_series(axes, [str(label) for label, _ in runs], size)
+        for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
-            shown = rows.iloc[:: max(1, len(rows) // MAX_POINTS)]
+            shown = rows.iloc[:: max(1, len(rows) // (MAX_POINTS // (2 if size.is_narrow else 1)))]
             axes.plot(shown["t_s"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.4, markeredgewidth=0)
-            if len(runs) > 1:
-                _name_series(axes, index, str(label), colour)
         _cap_outliers(axes, frame["value_ms"])
         start, end = windows[0]
         last = max(float(frame["t_s"].max()), end)
@@ -286,25 +311,16 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
 
 
 def server_gauges(frame: pd.DataFrame, size: Size) -> Figure:
-    """What the server said of itself over time: each gauge a line with its name at its end.
+    """What the server said of itself over time, a line per gauge.
 
     frame: name, t_s, value.
     """
     with styled():
         figure, [axes] = _figure(size)
-        for index, (name, rows) in enumerate(frame.groupby("name", sort=False)):
-            colour = series_colour(index)
-            axes.step(rows["t_s"], rows["value"], where="post", color=colour)
-            place = (0.995, 1.04 + 0.0 * index)
-            axes.text(
-                place[0] - 0.3 * index,
-                place[1],
-                str(name),
-                transform=axes.transAxes,
-                ha="right",
-                color=colour,
-                fontweight="bold",
-            )
+        gauges = list(frame.groupby("name", sort=False))
+        _name_series(axes, [str(name) for name, _ in gauges], size)
+        for index, (_, rows) in enumerate(gauges):
+            axes.step(rows["t_s"], rows["value"], where="post", color=series_colour(index))
         axes.set_ylim(bottom=0, top=max(float(frame["value"].max()) * 1.1, 1.0))
         axes.set_xlim(0, float(frame["t_s"].max()))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))

@@ -281,9 +281,8 @@ def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
         )
         adjusted = tables.adjusted_table(analysis)
         if len(adjusted):
-            blocks.append(
-                Table("With failures counted as never answered", adjusted, "Each failed request enters as ∞.")
-            )
+            what = "With failures counted as never answered" + (f", {title}" if title else "")
+            blocks.append(Table(what, adjusted, "Each failed request enters as ∞."))
     blocks += figures.latency_plots(analyses)
     return tuple(blocks)
 

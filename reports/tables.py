@@ -13,7 +13,13 @@ from reports.server import SERVER_METRICS
 from reports.summary import Analysis
 
 # Rows of the summary table, by their key in `summary["metrics"]`.
-HEADLINE = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("gap_s", "Gap"), ("e2e_s", "E2E"), ("srv_queue_s", "Queue time"))
+HEADLINE = (
+    ("ttft_s", "TTFT"),
+    ("tpot_s", "TPOT"),
+    ("gap_s", "Gap"),
+    ("e2e_s", "E2E"),
+    ("srv_queue_s", "Queue time, server"),
+)
 LATENCIES = (
     ("ttft_s", "TTFT"),
     ("ttft_co_s", "TTFT from schedule"),
@@ -84,8 +90,8 @@ def totals_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
             "run": analysis.label,
             "requests/s ↑": analysis.summary["rates"]["requests_per_s"]["value"],
             "output tokens/s ↑": analysis.summary["rates"]["output_tokens_per_s"]["value"],
-            "failed ↓": float(failed_requests(analysis)),
-            "requests": float(sum(analysis.summary["counts"].values())),
+            "failed ↓": failed_requests(analysis),
+            "requests": sum(analysis.summary["counts"].values()),
         }
         for analysis in analyses
     )
@@ -127,16 +133,32 @@ def _scaled(found: Mapping[str, Any], scale: float) -> Estimate:
 def latency_table(analysis: Analysis) -> pd.DataFrame:
     """Every latency in ms: count, missing, mean, and percentiles with their 95 % intervals."""
     rows = []
-    for name, title in LATENCIES:
+    for name, title in _told(analysis):
         metric = analysis.summary["metrics"][name]
-        if not metric["count"]:
-            continue
         shown = {p: _scaled(metric["percentiles"][p], 1e3) for p in ("p50", "p90", "p95", "p99")}
-        counts = {"count": float(metric["count"]), "missing": float(metric["missing"])}
+        counts = {"count": metric["count"], "missing": metric["missing"]}
         rows.append(
             {"ms, ↓ better": title, **counts, "mean": 1e3 * metric["mean"], **shown, "max": 1e3 * metric["max"]}
         )
     return pd.DataFrame(rows)
+
+
+def _told(analysis: Analysis) -> list[tuple[str, str]]:
+    """The latencies worth a row: those that have values and say more than the row they would repeat.
+
+    Without reasoning the first answer is the first token; with one token an event, ITL is the gap; in a closed loop the
+    intended start is the sending.
+    """
+    metrics = analysis.summary["metrics"]
+    repeats = {"ttfat_s": "ttft_s", "itl_s": "gap_s"}
+    corrected = () if analysis.run.manifest.is_open_loop else tuple(CORRECTED.values())
+    return [
+        (name, title)
+        for name, title in LATENCIES
+        if metrics[name]["count"]
+        and name not in corrected
+        and not (name in repeats and metrics[name]["percentiles"] == metrics[repeats[name]]["percentiles"])
+    ]
 
 
 def adjusted_table(analysis: Analysis) -> pd.DataFrame:
@@ -144,9 +166,9 @@ def adjusted_table(analysis: Analysis) -> pd.DataFrame:
     if not failed_requests(analysis):
         return pd.DataFrame()
     rows = []
-    for name, title in LATENCIES:
+    for name, title in _told(analysis):
         adjusted = analysis.summary["metrics"][name]["adjusted"]
-        if adjusted is not None and analysis.summary["metrics"][name]["count"]:
+        if adjusted is not None:
             shown = {p: "∞" if adjusted[p] is None else 1e3 * adjusted[p] for p in ("p50", "p90", "p95", "p99")}
             rows.append({"ms, ↓ better": title, **shown})
     return pd.DataFrame(rows)
@@ -160,7 +182,7 @@ def status_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
         if any(counts) or status is Status.OK:
             row: dict[str, Any] = {"status": str(status), "meaning": STATUS_TEXT[status]}
             for analysis, count in zip(analyses, counts, strict=True):
-                row[analysis.label if len(analyses) > 1 else "requests"] = float(count)
+                row[analysis.label if len(analyses) > 1 else "requests"] = count
                 if len(analyses) == 1:
                     row["share, %"] = 100 * count / max(sum(analysis.summary["counts"].values()), 1)
             rows.append(row)
@@ -178,7 +200,7 @@ def error_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
         )
         for (status, cause), group in kinds:
             phase, _, what = str(cause).rpartition("/")
-            row = {"status": str(status), "phase": phase or "unknown", "cause": what, "requests": float(len(group))}
+            row = {"status": str(status), "phase": phase or "unknown", "cause": what, "requests": len(group)}
             rows.append(({"run": analysis.label} if len(analyses) > 1 else {}) | row)
     return pd.DataFrame(rows)
 
@@ -194,7 +216,12 @@ def lengths_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
                 continue
             percentiles = found["percentiles"]
             row = {"tokens": title, **({"run": analysis.label} if len(analyses) > 1 else {}), "mean": found["mean"]}
-            row |= {"min": found["min"], "med": percentiles["p50"], "p(95)": percentiles["p95"], "max": found["max"]}
+            row |= {
+                "min": int(found["min"]),
+                "med": percentiles["p50"],
+                "p(95)": percentiles["p95"],
+                "max": int(found["max"]),
+            }
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -205,8 +232,8 @@ def finish_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
     return pd.DataFrame(
         {"finish reason": reason}
         | {
-            analysis.label if len(analyses) > 1 else "requests": float(
-                analysis.summary["workload"]["finish_reasons"].get(reason, 0)
+            analysis.label if len(analyses) > 1 else "requests": analysis.summary["workload"]["finish_reasons"].get(
+                reason, 0
             )
             for analysis in analyses
         }
@@ -226,7 +253,7 @@ def objectives_table(analysis: Analysis) -> pd.DataFrame:
         rows.append(
             {
                 "objective": f"{objective['metric']} {' and '.join(bounds)}",
-                "first missed by": "judged over the run" if missed is None else float(missed),
+                "first missed by": "judged over the run" if missed is None else missed,
             }
         )
     return pd.DataFrame(rows)
@@ -267,9 +294,13 @@ def generator_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
             continue
         row: dict[str, Any] = {"generator": title}
         for analysis, value in zip(analyses, values, strict=True):
-            row[analysis.label if len(analyses) > 1 else "value"] = None if value is None else scale * float(value)
+            row[analysis.label if len(analyses) > 1 else "value"] = _whole(value, scale)
         rows.append(row | {"unit": unit, "degraded beyond": bound})
     return pd.DataFrame(rows)
+
+
+def _whole(value: float | None, scale: float) -> float | None:
+    return value if value is None or isinstance(value, int) else scale * value
 
 
 GENERATOR = (

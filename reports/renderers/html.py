@@ -20,6 +20,8 @@ from reports.figures import Drawn
 from reports.plots import PALETTE
 from reports.renderers.markdown import cell_text, is_numeric
 
+SHORT_TEXT = 16
+
 
 def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
     """The report as UTF-8 HTML, with the figures of `figures.draw_all`."""
@@ -48,10 +50,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
+    """`style` holds CSS classes: n for a number, doubtful for an unsupported one, short for text kept on a line."""
+
     text: str
-    is_numeric: bool
+    style: str
     interval: str = ""
-    is_doubtful: bool = False
 
 
 def _columns(table: Table) -> list[Column]:
@@ -66,9 +69,10 @@ def _rows(table: Table) -> Iterator[list[Cell]]:
 
 def _cell(value: Any, column: Column) -> Cell:
     if isinstance(value, Estimate) and value.value is not None:
-        doubt = "" if value.is_supported else "~"
-        return Cell(doubt + format_number(value.value), column.is_numeric, value.interval, not value.is_supported)
-    return Cell(cell_text(value), column.is_numeric)
+        style = "n" if value.is_supported else "n doubtful"
+        return Cell(("" if value.is_supported else "~") + format_number(value.value), style, value.interval)
+    text = cell_text(value)
+    return Cell(text, "n" if column.is_numeric else "short" if len(text) <= SHORT_TEXT else "")
 
 
 @dataclass(frozen=True, slots=True)
