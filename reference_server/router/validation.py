@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from reference_server.errors import ValidationError
+from reference_server.errors import RequestError, ValidationError
 from reference_server.messages import ChooserParameters, StoppingParameters
 from reference_server.router.request import ValidGenerateRequest
 from reference_server.router.schemas.tgi import GenerateParameters
@@ -233,7 +233,7 @@ def _rules(asked: GenerateParameters, limits: RequestLimits, presence_penalty: f
 def _guarded(work: Callable[[], T]) -> T:
     try:
         return work()
-    except (KeyboardInterrupt, SystemExit):
+    except (RequestError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the native tokenizer's panics derive from BaseException
         raise ValidationError(f"tokenizer error {error}") from error

@@ -55,7 +55,7 @@ class OpenAiRoutes:
         arrived_ns = self._services.clock_ns()
         self._services.metrics.request_count.add(2)
         choices = self._check_common(request)
-        prompt = self._render(request)
+        prompt = await self._render(request)
         calls = chat_calls(request, prompt, choices)
         bodies = ChatBodies(self._services.facts, self._services.wall_s(), request)
         if request.stream:
@@ -77,7 +77,7 @@ class OpenAiRoutes:
 
     async def chat_tokenize(self, exchange: Exchange, request: ChatRequest) -> None:
         self._services.metrics.request_count.add()
-        prompt = self._render(request)
+        prompt = await self._render(request)
         tokens = await self._services.infer.validator.encode_with_offsets(prompt, False)
         await exchange.answer_json({"tokenize_response": simple_tokens(prompt, tokens), "templated_text": prompt})
 
@@ -104,13 +104,13 @@ class OpenAiRoutes:
                 422, f"Number of prompts exceeds the maximum allowed batch size of {limit}", "batch size exceeded"
             )
 
-    def _render(self, request: ChatRequest) -> str:
+    async def _render(self, request: ChatRequest) -> str:
         refuse_constraints(request)
         template = self._services.template
         if template is None:
             raise TemplateError("template not found")
         try:
-            return template.render(request.messages)
+            return await self._services.infer.validator.in_thread(lambda: template.render(request.messages))
         except TemplateError:
             self._count_failure("template")
             raise
