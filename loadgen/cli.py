@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     raise_on_signals()
     try:
+        if arguments and arguments[0] in LATER:
+            raise UsageError(f"`{arguments[0]}` is not available in this version")
         given = _parser().parse_args(arguments)
         return COMMANDS[given.command].run(given, arguments)
     except Interrupted as interrupted:
@@ -106,12 +108,11 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     with waiting as target:
         progress.say(f"measuring {target.url}")
         try:
-            result = run(config, target, out, progress, ["tgi-bench", *arguments])
+            run(config, target, out, progress, ["tgi-bench", *arguments])
         except InterruptedRun as interrupted:
             progress.say("interrupted; reporting what was measured")
-            result, exit_code = interrupted.result, interrupted.exit_code
-    judged = _present([out], out, is_json=given.json)
-    assert result.directory is not None
+            exit_code = interrupted.exit_code
+    judged = _show([out], out, is_json=given.json)
     return exit_code if exit_code is not None else judged
 
 
@@ -122,58 +123,27 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
-    from reports.results import RunDirectoryError, finish_run
-
-    try:
-        for directory in given.directories:
-            finish_run(directory)
-        _present(given.directories, given.out or given.directories[0], is_json=given.json)
-    except RunDirectoryError as error:
-        raise UsageError(str(error)) from error
+    _show(given.directories, given.out or given.directories[0], is_json=given.json)
     return 0
 
 
-def _present(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
+def _show(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
     """Write the report and print the summary. Returns the exit code of the first run's verdict."""
-    import json
+    from loadgen.present import present
 
-    from reports.report import write_report
-    from reports.tables import render_summary
-
-    from reports.results import load_run
-    from reports.summary import write_summary
-
-    summaries = [write_summary(directory) for directory in directories]
-    written = write_report(directories, out)
-    if is_json:
-        print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2, allow_nan=False))
-    else:
-        print(render_summary([load_run(directory) for directory in directories]))
-    print(f"report: {written[0]}", file=sys.stderr)
-    return INVALID_RUN if summaries[0]["verdict"]["status"] == "invalid" else 0
-
-
-def _no_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-
-
-def _later(word: str) -> Command:
-    def refuse(_given: argparse.Namespace, _arguments: Sequence[str]) -> int:
-        raise UsageError(f"`{word}` is not available in this version")
-
-    return Command("not available in this version", _no_flags, refuse)
+    text, verdict, report = present(directories, out, is_json=is_json)
+    print(text)
+    print(f"report: {report}", file=sys.stderr)
+    return INVALID_RUN if verdict == "invalid" else 0
 
 
 COMMANDS = {
     "run": Command("Measure one server under one load.", _add_run_flags, _run),
     "report": Command("Report on stored runs.", _add_report_flags, _report),
-    "sweep": _later("sweep"),
-    "search": _later("search"),
-    "noise": _later("noise"),
-    "selftest": _later("selftest"),
-    "baseline": _later("baseline"),
-    "history": _later("history"),
 }
+
+# Words of the specification that this version does not have, refused by name whatever follows them.
+LATER = ("sweep", "search", "noise", "selftest", "baseline", "history")
 
 
 if __name__ == "__main__":

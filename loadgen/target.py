@@ -175,9 +175,14 @@ class LaunchedTarget:
 
     def _wait_ready(self, target: Target, deadline_s: float) -> None:
         """Poll `/health`, then make one real generation."""
-        started_s = time.monotonic()
-        told_s = started_s
         control = target.control()
+        try:
+            self._poll(target, control, deadline_s)
+        finally:
+            control.close()
+
+    def _poll(self, target: Target, control: ControlClient, deadline_s: float) -> None:
+        told_s = started_s = time.monotonic()
         problem = "it did not listen"
         while True:
             self.process.check_alive()

@@ -1,0 +1,176 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from loadgen import cli
+from reports.results import load_run
+from tests.support.stream_server import Script, ServerState, stream_server
+
+LOAD = ["--concurrency", "2", "--requests", "40", "--input-tokens", "8", "--output-tokens", "2"]
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers(monkeypatch):
+    """`main` is called in the test process: leave its handlers alone."""
+    monkeypatch.setattr(cli, "raise_on_signals", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def url():
+    with stream_server(ServerState(script=lambda body: Script(first_s=0.005, gap_s=0.02))) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def measured(url, tmp_path_factory):
+    """One run, its exit code, and what it printed."""
+    out = tmp_path_factory.mktemp("measured") / "r"
+    arguments = ["run", "--url", url, *LOAD, "--out", str(out), "--label", "mine"]
+    done = subprocess.run([sys.executable, "-m", "loadgen.cli", *arguments], capture_output=True, text=True)
+    return SimpleNamespace(out=out, code=done.returncode, stdout=done.stdout, stderr=done.stderr, arguments=arguments)
+
+
+@pytest.fixture
+def copied(measured, tmp_path):
+    """A run directory of one's own."""
+    return Path(shutil.copytree(measured.out, tmp_path / "copied"))
+
+
+def expected_code(out):
+    """An invalid run exits 4; on a busy machine a run may be that."""
+    status = json.loads((out / "summary.json").read_text())["verdict"]["status"]
+    return 4 if status == "invalid" else 0
+
+
+def test_run_writes_a_run_directory_with_its_report_and_prints_the_table(measured, url):
+    files = {path.name for path in measured.out.iterdir()}
+    assert measured.code == expected_code(measured.out)
+    assert {"manifest.json", "summary.json", "requests.parquet", "report.html", "report.md", "client.json"} <= files
+    assert not {name for name in files if name.endswith((".jsonl", ".part"))}
+    assert "TTFT" in measured.stdout
+    assert "40 in all" in measured.stdout
+    assert f"report: {measured.out / 'report.html'}" in measured.stderr
+    manifest = json.loads((measured.out / "manifest.json").read_text())
+    assert manifest["label"] == "mine"
+    assert manifest["command"] == ["tgi-bench", *measured.arguments]
+
+
+def test_json_is_all_there_is_on_stdout(copied, capsys):
+    cli.main(["report", str(copied), "--json"])
+
+    assert json.loads(capsys.readouterr().out) == json.loads((copied / "summary.json").read_text())
+
+
+def test_an_invalid_run_exits_4_and_keeps_its_data(url, tmp_path, capsys):
+    code = cli.main(["run", "--url", url, *LOAD, "--requests", "5", "--out", str(tmp_path / "r")])
+
+    assert code == 4
+    assert len(load_run(tmp_path / "r").records) == 5
+    assert "invalid" in capsys.readouterr().out
+
+
+def test_a_server_command_is_started_measured_and_stopped(tmp_path, capsys):
+    command = f"{sys.executable} -m tests.support.serve_stream"
+
+    code = cli.main(["run", "--server", command, *LOAD, "--out", str(tmp_path / "r")])
+
+    result = load_run(tmp_path / "r")
+    assert code == expected_code(tmp_path / "r")
+    assert result.manifest.target["launch_argv"][1:] == ["-m", "tests.support.serve_stream"]
+    assert {record.status for record in result.records} == {"ok"}
+    assert (tmp_path / "r" / "server.log").exists()
+    assert result.manifest.target["server_exit_code"] is None
+
+
+def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
+    command = f"{sys.executable} -m tests.support.serve_stream --fail"
+
+    code = cli.main(["run", "--server", command, "--out", str(tmp_path / "r")])
+
+    assert code == 4
+    assert "no memory left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--rate", "3"], "`rate` is 3.0 but mode 'closed' has no rate"),
+        (["run", "--workers", "2"], "more than one worker is not available"),
+        (["sweep", "--rate", "1,2"], "`sweep` is not available in this version"),
+        (["search"], "`search` is not available in this version"),
+        (["selftest"], "`selftest` is not available in this version"),
+        (["report", "no-such-directory"], "no-such-directory: no such directory"),
+        (["run", "--config", "absent.toml"], "absent.toml: No such file"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_why(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+
+    code = cli.main(arguments)
+
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_flag_exits_2(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run", "--concurency", "3"])
+
+    assert left.value.code == 2
+    assert "--concurency" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["report", "--help"]])
+def test_help_prints_the_exit_codes(capsys, arguments):
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+
+    shown = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "130, 143  interrupted" in shown
+
+
+def test_report_finishes_a_run_whose_process_died(copied, capsys):
+    records = load_run(copied).records
+    (copied / "requests.parquet").unlink()
+    (copied / "report.html").unlink()
+    lines = [json.dumps(record.to_json()) for record in records[:30]]
+    (copied / "requests.jsonl").write_text("\n".join(lines) + '\n{"run_id": "cut off')
+
+    code = cli.main(["report", str(copied)])
+
+    assert code == 0
+    assert (copied / "report.html").exists()
+    assert len(load_run(copied).records) == 30
+    assert not (copied / "requests.jsonl").exists()
+
+
+def test_several_runs_are_reported_side_by_side(measured, copied, tmp_path, capsys):
+    manifest = json.loads((copied / "manifest.json").read_text())
+    (copied / "manifest.json").write_text(json.dumps(manifest | {"label": "two"}))
+
+    code = cli.main(["report", str(measured.out), str(copied), "--out", str(tmp_path / "both")])
+
+    shown = capsys.readouterr().out
+    assert code == 0
+    assert "mine: " in shown
+    assert "two: " in shown
+    assert (tmp_path / "both" / "report.md").exists()
+
+
+def test_importing_the_commands_loads_neither_locust_nor_pandas():
+    code = (
+        "import sys, loadgen.cli, loadgen.config, loadgen.runner\n"
+        "loaded = {'locust', 'gevent', 'pandas', 'torch', 'reference_server'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {loaded}' if loaded else 0)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr

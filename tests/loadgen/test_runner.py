@@ -1,0 +1,260 @@
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from loadgen.config import BenchConfig
+from loadgen.errors import TargetError, UsageError
+from loadgen.runner import choose_length_control, new_run_id, run
+from loadgen.target import ServerFacts, Target
+from reports.results import load_run
+from tests.support.stream_server import Script, ServerState, stream_server
+
+
+@pytest.fixture
+def state():
+    return ServerState(script=lambda body: Script(first_s=0.01, gap_s=0.005))
+
+
+@pytest.fixture
+def url(state):
+    with stream_server(state) as (url, _):
+        yield url
+
+
+def generations(state):
+    return [request["body"] for request in state.requests if request["path"] != "/tokenize"]
+
+
+def test_a_closed_loop_never_exceeds_its_users_and_accounts_for_every_request(url, state, tmp_path):
+    config = BenchConfig(concurrency=3, requests=20, input_tokens="16", output_tokens="4")
+
+    result = run(config, Target(url), tmp_path / "r")
+
+    assert [record.status for record in result.records] == ["ok"] * 20
+    assert len(generations(state)) == 20
+    assert {record.input_tokens for record in result.records} == {16}
+    assert {record.output_tokens for record in result.records} == {4}
+    moments = sorted(
+        [(record.t_sent_ns, 1) for record in result.records] + [(record.t_end_ns, -1) for record in result.records]
+    )
+    in_flight = [sum(change for _, change in moments[: end + 1]) for end in range(len(moments))]
+    assert max(in_flight) == 3
+    assert result.manifest.stop_reason == "requests"
+    assert result.manifest.length_control == "forced"
+    assert result.client["server_requests"] == 20
+
+
+def test_prompts_are_distinct_and_the_same_again_for_a_seed(url, state, tmp_path):
+    config = BenchConfig(mode="burst", requests=12, input_tokens="24", output_tokens="2", seed=5)
+
+    results = [run(config, Target(url), tmp_path / name) for name in ("a", "b")]
+
+    texts = [body["inputs"] for body in generations(state)]
+    assert len(set(texts)) == 12
+    assert sorted(texts[:12]) == sorted(texts[12:])
+    assert results[0].manifest.workload_hash == results[1].manifest.workload_hash
+    assert results[0].manifest.schedule_hash == results[1].manifest.schedule_hash
+
+
+def test_an_open_loop_starts_requests_whatever_is_in_flight(url, state, tmp_path):
+    """Answers take far longer than the spacing of arrivals, and yet every request leaves before the first ends."""
+    state.script = lambda body: Script(first_s=1.5)
+    config = BenchConfig(mode="constant", rate=50, requests=10, input_tokens="8", output_tokens="2")
+
+    result = run(config, Target(url), tmp_path / "r")
+
+    intended = sorted(record.t_intended_ns for record in result.records)
+    assert intended == [round(index * 1e9 / 50) for index in range(10)]
+    assert max(record.t_sent_ns for record in result.records) < min(record.t_end_ns for record in result.records)
+    assert (tmp_path / "r" / "schedule.parquet").exists()
+
+
+def test_a_limit_in_flight_delays_requests_and_says_so(url, state, tmp_path):
+    config = BenchConfig(mode="burst", requests=6, max_in_flight=2, input_tokens="8", output_tokens="4")
+
+    result = run(config, Target(url), tmp_path / "r")
+
+    assert [record.status for record in result.records] == ["ok"] * 6
+    waits = sorted(record.limit_wait_s for record in result.records)
+    assert waits[0] < 0.01 < waits[-1]
+
+
+def test_what_outlives_the_drain_is_unfinished(url, state, tmp_path):
+    state.script = lambda body: Script(first_s=60)
+    config = BenchConfig(concurrency=2, duration=0.5, warmup=0, drain=0.2, input_tokens="8", output_tokens="2")
+
+    result = run(config, Target(url), tmp_path / "r")
+
+    assert [record.status for record in result.records] == ["unfinished"] * 2
+    assert {record.error_type for record in result.records} == {"first_event/cut"}
+
+
+def test_phases_follow_the_clock(url, state, tmp_path):
+    config = BenchConfig(mode="constant", rate=40, duration=0.6, warmup=0.5, input_tokens="8", output_tokens="2")
+
+    result = run(config, Target(url), tmp_path / "r")
+
+    phases = {record.request_id: record.phase for record in result.records}
+    by_start = sorted(result.records, key=lambda record: record.t_intended_ns)
+    assert [phases[record.request_id] for record in by_start] == ["warmup"] * 20 + ["measure"] * 24
+    assert result.manifest.window_end_s == pytest.approx(1.1)
+    assert result.manifest.stop_reason == "duration"
+
+
+def test_a_trace_is_clipped_to_the_limits_and_every_request_is_accounted_for(url, state, tmp_path):
+    state.max_input_tokens, state.max_total_tokens = 50, 60
+    trace = tmp_path / "trace.csv"
+    rows = [f"2023-11-16 18:15:4{second}.5,{tokens},5" for second, tokens in enumerate((20, 400, 30))]
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    config = BenchConfig(mode="trace", workload="azure_llm", trace_file=str(trace), time_scale=0.05)
+
+    result = run(config, Target(url), tmp_path / "r")
+
+    by_start = sorted(result.records, key=lambda record: record.t_intended_ns)
+    assert [record.t_intended_ns for record in by_start] == [0, 50_000_000, 100_000_000]
+    assert [record.input_tokens for record in by_start] == [20, 50, 30]
+    assert [record.planned_input_tokens for record in by_start] == [20, 400, 30]
+    assert result.manifest.clipped == {"requests": 1, "input_tokens": 350, "output_tokens": 0}
+    assert result.manifest.stop_reason == "end_of_trace"
+
+
+def test_a_server_that_refuses_connections_ends_the_run(state, tmp_path):
+    with stream_server(state) as (url, _):
+        target = Target(url)
+        facts = target.facts()
+    assert facts.api == "tgi"
+
+    with pytest.raises(TargetError, match="connection refused"):
+        run(BenchConfig(requests=1), Target(url), tmp_path / "r")
+
+
+def test_openai_servers_are_recognised_and_measured(url, state, tmp_path):
+    state.has_info = False
+    config = BenchConfig(requests=4, input_tokens="16", output_tokens="4")
+
+    result = run(config, Target(url), tmp_path / "r")
+
+    assert result.manifest.target["api"] == "openai-chat"
+    assert result.manifest.length_control == "capped"
+    assert [record.tokens_source for record in result.records] == ["server_usage"] * 4
+    assert generations(state)[0]["model"] == "scripted-model"
+    assert "ignore_eos_token" not in generations(state)[0]
+
+
+def test_a_directory_that_holds_a_run_is_refused(url, tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+
+    with pytest.raises(UsageError, match="holds a run already"):
+        run(BenchConfig(requests=1), Target(url), tmp_path)
+
+
+def test_lengths_are_forced_only_where_the_server_says_it_can():
+    can = ServerFacts("tgi", {"engine": {"extensions": ["min_new_tokens", "ignore_eos_token"]}})
+    cannot = ServerFacts("tgi", {"model_id": "x"})
+
+    assert choose_length_control(BenchConfig(), can) == "forced"
+    assert choose_length_control(BenchConfig(length_control="capped"), can) == "capped"
+    assert choose_length_control(BenchConfig(), cannot) == "capped"
+    with pytest.raises(UsageError, match="does not list ignore_eos_token"):
+        choose_length_control(BenchConfig(length_control="forced"), cannot)
+
+
+def test_run_ids_sort_by_time_and_differ():
+    assert new_run_id() != new_run_id()
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from loadgen.config import BenchConfig
+from loadgen.interrupts import Interrupted
+from loadgen.runner import run
+from loadgen.target import Target
+config = BenchConfig(concurrency=2, duration=60, warmup=0, drain=30, input_tokens="8", output_tokens="4")
+try:
+    run(config, Target(sys.argv[1]), Path(sys.argv[2]))
+except Interrupted as interrupted:
+    sys.exit(interrupted.exit_code)
+"""
+
+
+def start_driver(url, out):
+    return subprocess.Popen([sys.executable, "-c", DRIVER, url, str(out)], stderr=subprocess.PIPE)
+
+
+def wait_for(condition, timeout_s=30.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_reliability_F39_first_signal_drains_and_keeps_everything(url, state, tmp_path, number, code):
+    driver = start_driver(url, tmp_path / "r")
+    wait_for(lambda: len(generations(state)) >= 6)
+
+    driver.send_signal(number)
+
+    assert driver.wait(30) == code
+    result = load_run(tmp_path / "r")
+    assert {record.status for record in result.records} == {"ok"}
+    assert len(result.records) == len(generations(state))
+    assert result.manifest.stop_reason == "interrupted"
+    driver.stderr.close()
+
+
+def test_reliability_F39_second_signal_ends_at_once(url, state, tmp_path):
+    state.script = lambda body: Script(first_s=20)
+    driver = start_driver(url, tmp_path / "r")
+    wait_for(lambda: len(generations(state)) >= 2)
+
+    driver.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    driver.send_signal(signal.SIGINT)
+
+    assert driver.wait(10) == 130
+    driver.stderr.close()
+
+
+def test_reliability_F38_a_killed_bench_leaves_a_valid_prefix_and_no_worker(url, state, tmp_path):
+    out = tmp_path / "r"
+    driver = start_driver(url, out)
+    wait_for(lambda: len(generations(state)) >= 8)
+
+    driver.kill()
+    driver.wait()
+    driver.stderr.close()
+
+    wait_for(lambda: not workers_of(out))
+    records = load_run(out).records
+    assert len(records) >= 4
+    assert {record.status for record in records} == {"ok"}
+
+
+def workers_of(out):
+    """Processes that have the records of this run open."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                files = {file.readlink() for file in (process / "fd").iterdir()}
+                found += [process.name] if out / "requests.jsonl" in files else []
+    return found
+
+
+def test_a_run_in_a_thread_needs_no_signal_handlers(url, tmp_path):
+    results = []
+    config = BenchConfig(requests=2, input_tokens="8", output_tokens="2")
+    thread = threading.Thread(target=lambda: results.append(run(config, Target(url), tmp_path / "r")))
+
+    thread.start()
+    thread.join(60)
+
+    assert len(results[0].records) == 2
