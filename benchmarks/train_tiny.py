@@ -94,16 +94,24 @@ class Schedule:
         return self.peak * min(1.0, (step + 1) / 50) * (0.02 + 0.98 * cosine)
 
 
-def train_model(steps: int, minutes: float, batch_size: int, seq_len: int, learning_rate: float) -> None:
-    """Train from scratch and write `model.safetensors` in bfloat16; prints the loss and a few samples."""
+def train_model(
+    steps: int, minutes: float, batch_size: int, seq_len: int, learning_rate: float, seed: int, resume: bool
+) -> None:
+    """Train and write `model.safetensors` in bfloat16; prints the loss and a few samples.
+
+    `resume` goes on from the weights that are there, with a schedule of its own; give it another seed then.
+    """
     import torch
     from tokenizers import Tokenizer
     from transformers import AutoConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
     train = _corpus(tokenizer, TRAIN_SEED, num_documents=60_000)
-    model = LlamaForCausalLM(AutoConfig.from_pretrained(MODEL)).float()
+    if resume:
+        model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).train()
+    else:
+        model = LlamaForCausalLM(AutoConfig.from_pretrained(MODEL)).float()
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(train):,} training tokens")
     optimizer = torch.optim.AdamW(
         [
@@ -190,6 +198,8 @@ def main() -> None:
     training.add_argument("--batch-size", type=int, default=16)
     training.add_argument("--seq-len", type=int, default=256)
     training.add_argument("--learning-rate", type=float, default=3e-3)
+    training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--resume", action="store_true")
     arguments = vars(parser.parse_args())
     if arguments.pop("command") == "tokenizer":
         train_tokenizer(**arguments)
