@@ -15,6 +15,7 @@ Whatever the format, text from outside cannot start a line of its own or steer a
 escaped. A log that cannot be written is dropped and stops nothing.
 """
 
+import contextlib
 import json
 import logging
 import sys
@@ -124,7 +125,8 @@ class _LineHandler(logging.StreamHandler[TextIO]):
         if isinstance(sys.exc_info()[1], OSError):
             if not self._has_complained and self.stream is not sys.stderr:
                 self._has_complained = True
-                sys.stderr.write("log lines are lost: the log cannot be written\n")
+                with contextlib.suppress(OSError):
+                    sys.stderr.write("log lines are lost: the log cannot be written\n")
             return
         super().handleError(record)
 

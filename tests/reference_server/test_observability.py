@@ -127,3 +127,15 @@ def test_reliability_F13_broken_pipe_stops_nothing(capsys, log):
 
 def test_examples_in_the_docstrings():
     assert doctest.testmod(observability).failed == 0
+
+
+def test_reliability_F13_both_streams_broken_stop_nothing(monkeypatch, log):
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    log(LogFormat.TEXT)
+    set_up_logging("info", LogFormat.TEXT, Broken())
+    monkeypatch.setattr("sys.stderr", Broken())
+
+    logger.info("lost, and nothing is raised")
