@@ -200,5 +200,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert pins <= len(self.live)
 
 
+class LongAllocatorMachine(AllocatorMachine):
+    """The same, more often."""
+
+
+# 40 x 50 steps in CI, 400 x 50 in the long run.
 AllocatorMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None, derandomize=True)
+LongAllocatorMachine.TestCase.settings = settings(AllocatorMachine.TestCase.settings, max_examples=400)
 test_no_interleaving_loses_a_block = AllocatorMachine.TestCase
+test_no_interleaving_loses_a_block_at_length = pytest.mark.slow(LongAllocatorMachine.TestCase)

@@ -606,8 +606,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.shard.cached_ids == {}
 
 
+class LongSchedulerMachine(SchedulerMachine):
+    """The same, more often."""
+
+
+# 40 x 50 steps in CI, 400 x 50 in the long run.
 SchedulerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None, derandomize=True)
+LongSchedulerMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings, max_examples=400)
 test_no_interleaving_breaks_the_scheduler = SchedulerMachine.TestCase
+test_no_interleaving_breaks_the_scheduler_at_length = pytest.mark.slow(LongSchedulerMachine.TestCase)
 
 
 def test_every_request_says_its_own_words():
