@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from reports.plots import Size
-
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from reports.plots import Size
 
 MISSING = "–"
 
@@ -83,7 +83,7 @@ class Plot:
     title: str
     caption: str
     alt: str
-    draw: Callable[[Size], "Figure"]
+    draw: "Callable[[Size], Figure]"
     is_full_width: bool = False
 
 

@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from reports.document import format_number
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -49,7 +51,7 @@ PALETTE = MappingProxyType(
 )
 PIXELS_PER_INCH = 100
 MAX_POINTS = 700
-CHARACTER_PIXELS = 6.2
+CHARACTER_PIXELS = 7.2
 
 STYLE: dict[str, Any] = {
     "figure.dpi": PIXELS_PER_INCH,
@@ -102,10 +104,27 @@ def styled() -> Iterator[None]:
         yield
 
 
+# Pixels around the axes: left for tick labels, below for those and the axis' name, above for the title row.
+MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM, MARGIN_TOP = 48, 12, 46, 32
+
+
 def _figure(size: Size, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(size.width / PIXELS_PER_INCH, size.height / PIXELS_PER_INCH), layout="constrained")
-    axes = figure.subplots(rows, 1, squeeze=False, **grid)
+    """A figure of fixed margins, so that axes of figures side by side align (and no layout pass is needed)."""
+    figure = Figure(figsize=(size.width / PIXELS_PER_INCH, size.height / PIXELS_PER_INCH))
+    margins = {
+        "left": MARGIN_LEFT / size.width,
+        "right": 1 - MARGIN_RIGHT / size.width,
+        "bottom": MARGIN_BOTTOM / size.height,
+        "top": 1 - MARGIN_TOP / size.height,
+        "hspace": 0.36,
+    }
+    axes = figure.subplots(rows, 1, squeeze=False, gridspec_kw=margins | grid.pop("gridspec_kw", {}), **grid)
     return figure, [each[0] for each in axes]
+
+
+def _number(value: float, _: object = None) -> str:
+    """A tick label that fits the margin."""
+    return f"{value / 1e3:,.6g}k" if abs(value) >= 1e5 else f"{value:,.6g}"
 
 
 def series_colour(index: int) -> str:
@@ -135,9 +154,9 @@ def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: 
         for axes in (top, bottom):
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_locator(MaxNLocator(4, integer=axes is bottom))
+            axes.yaxis.set_major_formatter(FuncFormatter(_number))
             axes.set_xlim(0, float(frame["t_s"].max()) + 1)
         _shade_outside(top, bottom, windows[0], float(frame["t_s"].max()) + 1, size)
-        figure.align_ylabels()
         return figure
 
 
@@ -196,7 +215,7 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size, marks: Sequence
                 axes.plot([value], [mark / 100], "o", color=colour, markersize=4.5)
                 if len(runs) == 1:
                     axes.annotate(
-                        f"p{mark:g}  {value:,.3g} ms",
+                        f"p{mark:g}  {format_number(value)} ms",
                         (value, mark / 100),
                         xytext=(9, -4) if mark < 90 else (9, -12),
                         textcoords="offset points",
@@ -216,7 +235,7 @@ def _value_axis(axes: Axes, values: "pd.Series[float]") -> str:
     Returns what to add to the axis' name.
     """
     low, high = float(values.quantile(0.001)), float(values.max())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(_number))
     if high <= 4 * low:
         pad = 0.06 * (high - low) or 0.5 * high
         axes.set_xlim(low - pad, high + pad)
@@ -225,7 +244,7 @@ def _value_axis(axes: Axes, values: "pd.Series[float]") -> str:
     axes.set_xscale("log")
     axes.set_xlim(low / 1.12, high * 1.25)
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high > 200 * low else (1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(_number))
     axes.xaxis.set_minor_formatter(NullFormatter())
     return " (log scale)"
 
@@ -261,7 +280,7 @@ def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) 
         _cap_outliers(axes, frame["value_ms"])
         axes.set_xlim(left=0)
         axes.set_xlabel(f"{length}, tokens")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: f"{tokens:,.0f}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(_number))
         axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 7))
         _label_axis(axes, f"{quantity}, ms  ↓ better")
         return figure
@@ -279,9 +298,9 @@ def _cap_outliers(axes: Axes, values: "pd.Series[float]") -> None:
     above = int((values > top).sum())
     axes.set_ylim(0, top if top > 0 else 1.0)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(_number))
     if above:
-        text = f"{above} above {top:,.3g} ms"
+        text = f"{above} above {format_number(top)} ms"
         axes.text(0.01, 0.98, text, transform=axes.transAxes, va="top", color=PALETTE["muted"])
 
 
