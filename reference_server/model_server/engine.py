@@ -3,9 +3,11 @@
 Load, probe, choose kernels, fuse; turn requests into sequences; size the K/V cache.
 """
 
+import itertools
 import json
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -111,13 +113,16 @@ class Engine:
                 self._cleanse(sequence)
         return output
 
-    def make_batch(self, batch: Batch) -> SequenceBatch:
-        """Tokenize requests into sequences; raises ShardError for one that cannot be run."""
+    def make_batch(self, batch: Batch, running: Iterable[Sequence] = ()) -> SequenceBatch:
+        """Tokenize requests into sequences; raises ShardError for one that cannot be run.
+
+        `running` are the sequences whose blocks are taken, should a request bring none of its own.
+        """
         if not batch.requests:
             raise ShardError("Batch must have at least one request")
         sequences = tuple(self._make_sequence(request) for request in batch.requests)
         if any(not request.blocks for request in batch.requests):
-            self._assign_blocks(sequences)
+            self._assign_blocks(sequences, running)
         return SequenceBatch(batch.id, sequences, self._choice.block_size)
 
     def _make_sequence(self, request: Request) -> Sequence:
@@ -158,13 +163,26 @@ class Engine:
             detokenizer=IncrementalDetokenizer(self._tokenizer, ids),
         )
 
-    def _assign_blocks(self, sequences: tuple[Sequence, ...]) -> None:
-        """Consecutive blocks for a batch whose router leaves the choice to the shard: warm-up."""
-        first = 0
+    def _assign_blocks(self, sequences: tuple[Sequence, ...], running: Iterable[Sequence]) -> None:
+        """Place what the router leaves to the shard: warm-up, before there is a cache, and every prompt of schema v2.
+
+        What is free is what no sequence holds, so nothing has to be given back, and all ranks find the same blocks.
+        """
+        placed = [sequence for sequence in sequences if sequence.request.blocks]
+        taken = {block for sequence in (*running, *placed) for block in sequence.blocks.tolist()}
+        cache = self._state.cache
+        # Block 0 belongs to the liveness probe.
+        candidates = itertools.count() if cache is None else range(1, cache.num_blocks)
+        free = (block for block in candidates if block not in taken)
         for sequence in sequences:
-            count = len(sequence.blocks)
-            sequence.blocks = np.arange(first, first + count, dtype=np.int64)
-            first += count
+            if sequence.request.blocks:
+                continue
+            blocks = list(itertools.islice(free, len(sequence.blocks)))
+            if len(blocks) < len(sequence.blocks):
+                raise ShardError(
+                    f"request {sequence.request.id} needs {len(sequence.blocks)} blocks, {len(blocks)} are free"
+                )
+            sequence.blocks = np.array(blocks, dtype=np.int64)
 
     def _cleanse(self, sequence: Sequence) -> None:
         """Take what is not finite out of a failed sequence's blocks: their next owner's kernel reads whole pages."""

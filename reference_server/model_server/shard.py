@@ -87,7 +87,8 @@ class LocalShard:
         concat_ns = None
         # The running batch is popped first, so that an error leaves nothing behind under its id.
         merged = [self._pop(cached.id)] if cached is not None and self._engine.info.support_chunking else []
-        sequences = self._engine.make_batch(batch)
+        held = [sequence for kept in (*self._batches.values(), *merged) for sequence in kept.sequences]
+        sequences = self._engine.make_batch(batch, held)
         if merged:
             concat_started = time.perf_counter_ns()
             sequences = SequenceBatch.concatenate([*merged, sequences])
