@@ -124,7 +124,11 @@ class GrpcShard:
         return self._codec.decode_warmup_reply(await self._call("Warmup", message), request)
 
     async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
-        message = self._codec.encode_prefill_request(batch, cached, await self._known_block_size())
+        block_size = await self._known_block_size()
+        try:
+            message = self._codec.encode_prefill_request(batch, cached, block_size)
+        except ValueError as error:
+            raise ShardError(f"a request cannot be sent: {error}") from error
         return self._codec.decode_step(await self._call("Prefill", message))
 
     async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:

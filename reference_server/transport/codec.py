@@ -6,9 +6,11 @@ out field by field; requests cross once in a generation and take the readable wa
 """
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import TypeVar
 
+from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
     CachedBatch,
@@ -30,12 +32,14 @@ from reference_server.messages import (
 )
 from reference_server.transport.schema import Message, Schema
 
-FINISH_REASONS = (FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)
-GRAMMAR_TYPES = (GrammarType.NONE, GrammarType.JSON, GrammarType.REGEX)
-"""Both in the order of the wire's numbers."""
+T = TypeVar("T")
 
-_FINISH_NUMBERS = {reason: number for number, reason in enumerate(FINISH_REASONS)}
-_GRAMMAR_NUMBERS = {grammar: number for number, grammar in enumerate(GRAMMAR_TYPES)}
+# Both in the order of the wire's numbers.
+FINISH_REASONS = dict(enumerate((FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)))
+GRAMMAR_TYPES = dict(enumerate((GrammarType.NONE, GrammarType.JSON, GrammarType.REGEX)))
+
+_FINISH_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
+_GRAMMAR_NUMBERS = {grammar: number for number, grammar in GRAMMAR_TYPES.items()}
 
 
 def expand_slots(blocks: Sequence[int], num_slots: int, block_size: int) -> list[int]:
@@ -57,7 +61,11 @@ def flatten(chunks: Sequence[InputChunk]) -> str:
 
 
 class WireCodec:
-    """`encode_*` give a message of `schema`, `decode_*` read one."""
+    """`encode_*` give a message of `schema`, `decode_*` read one.
+
+    What protobuf cannot carry (an integer out of range, text that is not Unicode) is a ValueError; what a peer sends
+    and nobody here knows is a ShardError.
+    """
 
     def __init__(self, schema: Schema) -> None:
         self._messages = schema.messages
@@ -307,6 +315,12 @@ def _optional(message: Message, field: str) -> Message:
     return getattr(message, field) if message.HasField(field) else None
 
 
+def _member(members: Mapping[int, T], number: int, what: str) -> T:
+    if number not in members:
+        raise ShardError(f"the other side of the wire sent the {what} {number}, which is unknown here")
+    return members[number]
+
+
 def _decode_chunk(message: Message) -> InputChunk:
     if message.WhichOneof("chunk") == "image":
         return Image(message.image.data, message.image.mimetype)
@@ -326,7 +340,7 @@ def _decode_parameters(message: Message) -> ChooserParameters:
         presence_penalty=message.presence_penalty,
         watermark=message.watermark,
         grammar=message.grammar,
-        grammar_type=GRAMMAR_TYPES[message.grammar_type],
+        grammar_type=_member(GRAMMAR_TYPES, message.grammar_type, "grammar type"),
     )
 
 
@@ -389,6 +403,6 @@ def _decode_generated_text(message: Message) -> GeneratedText:
     return GeneratedText(
         text=message.text,
         generated_tokens=message.generated_tokens,
-        finish_reason=FINISH_REASONS[message.finish_reason],
+        finish_reason=_member(FINISH_REASONS, message.finish_reason, "finish reason"),
         seed=_optional(message, "seed"),
     )

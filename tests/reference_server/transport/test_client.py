@@ -1,5 +1,6 @@
 import asyncio
 import socket
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -134,3 +135,13 @@ async def test_opening_can_be_given_up(tmp_path):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await GrpcShard.open(f"{tmp_path}/mute")
+
+
+@pytest.mark.parametrize("request_", [{"chunks": ("\ud800",)}, {"truncate": 2**32}], ids=["surrogate", "too large"])
+async def test_request_that_the_wire_cannot_carry_is_a_shard_error(tmp_path, request_):
+    request = replace(Request(1, ("a",), 10, ChooserParameters(), StoppingParameters(4)), **request_)
+
+    async with served([ScriptedShard()], socket_urls(tmp_path)) as group:
+        with pytest.raises(ShardError, match="a request cannot be sent"):
+            await group.prefill(Batch(1, (request,)))
+        await group.health()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
     CachedBatch,
@@ -189,6 +190,15 @@ def test_v3_request_without_chunks_is_read_from_inputs():
 
     assert batch.requests[0].chunks == ("plain",)
     assert cached is None
+
+
+@pytest.mark.parametrize("number", [3, -1])
+def test_finish_reason_of_another_version_is_a_shard_error(number):
+    message = V3.messages["DecodeResponse"]()
+    message.generations.add().generated_text.finish_reason = number
+
+    with pytest.raises(ShardError, match=f"finish reason {number}, which is unknown"):
+        WireCodec(V3).decode_step(message)
 
 
 def test_size_is_the_number_of_requests():
