@@ -8,12 +8,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import uvloop
 
-from reference_server.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
+from reference_server.config import DownloadConfig, QuantizeConfig, RankConfig, ShardConfig
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
 from reference_server.model_server.options import WIGGLE_ROOM, EngineOptions, RopeOverride
@@ -44,24 +44,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if word not in WORDS:
         print(f"error: {word!r} is none of the commands\n\n{USAGE}" if word else USAGE, file=sys.stderr)
         return 2
-    environ = process_environment()
     try:
-        return _run(load(COMMANDS[word], rest, environ).config, environ)
+        return _run(word, rest)
     except StartupError as error:
-        logger.error("%s", error)
         print(f"Error: {error}", file=sys.stderr)
         return 1
 
 
-def _run(config: HubConfig, environ: Mapping[str, str]) -> int:
+def _run(word: str, argv: Sequence[str]) -> int:
+    environ = process_environment()
+    config = load(COMMANDS[word], argv, environ).config
     assert isinstance(config, ShardConfig | DownloadConfig | QuantizeConfig)
     set_up_logging(config.logger_level, LogFormat.RECORD if config.json_output else LogFormat.TEXT)
-    refuse_unsupported(config)
-    if isinstance(config, ShardConfig):
-        serve(config, load_rank(environ) if config.sharded else RankConfig())
-    if isinstance(config, QuantizeConfig):
-        raise UnsupportedError("`quantize` is not served yet: serve the model as it is, with --dtype")
-    download_weights(config)
+    try:
+        refuse_unsupported(config)
+        if isinstance(config, ShardConfig):
+            serve(config, load_rank(environ) if config.sharded else RankConfig())
+        if isinstance(config, QuantizeConfig):
+            raise UnsupportedError("`quantize` is not served yet: serve the model as it is, with --dtype")
+        download_weights(config)
+    except StartupError as error:
+        if config.json_output:
+            # The launcher shows stderr only when the process has ended; a record it shows at once.
+            logger.error("%s", error)
+        raise
     return 0
 
 
