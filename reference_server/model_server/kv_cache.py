@@ -7,11 +7,15 @@ A block's keys of one head lie together, so the torch kernel gathers a batch's k
 `index_select` of long rows, already in the order that a batched product wants.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,22 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers: tuple[Tensor, ...] = tuple(
-            torch.zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype=dtype, device=device)
-            for shape in shapes
+            _zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype, device) for shape in shapes
         )
 
     @property
     def num_slots(self) -> int:
         return self.num_blocks * self.block_size
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that a CPU commits page by page as they are written: `torch.zeros` would touch gigabytes at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = torch.from_numpy(np.zeros(size + _ALIGNMENT, dtype=np.uint8))
+    first = -memory.data_ptr() % _ALIGNMENT
+    return memory[first : first + size].view(dtype).view(shape)
 
 
 def bytes_per_block(shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
