@@ -131,11 +131,16 @@ def launch_settings(plan: LaunchPlan, sources: Mapping[str, str]) -> dict[str, d
     """Every setting with its source and, where it was derived, the reason: what /config shows."""
     reasons = {decision.field: decision.reason for decision in plan.decisions}
     return {
-        name: {"value": _shown(value), "source": sources.get(name, "default")}
+        name: {"value": _shown(value), "source": _source(plan.config, sources.get(name, "default"))}
         | ({"source": "derived", "reason": reasons[name]} if name in reasons else {})
         for name, value in plan.config
         if name != "launch_settings"
     }
+
+
+def _source(config: ServerConfig, source: str) -> str:
+    """A tuned configuration comes as a file that names its study."""
+    return "tuned" if source == "file" and config.tuned_by is not None else source
 
 
 def logger_level(log_level: str) -> str:

@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +38,11 @@ def main(
         programs = programs or Programs.beside(sys.executable)
         asyncio.run(supervise(Launch(plan, programs, environ, loaded.sources)))
     except StartupError as error:
-        print(f"Error: {_kind(error)}: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"Error: {_kind(error)}: {error}", file=sys.stderr)
         return 1
+    finally:
+        _drop_unread_output()
     return 0
 
 
@@ -72,6 +76,15 @@ def _leaving_on_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _drop_unread_output() -> None:
+    """Where nobody reads our output any more, the interpreter must not fail on it at its own end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _kind(error: StartupError) -> str:

@@ -104,6 +104,17 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             launched.assert_nothing_left()
 
 
+def test_launcher_L4_a_shard_and_a_socket_for_each_visible_device(launch: Launch, tmp_path: Path) -> None:
+    directory = tmp_path / "mine"
+    directory.mkdir(mode=0o700)
+    launched = launch("--shard-uds-path", str(directory / "s"), CUDA_VISIBLE_DEVICES="0,1,2")
+    launched.until("router-serving")
+
+    assert sorted(path.name for path in directory.iterdir()) == ["s-0", "s-1", "s-2"]
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.end()[0] == 0
+
+
 def test_launcher_L17_a_shard_that_leaves_with_0_ends_everything(launch: Launch) -> None:
     launched = launch(STUB_SHARD="exit=0")
 
@@ -206,6 +217,44 @@ def test_a_stop_while_shards_load_is_no_failure(launch: Launch) -> None:
 
     assert status == 0
     assert "router-serving" not in launched.events
+
+
+def test_a_stop_while_downloading_is_no_failure(launch: Launch) -> None:
+    launched = launch(model="nobody/nothing", STUB_SHARD="download=hang", HF_HUB_OFFLINE="1")
+    launched.until("download")
+
+    launched.process.send_signal(signal.SIGTERM)
+
+    assert launched.end()[0] == 0
+    assert launched.events == ["download"]
+
+
+def test_a_second_signal_kills_what_ignores_the_first(launch: Launch) -> None:
+    launched = launch("-g", "3600", STUB_SHARD="deaf", STUB_ROUTER="deaf")
+    launched.until("router-serving")
+
+    launched.process.send_signal(signal.SIGTERM)
+    launched.until("router-sigterm")
+    # Two signals in a row are one request: the second one has to come later.
+    while launched.process.poll() is None:
+        time.sleep(0.2)
+        launched.process.send_signal(signal.SIGTERM)
+    status, output = launched.end()
+
+    assert status == 0
+    assert "SIGTERM again: killing what is left" in output
+
+
+def test_a_log_that_nobody_reads_stops_nothing(launch: Launch) -> None:
+    launched = launch()
+    launched.until("router-serving")
+    assert launched.process.stdout is not None
+
+    launched.process.stdout.close()
+    launched.process.send_signal(signal.SIGTERM)
+
+    assert launched.process.wait(timeout=30) == 0
+    launched.assert_nothing_left()
 
 
 def test_a_killed_launcher_leaves_nothing_behind(launch: Launch) -> None:

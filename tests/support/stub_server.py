@@ -2,7 +2,8 @@
 
 `python stub_server.py serve MODEL --uds-path PREFIX … | download-weights …`. STUB_SHARD is a comma list for all ranks:
 `deaf` ignores SIGTERM, `exit=N` leaves with N once Health has answered, `early=N` before listening, `slow` listens
-after a second. STUB_EXIT_RANK limits the exits to one rank. STUB_LOG is a file that gets a line for each event.
+after a second. STUB_EXIT_RANK limits the exits to one rank. `download=N` is the download's status, `download=hang` one
+that does not end. STUB_LOG is a file that gets a line for each event.
 """
 
 import asyncio
@@ -63,6 +64,8 @@ def main() -> int:
     if sys.argv[1] == "download-weights":
         note("download")
         print("the hub is closed", file=sys.stderr)
+        if orders.get("download") == "hang":
+            signal.pause()
         return int(orders.get("download", "0"))
     note(f"shard-{os.environ['RANK']}-start")
     if "early" in orders and os.environ["RANK"] == os.environ.get("STUB_EXIT_RANK", os.environ["RANK"]):

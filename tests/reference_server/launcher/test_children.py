@@ -185,6 +185,12 @@ def test_launch_settings_say_where_each_value_comes_from() -> None:
     }  # fmt: skip
 
 
+def test_settings_of_a_file_that_names_its_study_are_tuned() -> None:
+    settings = launch_settings(plan(tuned_by="s/1", max_best_of=1), {"max_best_of": "file", "tuned_by": "file"})
+
+    assert settings["max_best_of"] == {"value": 1, "source": "tuned"}
+
+
 def test_the_download_command() -> None:
     command = download_command(plan(model_id="a/b", revision="r"), PROGRAMS, {"PATH": "/bin"})
 
