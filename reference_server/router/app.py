@@ -48,9 +48,9 @@ class RouterApp:
         self._options = options
         self._origins = frozenset(origin.encode() for origin in options.cors_allow_origin)
         self._expected = f"bearer {options.api_key}".lower().encode() if options.api_key else None
-        self._routes: dict[str, dict[str, Route]] = {}
+        self.routes: dict[str, dict[str, Route]] = {}
         for route in routes:
-            methods = self._routes.setdefault(route.path, {})
+            methods = self.routes.setdefault(route.path, {})
             methods[route.method] = route
             if route.method == "GET":
                 methods["HEAD"] = route
@@ -81,7 +81,7 @@ class RouterApp:
         if exchange.method == "OPTIONS":
             await exchange.answer(200, headers=_PREFLIGHT)
             return
-        methods = self._routes.get(exchange.path)
+        methods = self.routes.get(exchange.path)
         if methods is None:
             await exchange.answer(404)
             return

@@ -1,22 +1,32 @@
 """The command `text-generation-router`."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 import uvloop
 
 from reference_server.config import RouterConfig
 from reference_server.errors import ArgumentError, ServerError
 from reference_server.observability import LogFormat, set_up_logging
+from reference_server.router.openapi import openapi_document
 from reference_server.router.startup import serve
 from reference_server.settings import load, process_environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal; 0 after a graceful end, 1 when it cannot start or go on, 2 for a wrong flag."""
+    """Serve until a signal; 0 after a graceful end, 1 when it cannot start or go on, 2 for a wrong flag.
+
+    `print-schema` writes the OpenAPI document instead and contacts nothing.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    if list(words) == ["print-schema"]:
+        print(json.dumps(openapi_document(metadata.version("tgi-bench")), indent=2))
+        return 0
     try:
-        loaded = load(RouterConfig, sys.argv[1:] if argv is None else argv, process_environment())
+        loaded = load(RouterConfig, words, process_environment())
         set_up_logging(loaded.config.log_level, LogFormat.JSON if loaded.config.json_output else LogFormat.TEXT)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(loaded))

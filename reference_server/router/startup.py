@@ -75,6 +75,7 @@ class _Stop:
 async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
     config = loaded.config
     refuse_unsupported(config)
+    transport = _transport_options(config)
     async with AsyncExitStack() as held:
         listener = held.enter_context(bind(config.hostname, config.port))
         shard = await _connect(config, held)
@@ -91,7 +92,7 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
         )
         facts = _facts(loaded, files, limits, info, reply)
         services = await _services(config, files, facts, timed, _scheduler_options(config, limits, info), held)
-        servers = [HttpServer(create_app(services, _transport_options(config)), listener)]
+        servers = [HttpServer(create_app(services, transport), listener)]
         if config.prometheus_port is not None:
             extra = held.enter_context(bind(config.hostname, config.prometheus_port))
             servers.append(HttpServer(_metrics_app(services), extra))
@@ -195,6 +196,8 @@ def _scheduler_options(config: RouterConfig, limits: Limits, info: ModelInfo) ->
 
 
 def _transport_options(config: RouterConfig) -> TransportOptions:
+    if "*" in config.cors_allow_origin:
+        raise ArgumentError("`cors_allow_origin` cannot hold *; leave it out to allow any origin")
     return TransportOptions(
         payload_limit=config.payload_limit,
         api_key=None if config.api_key is None else config.api_key.get_secret_value(),
@@ -231,7 +234,7 @@ def _facts(
             decode_attention=backends.get("decode"),
             kernels=None if kernels is None else tuple(filter(None, kernels.split(","))),
             dtype=info.dtype.removeprefix("torch.") or None,
-            quantize=backends.get("quantize") or None,
+            quantize=None if backends.get("quantize") in ("none", "") else backends.get("quantize"),
             tuned=tuned_from(config.tuned_by),
         ),
         settings=described_settings(loaded, limits, backends),

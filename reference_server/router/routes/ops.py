@@ -1,9 +1,10 @@
-"""/info /config /health /ping /metrics /v1/models, and GET of /."""
+"""/info /config /health /ping /metrics /v1/models /api-doc/openapi.json, and GET of /."""
 
 from typing import Any
 
 from reference_server.errors import UnhealthyError
 from reference_server.router.exchange import Exchange, Route
+from reference_server.router.openapi import openapi_document
 from reference_server.router.services import Services
 
 _PLAIN_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -24,6 +25,7 @@ class OpsRoutes:
             Route("GET", "/metrics", self.metrics),
             Route("GET", "/v1/models", self.models),
             Route("GET", "/config", self.config, needs_key=True),
+            Route("GET", "/api-doc/openapi.json", self.openapi),
         ]
 
     async def health(self, exchange: Exchange, _: Any) -> None:
@@ -39,6 +41,9 @@ class OpsRoutes:
 
     async def config(self, exchange: Exchange, _: Any) -> None:
         await exchange.answer_json(self._services.facts.settings)
+
+    async def openapi(self, exchange: Exchange, _: Any) -> None:
+        await exchange.answer_json(openapi_document(self._services.facts.version))
 
     async def metrics(self, exchange: Exchange, _: Any) -> None:
         await exchange.answer(200, self._services.metrics.render(), _PLAIN_TEXT)

@@ -94,9 +94,10 @@ async def test_a_chat_over_the_wire(tmp_path: Path):
         (["--no-such-flag"], 2, "unexpected argument '--no-such-flag'"),
         (["--vertex"], 1, "Error: `--vertex true` is not served yet"),
         (["--validation-workers", "0"], 1, "Error: Argument validation error: `validation_workers` must be > 0"),
+        (["--cors-allow-origin", "*"], 1, "`cors_allow_origin` cannot hold *"),
         (["--master-shard-uds-path", "/nowhere/socket"], 1, "Error: could not connect to the model server"),
     ],
-    ids=["usage", "refused", "argument", "no_shard"],
+    ids=["usage", "refused", "argument", "any_origin", "no_shard"],
 )
 async def test_what_cannot_start_says_why(flags: Sequence[str], code: int, text: str):
     async with router("--port", "0", *flags) as process:

@@ -4,7 +4,6 @@ import re
 import pytest
 
 from reference_server.messages import Timings
-from reference_server.router.batching import BatchObserver
 from reference_server.router.metrics import (
     Counter,
     Gauge,
@@ -15,6 +14,7 @@ from reference_server.router.metrics import (
     render_series,
     share_bounds,
 )
+from reference_server.router.observer import BatchObserver
 
 
 def lines(*series: Counter | Gauge | Histogram | Summary) -> list[str]:

@@ -1,0 +1,276 @@
+"""The OpenAPI 3.0.3 document: requests read off their pydantic models, answers written down here.
+
+It describes what is really sent, extensions (`x-extension`) and `engine` included (http-api.md section 10).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from reference_server.router.schemas.openai import ChatRequest, CompletionRequest
+from reference_server.router.schemas.tgi import CompatGenerateRequest, GenerateRequest
+
+Schema = dict[str, Any]
+
+_REQUESTS = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest)
+_REF = "#/components/schemas/{model}"
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_FLAG: Schema = {"type": "boolean"}
+_NUMBER: Schema = {"type": "number", "format": "float"}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": _REF.format(model=name)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _nullable(schema: Schema) -> Schema:
+    return {"allOf": [schema], "nullable": True} if "$ref" in schema else {**schema, "nullable": True}
+
+
+def _object(optional: Mapping[str, Schema] | None = None, **required: Schema) -> Schema:
+    return {"type": "object", "required": list(required), "properties": {**required, **(optional or {})}}
+
+
+def _one_of(*values: str) -> Schema:
+    return {"type": "string", "enum": list(values)}
+
+
+_FINISH = _ref("FinishReason")
+_OPENAI_FINISH = _one_of("stop", "length")
+_CACHED: Schema = {
+    **_COUNT,
+    "description": "Prompt tokens found in the prefix cache; absent when 0.",
+    "x-extension": True,
+}
+_SEQUENCE = {
+    "finish_reason": _FINISH,
+    "generated_tokens": _COUNT,
+    "seed": _nullable(_COUNT),
+    "prefill": _list(_ref("PrefillToken")),
+    "tokens": _list(_ref("Token")),
+}
+_TOP_TOKENS = {"top_tokens": _list(_list(_ref("Token")))}
+_OPENAI_FRAME = {"id": _TEXT, "created": _COUNT, "model": _TEXT, "system_fingerprint": _TEXT}
+
+ANSWERS: Mapping[str, Schema] = {
+    "ErrorResponse": _object(error=_TEXT, error_type=_TEXT),
+    "FinishReason": _one_of("length", "eos_token", "stop_sequence"),
+    "PrefillToken": _object(id=_COUNT, text=_TEXT, logprob=_nullable(_NUMBER)),
+    "Token": _object(id=_COUNT, text=_TEXT, logprob=_nullable(_NUMBER), special=_FLAG),
+    "SimpleToken": _object(id=_COUNT, text=_TEXT, start=_COUNT, stop=_COUNT),
+    "BestOfSequence": _object(_TOP_TOKENS, generated_text=_TEXT, **_SEQUENCE),
+    "Details": _object(
+        {
+            **_TOP_TOKENS,
+            "best_of_sequences": _list(_ref("BestOfSequence")),
+            "cached_input_tokens": _CACHED,
+        },
+        **_SEQUENCE,
+    ),
+    "GenerateResponse": _object({"details": _ref("Details")}, generated_text=_TEXT),
+    "StreamDetails": _object(
+        {"cached_input_tokens": _CACHED},
+        finish_reason=_FINISH,
+        generated_tokens=_COUNT,
+        seed=_nullable(_COUNT),
+        input_length=_COUNT,
+    ),
+    "StreamResponse": _object(
+        {"top_tokens": _list(_ref("Token"))},
+        index=_COUNT,
+        token=_ref("Token"),
+        generated_text=_nullable(_TEXT),
+        details=_nullable(_ref("StreamDetails")),
+    ),
+    "TokenizeResponse": _list(_ref("SimpleToken")),
+    "ChatTokenizeResponse": _object(tokenize_response=_ref("TokenizeResponse"), templated_text=_TEXT),
+    "Usage": _object(
+        {"prompt_tokens_details": _object(cached_tokens=_COUNT)},
+        prompt_tokens=_COUNT,
+        completion_tokens=_COUNT,
+        total_tokens=_COUNT,
+    ),
+    "CompletionComplete": _object(
+        index=_COUNT, text=_TEXT, logprobs=_nullable(_list(_NUMBER)), finish_reason=_OPENAI_FINISH
+    ),
+    "CompletionFinal": _object(
+        object=_one_of("text_completion"),
+        **_OPENAI_FRAME,
+        choices=_list(_ref("CompletionComplete")),
+        usage=_ref("Usage"),
+    ),
+    "Chunk": _object(
+        {"usage": _ref("Usage")},
+        object=_one_of("text_completion"),
+        **_OPENAI_FRAME,
+        choices=_list(
+            _object(
+                index=_COUNT, text=_TEXT, logprobs=_nullable(_list(_NUMBER)), finish_reason=_nullable(_OPENAI_FINISH)
+            )
+        ),
+    ),
+    "ChatCompletionTopLogprob": _object(token=_TEXT, logprob=_nullable(_NUMBER)),
+    "ChatCompletionLogprob": _object(
+        token=_TEXT, logprob=_nullable(_NUMBER), top_logprobs=_list(_ref("ChatCompletionTopLogprob"))
+    ),
+    "ChatCompletionLogprobs": _object(content=_list(_ref("ChatCompletionLogprob"))),
+    "TextMessage": _object(role=_TEXT, content=_TEXT),
+    "ChatCompletionComplete": _object(
+        index=_COUNT,
+        message=_ref("TextMessage"),
+        logprobs=_nullable(_ref("ChatCompletionLogprobs")),
+        finish_reason=_OPENAI_FINISH,
+    ),
+    "ChatCompletion": _object(
+        object=_one_of("chat.completion"),
+        **_OPENAI_FRAME,
+        choices=_list(_ref("ChatCompletionComplete")),
+        usage=_ref("Usage"),
+    ),
+    "ChatCompletionChoice": _object(
+        index=_COUNT,
+        delta=_ref("TextMessage"),
+        logprobs=_nullable(_ref("ChatCompletionLogprobs")),
+        finish_reason=_nullable(_OPENAI_FINISH),
+    ),
+    "ChatCompletionChunk": _object(
+        object=_one_of("chat.completion.chunk"),
+        **_OPENAI_FRAME,
+        choices=_list(_ref("ChatCompletionChoice")),
+        usage=_nullable(_ref("Usage")),
+    ),
+    "ModelInfo": _object(id=_TEXT, object=_one_of("model"), created=_COUNT, owned_by=_TEXT),
+    "ModelsInfo": _object(object=_one_of("list"), data=_list(_ref("ModelInfo"))),
+    "Engine": _object(
+        backend=_nullable(_TEXT),
+        attention=_object(prefill=_nullable(_TEXT), decode=_nullable(_TEXT)),
+        kernels=_nullable(_list(_TEXT)),
+        dtype=_nullable(_TEXT),
+        quantize=_nullable(_TEXT),
+        extensions=_list(_TEXT),
+        tuned=_nullable({"type": "object"}),
+    ),
+    "Info": _object(
+        model_id=_TEXT,
+        model_sha=_nullable(_TEXT),
+        model_pipeline_tag=_nullable(_TEXT),
+        max_concurrent_requests=_COUNT,
+        max_best_of=_COUNT,
+        max_stop_sequences=_COUNT,
+        max_input_tokens=_COUNT,
+        max_total_tokens=_COUNT,
+        validation_workers=_COUNT,
+        max_client_batch_size=_COUNT,
+        router=_TEXT,
+        version=_TEXT,
+        sha=_nullable(_TEXT),
+        docker_label=_nullable(_TEXT),
+        engine={**_ref("Engine")},
+    ),
+    "Setting": _object({"reason": _TEXT}, value={"nullable": True}, source=_TEXT),
+}
+
+_GENERATING = {
+    "400": "The body is not JSON",
+    "413": "The body is too large",
+    "415": "The body is not called JSON",
+    "422": "Validation error",
+    "424": "Generation error",
+    "429": "Model is overloaded",
+    "500": "Incomplete generation",
+}
+_READING = {status: text for status, text in _GENERATING.items() if status not in ("424", "429", "500")}
+
+
+def openapi_document(version: str) -> Schema:
+    """The document for this version of the router."""
+    stream = {"text/event-stream": {"schema": _ref("StreamResponse")}}
+    chat = {
+        **_json(_ref("ChatCompletion")),
+        "text/event-stream": {"schema": _ref("ChatCompletionChunk")},
+    }
+    completion = {**_json(_ref("CompletionFinal")), "text/event-stream": {"schema": _ref("Chunk")}}
+    compat = {**_json(_list(_ref("GenerateResponse"))), **stream}
+    healthy = _get("Health", {}, {"503": "The model server is unhealthy"})
+    paths = {
+        "/": {**healthy, **_post("Generate, or stream if asked to", "CompatGenerateRequest", compat, _GENERATING)},
+        "/generate": _post("Generate", "GenerateRequest", _json(_ref("GenerateResponse")), _GENERATING),
+        "/generate_stream": _post("Stream tokens as events", "GenerateRequest", stream, _GENERATING),
+        "/v1/completions": _post("Complete prompts", "CompletionRequest", completion, _GENERATING),
+        "/v1/chat/completions": _post("Chat", "ChatRequest", chat, _GENERATING),
+        "/tokenize": _post("Tokenize", "GenerateRequest", _json(_ref("TokenizeResponse")), _READING),
+        "/chat_tokenize": _post(
+            "Render a template and tokenize", "ChatRequest", _json(_ref("ChatTokenizeResponse")), _READING
+        ),
+        "/info": _get("Facts about the server", _json(_ref("Info"))),
+        "/health": healthy,
+        "/ping": healthy,
+        "/metrics": _get("Prometheus text", {"text/plain": {"schema": _TEXT}}),
+        "/v1/models": _get("The model and its adapters", _json(_ref("ModelsInfo"))),
+        "/config": _get(
+            "Every setting and where it came from",
+            _json({"type": "object", "additionalProperties": _ref("Setting")}),
+        ),
+    }
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": "Text generation router", "version": version, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {"schemas": {**_request_schemas(), **ANSWERS}},
+    }
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def _responses(content: Schema, errors: Mapping[str, str]) -> Schema:
+    answer = {"description": "Done"} | ({"content": content} if content else {})
+    refused = {
+        status: {"description": text, "content": _json(_ref("ErrorResponse"))} for status, text in errors.items()
+    }
+    return {"200": answer, **refused}
+
+
+def _get(summary: str, content: Schema, errors: Mapping[str, str] | None = None) -> Schema:
+    return {"get": {"summary": summary, "responses": _responses(content, errors or {})}}
+
+
+def _post(summary: str, body: str, content: Schema, errors: Mapping[str, str]) -> Schema:
+    request = {"required": True, "content": _json(_ref(body))}
+    return {"post": {"summary": summary, "requestBody": request, "responses": _responses(content, errors)}}
+
+
+def _request_schemas() -> Schema:
+    _, schema = models_json_schema([(model, "validation") for model in _REQUESTS], ref_template=_REF)
+    return {name: _as_openapi(each) for name, each in schema["$defs"].items()}
+
+
+def _as_openapi(schema: Any) -> Any:
+    """JSON Schema 2020-12 as OpenAPI 3.0 writes it: `nullable` for a null type, `enum` for a const, no null default."""
+    if isinstance(schema, list):
+        return [_as_openapi(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {
+        key: _as_openapi(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str)) and not (key == "default" and not value)
+    }
+    if "const" in plain:
+        plain["enum"] = [plain.pop("const")]
+    choices = plain.get("anyOf")
+    if choices is None or {"type": "null"} not in choices:
+        return plain
+    others = [choice for choice in choices if choice != {"type": "null"}]
+    del plain["anyOf"]
+    if len(others) > 1:
+        return {**plain, "anyOf": others, "nullable": True}
+    return {**_nullable(others[0]), **plain}
