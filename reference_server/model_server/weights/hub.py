@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from reference_server.errors import StartupError, UnsupportedError
 from reference_server.presets import catalog
@@ -135,28 +135,41 @@ class HuggingFaceHub:
 
     @property
     def is_offline(self) -> bool:
-        from huggingface_hub import constants
-
-        return bool(constants.HF_HUB_OFFLINE)
+        return bool(_library().constants.HF_HUB_OFFLINE)
 
     def names(self, model_id: str, revision: str | None) -> list[str]:
-        from huggingface_hub import HfApi, snapshot_download
-
+        library = _library()
         try:
             if not self.is_offline:
-                return list(HfApi(token=self._token).list_repo_files(model_id, revision=revision))
-            snapshot = snapshot_download(model_id, revision=revision, cache_dir=self._cache, local_files_only=True)
-        except Exception as error:
+                return list(library.HfApi(token=self._token).list_repo_files(model_id, revision=revision))
+        except library.errors.HfHubHTTPError as error:
             raise StartupError(f"model {model_id!r} was not found: {error}") from error
+        except Exception as error:
+            logger.warning("The hub cannot be reached, looking in the cache: %s", error)
+        try:
+            snapshot = library.snapshot_download(
+                model_id, revision=revision, cache_dir=self._cache, local_files_only=True
+            )
+        except Exception as error:
+            raise StartupError(
+                f"model {model_id!r} at revision {revision or 'main'} is not in the cache, and the hub was not asked"
+                " (HF_HUB_OFFLINE) or cannot be reached"
+            ) from error
         return [path.name for path in Path(snapshot).iterdir() if path.is_file()]
 
     def is_cached(self, model_id: str, name: str, revision: str | None) -> bool:
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(model_id, name, revision=revision, cache_dir=self._cache)
+        found = _library().try_to_load_from_cache(model_id, name, revision=revision, cache_dir=self._cache)
         return isinstance(found, str)
 
     def fetch(self, model_id: str, name: str, revision: str | None) -> None:
-        from huggingface_hub import hf_hub_download
+        _library().hf_hub_download(model_id, name, revision=revision, token=self._token, cache_dir=self._cache)
 
-        hf_hub_download(model_id, name, revision=revision, token=self._token, cache_dir=self._cache)
+
+def _library() -> Any:
+    """huggingface_hub, imported when it is needed, without the log handler of its own that would say all twice."""
+    import huggingface_hub
+    import huggingface_hub.constants
+    import huggingface_hub.errors
+
+    logging.getLogger("huggingface_hub").handlers.clear()
+    return huggingface_hub

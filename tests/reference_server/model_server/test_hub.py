@@ -1,10 +1,11 @@
 import doctest
 
+import huggingface_hub.constants
 import pytest
 
 from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.weights import hub as hub_module
-from reference_server.model_server.weights.hub import Weights, ensure_weights
+from reference_server.model_server.weights.hub import HuggingFaceHub, Weights, ensure_weights
 
 
 class FakeHub:
@@ -72,8 +73,8 @@ def test_the_fifth_failure_is_the_end():
         ensure_weights(Weights("some/model"), hub, lambda _: None)
 
 
-def test_model_server_M32_offline_with_nothing_cached_fails():
-    hub = FakeHub(None, is_offline=True)
+def test_model_that_the_hub_does_not_know_is_an_error():
+    hub = FakeHub(None)
 
     with pytest.raises(StartupError, match="'some/model' was not found"):
         ensure_weights(Weights("some/model"), hub)
@@ -129,6 +130,35 @@ def test_presets_have_nothing_to_download(name):
 def test_unknown_preset_is_refused():
     with pytest.raises(UnsupportedError, match="preset"):
         ensure_weights(Weights("preset:none"), FakeHub(None))
+
+
+@pytest.fixture
+def cached_model(tmp_path, monkeypatch):
+    """A hub cache with one file of `some/model`, and no network."""
+    snapshot = tmp_path / "models--some--model" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").touch()
+    refs = tmp_path / "models--some--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def test_model_server_M32_offline_the_cached_snapshot_is_enough(cached_model):
+    hub = HuggingFaceHub(cache=cached_model)
+
+    ensure_weights(Weights("some/model"), hub)
+
+    assert hub.names("some/model", None) == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("wanted", [Weights("other/model"), Weights("some/model", revision="v2")])
+def test_model_server_M32_offline_and_not_cached_fails(cached_model, wanted):
+    with pytest.raises(
+        StartupError, match=f"{wanted.model_id!r} at revision {wanted.revision or 'main'} is not in the cache"
+    ):
+        ensure_weights(wanted, HuggingFaceHub(cache=cached_model))
 
 
 def test_examples_in_the_docstrings():
