@@ -81,9 +81,8 @@ def run(
     telemetry.start()
     watch = _Watch(progress, telemetry)
     try:
-        worker = _start_worker(_plan(config, target, prepared, manifest, out), out)
-        with FirstAsksSecondEnds(worker.terminate, worker.kill) as signals:
-            watch.follow(worker)
+        with FirstAsksSecondEnds(watch.ask_to_finish, watch.kill) as signals:
+            watch.follow(_start_worker(_plan(config, target, prepared, manifest, out), out))
     finally:
         progress.close()
         telemetry.finish()
@@ -92,7 +91,10 @@ def run(
     if signals.first is not None:
         raise InterruptedRun(signals.first, result)
     if watch.end is None:
-        raise WorkerError(f"the load generator's process ended early (exit code {worker.returncode})\n{_log_tail(out)}")
+        raise WorkerError(
+            f"the load generator's process ended early (exit code {watch.exit_code}); what it measured is in {out}\n"
+            + _log_tail(out)
+        )
     return result
 
 
@@ -234,17 +236,35 @@ def _start_worker(plan: WorkerPlan, out: Path) -> "subprocess.Popen[bytes]":
 
 
 class _Watch:
-    """Reads what the worker says until it ends."""
+    """Reads what the worker says until it ends; passes requests to finish on to it."""
 
     def __init__(self, progress: Progress, telemetry: Telemetry) -> None:
         self._progress = progress
         self._telemetry = telemetry
+        self._worker: subprocess.Popen[bytes] | None = None
+        self.is_asked_to_finish = False
         self.started: dict[str, Any] = {}
         self.end: dict[str, Any] | None = None
 
+    @property
+    def exit_code(self) -> int | None:
+        return self._worker.returncode if self._worker is not None else None
+
+    def ask_to_finish(self) -> None:
+        self.is_asked_to_finish = True
+        if self._worker is not None:
+            self._worker.terminate()
+
+    def kill(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+
     def follow(self, worker: "subprocess.Popen[bytes]") -> None:
+        self._worker = worker
         assert worker.stdout is not None
         try:
+            if self.is_asked_to_finish:
+                worker.terminate()
             for line in worker.stdout:
                 self._take(json.loads(line))
             worker.wait()
@@ -268,7 +288,7 @@ class _Watch:
 
 def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, telemetry: Telemetry) -> None:
     """Write the manifest's second half and turn the files into their final form."""
-    end = watch.end or {"stop_reason": "worker_lost"}
+    end = watch.end or {"stop_reason": "interrupted" if watch.is_asked_to_finish else "worker_lost"}
     manifest.window_end_s = end.get("window_end_s")
     manifest.drain_s = end.get("drain_s")
     manifest.stop_reason = end.get("stop_reason")
@@ -287,7 +307,7 @@ def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, t
         client
         | {
             "server_requests": telemetry.server_requests,
-            "lost_workers": int(watch.end is None),
+            "lost_workers": int(watch.end is None and not watch.is_asked_to_finish),
             "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,
         },
     )
