@@ -170,6 +170,7 @@ def _library() -> Any:
     import huggingface_hub
     import huggingface_hub.constants
     import huggingface_hub.errors
+    import huggingface_hub.utils.logging
 
     logging.getLogger("huggingface_hub").handlers.clear()
     return huggingface_hub
