@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reference_server.errors import ShardError
+from reference_server.errors import ShardError, UnsupportedError
 from reference_server.messages import Batch, Image, ModelInfo, Request, WarmupReply, WarmupRequest
 from reference_server.model_server.attention import backend
 from reference_server.model_server.attention.state import AttentionState
@@ -81,6 +81,8 @@ class Engine:
     @classmethod
     def load(cls, options: EngineOptions, rank: int, world_size: int) -> "Engine":
         """Read the model's files; raises StartupError for what is not served."""
+        if options.run_ahead:
+            raise UnsupportedError("`--run-ahead true` is not served yet: leave it out or give false")
         torch.set_num_threads(options.compute_threads or default_compute_threads())
         group = RankGroup(rank, world_size)
         files = loader.locate(options)

@@ -395,6 +395,11 @@ def test_an_unserved_family_is_refused_by_name(tmp_path: Path) -> None:
         LocalShard.load(tiny_options(tmp_path))
 
 
+def test_running_ahead_is_refused_until_it_exists(directory: Path) -> None:
+    with pytest.raises(UnsupportedError, match="`--run-ahead true` is not served yet"):
+        LocalShard.load(tiny_options(directory, run_ahead=True))
+
+
 async def test_logits_that_are_not_finite_drop_their_request_alone(driver: ShardDriver) -> None:
     [alone] = await driver.run(driver.request(0, PROMPTS[1]))
     result = await driver.prefill(driver.request(1, PROMPTS[0]), driver.request(2, PROMPTS[1]))
