@@ -148,6 +148,8 @@ async def _services(
     metrics.batch_max_total_tokens.set(options.max_batch_total_tokens)
     batcher = Batcher(shard, Scheduler(options), observer=metrics)
     validator = Validator(tokenizer, facts.limits, executor)
+    # A tokenizer's first call sets up its tables; no client should wait for that.
+    await validator.encode("warm-up", add_special_tokens=True)
     infer = Infer(batcher, validator, Permits(config.max_concurrent_requests), metrics)
     return Services(infer, metrics, facts, template)
 

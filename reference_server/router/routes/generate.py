@@ -1,5 +1,6 @@
 """/generate /generate_stream /tokenize and POST of /: the native API."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from reference_server.router.services import Services
 from reference_server.router.sse import JSON_OPTIONS, render_event
 from reference_server.router.times import RequestTimes, timing_headers
 from reference_server.router.validation import GenerateCall, check_stream
+
+logger = logging.getLogger(__name__)
 
 _f32 = numpy.float32
 _SPECIAL = (b"false", b"true")
@@ -69,6 +72,7 @@ class GenerateRoutes:
                             details = _stream_details(event, running.input_len) if asked.details else None
                             await stream.send(_render_end(index + 1, event, prefix, details))
             except RequestError as error:
+                logger.error("%s", error)
                 await stream.send(render_error(error))
 
     async def tokenize(self, exchange: Exchange, request: GenerateRequest) -> None:

@@ -1,5 +1,6 @@
 """/v1/completions /v1/chat/completions /chat_tokenize: the OpenAI dialect, as TGI speaks it."""
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
@@ -20,6 +21,8 @@ from reference_server.router.services import Services
 from reference_server.router.sse import DONE
 from reference_server.router.times import RequestTimes, timing_headers
 from reference_server.router.validation import GenerateCall
+
+logger = logging.getLogger(__name__)
 
 
 class OpenAiRoutes:
@@ -150,6 +153,7 @@ class OpenAiRoutes:
                     total = total.with_choice(usage)
                     await stream.send(bodies.render_end(index, event, usage))
                 elif isinstance(event, RequestError):
+                    logger.error("%s", event)
                     await stream.send(render_stream_error(event))
                 elif not isinstance(event, PrefillDone):
                     await stream.send(bodies.render_token(index, event))
