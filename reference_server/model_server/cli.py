@@ -170,7 +170,7 @@ def _load(config: ShardConfig, rank: RankConfig) -> Shard:
             rank.rank,
             rank.world_size,
             Rendezvous(rank.master_addr, rank.master_port, rank.rendezvous_file),
-            "cpu",
+            device_type="cpu",  # where loader.load puts every model so far
         )
         return LocalShard.load(engine_options(config), rank.rank, rank.world_size)
     except StartupError:
