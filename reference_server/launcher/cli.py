@@ -7,9 +7,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from reference_server.config import ServerConfig
 from reference_server.config_support import refuse_unsupported
@@ -19,7 +18,8 @@ from reference_server.launcher.devices import probe_devices
 from reference_server.launcher.environment import environment_report
 from reference_server.launcher.model_facts import ModelFacts, read_model_config
 from reference_server.launcher.plan import LaunchPlan, NotEnoughDevicesError
-from reference_server.launcher.supervisor import STOP_SIGNALS, Launch, LaunchError, supervise
+from reference_server.launcher.signals import stop_signals
+from reference_server.launcher.supervisor import Launch, LaunchError, supervise
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.settings import Loaded, load, process_environment
 
@@ -31,18 +31,18 @@ def main(
 ) -> int:
     """Run the launcher; `argv` and `environ` default to this process's, `programs` to those installed beside it."""
     environ = process_environment() if environ is None else environ
-    try:
-        loaded = load(ServerConfig, sys.argv[1:] if argv is None else argv, environ)
-        with _leaving_on_signals():
+    with stop_signals(is_program=argv is None) as signals:
+        try:
+            loaded = load(ServerConfig, sys.argv[1:] if argv is None else argv, environ)
             plan = resolve(loaded, environ)
-        programs = programs or Programs.beside(sys.executable)
-        asyncio.run(supervise(Launch(plan, programs, environ, loaded.sources)))
-    except StartupError as error:
-        with contextlib.suppress(OSError):
-            print(f"Error: {_kind(error)}: {error}", file=sys.stderr)
-        return 1
-    finally:
-        _drop_unread_output()
+            launch = Launch(plan, programs or Programs.beside(sys.executable), environ, loaded.sources)
+            asyncio.run(supervise(launch, signals))
+        except StartupError as error:
+            with contextlib.suppress(OSError):
+                print(f"Error: {_kind(error)}: {error}", file=sys.stderr)
+            return 1
+        finally:
+            _drop_unread_output()
     return 0
 
 
@@ -65,17 +65,6 @@ def resolve(loaded: Loaded[ServerConfig], environ: Mapping[str, str]) -> LaunchP
         logger.warning("%s", warning)
     refuse_unsupported(plan.config)
     return plan
-
-
-@contextlib.contextmanager
-def _leaving_on_signals() -> Iterator[None]:
-    """A stop signal while nothing is started yet ends the process with 0."""
-    previous = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _drop_unread_output() -> None:

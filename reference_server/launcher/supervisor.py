@@ -8,7 +8,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from reference_server.launcher.children import (
 )
 from reference_server.launcher.log_relay import Scope
 from reference_server.launcher.plan import LaunchPlan
+from reference_server.launcher.signals import StopSignals
 from reference_server.launcher.sockets import check_port, check_socket, private_directory
 from reference_server.presets.catalog import PRESETS
 from reference_server.transport.client import GrpcShard
@@ -34,9 +35,9 @@ POLL_S = 0.1
 WAITING_LINE_S = 10.0
 HEALTH_TIMEOUT_S = 5.0
 DOWNLOAD_GRACE_S = 10.0
+FAILURE_GRACE_S = 3.0
 # `timeout` and some process managers signal the process and its group: that is one request.
 SAME_SIGNAL_S = 0.5
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LaunchError(StartupError):
@@ -57,8 +58,8 @@ class Launch:
     sources: Mapping[str, str]
 
 
-async def supervise(launch: Launch) -> None:
-    """Serve until a stop signal, then return; raise `LaunchError` when a child fails.
+async def supervise(launch: Launch, signals: StopSignals) -> None:
+    """Serve until one of `signals`, then return; raise `LaunchError` when a child fails.
 
     Raises `ArgumentError`, before anything is started, when the port or a socket cannot be had.
     """
@@ -73,7 +74,8 @@ async def supervise(launch: Launch) -> None:
                 check_socket(Path(f"{prefix}-{rank}"))
         async with _guardian(directory) as guardian:
             supervisor = _Supervisor(launch, guardian, directory, prefix)
-            with _stop_signals(supervisor):
+            loop = asyncio.get_running_loop()
+            with signals.received_by(lambda number: loop.call_soon_threadsafe(supervisor.stop, number)):
                 await supervisor.run()
 
 
@@ -96,6 +98,10 @@ class _Supervisor:
     async def run(self) -> None:
         try:
             await self._serve()
+        except LaunchError:
+            # What is left cannot finish any request.
+            self._timeout_s = min(self._timeout_s, FAILURE_GRACE_S)
+            raise
         finally:
             await self._shut_down()
 
@@ -159,7 +165,8 @@ class _Supervisor:
         waiting = list(range(self._plan.num_shards))
         while waiting and not self._stop.is_set():
             await self._refuse_dead_shards("ShardCannotStart")
-            waiting = [rank for rank in waiting if not await _is_ready(f"{self._prefix}-{rank}")]
+            ready = await asyncio.gather(*(_is_ready(f"{self._prefix}-{rank}") for rank in waiting))
+            waiting = [rank for rank, is_ready in zip(waiting, ready, strict=True) if not is_ready]
             if time.monotonic() >= waiting_line:
                 waiting_line += WAITING_LINE_S
                 logger.info("Waiting for shard(s) %s to be ready", ", ".join(map(str, waiting)))
@@ -248,19 +255,6 @@ async def _is_ready(socket_path: str) -> bool:
         logger.debug("%s is not ready: %s", socket_path, error)
         return False
     return True
-
-
-@contextlib.contextmanager
-def _stop_signals(supervisor: _Supervisor) -> Iterator[None]:
-    """Let the first stop signal end the launch gracefully, and any further one kill what is left."""
-    loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, supervisor.stop, number)
-    try:
-        yield
-    finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 @contextlib.asynccontextmanager

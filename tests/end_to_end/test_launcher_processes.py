@@ -187,6 +187,18 @@ def test_a_shard_that_cannot_start_stops_the_others(launch: Launch) -> None:
     assert "router-serving" not in launched.events
 
 
+def test_a_shard_that_hangs_does_not_keep_a_failed_launch_up(launch: Launch) -> None:
+    launched = launch("--num-shard", "2", "-g", "3600", STUB_SHARD="exit=1", STUB_EXIT_RANK="1")
+    launched.until("router-serving")
+    os.kill(launched.pid_of("shard-0-serving"), signal.SIGSTOP)
+
+    status, output = launched.end()
+
+    assert status == 1
+    assert "Error: ShardFailed: shard 1 exited with status 1" in output
+    assert "shard 0 did not end 3 s after SIGTERM: killing it" in output
+
+
 def test_a_router_that_ends_stops_the_shards(launch: Launch) -> None:
     launched = launch(STUB_ROUTER="exit=0")
 
