@@ -1,7 +1,7 @@
 """Command line and environment of every child process. Pure: strings in, strings out."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,8 +93,8 @@ def shard_command(
         sharded=plan.num_shards > 1,
         logger_level=logger_level(config.log_level),
     )
-    by_flag = shard.model_copy(update=_defaults(shard, set(ShardConfig.model_fields) - SHARD_FLAGS))
-    argv = argv_of(by_flag, always={"uds_path", "logger_level"})
+    by_flag = {name: value for name, value in shard if name in SHARD_FLAGS}
+    argv = argv_of(ShardConfig.model_validate(by_flag), always={"uds_path", "logger_level"})
     words = (*programs.server, "serve", *argv)
     variables = {
         **_inherited(environ, ShardConfig),
@@ -212,10 +212,6 @@ def _inherited(environ: Mapping[str, str], config_class: type[HubConfig]) -> dic
     fields = config_class.model_fields.items()
     read = {variable for name, field in fields for variable in variables_of(name, field)}
     return {name: value for name, value in environ.items() if name not in read and name not in _READ_BY_LAUNCHER}
-
-
-def _defaults(config: HubConfig, names: Collection[str]) -> dict[str, object]:
-    return {name: type(config).model_fields[name].default for name in names}
 
 
 def _shown(value: object) -> object:
