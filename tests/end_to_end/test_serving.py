@@ -1,0 +1,199 @@
+"""The real thing: launcher, shards, router and clients as processes on loopback."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import free_port
+
+PROMPTS = ["Testing API", "One day", "The list: one, two,", "Why do we test the server every day before the release?"]
+
+
+@dataclass
+class Server:
+    """A launcher that serves on loopback."""
+
+    process: subprocess.Popen[str]
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, body: dict) -> dict:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.loads(response.read())
+
+    def get(self, path: str) -> dict:
+        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            return json.loads(response.read() or b"{}")
+
+    def token_ids(self, prompt: str, max_new_tokens: int = 12) -> list[int]:
+        parameters = {"max_new_tokens": max_new_tokens, "details": True, "ignore_eos_token": True}
+        answer = self.post("/generate", {"inputs": prompt, "parameters": parameters})
+        return [token["id"] for token in answer["details"]["tokens"]]
+
+    def children(self) -> dict[int, dict[str, str]]:
+        """The environment of each direct child by its process id."""
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(pid): environment_of(int(pid)) for pid in listed}
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(line.split("=", 1) for line in content.split("\0") if "=" in line)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def serve(*flags: str) -> Iterator[Server]:
+    """Launch `preset:tiny-llama` and wait until it answers."""
+    port = free_port()
+    command = [sys.executable, "-m", "reference_server.launcher.cli", "--model-id", "preset:tiny-llama"]
+    command += ["--hostname", "127.0.0.1", "--port", str(port), "--cpu-memory-gib", "0.5", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = Server(process, port)
+    try:
+        deadline_s = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError):
+                server.get("/health")
+                break
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline_s, "the server did not get ready"
+            time.sleep(0.1)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=60)
+
+
+LIMITS = ("--max-input-tokens", "1024", "--max-total-tokens", "2048", "--max-batch-prefill-tokens", "1024")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serve("--dtype", "float32", *LIMITS, "--max-concurrent-requests", "1024") as running:
+        yield running
+
+
+def test_the_seeds_own_request_is_answered(server):
+    answer = server.post("/generate", {"inputs": "Testing API", "parameters": {"max_new_tokens": 9}})
+
+    assert list(answer) == ["generated_text"]
+    assert answer["generated_text"]
+
+
+def test_requests_that_join_and_leave_a_running_batch_get_the_tokens_they_get_alone(server):
+    lengths = [6, 20, 12, 30]
+    alone = [server.token_ids(prompt, length) for prompt, length in zip(PROMPTS, lengths, strict=True)]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        work = [(prompt, length) for _ in range(4) for prompt, length in zip(PROMPTS, lengths, strict=True)]
+        together = list(pool.map(lambda each: server.token_ids(*each), work))
+
+    assert together == alone * 4
+
+
+def test_different_requests_share_one_forward(server):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: server.token_ids(f"{number} {PROMPTS[1]}", 40), range(8)))
+
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as response:
+        metrics = response.read().decode()
+    counted = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+    decodes = int(counted['tgi_batch_inference_count{method="decode"}'])
+    tokens = float(counted["tgi_request_generated_tokens_sum"])
+    assert decodes < tokens / 2
+
+
+def test_the_answer_of_a_stream_is_the_answer_of_a_call(server):
+    parameters = {"max_new_tokens": 10, "details": True}
+    request = urllib.request.Request(
+        server.url + "/generate_stream",
+        json.dumps({"inputs": PROMPTS[0], "parameters": parameters}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        events = [json.loads(line[5:]) for line in response if line.startswith(b"data:")]
+
+    call = server.post("/generate", {"inputs": PROMPTS[0], "parameters": parameters})
+    assert events[-1]["generated_text"] == call["generated_text"]
+    assert [event["token"]["id"] for event in events] == [token["id"] for token in call["details"]["tokens"]]
+
+
+def test_two_shards_answer_as_one_and_the_death_of_one_ends_everything(server):
+    alone = [server.token_ids(prompt) for prompt in PROMPTS]
+
+    with serve("--dtype", "float32", "--num-shard", "2", *LIMITS) as sharded:
+        assert [sharded.token_ids(prompt) for prompt in PROMPTS] == alone
+
+        children = sharded.children()
+        victim = next(pid for pid, environment in children.items() if environment.get("RANK") == "1")
+        os.kill(victim, signal.SIGKILL)
+        output, _ = sharded.process.communicate(timeout=60)
+
+    assert sharded.process.returncode == 1
+    assert "rank=1" in output or "shard 1" in output.lower()
+    assert "Error: ShardFailed" in output
+    assert not any(is_running(pid) for pid in children)
+
+
+def test_a_bench_run_accounts_for_every_request_and_reports(server, tmp_path):
+    out = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "loadgen.cli",
+        "run",
+        "--url",
+        server.url,
+        "--requests",
+        "60",
+        "--concurrency",
+        "8",
+    ]
+    command += ["--input-tokens", "uniform:16,64", "--output-tokens", "16", "--out", str(out), "--json"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode in (0, 4), done.stderr  # 4: this machine may be too busy for a valid measurement
+    summary = json.loads(done.stdout)
+    assert summary["counts"]["ok"] == sum(summary["counts"].values()) == 60
+    assert summary["workload"]["finish_reasons"] == {"length": 60}
+    assert {path.name for path in out.iterdir()} >= {"report.html", "report.md", "manifest.json", "requests.parquet"}
+    assert json.loads((out / "manifest.json").read_text())["length_control"] == "forced"
+
+
+def test_a_small_study_measures_real_launches_and_its_best_is_served(tmp_path):
+    common = [sys.executable, "-m", "tuner.cli"]
+    flags = ["run", "--study", "s", "--trials", "2", "--rounds", "0", "--concurrency", "8", "--warmup", "0.5s"]
+    flags += ["--duration", "3s", "--input-tokens", "32", "--output-tokens", "8"]
+
+    done = subprocess.run([*common, *flags], capture_output=True, text=True, timeout=170, cwd=tmp_path)
+
+    assert done.returncode in (0, 4), done.stderr
+    results = sorted((tmp_path / "studies/s/trials").glob("*/result.json"))
+    assert results, done.stderr
+    assert (tmp_path / "studies/s/trials/0000/server.log").exists()
