@@ -33,6 +33,7 @@ LATER_WORKLOADS = ("shared_prefix", "multi_turn", "sharegpt", "burstgpt")
 
 DEFAULT_DURATION_S = 30.0
 DEFAULT_WARMUP_S = 3.0
+DEFAULT_DRAIN_S = 30.0
 DEFAULT_INPUT_TOKENS = "128"
 DEFAULT_OUTPUT_TOKENS = "64"
 EMBEDDED_MODEL_ID = "preset:tiny-llama"
@@ -94,7 +95,11 @@ class BenchConfig(BaseModel):
         None,
         description="Load that is not counted, before the measurement. Default 3s, none for --requests and traces.",
     )
-    drain: Seconds = Field(30.0, description="How long requests in flight may go on after the measurement.")
+    drain: Seconds | None = Field(
+        None,
+        description="How long requests in flight may go on after the last one was sent. Default 30s after a timed "
+        "measurement, as long as --timeout where --requests or a trace ends the run.",
+    )
     think_time: Seconds = Field(0.0, description="Pause of a closed-loop user between answer and next request.")
     max_in_flight: int | None = Field(
         None, ge=1, le=100_000, description="Most requests of an open loop in flight; waiting there is part of latency."
@@ -253,6 +258,21 @@ class BenchConfig(BaseModel):
         if self.warmup is not None:
             return self.warmup
         return DEFAULT_WARMUP_S if self.duration_s is not None and self.mode not in ("trace", "burst") else 0.0
+
+    @property
+    def drain_s(self) -> float:
+        if self.drain is not None:
+            return self.drain
+        return self.timeout if self.duration_s is None else DEFAULT_DRAIN_S
+
+    def resolved(self) -> dict[str, Any]:
+        """Every field as JSON, with what was left to a default filled in and secrets masked."""
+        filled: dict[str, Any] = {"duration": self.duration_s, "warmup": self.warmup_s, "drain": self.drain_s}
+        if self.workload == "synthetic":
+            filled["input_tokens"] = self.input_tokens or DEFAULT_INPUT_TOKENS
+        if self.workload not in TRACE_WORKLOADS:
+            filled["output_tokens"] = self.output_tokens or DEFAULT_OUTPUT_TOKENS
+        return self.model_dump(mode="json") | filled
 
     def load_description(self) -> dict[str, Any]:
         """What makes two loads the same: every field but the target's and the label."""

@@ -74,11 +74,13 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
 
 
 def _clipped(analysis: Analysis) -> list[tuple[str, str]]:
-    clipped = analysis.run.manifest.clipped
-    if not clipped.get("requests"):
-        return []
-    lost = f"{clipped['input_tokens']} input and {clipped['output_tokens']} output tokens"
-    return [("clipped", f"{clipped['requests']} requests to the server's limits, by {lost}")]
+    """What did not fit the server; said of traces even when all did."""
+    manifest = analysis.run.manifest
+    clipped = manifest.clipped
+    if clipped.get("requests"):
+        lost = f"{clipped['input_tokens']} input and {clipped['output_tokens']} output tokens"
+        return [("clipped", f"{clipped['requests']} requests to the server's limits, by {lost}")]
+    return [("clipped", "none, every request fits the server's limits")] if manifest.config.get("trace_file") else []
 
 
 def render_table(frame: pd.DataFrame) -> str:

@@ -163,13 +163,11 @@ def _manifest(
     config: BenchConfig, target: Target, prepared: Prepared, out: Path, command: Sequence[str]
 ) -> RunManifest:
     facts, counter, round_trip = prepared.facts, prepared.counter, prepared.round_trip
-    resolved = config.model_dump(mode="json")
-    resolved |= {"duration": config.duration_s, "warmup": config.warmup_s, "api": facts.api}
     return RunManifest(
         run_id=out.name or new_run_id(),
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         command=list(command),
-        config=resolved,
+        config=config.resolved() | {"api": facts.api},
         mode=config.mode,
         label=config.label,
         version=machine.product_version(),

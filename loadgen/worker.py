@@ -149,7 +149,7 @@ class Worker:
     def _drain(self) -> float:
         """Wait for what is in flight, up to the drain limit, and cut the rest. Returns the seconds it took."""
         started_ns = self.load.clock_ns()
-        limit_ns = started_ns + round(self.config.drain * NS_PER_S)
+        limit_ns = started_ns + round(self.config.drain_s * NS_PER_S)
         while (self.users.at_work or self.users.waiting) and self.load.clock_ns() < limit_ns:
             gevent.sleep(POLL_S)
         self.users.cut(Status.CANCELLED if self.users.is_interrupted else Status.UNFINISHED)

@@ -21,7 +21,6 @@ from loadgen.datasets.traces import READERS, Trace
 from loadgen.datasets.vocabulary import Vocabulary, Word
 
 NS_PER_S = 1_000_000_000
-DEFAULT_PROMPTS_OUTPUT_TOKENS = "128"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def _prompts(config: BenchConfig, vocabulary: Vocabulary | None, limits: Limits)
             assert config.prompts_file is not None, "BenchConfig checks it"
             path = Path(config.prompts_file)
             rows = read_prompts(path)
-            output = Lengths.parse(config.output_tokens or DEFAULT_PROMPTS_OUTPUT_TOKENS)
+            output = Lengths.parse(config.output_tokens or DEFAULT_OUTPUT_TOKENS)
             return PromptFile(path.stem, rows, output, limits, config.seed), [asdict(row) for row in rows]
         case "azure_llm" | "mooncake":
             assert config.trace_file is not None, "BenchConfig checks it"

@@ -207,6 +207,8 @@ START_TIME_SERIES = "process_start_time_seconds"
 
 def _identity(run: RunResult) -> list[Finding]:
     before, after = run.manifest.target.get("info"), run.manifest.target.get("info_end")
+    if before and after == {}:
+        return [Finding("server_identity", Level.INVALID, "the server no longer answered when the run had ended")]
     changed = [name for name in IDENTITY if before and after and before.get(name) != after.get(name)]
     started = {row["value"] for row in run.server_metrics if row["name"] == START_TIME_SERIES}
     if len(started) > 1:

@@ -10,8 +10,9 @@ import pytest
 
 from loadgen.config import BenchConfig
 from loadgen.errors import TargetError, UsageError
+from loadgen.present import present
 from loadgen.runner import choose_length_control, new_run_id, run
-from loadgen.target import ServerFacts, Target
+from loadgen.target import LaunchedTarget, ServerFacts, Target
 from reports.results import load_run
 from tests.support.stream_server import Script, ServerState, stream_server
 
@@ -134,6 +135,22 @@ def test_a_server_that_refuses_connections_ends_the_run(state, tmp_path):
         run(BenchConfig(requests=1), Target(url), tmp_path / "r")
 
 
+def test_reliability_F43_a_server_that_dies_ends_the_run_and_its_errors_are_kept(tmp_path):
+    command = [sys.executable, "-m", "tests.support.serve_stream"]
+    config = BenchConfig(concurrency=8, duration=60, warmup=0, input_tokens="8", output_tokens="4")
+
+    with LaunchedTarget(command, tmp_path / "server.log", ready_timeout_s=30) as target:
+        killer = threading.Timer(3.0, target.process.kill)
+        killer.start()
+        result = run(config, target, tmp_path / "r")
+        killer.join()
+
+    assert result.manifest.stop_reason == "server_unreachable"
+    assert result.manifest.target["info_end"] == {}
+    assert result.manifest.target["server_exit_code"] == -signal.SIGKILL
+    assert {"connect_error"} <= {record.status for record in result.records} <= {"ok", "connect_error", "truncated"}
+
+
 def test_openai_servers_are_recognised_and_measured(url, state, tmp_path):
     state.has_info = False
     config = BenchConfig(requests=4, input_tokens="16", output_tokens="4")
@@ -174,6 +191,7 @@ import sys
 from pathlib import Path
 from loadgen.config import BenchConfig
 from loadgen.interrupts import Interrupted
+from loadgen.present import present
 from loadgen.runner import run
 from loadgen.target import Target
 config = BenchConfig(concurrency=2, duration=60, warmup=0, drain=30, input_tokens="8", output_tokens="4")
@@ -208,6 +226,21 @@ def test_reliability_F39_first_signal_drains_and_keeps_everything(url, state, tm
     assert len(result.records) == len(generations(state))
     assert result.manifest.stop_reason == "interrupted"
     driver.stderr.close()
+
+
+def test_a_signal_before_the_first_request_leaves_an_empty_run_that_can_be_reported(url, tmp_path):
+    out = tmp_path / "r"
+    driver = start_driver(url, out)
+    wait_for(lambda: (out / "worker.log").exists())
+
+    driver.send_signal(signal.SIGINT)
+
+    assert driver.wait(30) == 130
+    driver.stderr.close()
+    text, verdict, _ = present([out], out, is_json=False)
+    assert verdict == "invalid"
+    assert load_run(out).manifest.stop_reason == "interrupted"
+    assert text
 
 
 def test_reliability_F39_second_signal_ends_at_once(url, state, tmp_path):

@@ -97,6 +97,13 @@ def test_changed_server_invalidates() -> None:
     assert verdict_of(run)["reasons"][0]["message"] == "the server changed during the run: sha differs"
 
 
+def test_server_that_is_gone_at_the_end_invalidates() -> None:
+    run = sample_run(SampleLoad(mode="closed"))
+    run.manifest.target["info_end"] = {}
+
+    assert verdict_of(run)["reasons"][0]["message"] == "the server no longer answered when the run had ended"
+
+
 def test_overloaded_open_loop_is_no_steady_state() -> None:
     checks = [reason["check"] for reason in verdict_of(sample_run(SampleLoad(rate=30, slots=4)))["reasons"]]
 
