@@ -5,7 +5,7 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,17 +99,32 @@ def run_tool(*command: str) -> str | None:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that a new process may take: the kernel's estimate, or what a container's limit leaves."""
+    """Memory that a new process may take: the kernel's estimate, or what the tightest container limit leaves."""
     free = [_meminfo(root / "proc/meminfo", "MemAvailable")]
-    cgroup = root / "sys/fs/cgroup"
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit_bytes = _read_number(cgroup / limit)
-        if limit_bytes is not None:
-            free.append(max(0, limit_bytes - (_read_number(cgroup / used) or 0)))
-    return min(number for number in free if number is not None)
+    for directory in _cgroups(root):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit_bytes = _read_number(directory / limit)
+            if limit_bytes is not None:
+                free.append(max(0, limit_bytes - (_read_number(directory / used) or 0)))
+    return min(free)
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """The memory control groups this process is in, of either version, with those around them."""
+    mount = root / "sys/fs/cgroup"
+    yield from (mount, mount / "memory")
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "memory" in controllers.split(","):
+            base = mount if number == "0" else mount / "memory"
+            directory = base / path.strip("/")
+            while directory != base and base in directory.parents:
+                yield directory
+                directory = directory.parent
 
 
 def multiply_single(*factors: float) -> float:

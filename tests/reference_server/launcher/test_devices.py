@@ -68,5 +68,17 @@ def test_available_memory_respects_a_containers_limit(tmp_path: Path, files: dic
     assert available_memory_bytes(tmp_path) == expected
 
 
+def test_the_tightest_of_nested_limits_counts(tmp_path: Path) -> None:
+    groups = tmp_path / "sys/fs/cgroup/user/session"
+    groups.mkdir(parents=True)
+    (groups.parent / "memory.max").write_text("2000")
+    (groups / "memory.max").write_text("3000")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("1:name=systemd:/x\n0::/user/session\n")
+    (tmp_path / "proc/meminfo").write_text("MemAvailable:    4096 kB\n")
+
+    assert available_memory_bytes(tmp_path) == 2000
+
+
 def test_products_round_to_single_precision() -> None:
     assert multiply_single(3.0, 0.1) == 0.30000001192092896
