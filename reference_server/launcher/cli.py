@@ -16,6 +16,7 @@ from reference_server.errors import StartupError
 from reference_server.launcher.children import Programs
 from reference_server.launcher.devices import probe_devices
 from reference_server.launcher.environment import environment_report
+from reference_server.launcher.log_relay import Scope
 from reference_server.launcher.model_facts import ModelFacts, read_model_config
 from reference_server.launcher.plan import LaunchPlan, NotEnoughDevicesError
 from reference_server.launcher.signals import stop_signals
@@ -51,7 +52,7 @@ def resolve(loaded: Loaded[ServerConfig], environ: Mapping[str, str]) -> LaunchP
     config = loaded.config
     set_up_logging(config.log_level, LogFormat.JSON if config.json_output else LogFormat.TEXT)
     if config.env:
-        logger.info("%s", environment_report())
+        Scope("environment", as_one=config.json_output).log(logging.INFO, environment_report())
     logger.info("Settings: %s", " ".join(config.to_argv()))
     refuse_unsupported(config)
     devices = probe_devices(environ)

@@ -33,21 +33,27 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose records they are: the logger's last name, and the fields that every line gets, such as the rank."""
+    """Whose records they are: the logger's last name, and the fields that every line gets, such as the rank.
+
+    A text of several lines is one record if `as_one`, for logs in JSON; else a record for each line, as a log of text
+    escapes line ends.
+    """
 
     name: str
     fields: Mapping[str, object] = field(default_factory=dict)
+    as_one: bool = False
+
+    def log(self, level: int, text: str) -> None:
+        """Log `text` under this scope."""
+        scoped = logging.getLogger(f"{__package__}.{self.name}")
+        for part in [text] if self.as_one else text.splitlines():
+            scoped.log(level, "%s", part, extra=self.fields)
 
 
 async def relay_records(stream: asyncio.StreamReader, scope: Scope) -> None:
     """Log each line of `stream` under `scope`."""
-    scoped = logging.getLogger(f"{__package__}.{scope.name}")
     async for line in lines_of(stream):
-        record = parse_record(line)
-        if record is not None:
-            scoped.log(*record, extra=scope.fields)
-        elif line and scoped.isEnabledFor(logging.DEBUG):
-            scoped.debug("%s", line, extra=scope.fields)
+        scope.log(*(parse_record(line) or (logging.DEBUG, line)))
 
 
 async def relay_unchanged(stream: asyncio.StreamReader, to_stderr: bool = False) -> None:
@@ -68,8 +74,8 @@ async def collect(stream: asyncio.StreamReader) -> str:
     return "\n".join(kept).strip()
 
 
-def parse_record(line: str) -> tuple[int, str, str] | None:
-    """Level, format and text of a JSON log record; None for any other line.
+def parse_record(line: str) -> tuple[int, str] | None:
+    """Level and text of a JSON log record; None for any other line.
 
     Two shapes are known: `{"text", "record": {"level": {"name"}}}` and `{"level", "message"}`.
     """
@@ -81,6 +87,6 @@ def parse_record(line: str) -> tuple[int, str, str] | None:
             text += f"\n{record['exception']}" if isinstance(record.get("exception"), str) else ""
         else:
             level, text = content["level"], content.get("message") or content["fields"]["message"]
-        return _LEVELS[str(level).upper()], "%s", str(text).rstrip()
+        return _LEVELS[str(level).upper()], str(text).rstrip()
     except (ValueError, KeyError, TypeError):
         return None

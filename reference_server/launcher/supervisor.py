@@ -131,8 +131,9 @@ class _Supervisor:
         if not needs_download(config):
             return
         logger.info("Downloading the weights of %s", config.model_id)
+        scope = Scope("download", as_one=config.json_output)
         command = download_command(self._plan, self._launch.programs, self._launch.environ)
-        child = await self._spawn("download", command, Scope("download"), "DownloadError")
+        child = await self._spawn("download", command, scope, "DownloadError")
         await self._first(child)
         if child.running:
             await child.stop(DOWNLOAD_GRACE_S)
@@ -143,7 +144,7 @@ class _Supervisor:
         if status == 0:
             logger.info("The weights are there")
             return
-        logger.error("The download %s: %s", describe_end(status), await child.errors())
+        scope.log(logging.ERROR, f"the download {describe_end(status)}: {await child.errors()}")
         names = ", ".join(preset.model_id for preset in PRESETS)
         raise LaunchError(
             "DownloadError",
@@ -158,7 +159,7 @@ class _Supervisor:
             command = shard_command(
                 self._plan, self._launch.programs, self._launch.environ, rank, self._prefix, rendezvous
             )
-            scope = Scope("shard-manager", {"rank": rank})
+            scope = self._shard_scope(rank)
             self._shards.append(await self._spawn(f"shard {rank}", command, scope, "ShardCannotStart"))
         logger.info("Waiting for %d shard(s)", len(self._shards))
         waiting_line = started + WAITING_LINE_S
@@ -200,9 +201,12 @@ class _Supervisor:
         ends = []
         for shard in dead:
             end, errors = f"{shard.name} {describe_end(shard.returncode)}", await shard.errors()
-            logger.error("%s%s", end, f": {errors}" if errors else "")
+            self._shard_scope(self._shards.index(shard)).log(logging.ERROR, f"{end}: {errors}" if errors else end)
             ends.append(": ".join([end, *errors.splitlines()[-1:]]))
         raise LaunchError(kind, "; ".join(ends))
+
+    def _shard_scope(self, rank: int) -> Scope:
+        return Scope("shard-manager", {"rank": rank}, as_one=self._plan.config.json_output)
 
     async def _shut_down(self) -> None:
         """The router first, then all shards together. A second stop signal kills what is left at once."""

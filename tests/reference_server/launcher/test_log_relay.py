@@ -24,19 +24,19 @@ def stream_of(data: bytes, limit: int = 64) -> asyncio.StreamReader:
 def test_a_record_keeps_its_level(name: str, level: int) -> None:
     line = json.dumps({"text": "hello\n", "record": {"level": {"name": name}}})
 
-    assert parse_record(line) == (level, "%s", "hello")
+    assert parse_record(line) == (level, "hello")
 
 
 def test_the_message_of_a_record_is_preferred_to_its_rendered_text() -> None:
     record = {"level": {"name": "ERROR"}, "message": "failed", "exception": "Traceback"}
 
     assert parse_record(json.dumps({"text": "12:00 failed", "record": record})) == (
-        logging.ERROR, "%s", "failed\nTraceback",
+        logging.ERROR, "failed\nTraceback",
     )  # fmt: skip
 
 
 def test_flat_records_are_known_too() -> None:
-    assert parse_record('{"level": "WARN", "message": "careful"}') == (logging.WARNING, "%s", "careful")
+    assert parse_record('{"level": "WARN", "message": "careful"}') == (logging.WARNING, "careful")
 
 
 @pytest.mark.parametrize("line", ["", "plain", "3", "null", "[]", '{"text": "x"}', '{"text": "x", "record": 1}'])
@@ -60,6 +60,15 @@ async def test_other_lines_show_at_debug_level(caplog: pytest.LogCaptureFixture)
         await relay_records(stream_of(b"not a record\n"), Scope("download"))
 
     assert [entry.getMessage() for entry in caplog.records] == ["not a record"]
+
+
+@pytest.mark.parametrize(("as_one", "messages"), [(True, ["a\nb"]), (False, ["a", "b"])])
+def test_several_lines_are_one_record_where_the_log_is_json(
+    as_one: bool, messages: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Scope("shard-manager", as_one=as_one).log(logging.ERROR, "a\nb")
+
+    assert [entry.getMessage() for entry in caplog.records] == messages
 
 
 async def test_a_line_over_the_limit_comes_in_pieces_and_loses_nothing() -> None:
