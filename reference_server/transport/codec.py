@@ -7,7 +7,7 @@ out field by field; requests cross once in a generation and take the readable wa
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, cycle, islice
 from typing import TypeVar
 
 from reference_server.errors import ShardError
@@ -43,13 +43,16 @@ _GRAMMAR_NUMBERS = {grammar: number for number, grammar in GRAMMAR_TYPES.items()
 
 
 def expand_slots(blocks: Sequence[int], num_slots: int, block_size: int) -> list[int]:
-    """Number of the K/V slot of each of the first `num_slots` tokens.
+    """Number of the K/V slot of each of the first `num_slots` tokens. Fewer blocks than that, those of a sliding
+    window, are used in turn.
 
     >>> expand_slots([3, 9], 6, block_size=4)
     [12, 13, 14, 15, 36, 37]
+    >>> expand_slots([3], 6, block_size=4)
+    [12, 13, 14, 15, 12, 13]
     """
-    slots = chain.from_iterable(range(block * block_size, (block + 1) * block_size) for block in blocks)
-    return [slot for slot, _ in zip(slots, range(num_slots), strict=False)]
+    slots = chain.from_iterable(range(block * block_size, (block + 1) * block_size) for block in cycle(blocks))
+    return list(islice(slots, num_slots))
 
 
 def flatten(chunks: Sequence[InputChunk]) -> str:

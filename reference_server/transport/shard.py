@@ -126,14 +126,17 @@ class ShardGroup:
         await self._ask(lambda shard: shard.clear_cache(batch_id))
 
     async def _ask(self, call: Callable[[Shard], Coroutine[Any, Any, T]]) -> list[T]:
-        """Every shard's answer in rank order; waits for all of them before raising the first error."""
+        """Every shard's answer in rank order. The first error ends the call: the other ranks may be waiting, in a
+        collective, for the one that failed.
+        """
         if len(self._shards) == 1:
             return [await call(self._shards[0])]
-        answers = await asyncio.gather(*(call(shard) for shard in self._shards), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return answers  # type: ignore[return-value]  # the exceptions are gone
+        asked = [asyncio.ensure_future(call(shard)) for shard in self._shards]
+        try:
+            return await asyncio.gather(*asked)
+        finally:
+            for answer in asked:
+                answer.cancel()
 
 
 def _agreed(call: str, answers: Sequence[T]) -> T:

@@ -18,6 +18,7 @@ from reference_server.messages import (
     Timings,
     Tokens,
 )
+from reference_server.router.blocks import FreeListAllocator
 from reference_server.transport import codec as codec_module
 from reference_server.transport.codec import WireCodec, expand_slots, flatten
 from reference_server.transport.schema import load_schema
@@ -169,6 +170,14 @@ def test_slots_are_the_blocks_tokens_in_order():
     assert expand_slots((3, 9, 4), 5, 2) == [6, 7, 18, 19, 8]
     assert expand_slots((), 0, 16) == []
     assert expand_slots((2, 5), 2, 1) == [2, 5]
+
+
+def test_blocks_of_a_sliding_window_are_used_in_turn_as_the_allocator_counts_them():
+    allocation = FreeListAllocator(total_tokens=160, block_size=16, window_size=64).allocate(150, None)
+
+    slots = expand_slots(allocation.blocks, allocation.num_slots, 16)
+
+    assert slots == allocation.slots(16) == [*range(96, 160), *range(96, 160), *range(96, 118)]
 
 
 def test_unset_extensions_are_not_sent():

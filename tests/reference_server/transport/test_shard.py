@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -87,6 +88,20 @@ async def test_error_of_any_rank_is_the_groups_and_all_ranks_were_asked(method, 
         await getattr(ShardGroup(shards), method)(*arguments)
 
     assert [len(shard.called(method)) for shard in shards] == [1, 1]
+
+
+@pytest.mark.parametrize("method", ["prefill", "clear_cache"])
+async def test_reliability_F2_the_first_error_ends_the_call_while_others_wait_in_a_collective(method):
+    async def stuck(_: str) -> None:
+        await asyncio.Event().wait()
+
+    shards = [ScriptedShard(gate=stuck, world_size=2), ScriptedShard(rank=1, world_size=2)]
+    shards[1].failures[method] = ShardError("rank 1 has gone")
+    arguments = [Batch(1, ())] if method == "prefill" else []
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ShardError, match=r"^rank 1 has gone$"):
+            await getattr(ShardGroup(shards), method)(*arguments)
 
 
 async def test_warmup_takes_the_lowest_limits_and_the_largest_bytes():
