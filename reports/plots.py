@@ -346,3 +346,37 @@ def server_gauges(frame: pd.DataFrame, size: Size) -> Figure:
         axes.set_xlabel("seconds since the run's start")
         _label_axis(axes, "requests")
         return figure
+
+
+def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
+    """Every pair's change in percent, a row per metric; better and worse by colour, the band of +-bound in grey.
+
+    frame: metric, pair, change, worse.
+    """
+    with styled():
+        figure, [axes] = _figure(size)
+        names = list(dict.fromkeys(frame["metric"]))
+        axes.axvspan(-bound, bound, color=PALETTE["shade"], linewidth=0, zorder=0)
+        axes.axvline(0, color=PALETTE["muted"], linewidth=0.8)
+        for row, name in enumerate(reversed(names)):
+            rows = frame[frame["metric"] == name]
+            spread = np.linspace(-0.16, 0.16, len(rows)) if len(rows) > 1 else np.zeros(1)
+            colours = [PALETTE["bad"] if worse else PALETTE["good"] for worse in rows["worse"]]
+            axes.scatter(rows["change"], row + spread, c=colours, s=20, linewidths=0, alpha=0.85)
+            middle = float(rows["change"].median())
+            axes.plot([middle, middle], [row - 0.3, row + 0.3], color=PALETTE["ink"], linewidth=1.6)
+        if size.is_narrow:
+            axes.set_yticks([])
+            for row, name in enumerate(reversed(names)):
+                axes.text(0.0, row + 0.33, name, transform=axes.get_yaxis_transform(), color=PALETTE["muted"])
+        else:
+            axes.set_yticks(range(len(names)), list(reversed(names)))
+            figure.subplots_adjust(left=170 / size.width)
+        reach = max(2 * bound, 1.1 * float(frame["change"].abs().max()))
+        axes.set_xlim(-reach, reach)
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0"))
+        axes.set_xlabel("change of B against A")
+        _label_axis(axes, "green: better, red: worse; the line is the median")
+        return figure

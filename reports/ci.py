@@ -1,0 +1,198 @@
+"""A comparison as continuous integration reads it: JUnit, GitHub annotations and summary, GitLab metrics, a comment.
+
+Nothing here reads the environment: the caller passes what it found there.
+"""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.compare import Comparison, Decision, MetricResult
+from reports.comparison_report import (
+    build_comparison_report,
+    change_text,
+    metric_sentence,
+    verdict_line,
+)
+from reports.document import format_number
+from reports.renderers import markdown
+
+MOST_ANNOTATIONS = 10
+MOST_SUMMARY_BYTES = 1024 * 1024
+COMMENT_MARKER = "<!-- tgi-bench compare -->"
+NOTABLE_IMPROVEMENT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CiEnvironment:
+    """What the environment offers: GitHub's files, if it set them, and whether annotations are read."""
+
+    is_github: bool = False
+    step_summary: Path | None = None
+    step_output: Path | None = None
+
+
+def write_ci(comparison: Comparison, environment: CiEnvironment, reproduce: Sequence[str] = ()) -> str:
+    """Append to the files that the environment names; returns the annotation lines for standard output, or nothing."""
+    if environment.step_summary is not None:
+        _append(environment.step_summary, step_summary(comparison, reproduce))
+    if environment.step_output is not None:
+        _append(environment.step_output, step_output(comparison))
+    return annotations(comparison) if environment.is_github else ""
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def junit(comparison: Comparison, wall_s: float) -> bytes:
+    """One suite with a case per gated metric and requirement.
+
+    A failure is a regression or a missed requirement, skipped is inconclusive, an error what could not be measured.
+    """
+    suite = ElementTree.Element("testsuite", name=_text(f"compare {comparison.label_b} against {comparison.label_a}"))
+    for metric in comparison.gated:
+        _case(suite, comparison, metric)
+    for result in comparison.requirements:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="require", name=_text(str(result.requirement)), time="0"
+        )
+        if not result.is_met:
+            value = "nothing" if result.value is None else format_number(result.value)
+            ElementTree.SubElement(case, "failure", message=f"required {result.requirement}, measured {value}")
+    for number, refusal in enumerate(comparison.refusals, 1):
+        case = ElementTree.SubElement(suite, "testcase", classname="compare", name=f"runs {number}", time="0")
+        ElementTree.SubElement(case, "error", message=_text(refusal.message))
+    cases = list(suite)
+    for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(name, str(sum(case.find(tag) is not None for case in cases)))
+    suite.set("tests", str(len(cases)))
+    suite.set("time", f"{wall_s:.3f}")
+    if cases:
+        cases[0].set("time", f"{wall_s:.3f}")
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+CASE_TAGS = {Decision.REGRESSION: "failure", Decision.INCONCLUSIVE: "skipped", Decision.NOT_MEASURED: "error"}
+
+
+def _case(suite: ElementTree.Element, comparison: Comparison, metric: MetricResult) -> None:
+    case = ElementTree.SubElement(suite, "testcase", classname="compare", name=metric.name, time="0")
+    properties = ElementTree.SubElement(case, "properties")
+    measured = {
+        "a": metric.a,
+        "b": metric.b,
+        "change": metric.change.value,
+        "change_lo": metric.change.lo,
+        "change_hi": metric.change.hi,
+        "smallest_effect": metric.smallest_effect,
+        "pairs": float(comparison.num_pairs),
+    }
+    for name, value in measured.items():
+        ElementTree.SubElement(properties, "property", name=name, value="" if value is None else f"{value:.6g}")
+    tag = CASE_TAGS.get(metric.decision)
+    if tag is not None:
+        limit = f"limit {100 * metric.limit:.3g} {metric.change_unit}"
+        ElementTree.SubElement(case, tag, message=f"{metric_sentence(metric)} {limit}.")
+
+
+def annotations(comparison: Comparison) -> str:
+    """GitHub workflow commands: an error per regression, a warning per inconclusive metric, notices of improvements."""
+    lines = [f"::error title=Performance gate::{_escape(refusal.message)}" for refusal in comparison.refusals]
+    lines += _annotated(comparison, "error", "Performance regression", Decision.REGRESSION)
+    for result in comparison.requirements:
+        if not result.is_met:
+            lines.append(f"::error title=Requirement missed::{_escape(str(result.requirement))}")
+    errors = lines[:MOST_ANNOTATIONS]
+    warnings = _annotated(comparison, "warning", "Performance inconclusive", Decision.INCONCLUSIVE)
+    warnings += _annotated(comparison, "warning", "Performance not measured", Decision.NOT_MEASURED)
+    improved = [
+        f"::notice title=Performance improvement::{_escape(metric_sentence(metric))}"
+        for metric in comparison.gated
+        if metric.decision is Decision.IMPROVEMENT and abs(metric.change.value) > NOTABLE_IMPROVEMENT
+    ]
+    every = [*errors, *warnings[:MOST_ANNOTATIONS], *improved[:MOST_ANNOTATIONS]]
+    return "".join(f"{line}\n" for line in every)
+
+
+def _annotated(comparison: Comparison, command: str, title: str, decision: Decision) -> list[str]:
+    return [
+        f"::{command} title={title}::{_escape(metric_sentence(metric))}"
+        for metric in comparison.gated
+        if metric.decision is decision
+    ]
+
+
+def _escape(message: str) -> str:
+    """The data of a workflow command on one line.
+
+    >>> _escape("100 %\\nworse")
+    '100 %25%0Aworse'
+    """
+    return message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def step_summary(comparison: Comparison, reproduce: Sequence[str] = ()) -> str:
+    """Markdown for the job's page: verdict, table, the pairs as text, how to reproduce; under 1 MiB."""
+    report = markdown.render(build_comparison_report(comparison, reproduce)).decode()
+    without_figures = re.sub(r"^!\[.*\]\(figures/.*\)\n\n\*.*\*\n", _dots_block(comparison), report, flags=re.MULTILINE)
+    content = without_figures.encode()
+    if len(content) >= MOST_SUMMARY_BYTES:
+        content = content[: MOST_SUMMARY_BYTES - 64] + b"\n\n(cut off at 1 MiB)\n"
+    return content.decode(errors="ignore")
+
+
+def _dots_block(comparison: Comparison) -> str:
+    return f"```\n{dot_plot(comparison)}\n```\n".replace("\\", "\\\\")
+
+
+def dot_plot(comparison: Comparison, columns: int = 41) -> str:
+    """The pairs of each gated metric as text: a dot where a pair lies on its scale, `|` at no change."""
+    lines = []
+    width = max((len(metric.name) for metric in comparison.gated), default=0)
+    for metric in comparison.gated:
+        if not metric.d:
+            continue
+        reach = max(*(abs(d) for d in metric.d), 2 * metric.limit)
+        cells = [" "] * columns
+        cells[columns // 2] = "|"
+        for d in metric.d:
+            place = round((d / reach + 1) / 2 * (columns - 1))
+            cells[place] = {"•": "2", "2": "3"}.get(cells[place], "•") if cells[place] not in " |" else "•"
+        lines.append(f"{metric.name:<{width}}  better [{''.join(cells)}] worse  {change_text(metric)}")
+    return "\n".join(lines)
+
+
+def step_output(comparison: Comparison) -> str:
+    """Lines for GitHub's step output: verdict, worst_metric, worst_effect."""
+    worst = comparison.worst
+    name, effect = ("", "") if worst is None else (worst.name, f"{worst.change.value:.4g}")
+    return f"verdict={comparison.verdict}\nworst_metric={name}\nworst_effect={effect}\n"
+
+
+def gitlab_metrics(comparison: Comparison) -> str:
+    """GitLab's metrics report: `name value` lines in OpenMetrics text."""
+    lines = []
+    for metric in comparison.metrics:
+        name = re.sub(r"[^a-zA-Z0-9_]", "_", metric.name)
+        for side, value in (("a", metric.a), ("b", metric.b)):
+            if value is not None:
+                lines.append(f'tgi_bench_{name}{{side="{side}"}} {value:.6g}')
+    return "".join(f"{line}\n" for line in lines)
+
+
+def comment(comparison: Comparison, reproduce: Sequence[str] = ()) -> str:
+    """Markdown for a comment, behind a hidden marker by which a bot finds the one to update."""
+    line = verdict_line(comparison)
+    return f"{COMMENT_MARKER}\n<!-- verdict: {line.level} -->\n{step_summary(comparison, reproduce)}"
+
+
+def _text(value: str) -> str:
+    """Text that XML 1.0 can hold: control characters are replaced."""
+    return re.sub(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]", "�", value)
