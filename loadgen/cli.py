@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import errno
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ EXIT_CODES = """exit codes:
   4         could not measure: invalid run, start failed, disk full
   130, 143  interrupted, terminated (what was measured is kept and reported)"""
 
-INVALID_RUN = 4
+COULD_NOT_MEASURE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LoadgenError as error:
         print(f"tgi-bench: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"tgi-bench: the disk is full ({error.filename})", file=sys.stderr)
+        return COULD_NOT_MEASURE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,16 +92,34 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_load_flags(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="Run directory. Default runs/<id>.")
     parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Print the server command and the load as JSON, and do nothing."
+    )
 
 
 def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    from loadgen.progress import open_progress
-    from loadgen.runner import InterruptedRun, make_run_directory, new_run_id, run
-    from loadgen.target import open_target
+    from loadgen.runner import make_run_directory, new_run_id
+    from loadgen.target import server_command
 
     config = load_config(given)
+    if given.dry_run:
+        print(json.dumps({"server": server_command(config), "load": config.resolved()}, indent=2))
+        return 0
     out: Path = given.out or Path("runs") / new_run_id()
     make_run_directory(out)
+    try:
+        return _measure(config, out, arguments, is_json=given.json)
+    except LoadgenError:
+        with contextlib.suppress(OSError):
+            out.rmdir()  # only where nothing was written
+        raise
+
+
+def _measure(config: BenchConfig, out: Path, arguments: Sequence[str], *, is_json: bool) -> int:
+    from loadgen.progress import open_progress
+    from loadgen.runner import InterruptedRun, run
+    from loadgen.target import open_target
+
     progress = open_progress()
     if config.url is None:
         progress.say(f"starting {config.server or config.model_id}, log in {out / 'server.log'}")
@@ -112,7 +134,7 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         except InterruptedRun as interrupted:
             progress.say("interrupted; reporting what was measured")
             exit_code = interrupted.exit_code
-    judged = _show([out], out, is_json=given.json)
+    judged = _show([out], out, is_json=is_json)
     return exit_code if exit_code is not None else judged
 
 
@@ -134,7 +156,7 @@ def _show(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
     text, verdict, report = present(directories, out, is_json=is_json)
     print(text)
     print(f"report: {report}", file=sys.stderr)
-    return INVALID_RUN if verdict == "invalid" else 0
+    return COULD_NOT_MEASURE if verdict == "invalid" else 0
 
 
 COMMANDS = {

@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from loadgen.config import BenchConfig
 from loadgen.control import ControlClient
 from loadgen.counting import RoundTrip, TokenCounter, make_vocabulary, open_counter, verify
 from loadgen.datasets.vocabulary import Vocabulary
-from loadgen.errors import UsageError, WorkerError
+from loadgen.errors import MeasurementError, UsageError, WorkerError
 from loadgen.interrupts import FirstAsksSecondEnds, Interrupted
 from loadgen.plan import WorkerPlan
 from loadgen.progress import Progress, Silent
@@ -43,6 +44,7 @@ from reports.results import (
 )
 
 WORKER_LOG = "worker.log"
+LEAST_FREE_BYTES = 64 * 2**20
 
 
 class InterruptedRun(Interrupted):
@@ -99,13 +101,18 @@ def run(
 
 
 def make_run_directory(out: Path) -> None:
-    """Create the directory; raises UsageError when it cannot be or holds a run already."""
+    """Create the directory. Raises UsageError when it cannot be or holds a run, MeasurementError on a full disk."""
     if (out / "manifest.json").exists():
         raise UsageError(f"{out} holds a run already; give another --out or remove it")
     try:
         out.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(out).free
     except OSError as error:
         raise UsageError(f"`out` is {str(out)!r}: {error.strerror}") from error
+    if free_bytes < LEAST_FREE_BYTES:
+        raise MeasurementError(
+            f"{out} has {free_bytes / 2**20:.0f} MiB free, and a run wants {LEAST_FREE_BYTES // 2**20} MiB"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,10 @@ class Target:
         try:
             info = control.get_json("/info")
             info = info if isinstance(info, dict) else {}
-            if api == "auto" and "model_id" in info and "max_total_tokens" in info:
-                api = "tgi"
-            if api == "tgi":
+            is_tgi = "model_id" in info and "max_total_tokens" in info
+            api = "tgi" if api == "auto" and is_tgi else api
+            if api == "tgi" or is_tgi:
+                # Any other name means an adapter to TGI.
                 return ServerFacts(api, info, model or "tgi")
             listed = _first_model(control.get_json("/v1/models"))
             if api == "auto" and listed is None:
@@ -147,8 +148,8 @@ class LaunchedTarget:
     def __enter__(self) -> Target:
         try:
             return self._start()
-        except BaseException:
-            self.process.kill()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
@@ -209,6 +210,13 @@ def embedded_command(model_id: str) -> tuple[list[str], list[str]]:
     """The command of the server that is started when none is named, and the part of it that we chose."""
     chosen = ["--max-concurrent-requests", str(EMBEDDED_PERMITS)]
     return [find_launcher(), "--model-id", model_id, *chosen], chosen
+
+
+def server_command(config: BenchConfig) -> list[str] | None:
+    """What a config starts; None when it drives a server that runs already."""
+    if config.url is not None:
+        return None
+    return split_command(config.server) if config.server is not None else embedded_command(config.model_id)[0]
 
 
 @contextlib.contextmanager

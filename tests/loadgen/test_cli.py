@@ -112,6 +112,26 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path, monkeypatch, capsys, argumen
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_says_what_it_would_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    code = cli.main(["run", "--dry-run", "--server", "serve --port {port}", "--rate", "3", "--mode", "poisson"])
+
+    plan = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert plan["server"] == ["serve", "--port", "{port}"]
+    assert (plan["load"]["rate"], plan["load"]["duration"], plan["load"]["input_tokens"]) == (3.0, 30.0, "128")
+    assert not list(tmp_path.iterdir())
+
+
+def test_nobody_at_the_url_exits_4_and_leaves_nothing(tmp_path, capsys):
+    code = cli.main(["run", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "r")])
+
+    assert code == 4
+    assert "http://127.0.0.1:9/info: connection refused" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
 def test_an_unknown_flag_exits_2(capsys):
     with pytest.raises(SystemExit) as left:
         cli.main(["run", "--concurency", "3"])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from loadgen import runner
 from loadgen.config import BenchConfig
-from loadgen.errors import TargetError, UsageError
+from loadgen.errors import MeasurementError, TargetError, UsageError
 from loadgen.present import present
 from loadgen.runner import choose_length_control, new_run_id, run
 from loadgen.target import LaunchedTarget, ServerFacts, Target
@@ -169,6 +170,13 @@ def test_a_directory_that_holds_a_run_is_refused(url, tmp_path):
 
     with pytest.raises(UsageError, match="holds a run already"):
         run(BenchConfig(requests=1), Target(url), tmp_path)
+
+
+def test_a_full_disk_is_seen_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "LEAST_FREE_BYTES", 2**62)
+
+    with pytest.raises(MeasurementError, match="MiB free, and a run wants"):
+        runner.make_run_directory(tmp_path / "r")
 
 
 def test_lengths_are_forced_only_where_the_server_says_it_can():
