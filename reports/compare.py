@@ -400,7 +400,8 @@ def _result(
         )
         decision = decided.decision if decided else Decision.INCONCLUSIVE
         if name not in options.gated:
-            decision = _calm(used, level, limit) or Decision.INCONCLUSIVE
+            is_worse = mean.lo > 0 and mean.value >= limit
+            decision = _calm(used, level, limit) or (Decision.REGRESSION if is_worse else Decision.INCONCLUSIVE)
     least = 100 * (least if name in SHARES else math.expm1(min(least, 20.0)))
     return MetricResult(
         name,

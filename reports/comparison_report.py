@@ -16,6 +16,13 @@ WORDS = {
     Decision.IMPROVEMENT: "Improvement",
     Decision.NOT_MEASURED: "Could not measure",
 }
+UNGATED = {
+    Decision.REGRESSION: "worse",
+    Decision.INCONCLUSIVE: "open",
+    Decision.PASS: "not worse",
+    Decision.IMPROVEMENT: "better",
+    Decision.NOT_MEASURED: "missing",
+}
 LEVELS = {Decision.NOT_MEASURED: "invalid"}
 
 
@@ -90,9 +97,9 @@ def metrics_table(comparison: Comparison) -> pd.DataFrame:
             "metric": f"{metric.name} {metric.direction.mark}",
             "A": _shown(metric, metric.a),
             "B": _shown(metric, metric.b),
-            "change of B": Estimate(metric.change.value, metric.change.lo, metric.change.hi),
+            "change of B": Estimate(metric.change.value, metric.change.lo, metric.change.hi, is_change=True),
             "unit": metric.change_unit,
-            "decision": str(metric.decision) if metric.is_gated else f"not gated ({metric.decision})",
+            "decision": str(metric.decision) if metric.is_gated else f"{UNGATED[metric.decision]}, not gated",
             "could show": metric.smallest_effect,
         }
         for metric in comparison.metrics
@@ -125,19 +132,20 @@ def pairs_frame(comparison: Comparison) -> pd.DataFrame:
 
 def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
     note = (
-        "Medians of each side; latencies in ms, shares in %. Change of B against A, with bounds that hold over repeated "
-        "looks. Could show: the change these pairs show in four of five cases."
+        "Medians of each side; latencies in ms, shares in %. Change of B against A, with bounds that hold over "
+        "repeated looks. Could show: the change these pairs show in four of five cases."
     )
     table = Table("", metrics_table(comparison), note)
     frame = pairs_frame(comparison)
     if not len(frame):
         return (table,)
     bound = 100 * max(comparison.options.min_effect, 0.03)
+    metrics = frame["metric"].nunique()
     plot = Plot(
         "pairs",
         "Change of B in every pair",
         f"One dot a pair. The band is a change of {format_number(bound)} %, below which nothing is called worse.",
-        f"Dot plot of the percent change of B against A for {frame['metric'].nunique()} metrics in {comparison.num_pairs} pairs.",
+        f"Dot plot of the percent change of B against A: {metrics} metrics, {comparison.num_pairs} pairs.",
         lambda size: plots.pair_dots(frame, bound, size),
         is_full_width=True,
     )
@@ -146,20 +154,14 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
 
 def _design(comparison: Comparison) -> Facts:
     options = comparison.options
-    looks = (
-        f"{options.looks[0]}"
-        if len(options.looks) == 1
-        else f"after each pair from {options.looks[0]} to {options.looks[-1]}"
-    )
+    first, last = options.looks[0], options.looks[-1]
+    least = format_number(100 * max(options.min_effect, 0.03))
     facts = (
         ("pairs", str(comparison.num_pairs)),
-        ("looked", looks),
+        ("looked", f"after {first} pairs" if first == last else f"after each pair from {first} to {last}"),
         ("gated", ", ".join(options.gated)),
-        (
-            "smallest effect",
-            f"{format_number(100 * max(options.min_effect, 0.03))} %, error rate {100 * options.error_points:g} points",
-        ),
-        ("statistic", "mean of ln(B / A) over pairs, Student bounds at Pocock's level, Holm's order over metrics"),
+        ("smallest effect", f"{least} %; error rate {100 * options.error_points:g} points"),
+        ("statistic", "mean of ln(B / A) over pairs; Student bounds at Pocock's level, Holm's order over metrics"),
         ("exit code", str(comparison.exit_code)),
     )
     return Facts((("Design", facts),))

@@ -16,25 +16,33 @@ MISSING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number in a table with its interval; an unsupported one is shown as doubtful."""
+    """A number in a table with its interval; an unsupported one is shown as doubtful, a change with its sign."""
 
     value: float | None
     lo: float | None = None
     hi: float | None = None
     is_supported: bool = True
+    is_change: bool = False
 
     def __str__(self) -> str:
+        return f"{self.text} ({self.interval})" if self.interval else self.text
+
+    @property
+    def text(self) -> str:
+        """The value alone, marked ~ where doubtful."""
         if self.value is None:
             return MISSING
-        doubt = "" if self.is_supported else "~"
-        return f"{doubt}{format_number(self.value)}{f' ({self.interval})' if self.interval else ''}"
+        return ("" if self.is_supported else "~") + self._number(self.value)
 
     @property
     def interval(self) -> str:
-        """`12.1–13.4`, or nothing where there is no interval."""
-        if self.lo is None or self.hi is None:
+        """`12.1–13.4`, of a change `-1.20 to +3.40`, or nothing where there is no interval."""
+        if self.value is None or self.lo is None or self.hi is None:
             return ""
-        return f"{format_number(self.lo)}–{format_number(self.hi)}"
+        return f"{self._number(self.lo)}{' to ' if self.is_change else '–'}{self._number(self.hi)}"
+
+    def _number(self, value: float) -> str:
+        return ("+" if self.is_change and value > 0 else "") + format_number(value)
 
 
 def format_number(value: float) -> str:

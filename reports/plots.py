@@ -106,6 +106,7 @@ def styled() -> Iterator[None]:
 
 # Pixels around the axes: left for tick labels, below for those and the axis' name, above for the title row.
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM, MARGIN_TOP = 48, 12, 46, 32
+MARGIN_NAMES = 150
 
 
 def _figure(size: Size, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
@@ -354,29 +355,34 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
     frame: metric, pair, change, worse.
     """
     with styled():
-        figure, [axes] = _figure(size)
-        names = list(dict.fromkeys(frame["metric"]))
+        left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES
+        figure, [axes] = _figure(size, gridspec_kw={"left": left / size.width})
+        names = list(dict.fromkeys(frame["metric"]))[::-1]
         axes.axvspan(-bound, bound, color=PALETTE["shade"], linewidth=0, zorder=0)
         axes.axvline(0, color=PALETTE["muted"], linewidth=0.8)
-        for row, name in enumerate(reversed(names)):
+        for row, name in enumerate(names):
             rows = frame[frame["metric"] == name]
-            spread = np.linspace(-0.16, 0.16, len(rows)) if len(rows) > 1 else np.zeros(1)
+            spread = np.linspace(-0.14, 0.14, len(rows)) if len(rows) > 1 else np.zeros(1)
             colours = [PALETTE["bad"] if worse else PALETTE["good"] for worse in rows["worse"]]
             axes.scatter(rows["change"], row + spread, c=colours, s=20, linewidths=0, alpha=0.85)
             middle = float(rows["change"].median())
-            axes.plot([middle, middle], [row - 0.3, row + 0.3], color=PALETTE["ink"], linewidth=1.6)
-        if size.is_narrow:
-            axes.set_yticks([])
-            for row, name in enumerate(reversed(names)):
-                axes.text(0.0, row + 0.33, name, transform=axes.get_yaxis_transform(), color=PALETTE["muted"])
-        else:
-            axes.set_yticks(range(len(names)), list(reversed(names)))
-            figure.subplots_adjust(left=170 / size.width)
+            axes.plot([middle, middle], [row - 0.24, row + 0.24], color=PALETTE["ink"], linewidth=1.6)
+        _name_rows(axes, names, size)
         reach = max(2 * bound, 1.1 * float(frame["change"].abs().max()))
         axes.set_xlim(-reach, reach)
-        axes.set_ylim(-0.6, len(names) - 0.4)
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0"))
         axes.set_xlabel("change of B against A")
         _label_axis(axes, "green: better, red: worse; the line is the median")
         return figure
+
+
+def _name_rows(axes: Axes, names: Sequence[str], size: Size) -> None:
+    """Row names at the left, or, where there is no room for that, above each row."""
+    axes.set_ylim(-0.5, len(names) - (0.25 if size.is_narrow else 0.5))
+    if not size.is_narrow:
+        axes.set_yticks(range(len(names)), names)
+        return
+    axes.set_yticks([])
+    for row, name in enumerate(names):
+        axes.text(0.0, row + 0.32, name, transform=axes.get_yaxis_transform(), color=PALETTE["muted"])

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from reports.document import Block, Estimate, Plot, Report, Table, format_number
+from reports.document import Block, Estimate, Plot, Report, Table
 from reports.figures import Drawn
 from reports.plots import PALETTE
 from reports.renderers.markdown import cell_text, is_numeric
@@ -70,7 +70,7 @@ def _rows(table: Table) -> Iterator[list[Cell]]:
 def _cell(value: Any, column: Column) -> Cell:
     if isinstance(value, Estimate) and value.value is not None:
         style = "n" if value.is_supported else "n doubtful"
-        return Cell(("" if value.is_supported else "~") + format_number(value.value), style, value.interval)
+        return Cell(value.text, style, value.interval)
     text = cell_text(value)
     return Cell(text, "n" if column.is_numeric else "short" if len(text) <= SHORT_TEXT else "")
 

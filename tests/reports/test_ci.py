@@ -112,7 +112,7 @@ def test_twenty_regressions_make_ten_errors() -> None:
 
 
 def test_step_output_names_verdict_and_worst_metric(regression: Comparison) -> None:
-    assert step_output(regression) == "verdict=regression\nworst_metric=tpot_p50_ms\nworst_effect=10\n"
+    assert step_output(regression) == "verdict=regression\nworst_metric=tpot_p50_ms\nworst_effect=9.998\n"
 
 
 def test_step_summary_has_verdict_table_dots_and_commands(regression: Comparison) -> None:
