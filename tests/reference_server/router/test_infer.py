@@ -39,6 +39,27 @@ async def test_a_permit_is_taken_before_validation():
         assert (failures(served, "overloaded"), failures(served, "validation")) == (1, 0)
 
 
+async def test_scheduling_S35_with_every_permit_taken_good_and_bad_calls_are_refused_alike():
+    opened = asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "prefill":
+            await opened.wait()
+
+    async with serve(shard=ScriptedShard(gate=hold), permits=2) as served:
+        holders = [asyncio.create_task(served.generate()) for _ in range(2)]
+        while served.services.infer.permits.free:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+        refused = [await served.generate("good"), await served.generate("long " * 5000)]
+
+        assert [answer.status_code for answer in refused] == [429, 429]
+        assert failures(served, "overloaded") == 2
+        opened.set()
+        assert [(await holder).status_code for holder in holders] == [200, 200]
+        assert len(served.requests) == 2
+
+
 async def test_what_is_refused_holds_no_permit():
     async with serve(permits=1) as served:
         with pytest.raises(ValidationError):
