@@ -3,7 +3,7 @@
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from loadgen.control import ControlClient
@@ -12,7 +12,12 @@ from reports.results import JsonlWriter
 
 INTERVAL_S = 1.0
 ROUTE = "/metrics"
-REQUEST_COUNTS = ("tgi_request_count", "vllm:request_success_total")
+# Where a server counts its requests, best first. TGI's own `tgi_request_count` counts those of the OpenAI routes twice.
+REQUEST_COUNTS = (
+    ("tgi_request_success", "tgi_request_failure"),
+    ("tgi_request_count",),
+    ("vllm:request_success_total",),
+)
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 
@@ -42,6 +47,11 @@ class Scrape:
     at_ns: int
     samples: list[tuple[str, str, float]] = field(default_factory=list)
 
+    def total(self, names: Sequence[str]) -> float | None:
+        """The sum of some series over their labels; None where there is none of them."""
+        values = [value for name, _, value in self.samples if name in names]
+        return sum(values) if values else None
+
 
 class Telemetry:
     """Scrapes once a second from a thread, from before the load to after it.
@@ -56,8 +66,8 @@ class Telemetry:
         self._held: list[Scrape] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-        self._first_count: float | None = None
-        self._last_count: float | None = None
+        self._first: Scrape | None = None
+        self._last: Scrape | None = None
         self.write_errors = 0
 
     def start(self) -> None:
@@ -81,9 +91,14 @@ class Telemetry:
     @property
     def server_requests(self) -> int | None:
         """Requests the server counted between the first and the last scrape, where it says so."""
-        if self._first_count is None or self._last_count is None:
+        if self._first is None or self._last is None:
             return None
-        return round(self._last_count - self._first_count)
+        for names in REQUEST_COUNTS:
+            counted = self._last.total(names)
+            if counted is not None:
+                # A counter that had not counted yet may be absent from the first scrape.
+                return round(counted - (self._first.total(names) or 0.0))
+        return None
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
@@ -97,15 +112,11 @@ class Telemetry:
         if status != 200:
             return False
         scrape = Scrape(time.perf_counter_ns(), list(parse_prometheus(body.decode(errors="replace"))))
-        count = sum(value for name, _, value in scrape.samples if name in REQUEST_COUNTS)
-        has_count = any(name in REQUEST_COUNTS for name, _, _ in scrape.samples)
-        if self._first_count is None:
-            # A counter that nobody has counted on yet may be absent.
-            self._first_count = count
-        self._last_count = count if has_count else self._last_count
+        self._first = self._first or scrape
+        self._last = scrape
         self._held.append(scrape)
         self._write_held()
-        return bool(scrape.samples)
+        return True
 
     def _write_held(self) -> None:
         if self._start_ns is None:

@@ -44,6 +44,8 @@ class ServerState:
     max_total_tokens: int = 1200
     extensions: list[str] = field(default_factory=lambda: ["ignore_eos_token", "min_new_tokens"])
     has_info: bool = True
+    has_metrics: bool = True
+    metrics: str | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -73,10 +75,10 @@ class Handler(BaseHTTPRequestHandler):
             self._json(200, {})
         elif self.path == "/v1/models":
             self._json(200, {"object": "list", "data": [{"id": "scripted-model"}]})
-        elif self.path == "/metrics":
+        elif self.path == "/metrics" and self.state.has_metrics:
             served = sum(request["path"] != "/tokenize" for request in self.state.requests)
             text = f"# TYPE tgi_request_count counter\ntgi_request_count {served}\ntgi_queue_size 0\n"
-            self._send(200, text.encode(), "text/plain")
+            self._send(200, (self.state.metrics or text).encode(), "text/plain")
         else:
             self._json(404, {"error": "not found"})
 
