@@ -80,7 +80,7 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
         "completions": int(
             ((requests["status"] == Status.OK) & measured.window.holds(requests["t_end_ns"] / 1e9)).sum()
         ),
-        "requests": len(requests),
+        "requests": int((requests["t_sent_ns"].notna() & (requests["status"] != Status.CONNECT_ERROR)).sum()),
         "server_requests": _server_requests(run),
         "lost_workers": int(run.client.get("lost_workers") or 0),
         "client_errors": int((requests["status"] == Status.CLIENT_ERROR).sum()),
@@ -221,7 +221,7 @@ def _identity(run: RunResult) -> list[Finding]:
 
 
 def _server_requests(run: RunResult) -> int | None:
-    """Requests the server counted over the run, where it says so from before the first to after the last."""
+    """Requests the server counted from before the first to after the last, where it says so."""
     counted = run.client.get("server_requests")
     return int(counted) if counted is not None else None
 

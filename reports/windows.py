@@ -156,12 +156,12 @@ def _mser_s(sweep: Concurrency, events: TokenEvents, end: float) -> float | None
 
 def drifting(window: Window, start_s: Array, ttft_s: Array, sweep: Concurrency) -> list[str]:
     """Which of TTFT and requests in flight change by more than 10 % over the window, significantly."""
-    seconds = np.arange(window.start_s, window.end_s, 1.0)
+    edges = np.linspace(window.start_s, window.end_s, max(20, int(window.length_s)) + 1)
     known = window.holds(start_s) & ~np.isnan(ttft_s)
     order = np.argsort(start_s[known], kind="stable")
     slopes = {
         "TTFT": newey_west_slope(start_s[known][order], ttft_s[known][order]),
-        "requests in flight": newey_west_slope(seconds[:-1], sweep.means(seconds)) if len(seconds) > 1 else None,
+        "requests in flight": newey_west_slope(edges[:-1], sweep.means(edges)) if window.length_s > 0 else None,
     }
     return [
         name

@@ -83,7 +83,7 @@ def _open(load: SampleLoad, random: np.random.Generator) -> list[RequestRecord]:
     for number, t_s in enumerate(due_s):
         begun = max(heapq.heappop(free), t_s)
         record = _request(load, random, number, float(t_s), begun - float(t_s))
-        heapq.heappush(free, (record.t_end_ns or 0) / SECOND)
+        heapq.heappush(free, (record.t_end_ns or 0) / SECOND if record.status == Status.OK else begun)
         records.append(record)
     return records
 
