@@ -27,6 +27,7 @@ from reference_server.model_server.generate import ChoosingOptions, Generator, S
 from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.models import fuse, hooks, loader
 from reference_server.model_server.models.loader import LoadedModel
+from reference_server.model_server.models.packed_linear import pack_linears
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.warmup import GIB, PeakTensorBytes, blocks_that_fit, device_bytes
@@ -56,7 +57,12 @@ class Engine:
         self._shapes = [layer.shape for layer in layers]
         self._state = AttentionState()
         hooks.attach(layers, self._state, self._choice)
+        self._weight_bytes = loaded.weight_bytes
         decoder = fuse.fuse(loaded.model) if options.fuse else None
+        if decoder is not None:
+            self._weight_bytes += decoder.added_bytes
+        elif options.fuse:
+            self._weight_bytes += pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
         forward = RaggedForward(loaded.model, self._state, loaded.device, decoder)
         watermark = Watermark(options.watermark_gamma, options.watermark_delta)
         choosing = ChoosingOptions(loaded.eos_ids, watermark, options.request_logprobs)
@@ -98,7 +104,7 @@ class Engine:
         engine = cls(options, group, loaded, tokenizer, _tokenizer_max_len(files.tokenizer_directory))
         logger.info(
             "loaded %s (%s, %s, %.2f GiB of weights); attention and kernels: %s",
-            *(options.model_id, loaded.family.name, engine.info.dtype, loaded.weight_bytes / GIB, engine.backends),
+            *(options.model_id, loaded.family.name, engine.info.dtype, engine._weight_bytes / GIB, engine.backends),
         )
         return engine
 
@@ -220,7 +226,7 @@ class Engine:
             max_supported_total_tokens=capacity,
             max_input_tokens=request.max_input_tokens or max_total - 1,
             max_total_tokens=max_total,
-            weight_bytes=self._loaded.weight_bytes,
+            weight_bytes=self._weight_bytes,
             prefill_peak_bytes=tensors.peak,
             backends=self.backends,
         )
@@ -229,7 +235,7 @@ class Engine:
         budget = device_bytes(self._options) * self._options.memory_fraction / self._group.world_size
         return blocks_that_fit(
             budget,
-            self._loaded.weight_bytes,
+            self._weight_bytes,
             peak_bytes,
             bytes_per_block(self._shapes, self._choice.block_size, self._loaded.dtype),
         )

@@ -96,4 +96,5 @@ class PeakTensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     leaves, _ = torch.utils._pytree.tree_flatten(values)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    # Weights in oneDNN's layout have no storage to look at, and are made before.
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]

@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reference_server.model_server.attention.paged import PagedLayer
+from reference_server.model_server.models.packed_linear import PackedLinear, can_pack
+from reference_server.model_server.models.parallel import GatheredLinear, RowParallelLinear
 
 Decoder = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Linear = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,37 +35,37 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """The tensors of one decoder layer, packed.
+    """One decoder layer with few operators.
 
-    qkv: [(num_heads + 2 * num_kv_heads) * head_dim, hidden]. gate_up: [2 * intermediate, hidden].
-    output and down are kept transposed, as `addmm` reads them.
+    qkv gives [tokens, (num_heads + 2 * num_kv_heads) * head_dim], gate_up [tokens, 2 * intermediate]. With several
+    ranks these are one rank's share, and output and down sum over the ranks.
     """
 
     input_norm: RMSNorm
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Linear
     attention: PagedLayer
-    output: Tensor
-    output_bias: Tensor | None
+    output: Linear
     post_norm: RMSNorm
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Linear
+    down: Linear
 
 
 class FusedDecoder:
     """The whole walk from token ids to logits, for a recognised decoder."""
 
-    def __init__(self, model: Any, layers: list[FusedLayer]) -> None:
+    def __init__(self, model: Any) -> None:
         inner = model.model
         attention = inner.layers[0].self_attn
-        self._embedding: Tensor = inner.embed_tokens.weight
-        self._rotary = inner.rotary_emb
-        self._layers = layers
-        self._norm = _norm(inner.norm)
-        self._head: Tensor = model.lm_head.weight
         self._head_dim: int = attention.head_dim
         self._num_heads = attention.q_proj.out_features // self._head_dim
         self._num_kv_heads = attention.k_proj.out_features // self._head_dim
+        self._embedding: Tensor = inner.embed_tokens.weight.detach()
+        self._rotary = inner.rotary_emb
+        self._layers = [_fuse_layer(layer) for layer in inner.layers]
+        self._norm = _norm(inner.norm)
+        is_tied = _is_linear(model.lm_head) and model.lm_head.weight.data_ptr() == self._embedding.data_ptr()
+        self._head = _linear(model.lm_head, keep=is_tied)
+        self.added_bytes = self._embedding.nbytes if is_tied and can_pack(self._embedding) else 0
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None) -> Tensor:
         tokens = input_ids.shape[0]
@@ -70,20 +73,17 @@ class FusedDecoder:
         hidden = F.embedding(input_ids, self._embedding)
         cos, signed_sin = self._rotary_tables(hidden, positions)
         for layer in self._layers:
-            qkv = F.linear(layer.input_norm(hidden), layer.qkv, layer.qkv_bias)
-            qkv = qkv.view(tokens, heads + 2 * kv_heads, head_dim)
+            qkv = layer.qkv(layer.input_norm(hidden)).view(tokens, heads + 2 * kv_heads, head_dim)
             turned = qkv[:, : heads + kv_heads]
             rotated = torch.addcmul(turned * cos, turned.roll(head_dim // 2, -1), signed_sin)
             key_value = torch.cat((rotated[:, heads:], qkv[:, heads + kv_heads :]), 1)
             attended = layer.attention(rotated[:, :heads], key_value.view(tokens, 2, kv_heads, head_dim))
-            if layer.output_bias is not None:
-                hidden = hidden + layer.output_bias
-            hidden = torch.addmm(hidden, attended.reshape(tokens, heads * head_dim), layer.output)
-            gate, up = F.linear(layer.post_norm(hidden), layer.gate_up).chunk(2, -1)
-            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down)
+            hidden = hidden + layer.output(attended.reshape(tokens, heads * head_dim))
+            gate, up = layer.gate_up(layer.post_norm(hidden)).chunk(2, -1)
+            hidden = hidden + layer.down(F.silu(gate).mul_(up))
         if logits_index is not None:
             hidden = hidden.index_select(0, logits_index)
-        return F.linear(self._norm(hidden), self._head)
+        return self._head(self._norm(hidden))
 
     def _rotary_tables(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[tokens, 1, head_dim] each; the sine carries the sign of the half that is turned."""
@@ -96,11 +96,9 @@ class FusedDecoder:
 def fuse(model: Any) -> FusedDecoder | None:
     """The fused walk of a model whose attention layers are attached, or None if its structure is not this one.
 
-    Packing replaces the modules' own weights by views of the packed ones, so nothing is held twice.
+    The walk takes the weights over: the modules are left without them, so that nothing is held twice.
     """
-    if not _is_plain_decoder(model):
-        return None
-    return FusedDecoder(model, [_fuse_layer(layer) for layer in model.model.layers])
+    return FusedDecoder(model) if _is_plain_decoder(model) else None
 
 
 def _is_plain_decoder(model: Any) -> bool:
@@ -110,11 +108,10 @@ def _is_plain_decoder(model: Any) -> bool:
     inner: Any = model.model
     if {name for name, _ in inner.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
-    kinds = type(inner.embed_tokens), type(model.lm_head)
-    if kinds != (nn.Embedding, nn.Linear) or model.lm_head.bias is not None:
-        return False
     return (
-        _is_rms_norm(inner.norm)
+        type(inner.embed_tokens) is nn.Embedding
+        and _is_linear(model.lm_head, GatheredLinear)
+        and _is_rms_norm(inner.norm)
         and inner.rotary_emb.rope_type in ("default", "linear", "llama3")
         and all(_is_plain_layer(layer) for layer in inner.layers)
     )
@@ -129,17 +126,22 @@ def _is_plain_layer(layer: Any) -> bool:
         return False
     if {name for name, _ in mlp.named_children()} != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
         return False
-    linears = [
-        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
-        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
-    ]
+    split = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
     return (
-        all(type(linear) is nn.Linear for linear in linears)
-        and all(linear.bias is None for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        all(_is_linear(linear) for linear in split)
+        and len({linear.bias is None for linear in split[:3]}) == 1
+        and len({linear.bias is None for linear in split[3:]}) == 1
+        and _is_linear(attention.o_proj, RowParallelLinear)
+        and _is_linear(mlp.down_proj, RowParallelLinear)
         and _is_silu(mlp.act_fn)
         and _is_rms_norm(layer.input_layernorm)
         and _is_rms_norm(layer.post_attention_layernorm)
     )
+
+
+def _is_linear(module: Any, sharded: type[nn.Module] = nn.Linear) -> bool:
+    """A plain linear, or what takes its place on one of several ranks."""
+    return type(module) in (nn.Linear, sharded)
 
 
 def _is_rms_norm(module: Any) -> bool:
@@ -162,32 +164,39 @@ def _norm(module: Any) -> RMSNorm:
 
 def _fuse_layer(layer: Any) -> FusedLayer:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv, qkv_bias = pack(attention.q_proj, attention.k_proj, attention.v_proj)
-    gate_up, _ = pack(mlp.gate_proj, mlp.up_proj)
     return FusedLayer(
         input_norm=_norm(layer.input_layernorm),
-        qkv=qkv,
-        qkv_bias=qkv_bias,
+        qkv=_linear(stacked(attention.q_proj, attention.k_proj, attention.v_proj)),
         attention=attention.attached,
-        output=attention.o_proj.weight.detach().t(),
-        output_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.detach(),
+        output=_linear(attention.o_proj),
         post_norm=_norm(layer.post_attention_layernorm),
-        gate_up=gate_up,
-        down=mlp.down_proj.weight.detach().t(),
+        gate_up=_linear(stacked(mlp.gate_proj, mlp.up_proj)),
+        down=_linear(mlp.down_proj),
     )
 
 
-def pack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """One weight (and bias) of all rows, of which the linears' own become views."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    bias = None
-    if linears[0].bias is not None:
-        bias = torch.cat([linear.bias.detach() for linear in linears])
-    first = 0
+def stacked(*linears: nn.Linear) -> nn.Linear:
+    """One linear that gives the outputs of all, which are left without their weights."""
+    whole = nn.Linear(1, 1, bias=linears[0].bias is not None, device="meta")
+    whole.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
+    if whole.bias is not None:
+        whole.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
     for linear in linears:
-        rows = slice(first, first + linear.out_features)
-        linear.weight.data = weight[rows]
-        if bias is not None:
-            linear.bias.data = bias[rows]
-        first += linear.out_features
-    return weight, bias
+        _empty(linear)
+    return whole
+
+
+def _linear(module: Any, keep: bool = False) -> Linear:
+    """A linear in the form that its device multiplies fastest; the module loses its weight unless told to keep it."""
+    if not _is_linear(module) or not can_pack(module.weight):
+        plain: Linear = module
+        return plain
+    packed = PackedLinear(module.weight, module.bias)
+    if not keep:
+        _empty(module)
+    # Not the module itself, whose call costs as much as a small product.
+    return packed.forward
+
+
+def _empty(module: Any) -> None:
+    module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)

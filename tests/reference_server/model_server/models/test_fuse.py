@@ -1,0 +1,108 @@
+"""Each thing the fused walk replaces, against the module that it replaces; and what it leaves alone."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from reference_server.model_server.attention import backend
+from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
+from reference_server.model_server.kv_cache import KVCache
+from reference_server.model_server.models import fuse, hooks
+from reference_server.model_server.options import EngineOptions
+from tests.support.tiny_models import make_tiny_model
+
+
+@torch.no_grad()
+def test_the_norm_equals_the_modules() -> None:
+    norm = make_tiny_model("llama").model.norm
+    hidden = torch.randn(3, 48, generator=torch.Generator().manual_seed(1)) * 7
+
+    fused = fuse.RMSNorm(norm.weight, norm.variance_epsilon)(hidden)
+
+    torch.testing.assert_close(fused, norm(hidden), atol=1e-6, rtol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_stacked_projections_equal_the_separate_ones(name: str) -> None:
+    attention = make_tiny_model(name).model.layers[0].self_attn
+    split = (attention.q_proj, attention.k_proj, attention.v_proj)
+    hidden = torch.randn(3, 48, generator=torch.Generator().manual_seed(1))
+    expected = torch.cat([linear(hidden) for linear in split], -1)
+
+    stacked = fuse.stacked(*split)
+
+    torch.testing.assert_close(stacked(hidden), expected, atol=1e-6, rtol=1e-6)
+    assert all(linear.weight.numel() == 0 for linear in split)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        ("llama", torch.float32, 1e-5),
+        ("llama-tied-llama3-rope", torch.float32, 1e-5),
+        ("qwen2", torch.float32, 1e-5),
+        ("mistral-window", torch.float32, 1e-5),
+        ("llama", torch.bfloat16, 0.15),
+        ("llama-tied-llama3-rope", torch.bfloat16, 0.15),
+    ],
+)
+@torch.no_grad()
+def test_the_walk_equals_the_models_own_forward(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    tokens = torch.randint(0, 100, (20,), generator=torch.Generator().manual_seed(2))
+    expected = make_tiny_model(name).to(dtype)(tokens[None]).logits[0]
+    model = make_tiny_model(name).to(dtype)
+    state = attach(model, dtype)
+
+    decoder = fuse.fuse(model)
+
+    assert decoder is not None
+    parts = []
+    for first, last in ((0, 5), (5, 18), (18, 19), (19, 20)):
+        with state.use(one_row(first, last)):
+            parts.append(decoder(tokens[first:last], torch.arange(first, last), None))
+    torch.testing.assert_close(torch.cat(parts), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neox"])
+def test_other_structures_are_left_alone(name: str) -> None:
+    assert fuse.fuse(make_tiny_model(name)) is None
+
+
+def test_a_norm_that_adds_one_to_its_weight_is_not_taken_for_a_plain_one() -> None:
+    class OffsetNorm(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.weight, self.variance_epsilon, self.inner = inner.weight, inner.variance_epsilon, inner
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return self.inner(hidden) * (1 + self.weight) / self.weight
+
+    model = make_tiny_model("llama")
+    model.model.norm = OffsetNorm(model.model.norm)
+
+    assert fuse.fuse(model) is None
+
+
+def attach(model: PreTrainedModel, dtype: torch.dtype) -> AttentionState:
+    hooks.register()
+    model.config._attn_implementation = hooks.ATTENTION_NAME
+    layers = hooks.probe(model)
+    choice = backend.choose(EngineOptions("tiny"), hooks.needs_of(layers, torch.device("cpu"), dtype))
+    state = AttentionState()
+    state.cache = KVCache([layer.shape for layer in layers], 8, 16, dtype, torch.device("cpu"))
+    hooks.attach(layers, state, choice)
+    return state
+
+
+def one_row(first: int, last: int) -> AttentionMetadata:
+    table, positions = np.array([[5, 3]]), np.arange(first, last)
+    return AttentionMetadata(
+        slots=table[0, positions // 16] * 16 + positions % 16,
+        block_table=table,
+        seqlen_q=np.array([last - first]),
+        seqlen_k=np.array([last]),
+        num_decode_rows=int(last - first == 1),
+    )
