@@ -23,6 +23,8 @@ EXIT_CODES = """exit codes:
   130, 143  interrupted, terminated (what was measured is kept and reported)"""
 
 COULD_NOT_MEASURE = 4
+# Of a comparison's load: each side is a command of its own, and its label is the side's.
+NOT_OF_SIDES = ("url", "server", "model_id", "label")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +161,54 @@ def _show(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
     return COULD_NOT_MEASURE if verdict == "invalid" else 0
 
 
+def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
+    """Sides, judgement and output; then every flag of a load."""
+    parser.add_argument("--server-a", required=True, metavar="COMMAND", help="Starts side A, the baseline.")
+    parser.add_argument("--server-b", required=True, metavar="COMMAND", help="Starts side B, the candidate.")
+    parser.add_argument("--label-a", metavar="NAME", default="A", help="Name of side A in reports. Default A.")
+    parser.add_argument("--label-b", metavar="NAME", default="B", help="Name of side B in reports. Default B.")
+    parser.add_argument("--pairs", type=int, metavar="N", help="Exactly so many pairs. Default 4 to 12, until decided.")
+    parser.add_argument("--min-pairs", type=int, metavar="N", default=4, help="Pairs before the first look. Default 4.")
+    parser.add_argument("--max-pairs", type=int, metavar="N", default=12, help="Pairs at most. Default 12.")
+    parser.add_argument("--max-minutes", type=float, metavar="M", help="Judge what there is after so many minutes.")
+    parser.add_argument(
+        "--min-effect", metavar="PERCENT", default="3%", help="Smallest change of interest, 3%% at least. Default 3%%."
+    )
+    parser.add_argument(
+        "--gate", action="append", metavar="METRIC", help="Judge this metric too, such as ttft_p95_ms; repeatable."
+    )
+    parser.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="LIMIT",
+        help='Limit on B: "ttft_p95_ms < 800"; repeatable.',
+    )
+    parser.add_argument(
+        "--inconclusive",
+        choices=("report", "pass", "fail"),
+        default="report",
+        help="What it returns: 3, 0 or 1.",
+    )
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="Write JUnit XML.")
+    parser.add_argument("--md", type=Path, metavar="FILE", help="Write Markdown for a comment.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the comparison. Default runs/<id>.")
+    parser.add_argument("--json", action="store_true", help="Print comparison.json instead of the table.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the load; flags win over it.")
+    settings.add_flags(parser, BenchConfig, leave_out=NOT_OF_SIDES)
+
+
+def _compare(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from loadgen import compare
+
+    text, exit_code = compare.run(given, arguments)
+    print(text)
+    return exit_code
+
+
 COMMANDS = {
     "run": Command("Measure one server under one load.", _add_run_flags, _run),
+    "compare": Command("Judge whether B is slower than A, in interleaved pairs.", _add_compare_flags, _compare),
     "report": Command("Report on stored runs.", _add_report_flags, _report),
 }
 

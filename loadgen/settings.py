@@ -4,6 +4,7 @@ The only place that knows how a field becomes a flag. `add_flags` serves every c
 """
 
 import argparse
+import os
 import tomllib
 import types
 import typing
@@ -88,3 +89,8 @@ def describe(error: ValidationError) -> str:
 
 def _shown(name: str, value: object) -> str:
     return "***" if name.endswith("key") else repr(value)
+
+
+def environment(*names: str) -> dict[str, str]:
+    """The variables of these names that are set and not empty; how a CI service makes itself known."""
+    return {name: value for name in names if (value := os.environ.get(name))}
