@@ -88,9 +88,13 @@ class LaunchedProcess:
     def start(self) -> None:
         """Start the command on fresh ports. Raises StartError."""
         self.attempts_left -= 1
+        named = port_in(self.command)
+        if named is not None and is_listened_on(named):
+            # Its answers would be measured in the place of ours.
+            raise StartError(f"another server listens on port {named}, which the command names")
         with contextlib.ExitStack() as held:
             ports = dict(zip(PORT_VARIABLES, hold_ports(held, len(PORT_VARIABLES)), strict=True))
-            self.port = port_in(self.command) or ports["PORT"]
+            self.port = named or ports["PORT"]
             ports["PORT"] = self.port
             self.argv = [word.replace("{port}", str(self.port)) for word in self.command]
             self._clean_sockets()
@@ -163,6 +167,13 @@ class LaunchedProcess:
         if self._sockets is not None:
             self._sockets.cleanup()
             self._sockets = None
+
+
+def is_listened_on(port: int) -> bool:
+    """Whether something accepts connections on a port of the loopback interface."""
+    with socket.socket() as sock:
+        sock.settimeout(1.0)
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def hold_ports(held: contextlib.ExitStack, count: int) -> list[int]:

@@ -17,6 +17,7 @@ from loadgen.protocols.dialects import DIALECTS
 
 FORCING_EXTENSIONS = frozenset(("ignore_eos_token", "min_new_tokens"))
 POLL_S = 0.1
+TELL_EVERY_S = 5.0
 READY_PROMPT = Prompt("ready", text="Hello", output_tokens=1)
 
 OnWait = Callable[[float], None]
@@ -192,13 +193,15 @@ class LaunchedTarget:
                 raise StartError(
                     f"the server was not ready after {self._ready_timeout_s:g} s: {problem}", self.process.log_tail()
                 )
-            if self._on_wait is not None and now_s - told_s >= 1.0:
+            if self._on_wait is not None and now_s - told_s >= TELL_EVERY_S:
                 told_s = now_s
                 self._on_wait(now_s - started_s)
             try:
                 status, _ = control.get("/health", timeout_s=5.0)
                 if status in (200, 404):
                     target.generate_once(self._api)
+                    # What answered may be another server, if ours could not have its port.
+                    self.process.check_alive()
                     return
                 problem = f"/health answers {status}"
             except TargetError as error:

@@ -8,9 +8,11 @@ import time
 
 import pytest
 
+from loadgen import target
 from loadgen.errors import StartError, UsageError
 from loadgen.launch import LaunchedProcess, hold_ports, port_in, split_command
 from loadgen.target import LaunchedTarget
+from tests.support.stream_server import stream_server
 
 SERVE = [sys.executable, "-m", "tests.support.serve_stream"]
 
@@ -76,10 +78,11 @@ def test_a_server_that_never_gets_ready_is_given_up(tmp_path):
     assert not is_running(target.process.pid)
 
 
-def test_waiting_is_told(tmp_path):
+def test_waiting_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(target, "TELL_EVERY_S", 0.2)
     told = []
 
-    with launched(tmp_path, "--slow-start", "1.5", on_wait=told.append):
+    with launched(tmp_path, "--slow-start", "0.8", on_wait=told.append):
         pass
 
     assert told
@@ -136,6 +139,17 @@ def test_a_taken_port_is_recognised_and_tried_elsewhere(tmp_path):
 
     with LaunchedTarget([sys.executable, "-c", code], tmp_path / "log", ready_timeout_s=20) as target:
         assert target.process.attempts_left == 3
+
+
+def test_reliability_F37_another_server_on_the_port_is_not_taken_for_ours(tmp_path):
+    with stream_server() as (url, _):
+        port = url.rpartition(":")[2]
+
+        with (
+            pytest.raises(StartError, match=f"another server listens on port {port}"),
+            LaunchedTarget([*SERVE, "--port", port], tmp_path / "log"),
+        ):
+            pytest.fail("it did not start")
 
 
 def test_held_ports_are_distinct_and_taken():

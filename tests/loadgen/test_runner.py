@@ -277,6 +277,9 @@ def test_reliability_F38_a_killed_bench_leaves_a_valid_prefix_and_no_worker(url,
     records = load_run(out).records
     assert len(records) >= 4
     assert {record.status for record in records} == {"ok"}
+    text, _, report = present([out], out, is_json=False)
+    assert "ended by a crash" in text
+    assert report.exists()
 
 
 def workers_of(out):
