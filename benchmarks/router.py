@@ -1,27 +1,40 @@
-"""CPU time the router spends on one streamed token: from a decode reply to bytes on the socket, everything on.
+"""What the router costs, beside a bare Starlette endpoint that streams the same events in the same run.
 
-    python benchmarks/router.py [--streams 64 512] [--tokens 400] [--repeats 5] [--json FILE]
+    python benchmarks/router.py [--streams 1 64 512] [--tokens 400] [--repeats 3] [--seconds 3] [--json FILE]
 
-The whole router runs in this process on uvicorn, over a model server that costs nothing: every step answers with the
-same tokens. A second process reads the streams. What is counted is this process's CPU time between two steps of the
-full batch, so neither requests nor the client are in it. performance-cpu.md section 4: pass 60 µs, goal 25, stretch 20.
+The whole router runs in this process on uvicorn and on one core, over a model server that costs nothing: every step
+answers at once with the same tokens. A second process on another core is the client. Four figures:
+
+events/s        what the client receives while the model server steps as fast as it is asked
+µs a token      CPU time of this process between two steps of the full batch; neither requests nor client are in it
+latency         from the model server's answer to the client's read, at 5,000 tokens a second or 50 steps if that is less
+requests/s      blocking calls of one token over `CONNECTIONS` kept-alive connections
 """
 
 import argparse
 import asyncio
 import io
+import itertools
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import orjson
 import uvloop
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
 
 from reference_server.messages import (
     Batch,
@@ -51,19 +64,48 @@ from reference_server.router.services import Services
 from reference_server.router.validation import RequestLimits, Validator
 
 ROUTES = ("/generate_stream", "/v1/chat/completions", "/v1/completions")
+BARE = "bare Starlette"
 WARM_STEPS = 40
+PACED_STEPS = 100
+CONNECTIONS = 32
+
+_STAMP = re.compile(rb"\d{19}")
 
 
 @dataclass
-class FreeShard:
-    """A model server without cost. `marks` are (CPU s, tokens) at the first and last full step that count."""
+class Steps:
+    """The clock of a run: how many steps of the full batch are made, and what they cost this process."""
 
     streams: int
-    steps: int
-    held: list[Request] = field(default_factory=list)
+    total: int
+    is_paced: bool = False
     done: int = 0
     marks: list[float] = field(default_factory=list)
-    reply: StepResult | None = None
+
+    async def next(self) -> str:
+        """Wait for a step; the text of its tokens, which in a paced run is the time of the answer."""
+        self.done += 1
+        if self.done in (WARM_STEPS, self.total - WARM_STEPS):
+            self.marks.append(time.process_time())
+        await asyncio.sleep(max(0.02, self.streams / 5000) if self.is_paced else 0)
+        return f" {time.time_ns()}" if self.is_paced else " token"
+
+    @property
+    def is_last(self) -> bool:
+        return self.done >= self.total
+
+    def us_per_token(self) -> float:
+        first, last = self.marks
+        return (last - first) * 1e6 / ((self.total - 2 * WARM_STEPS) * self.streams)
+
+
+class FreeShard:
+    """A model server without cost. One-token requests end in their prefill, others with the last of `steps`."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._held: list[Request] = []
+        self._reply: StepResult | None = None
 
     async def info(self) -> ModelInfo:
         raise NotImplementedError
@@ -74,69 +116,136 @@ class FreeShard:
         raise NotImplementedError
 
     async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
-        self.held += batch.requests
-        return self._answer(batch.id if cached is None else cached.id, batch.requests)
+        if batch.requests[0].stopping.max_new_tokens == 1:
+            end = GeneratedText(" token", 1, FinishReason.LENGTH)
+            return StepResult(tuple(_generation(request, " token", end) for request in batch.requests), None, Timings())
+        self._held += batch.requests
+        return self._answer(batch.id if cached is None else cached.id, batch.requests, " 0")
 
     async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
-        if len(self.held) < self.streams:
-            return self._answer(batches[0].id, self.held)
-        self.done += 1
-        if self.done in (WARM_STEPS, self.steps - WARM_STEPS):
-            self.marks.append(time.process_time())
-        if self.reply is None:
-            self.reply = self._answer(batches[0].id, self.held)
-        if self.done < self.steps:
-            return self.reply
-        end = GeneratedText(" token", self.steps, FinishReason.EOS_TOKEN)
-        last = tuple(_generation(request, end) for request in self.held)
-        return StepResult(last, None, Timings())
+        if len(self._held) < self._steps.streams:
+            return self._answer(batches[0].id, self._held, " 0")
+        text = await self._steps.next()
+        if self._reply is None or self._steps.is_paced:
+            self._reply = self._answer(batches[0].id, self._held, text)
+        if not self._steps.is_last:
+            return self._reply
+        end = GeneratedText(text, self._steps.done, FinishReason.EOS_TOKEN)
+        return StepResult(tuple(_generation(request, text, end) for request in self._held), None, Timings())
 
     async def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch:
         raise NotImplementedError
 
     async def clear_cache(self, batch_id: int | None = None) -> None: ...
 
-    def _answer(self, batch_id: int, requests: Sequence[Request]) -> StepResult:
-        receipt = CachedBatch(batch_id, tuple(request.id for request in self.held), 16, len(self.held))
-        return StepResult(tuple(map(_generation, requests)), receipt, Timings())
-
-    def us_per_token(self) -> float:
-        first, last = self.marks
-        return (last - first) * 1e6 / ((self.steps - 2 * WARM_STEPS) * self.streams)
+    def _answer(self, batch_id: int, requests: Sequence[Request], text: str) -> StepResult:
+        receipt = CachedBatch(batch_id, tuple(request.id for request in self._held), 16, len(self._held))
+        return StepResult(tuple(_generation(request, text) for request in requests), receipt, Timings())
 
 
-def _generation(request: Request, end: GeneratedText | None = None) -> Generation:
-    return Generation(request.id, Tokens((42,), (-0.3400000035762787,), (" token",), (False,)), None, end)
+def _generation(request: Request, text: str, end: GeneratedText | None = None) -> Generation:
+    return Generation(request.id, Tokens((42,), (-0.3400000035762787,), (text,), (False,)), None, end)
 
 
-async def measure(route: str, streams: int, steps: int) -> float:
-    """µs of CPU a token."""
+@asynccontextmanager
+async def router(steps: Steps) -> AsyncIterator[int]:
+    """The whole router over a `FreeShard`; yields its port."""
     limits = RequestLimits(max_input_tokens=4096, max_total_tokens=16384)
     files = find_model_files(PRESETS[0].model_id)
-    shard = FreeShard(streams, steps)
     metrics = Metrics(limits.max_input_tokens, limits.max_total_tokens)
     options = SchedulerOptions(1 << 20, 1 << 24, supports_chunking=True)
-    batcher = Batcher(shard, Scheduler(options), observer=metrics)
-    with ThreadPoolExecutor(2) as executor, bind("127.0.0.1", 0) as listener:
-        infer = Infer(batcher, Validator(files.load_tokenizer(), limits, executor), Permits(streams), metrics)
+    batcher = Batcher(FreeShard(steps), Scheduler(options), observer=metrics)
+    loop = asyncio.ensure_future(batcher.run())
+    with ThreadPoolExecutor(2) as executor:
+        infer = Infer(batcher, Validator(files.load_tokenizer(), limits, executor), Permits(1024), metrics)
         services = Services(infer, metrics, ServerFacts("m", limits, "0"), files.load_template())
-        server = HttpServer(create_app(services, TransportOptions()), listener)
+        async with listening(create_app(services, TransportOptions())) as port:
+            yield port
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+
+
+@asynccontextmanager
+async def bare(steps: Steps) -> AsyncIterator[int]:
+    """An application that hands every step's text to each open stream and does nothing else; yields its port."""
+    readers: list[asyncio.Queue[str | None]] = []
+
+    async def produce() -> None:
+        while not steps.is_last:
+            if len(readers) < steps.streams:
+                await asyncio.sleep(0.001)
+                continue
+            text: str | None = await steps.next()
+            for reader in readers:
+                reader.put_nowait(text)
+        for reader in readers:
+            reader.put_nowait(None)
+
+    async def events(reader: asyncio.Queue[str | None]) -> AsyncIterator[bytes]:
+        while (text := await reader.get()) is not None:
+            yield b"data: %b\n\n" % orjson.dumps({"token": {"id": 42, "text": text}})
+
+    async def stream(request: HttpRequest) -> StreamingResponse:
+        await request.body()
+        reader: asyncio.Queue[str | None] = asyncio.Queue()
+        readers.append(reader)
+        return StreamingResponse(events(reader), media_type="text/event-stream")
+
+    async def answer(request: HttpRequest) -> JSONResponse:
+        return JSONResponse({"generated_text": (await request.json())["inputs"]})
+
+    producer = asyncio.ensure_future(produce())
+    routes = [Route("/generate_stream", stream, methods=["POST"]), Route("/generate", answer, methods=["POST"])]
+    async with listening(Starlette(routes=routes)) as port:
+        yield port
+    producer.cancel()
+    await asyncio.gather(producer, return_exceptions=True)
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[int]:
+    with bind("127.0.0.1", 0) as listener:
+        server = HttpServer(app, listener)
         serving = asyncio.ensure_future(server.run_to_end())
-        loop = asyncio.ensure_future(batcher.run())
-        port = listener.getsockname()[1]
-        client = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--client", str(port), route, str(streams), str(steps)
-        )
-        if await client.wait() != 0:
-            raise SystemExit("the client failed")
+        yield listener.getsockname()[1]
         server.should_exit = True
         await serving
-        loop.cancel()
-        await asyncio.gather(loop, return_exceptions=True)
-    return shard.us_per_token()
 
 
-async def read_streams(port: int, route: str, streams: int, steps: int) -> None:
+async def measure_stream(name: str, streams: int, tokens: int) -> dict[str, float]:
+    """Events per second and µs a token at full speed, then latencies in ms at a steady pace."""
+    serve, route = (bare, ROUTES[0]) if name == BARE else (router, name)
+    free = Steps(streams, tokens)
+    async with serve(free) as port:
+        received = await run_client("stream", port, route, streams, tokens)
+    async with serve(Steps(streams, PACED_STEPS, is_paced=True)) as port:
+        paced = await run_client("stream", port, route, streams, PACED_STEPS)
+    return {
+        "events/s": received["events_per_s"],
+        "µs a token": free.us_per_token(),
+        "p50 ms": paced["p50_ms"],
+        "p99 ms": paced["p99_ms"],
+    }
+
+
+async def measure_calls(name: str, seconds: float) -> float:
+    """Blocking calls a second."""
+    async with (bare if name == BARE else router)(Steps(1, 1)) as port:
+        return (await run_client("call", port, "/generate", CONNECTIONS, seconds))["requests_per_s"]
+
+
+async def run_client(kind: str, port: int, route: str, count: int, amount: float) -> dict[str, float]:
+    """The client process's figures."""
+    command = (sys.executable, __file__, "--client", kind, str(port), route, str(count), str(amount))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise SystemExit("the client failed")
+    figures: dict[str, float] = json.loads(output)
+    return figures
+
+
+async def read_streams(port: int, route: str, streams: int, steps: float) -> dict[str, float]:
     """The client: open `streams` streams and read them to their ends."""
     body: dict[str, object] = {"stream": True, "max_tokens": 1024}
     if route == "/generate_stream":
@@ -145,23 +254,21 @@ async def read_streams(port: int, route: str, streams: int, steps: int) -> None:
         body["prompt"] = "hello"
     else:
         body["messages"] = [{"role": "user", "content": "hello"}]
-    content = json.dumps(body).encode()
-    head = f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    request = f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+    request = render_request(route, body)
+    latencies_ms: list[float] = []
+    times: list[float] = []
 
     async def read_one() -> int:
-        for _ in range(200):
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                break
-            except ConnectionRefusedError:
-                await asyncio.sleep(0.01)
+        reader, writer = await connect(port)
         writer.write(request)
         events, tail = 0, b""
         while not tail.endswith(b"0\r\n\r\n"):
             data = await reader.read(1 << 16)
             if not data:
                 break
+            now_ns = time.time_ns()
+            times.append(now_ns / 1e9)
+            latencies_ms.extend((now_ns - int(stamp)) / 1e6 for stamp in _STAMP.findall(data))
             events += data.count(b"data: ")
             tail = (tail + data)[-16:]
         writer.close()
@@ -169,35 +276,106 @@ async def read_streams(port: int, route: str, streams: int, steps: int) -> None:
 
     counts = await asyncio.gather(*(read_one() for _ in range(streams)))
     assert min(counts) >= steps, f"streams ended after {min(counts)} of {steps} tokens"
+    ordered = sorted(latencies_ms)
+    return {
+        "events_per_s": sum(counts) / (times[-1] - times[0]),
+        "p50_ms": ordered[len(ordered) // 2] if ordered else 0.0,
+        "p99_ms": ordered[len(ordered) * 99 // 100] if ordered else 0.0,
+    }
+
+
+async def call_repeatedly(port: int, route: str, connections: int, seconds: float) -> dict[str, float]:
+    """The client: one-token calls, one after another on each connection."""
+    request = render_request(route, {"inputs": "hello", "parameters": {"max_new_tokens": 1}})
+
+    async def call() -> int:
+        reader, writer = await connect(port)
+        for calls in itertools.count():
+            if time.perf_counter() > end:
+                writer.close()
+                return calls
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            (length,) = re.findall(rb"content-length: (\d+)", head)
+            await reader.readexactly(int(length))
+        raise AssertionError("counted to the end")
+
+    end = time.perf_counter() + seconds
+    return {"requests_per_s": sum(await asyncio.gather(*(call() for _ in range(connections)))) / seconds}
+
+
+def render_request(route: str, body: dict[str, object]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+
+
+async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    for _ in range(200):
+        try:
+            return await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.01)
+    raise SystemExit("the server does not listen")
+
+
+CLIENTS: dict[str, Callable[[int, str, int, float], Awaitable[dict[str, float]]]] = {
+    "stream": read_streams,
+    "call": call_repeatedly,
+}
+
+
+def pin(core: int) -> None:
+    """Stay on one core, where the machine lets us choose."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 512])
     parser.add_argument("--tokens", type=int, default=400, help="steps of the full batch, at most 1000")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of the blocking calls' measurement")
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--client", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--client", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:
-        port, route, streams, steps = options.client
-        uvloop.run(read_streams(int(port), route, int(streams), int(steps)))
+        kind, port, route, count, amount = options.client
+        pin(1)
+        figures = uvloop.run(CLIENTS[kind](int(port), route, int(count), float(amount)))
+        print(json.dumps(figures))
         return
     set_up_logging("info", LogFormat.TEXT, io.StringIO())
-    results: dict[str, list[float]] = {}
+    pin(0)
+    streamed: dict[str, list[dict[str, float]]] = {}
+    calls: dict[str, list[float]] = {}
     for repeat in range(options.repeats):
-        for streams in options.streams:
-            for route in ROUTES:
-                name = f"{route} x {streams}"
-                figure = uvloop.run(measure(route, streams, options.tokens))
-                results.setdefault(name, []).append(figure)
-                print(f"{repeat + 1}/{options.repeats} {name}: {figure:.1f} µs a token", file=sys.stderr)
-    print(f"{'stream':32} {'median':>8} {'least':>8} {'most':>8}   µs of router CPU a token, lower is better")
-    for name, figures in results.items():
-        print(f"{name:32} {statistics.median(figures):8.1f} {min(figures):8.1f} {max(figures):8.1f}")
+        print(f"{repeat + 1}/{options.repeats}", file=sys.stderr)
+        for name in (BARE, *ROUTES):
+            for streams in options.streams:
+                streamed.setdefault(f"{name} x {streams}", []).append(
+                    uvloop.run(measure_stream(name, streams, options.tokens))
+                )
+        for name in (BARE, ROUTES[0].removesuffix("_stream")):
+            calls.setdefault(name, []).append(uvloop.run(measure_calls(name, options.seconds)))
+    print_table(streamed, calls)
     if options.json:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-        options.json.write_text(json.dumps({"unit": "us/token", "machine": machine, "results": results}, indent=2))
+        options.json.write_text(json.dumps({"machine": machine, "streams": streamed, "calls": calls}, indent=2))
+
+
+def print_table(streamed: dict[str, list[dict[str, float]]], calls: dict[str, list[float]]) -> None:
+    """Medians over the repeats."""
+    columns = ("events/s", "µs a token", "p50 ms", "p99 ms")
+    print(f"{'stream x clients':32}" + "".join(f"{column:>12}" for column in columns))
+    for name, runs in streamed.items():
+        medians = [statistics.median(run[column] for run in runs) for column in columns]
+        print(f"{name:32}{medians[0]:12,.0f}" + "".join(f"{value:12.2f}" for value in medians[1:]))
+    print(f"\n{'blocking calls':32}{'requests/s':>12}   over {CONNECTIONS} connections")
+    for name, rates in calls.items():
+        print(f"{name:32}{statistics.median(rates):12,.0f}")
 
 
 if __name__ == "__main__":
