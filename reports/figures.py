@@ -106,7 +106,7 @@ def _length_plot(
 ) -> list[Block]:
     frame = pd.concat([requests_points(analysis, column, against) for analysis in analyses], ignore_index=True)
     frame = frame.rename(columns={against: "tokens"})
-    if len(frame) < 2:
+    if frame["tokens"].nunique() < 2:
         return []
     caption = f"{len(frame):,} requests; the line joins medians of tenths of the lengths."
     alt = f"Scatter of {quantity} in milliseconds against {length} in tokens, one dot per request, with a median line."

@@ -141,7 +141,8 @@ def _timeliness(m: Measured) -> Interval:
 def _energy(m: Measured) -> Interval:
     t_s, watts = m.power
     inside = m.window.holds(t_s)
-    joules = float(np.trapezoid(watts[inside], t_s[inside])) if inside.sum() > 1 else 0.0
+    watts, t_s = watts[inside], t_s[inside]
+    joules = float(((watts[1:] + watts[:-1]) / 2) @ np.diff(t_s)) if len(t_s) > 1 else 0.0
     rate = _output_rate(m)
     return point(rate.value * m.window.length_s / joules if joules > 0 else math.nan)
 

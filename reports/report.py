@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from reports import figures, plots, tables
 from reports.document import Block, Facts, Plot, Report, Section, Table, Text, Tiles, VerdictLine, format_number
+from reports.facts import load_sentence, run_facts, start_time
 from reports.renderers import csv, html, json, markdown
 from reports.results import SUMMARY_FILE, RunResult, finish_run, load_run, replace_file, write_json
 from reports.summary import Analysis
@@ -63,7 +63,7 @@ def build_from(analyses: Sequence[Analysis]) -> Report:
     assert analyses, "a report needs a run"
     sections = (
         Section("Summary", _summary_blocks(analyses)),
-        Section("What was run", tuple(_facts(analysis) for analysis in analyses)),
+        Section("What was run", tuple(run_facts(analysis) for analysis in analyses)),
         Section("Throughput", _throughput_blocks(analyses)),
         Section("Latency", _latency_blocks(analyses)),
         Section("Requests", _request_blocks(analyses)),
@@ -92,16 +92,9 @@ def _title(analyses: Sequence[Analysis]) -> str:
 def _subtitle(analyses: Sequence[Analysis]) -> str:
     manifest = analyses[0].run.manifest
     model = (manifest.target.get("info") or {}).get("model_id") or "unknown model"
-    return " · ".join(part for part in (str(model), _load_sentence(analyses[0]), manifest.started_at) if part)
-
-
-def _load_sentence(analysis: Analysis) -> str:
-    manifest, config = analysis.run.manifest, analysis.run.manifest.config
-    if manifest.mode == "closed":
-        users = manifest.slots or config.get("concurrency")
-        return f"closed loop, {users} users" if users else "closed loop"
-    rate = config.get("rate")
-    return f"open loop, {manifest.mode}" + (f", {rate:g} requests/s" if isinstance(rate, int | float) else "")
+    return " · ".join(
+        part for part in (str(model), load_sentence(analyses[0].run.manifest), start_time(manifest)) if part
+    )
 
 
 WORDS = {"valid": "Valid run", "degraded": "Degraded run", "invalid": "Not a valid measurement"}
@@ -111,7 +104,8 @@ def _verdict(analysis: Analysis, analyses: Sequence[Analysis]) -> VerdictLine:
     verdict = analysis.summary["verdict"]
     reasons = tuple(_sentence(reason["message"]) for reason in verdict["reasons"])
     label = analysis.label if len(analyses) > 1 else ""
-    return VerdictLine(verdict["status"], WORDS[verdict["status"]], _headline(analysis), reasons, label)
+    caution = "These numbers are for orientation, not for judging. " if verdict["status"] == "invalid" else ""
+    return VerdictLine(verdict["status"], WORDS[verdict["status"]], caution + _headline(analysis), reasons, label)
 
 
 def _sentence(text: str) -> str:
@@ -157,89 +151,6 @@ def _summary_note(analyses: Sequence[Analysis]) -> str:
     count = sum(sum(analysis.summary["counts"].values()) for analysis in analyses)
     length = analyses[0].measured.window.length_s
     return f"TTFT and E2E count from {since}. {count:,} requests, window of {format_number(length)} s."
-
-
-def _facts(analysis: Analysis) -> Facts:
-    manifest, window = analysis.run.manifest, analysis.summary["window"]
-    info: dict[str, Any] = manifest.target.get("info") or {}
-    config, machine = manifest.config, manifest.machine
-    clipped = manifest.clipped.get("requests", 0)
-    memory = machine.get("memory_bytes")
-    groups = (
-        (
-            f"Server{f' · {analysis.label}' if analysis.run.manifest.label else ''}",
-            {
-                "model": info.get("model_id"),
-                "precision, device": _joined(info.get("model_dtype"), info.get("model_device_type")),
-                "version": _joined(info.get("version"), info.get("sha")),
-                "address": manifest.target.get("url"),
-                "API": manifest.target.get("api"),
-                "limits": _limits(info),
-                "attention": _attention(info),
-                "launched with": " ".join(map(str, manifest.target.get("launch_argv") or [])) or None,
-                "chosen by us": " ".join(map(str, manifest.target.get("launch_chosen") or [])) or None,
-            },
-        ),
-        (
-            "Load",
-            {
-                "mode": _load_sentence(analysis),
-                "workload": config.get("workload"),
-                "input tokens": config.get("input_tokens"),
-                "output tokens": config.get("output_tokens"),
-                "length control": manifest.length_control,
-                "clipped": f"{clipped:,} requests, {sum(manifest.clipped.values()) - clipped:,} tokens"
-                if clipped
-                else "none",
-                "prefix cache": manifest.prefix_cache,
-                "seed": manifest.seed,
-                "window": f"{window['start_s']:.1f} s to {window['end_s']:.1f} s (warm-up: {window['warmup_rule']})",
-                "stopped by": manifest.stop_reason,
-            },
-        ),
-        (
-            "Machine",
-            {
-                "system": machine.get("os"),
-                "CPU": _joined(
-                    machine.get("cpu"), f"{machine['cpu_count']} cores" if machine.get("cpu_count") else None
-                ),
-                "memory": f"{memory / 2**30:.1f} GiB" if memory else None,
-                "accelerator": manifest.target.get("accelerator"),
-                "started": manifest.started_at,
-                "tgi-bench": _joined(manifest.version, manifest.revision),
-                "Python": manifest.python,
-                "workers": manifest.workers,
-                "notes": manifest.notes,
-            },
-        ),
-    )
-    return Facts(
-        tuple(
-            (title, tuple((name, str(value)) for name, value in facts.items() if value not in (None, "")))
-            for title, facts in groups
-        )
-    )
-
-
-def _joined(*parts: Any) -> str | None:
-    return ", ".join(str(part) for part in parts if part) or None
-
-
-def _limits(info: dict[str, Any]) -> str | None:
-    names = (
-        ("max_concurrent_requests", "requests"),
-        ("max_input_tokens", "input"),
-        ("max_total_tokens", "total tokens"),
-    )
-    return _joined(*(f"{info[name]:,} {title}" for name, title in names if isinstance(info.get(name), int)))
-
-
-def _attention(info: dict[str, Any]) -> str | None:
-    chosen = (info.get("engine") or {}).get("attention")
-    if isinstance(chosen, dict):
-        return _joined(*(f"{phase}: {kernel}" for phase, kernel in chosen.items()))
-    return None if chosen is None else str(chosen)
 
 
 def _throughput_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:

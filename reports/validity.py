@@ -83,7 +83,9 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
         "requests": int((requests["t_sent_ns"].notna() & (requests["status"] != Status.CONNECT_ERROR)).sum()),
         "server_requests": _server_requests(run),
         "lost_workers": int(run.client.get("lost_workers") or 0),
-        "client_errors": int((requests["status"] == Status.CLIENT_ERROR).sum()),
+        "client_errors": max(
+            int((requests["status"] == Status.CLIENT_ERROR).sum()), len(run.client.get("client_errors") or [])
+        ),
         "write_errors": int(run.client.get("write_errors") or 0),
         "capacity_events_per_s": run.client.get("capacity_events_per_s"),
         "events_per_s_per_worker": events / measured.window.length_s / max(measured.manifest.workers, 1)
@@ -105,7 +107,7 @@ def _above(value: float | None, degraded: float, invalid: float) -> Level | None
 def _sent_rate(facts: Mapping[str, Any]) -> Finding | None:
     share = facts["sent_over_offered"]
     level = _above(None if share is None else round(1 - share, 9), 0.01, 0.05)
-    return _bounded("sent_rate", level, f"only {share or 0:.1%} of the offered requests were sent on time")
+    return _bounded("sent_rate", level, f"only {100 * (share or 0):.1f} % of the offered requests were sent on time")
 
 
 def _schedule_lag(facts: Mapping[str, Any]) -> Finding | None:
@@ -121,19 +123,24 @@ def _loop_lag(facts: Mapping[str, Any]) -> Finding | None:
     return _bounded(
         "loop_lag",
         _above(share, 0.25, 1.0),
-        f"the generator's loop lagged {(lag or 0) * 1e3:.1f} ms (p99), {share or 0:.0%} of the median gap",
+        f"the generator's loop lagged {(lag or 0) * 1e3:.1f} ms (p99), {100 * (share or 0):.0f} % of the median gap; "
+        "give it cores of its own",
     )
 
 
 def _cpu(facts: Mapping[str, Any]) -> Finding | None:
     share = facts["cpu_share_max"]
-    return _bounded("cpu", _above(share, 0.7, 0.9), f"a generator process used {share or 0:.0%} of its CPU core")
+    return _bounded(
+        "cpu", _above(share, 0.7, 0.9), f"a generator process used {100 * (share or 0):.0f} % of its CPU core"
+    )
 
 
 def _tokens(facts: Mapping[str, Any]) -> Finding | None:
     share = facts["token_mismatch_median"]
     level = _above(share, 0.02, 0.10)
-    return _bounded("token_count", level, f"server and client token counts differ by {share or 0:.1%} (median)")
+    return _bounded(
+        "token_count", level, f"server and client token counts differ by {100 * (share or 0):.1f} % (median)"
+    )
 
 
 def _completions(facts: Mapping[str, Any]) -> Finding | None:

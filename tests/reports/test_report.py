@@ -199,6 +199,7 @@ def test_smoke_and_hopeless_runs_have_a_report(tmp_path: Path, load: SampleLoad)
 
     assert "**Not a valid measurement.**" in text
     assert "let it run longer" in text
+    assert "for orientation, not for judging" in text
 
 
 def test_run_without_requests_has_a_report(tmp_path: Path) -> None:
@@ -216,3 +217,14 @@ def test_report_of_runs_in_memory_is_the_same(written: ReportPaths) -> None:
     report = build_report([sample_run(SampleLoad(seed=3, duration_s=30))])
 
     assert report.verdicts[0].sentence in written.markdown.read_text().replace("\\_", "_")
+
+
+def test_lengths_that_do_not_vary_have_no_figure_against_them() -> None:
+    run = sample_run(SampleLoad(mode="closed", duration_s=10))
+    for record in run.records:
+        record.input_tokens = 128
+
+    names = [plot.name for plot in build_report([run]).plots]
+
+    assert "ttft_by_prompt" not in names
+    assert "e2e_by_output" in names

@@ -1,0 +1,54 @@
+"""The manifest in words."""
+
+from reports.facts import load_sentence, run_facts, start_time
+from reports.results import RunManifest, RunResult
+from reports.summary import Analysis
+
+
+def facts_of(manifest: RunManifest) -> dict[str, str]:
+    groups = run_facts(Analysis.of(RunResult(manifest, []))).groups
+    return {name: value for _, facts in groups for name, value in facts}
+
+
+def test_bundled_servers_engine_is_told() -> None:
+    engine = {
+        "dtype": "bfloat16",
+        "quantize": "fp8",
+        "backend": "cpu",
+        "attention": {"prefill": "torch"},
+        "tuned": "chat",
+    }
+    found = facts_of(RunManifest("r", target={"info": {"model_id": "m", "sha": "0" * 40, "engine": engine}}))
+
+    assert found["model"] == "m"
+    assert found["precision"] == "bfloat16, fp8"
+    assert found["device"] == "cpu"
+    assert found["attention"] == "prefill: torch"
+    assert found["version"] == "000000000000"
+    assert found["tuned"] == "chat"
+
+
+def test_trace_and_clipping_are_told() -> None:
+    config = {"trace_file": "conv.csv", "trace_limit": 200, "time_scale": 0.05}
+    clipped = {"requests": 3, "input_tokens": 1200, "output_tokens": 34}
+    found = facts_of(RunManifest("r", mode="trace", config=config, clipped=clipped))
+
+    assert found["trace"] == "conv.csv, first 200 requests, times × 0.05"
+    assert found["clipped"] == "3 requests, 1,234 tokens"
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    found = facts_of(RunManifest("r"))
+
+    assert "model" not in found
+    assert found["clipped"] == "none"
+
+
+def test_load_in_words() -> None:
+    assert load_sentence(RunManifest("r", mode="closed", config={"concurrency": 16})) == "closed loop, 16 users"
+    assert load_sentence(RunManifest("r", mode="poisson", config={"rate": 2.5})) == "open loop, poisson, 2.5 requests/s"
+
+
+def test_start_is_given_to_the_minute() -> None:
+    assert start_time(RunManifest("r", started_at="2026-11-20T14:53:54.419+00:00")) == "2026-11-20 14:53 UTC"
+    assert start_time(RunManifest("r", started_at="yesterday")) == "yesterday"
