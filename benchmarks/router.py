@@ -7,7 +7,7 @@ answers at once with the same tokens. A second process on another core is the cl
 
 events/s        what the client receives while the model server steps as fast as it is asked
 µs a token      CPU time of this process between two steps of the full batch; neither requests nor client are in it
-latency         from the model server's answer to the client's read, at 5,000 tokens a second or 50 steps if that is less
+latency         from the model server's answer to the client's read, at most 5,000 tokens and 50 steps a second
 requests/s      blocking calls of one token over `CONNECTIONS` kept-alive connections
 """
 
