@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Query rows handled at a time when a mask has to be built, so that it never grows with the square of the prompt.
 MASKED_QUERY_ROWS = 256
+# Below this many gathered elements float32 products are used: a 16-bit one costs more to set up than to compute.
+FEW_ELEMENTS = 1 << 17
 
 
 def store(key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
@@ -52,11 +54,14 @@ class TorchDecode:
         length = int(metadata.seqlen_k[:rows].max())
         index = self._gather_index(metadata, rows, -(-length // block_size), num_kv_heads, cache.device)
         pages = cache.view(num_blocks * 2 * num_kv_heads, block_size * head_dim).index_select(0, index)
-        keys, values = pages.view(2, rows * num_kv_heads, -1, head_dim).unbind(0)
         grouped = query.reshape(rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
-        bias = self._bias(metadata, rows, num_kv_heads, num_heads, keys.shape[1], options, query)
+        if pages.numel() < FEW_ELEMENTS and query.dtype != torch.float32:
+            pages, grouped = pages.float(), grouped.float()
+        keys, values = pages.view(2, rows * num_kv_heads, -1, head_dim).unbind(0)
+        bias = self._bias(metadata, rows, num_kv_heads, num_heads, keys.shape[1], options, grouped)
         scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=options.scaling)
-        return torch.bmm(torch.softmax(scores, -1), values).view(rows, num_heads, head_dim)
+        attended = torch.bmm(torch.softmax(scores, -1), values).view(rows, num_heads, head_dim)
+        return attended.to(query.dtype)
 
     def _gather_index(
         self, metadata: AttentionMetadata, rows: int, blocks: int, num_kv_heads: int, device: torch.device
@@ -82,7 +87,7 @@ class TorchDecode:
         num_heads: int,
         length: int,
         options: AttentionOptions,
-        query: Tensor,
+        like: Tensor,
     ) -> Tensor:
         """[rows * num_kv_heads, 1 or group, length]: minus infinity where a row has no key, plus ALiBi."""
         key = ("bias", num_kv_heads, options.window, options.alibi_slopes is None)
@@ -93,13 +98,13 @@ class TorchDecode:
             visible = position < seqlen_k
             if options.window is not None:
                 visible &= position >= seqlen_k - options.window
-            mask = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))).to(query.device)
+            mask = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))).to(like.device)
             per_head = mask[:, None, None, :].expand(rows, num_kv_heads, 1, length)
             if options.alibi_slopes is not None:
-                distance = torch.from_numpy((position - seqlen_k + 1).astype(np.float32)).to(query.device)
+                distance = torch.from_numpy((position - seqlen_k + 1).astype(np.float32)).to(like.device)
                 slopes = options.alibi_slopes.view(1, num_kv_heads, num_heads // num_kv_heads, 1)
                 per_head = per_head + slopes * distance[:, None, None, :]
-            bias = per_head.to(query.dtype).reshape(rows * num_kv_heads, -1, length)
+            bias = per_head.to(like.dtype).reshape(rows * num_kv_heads, -1, length)
             metadata.step_memo[key] = bias
         return bias
 

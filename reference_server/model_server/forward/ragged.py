@@ -1,7 +1,5 @@
 """The packed forward: all sequences' new tokens as one row through the model and its registered attention."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,14 +19,15 @@ class RaggedForward:
     def __init__(self, model: nn.Module, state: AttentionState, device: torch.device, decoder: Decoder | None) -> None:
         self._device = device
         self._state = state
-        self._run: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+        self._run: Decoder
         self._run = decoder if decoder is not None else _ModelCall(model)
 
     def __call__(self, inputs: RaggedInputs) -> Tensor:
         """[logit rows, vocab_size], in the model's dtype."""
         index = None if inputs.logits_index is None else self._tensor(inputs.logits_index)
         with self._state.use(inputs.attention):
-            return self._run(self._tensor(inputs.input_ids), self._tensor(inputs.positions), index)
+            ids, positions = self._tensor(inputs.input_ids), self._tensor(inputs.positions)
+            return self._run(ids, positions, index, inputs.attention.max_k - 1)
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -40,7 +39,7 @@ class _ModelCall:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None) -> Tensor:
+    def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, _: int) -> Tensor:
         output = self._model(
             input_ids=input_ids[None],
             position_ids=positions[None],

@@ -62,7 +62,7 @@ def test_the_walk_equals_the_models_own_forward(name: str, dtype: torch.dtype, t
     parts = []
     for first, last in ((0, 5), (5, 18), (18, 19), (19, 20)):
         with state.use(one_row(first, last)):
-            parts.append(decoder(tokens[first:last], torch.arange(first, last), None))
+            parts.append(decoder(tokens[first:last], torch.arange(first, last), None, last - 1))
     torch.testing.assert_close(torch.cat(parts), expected, atol=tolerance, rtol=tolerance)
 
 
