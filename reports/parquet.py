@@ -1,7 +1,7 @@
-"""The Parquet tables of a run: their columns, and the streaming conversion that fills them."""
+"""The Parquet tables of a run: their columns, the streaming conversion that fills them, and reading them back."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +25,17 @@ def write_rows(table: str, rows: Iterator[Mapping[str, Any]], path: Path, manife
 
 def _columns(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in schema.names}
+
+
+UnreadableError = pa.ArrowException
+
+
+def read_rows(path: Path, names: Container[str] | None) -> Iterator[dict[str, Any]]:
+    """The rows of a table, those of its columns that are in `names`. Raises UnreadableError."""
+    with pq.ParquetFile(path) as file:
+        known = [name for name in file.schema_arrow.names if names is None or name in names]
+        for batch in file.iter_batches(ROWS_PER_BATCH, columns=known):
+            yield from batch.to_pylist()
 
 
 def _request_columns(rows: Sequence[Mapping[str, Any]], manifest: RunManifest) -> dict[str, Any]:

@@ -331,12 +331,20 @@ def load_run(directory: Path) -> RunResult:
     client_path = directory / CLIENT_FILE
     return RunResult(
         manifest=manifest,
-        records=[RequestRecord.from_json(row) for row in _table_rows(directory, REQUESTS)],
+        records=list(_records(directory)),
         timeseries=list(_table_rows(directory, TIMESERIES)),
         server_metrics=list(_table_rows(directory, SERVER_METRICS)),
         client=_read_json(client_path) if client_path.exists() else {},
         directory=directory,
     )
+
+
+def _records(directory: Path) -> Iterator[RequestRecord]:
+    for number, row in enumerate(_table_rows(directory, REQUESTS), start=1):
+        try:
+            yield RequestRecord.from_json(row)
+        except (TypeError, ValueError, struct.error) as error:
+            raise RunDirectoryError(f"{directory}: request {number} is not a record ({error})") from error
 
 
 def load_manifest(directory: Path) -> RunManifest:
@@ -380,8 +388,11 @@ def write_table(directory: Path, table: str, rows: Iterable[Mapping[str, Any]], 
 
     target = directory / f"{table}.parquet"
     part = target.with_name(target.name + ".part")
-    parquet.write_rows(table, iter(rows), part, manifest)
-    part.replace(target)
+    try:
+        parquet.write_rows(table, iter(rows), part, manifest)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _table_rows(directory: Path, table: str) -> Iterator[dict[str, Any]]:
@@ -389,12 +400,12 @@ def _table_rows(directory: Path, table: str) -> Iterator[dict[str, Any]]:
     if not path.exists():
         yield from _jsonl_rows(_jsonl_files(directory, table))
         return
-    import pyarrow.parquet as pq
+    from reports import parquet
 
-    with pq.ParquetFile(path) as file:
-        known = [name for name in file.schema_arrow.names if table != REQUESTS or name in FIELDS]
-        for batch in file.iter_batches(ROWS_PER_BATCH, columns=known):
-            yield from batch.to_pylist()
+    try:
+        yield from parquet.read_rows(path, FIELDS if table == REQUESTS else None)
+    except parquet.UnreadableError as error:
+        raise RunDirectoryError(f"{path}: not a readable Parquet file ({error})") from error
 
 
 def _jsonl_files(directory: Path, table: str) -> list[Path]:

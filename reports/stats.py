@@ -21,6 +21,9 @@ NUM_BATCHES = 20
 # Cut points of the bootstrap's grid: this many spread evenly, and this many around each reported percentile.
 EVEN_CUTS, NEAR_CUTS = 320, 24
 
+# Counts held at a time while resampling: 32 MiB.
+MOST_COUNTS = 4 * 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -94,10 +97,7 @@ def bootstrap_percentiles(
     cuts = _cuts(values, len(sizes), percentiles)
     unit = np.repeat(np.arange(len(sizes)), sizes)
     cell = np.minimum(np.searchsorted(cuts, values, side="left"), len(cuts) - 1)
-    counts = np.zeros((len(sizes), len(cuts)))
-    np.add.at(counts, (unit, cell), 1.0)
-    drawn = _resampled_sums(counts, block, resamples)
-    below = np.cumsum(drawn, axis=1)
+    below = np.cumsum(_resampled_counts(unit, cell, (len(sizes), len(cuts)), block, resamples), axis=1)
     totals = below[:, -1]
     results = []
     for percentile in percentiles:
@@ -121,21 +121,29 @@ def _cuts(values: Array, units: int, percentiles: Sequence[float]) -> Array:
     return np.unique(ordered[ranks])
 
 
-def _resampled_sums(per_unit: Array, block: int, resamples: int) -> Array:
-    """Column sums of moving-block resamples.
+def _resampled_counts(
+    unit: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], shape: tuple[int, int], block: int, resamples: int
+) -> Array:
+    """How many values of each moving-block resample fall into each cell.
 
-    per_unit: [units, columns] -> [resamples, columns]; each resample has as many blocks as cover the units.
+    unit, cell: [values]; shape: (units, cells) -> [resamples, cells]. Each resample has as many blocks as cover the
+    units. A few columns are taken at a time, so that memory does not grow with units x cells.
     """
-    units = len(per_unit)
-    starts = units - block + 1
-    num_blocks = math.ceil(units / block)
-    running = np.vstack((np.zeros((1, per_unit.shape[1])), np.cumsum(per_unit, axis=0)))
-    block_sums = running[block:] - running[:starts]
+    units, cells = shape
+    starts, num_blocks = units - block + 1, math.ceil(units / block)
     picks = np.random.default_rng(BOOTSTRAP_SEED).integers(0, starts, size=(resamples, num_blocks))
     rows = np.repeat(np.arange(resamples), num_blocks)
     chosen = sparse.csr_matrix((np.ones(picks.size), (rows, picks.ravel())), shape=(resamples, starts))
-    sums: Array = chosen @ block_sums
-    return sums
+    width = max(1, MOST_COUNTS // units)
+    drawn = np.empty((resamples, cells))
+    for first in range(0, cells, width):
+        columns = min(width, cells - first)
+        inside = (cell >= first) & (cell < first + columns)
+        counts = np.bincount(unit[inside] * columns + cell[inside] - first, minlength=units * columns)
+        running = np.zeros((units + 1, columns))
+        np.cumsum(counts.reshape(units, columns), axis=0, out=running[1:])
+        drawn[:, first : first + columns] = chosen @ (running[block:] - running[:starts])
+    return drawn
 
 
 def _counted_quantile(cuts: Array, below: Array, totals: Array, share: float) -> Array:

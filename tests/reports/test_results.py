@@ -163,6 +163,27 @@ def test_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
+def test_foreign_rows_and_files_are_named(tmp_path: Path) -> None:
+    write_manifest(tmp_path, RunManifest("r1"))
+    (tmp_path / "requests.jsonl").write_text('{"run_id":"r1","request_id":"q1"}\n{"status":"ok"}\n')
+    with pytest.raises(RunDirectoryError, match="request 2 is not a record"):
+        load_run(tmp_path)
+
+    (tmp_path / "requests.parquet").write_bytes(b"nonsense, but long enough to be looked at")
+    with pytest.raises(RunDirectoryError, match=r"requests\.parquet: not a readable Parquet file"):
+        load_run(tmp_path)
+
+
+def test_failed_conversion_leaves_the_records_and_no_part(crashed: Path) -> None:
+    with (crashed / "requests.jsonl").open("ab") as file:
+        file.write(b"\n")
+
+    with pytest.raises(RunDirectoryError, match=r"requests\.jsonl:4"):
+        finish_run(crashed)
+
+    assert sorted(path.name for path in crashed.iterdir()) == ["manifest.json", "requests.jsonl"]
+
+
 def test_manifest_survives_json() -> None:
     manifest = RunManifest("r1", config={"rate": 2.0}, target={"url": "http://h"}, window_end_s=3.0)
 
