@@ -1,0 +1,117 @@
+"""What one packed forward is planned to be: tokens, slots, rows that give logits."""
+
+import numpy as np
+import pytest
+
+from reference_server.messages import ChooserParameters, Request, StoppingParameters
+from reference_server.model_server.batch import SequenceBatch, plan_chunks
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.forward.inputs import build_inputs
+from reference_server.model_server.sequence import Sequence
+from tests.support.word_tokenizer import WordTokenizer
+
+BLOCK_SIZE = 4
+
+
+def sequence(
+    id_: int, ids: list[int], prompt_len: int, cache_len: int, input_len: int, blocks: list[int], logprobs: bool = False
+) -> Sequence:
+    stopping = StoppingParameters(10)
+    return Sequence(
+        request=Request(id_, ("",), 100, ChooserParameters(), stopping, prefill_logprobs=logprobs),
+        ids=ids,
+        prompt_len=prompt_len,
+        cache_len=cache_len,
+        input_len=input_len,
+        blocks=np.array(blocks),
+        stopping=StoppingCriteria(stopping, frozenset()),
+        detokenizer=IncrementalDetokenizer(WordTokenizer(), ids),
+    )
+
+
+def test_decodes_take_their_last_token_in_batch_order() -> None:
+    batch = SequenceBatch(
+        1,
+        (sequence(0, [5, 6, 7], 2, 2, 1, [9]), sequence(1, [1, 2, 3, 4, 8], 4, 4, 1, [3, 7])),
+        BLOCK_SIZE,
+    )
+
+    inputs = build_inputs(batch, prompt_logprobs=False)
+
+    assert inputs.input_ids.tolist() == [7, 8]
+    assert inputs.positions.tolist() == [2, 4]
+    assert inputs.logits_index is None
+    assert inputs.attention.slots.tolist() == [9 * 4 + 2, 7 * 4 + 0]
+    assert inputs.attention.seqlen_k.tolist() == [3, 5]
+    assert inputs.attention.num_decode_rows == 2
+
+
+def test_what_is_derived_from_the_membership_is_kept_between_decodes() -> None:
+    batch = SequenceBatch(1, (sequence(0, [5, 6, 7], 2, 2, 1, [9]), sequence(1, [1, 2], 1, 1, 1, [3])), BLOCK_SIZE)
+
+    first = build_inputs(batch, prompt_logprobs=False)
+    again = build_inputs(batch, prompt_logprobs=False)
+    batch.sequences[0].stopped = True
+    without_stopped = build_inputs(batch, prompt_logprobs=False)
+
+    assert again.attention.block_table is first.attention.block_table
+    assert again.attention.batch_memo is first.attention.batch_memo
+    assert without_stopped.input_ids.tolist() == [2]
+    assert without_stopped.attention.block_table.tolist() == [[3]]
+
+
+def test_single_tokens_are_packed_before_chunks_but_logits_keep_batch_order() -> None:
+    chunk = sequence(0, [10, 11, 12, 13, 14], 5, 1, 3, [2, 4])
+    decode = sequence(1, [20, 21], 1, 1, 1, [6])
+    ending = sequence(2, [30, 31], 2, 0, 2, [8])
+    batch = SequenceBatch(1, (chunk, decode, ending), BLOCK_SIZE)
+
+    inputs = build_inputs(batch, prompt_logprobs=False)
+
+    assert inputs.input_ids.tolist() == [21, 11, 12, 13, 30, 31]
+    assert inputs.positions.tolist() == [1, 1, 2, 3, 0, 1]
+    assert inputs.attention.slots.tolist() == [25, 9, 10, 11, 32, 33]
+    assert inputs.attention.seqlen_q.tolist() == [1, 3, 2]
+    assert inputs.attention.seqlen_k.tolist() == [2, 4, 2]
+    assert inputs.attention.num_decode_rows == 1
+    # The chunk is not the prompt's last, so it gives no token.
+    assert [each.id for each in inputs.sampled] == [1, 2]
+    assert inputs.logits_index is not None
+    assert inputs.logits_index.tolist() == [0, 5]
+
+
+def test_prompt_logprobs_take_the_rows_that_predict_prompt_tokens() -> None:
+    first_chunk = sequence(0, [10, 11, 12, 13], 4, 0, 2, [2], logprobs=True)
+    last_chunk = sequence(1, [20, 21, 22], 3, 1, 2, [3], logprobs=True)
+    batch = SequenceBatch(1, (first_chunk, last_chunk), BLOCK_SIZE)
+
+    inputs = build_inputs(batch, prompt_logprobs=True)
+
+    # Packed: 10 11 21 22. Row of 22 samples; 10 -> 11, 11 -> 12, 21 -> 22.
+    assert inputs.logits_index is not None
+    assert inputs.logits_index.tolist() == [3, 0, 1, 2]
+    assert [(span.first_row, span.target_ids.tolist()) for span in inputs.prompt_spans] == [(1, [11, 12]), (3, [22])]
+    assert build_inputs(batch, prompt_logprobs=False).prompt_spans == ()
+
+
+@pytest.mark.parametrize(
+    ("remaining", "budget", "planned"),
+    [
+        # From last to first; what has its prompt takes one token, and one is set aside for each other request.
+        ([10, 0, 20], 12, [1, 1, 10]),
+        ([3, 4], 16, [3, 4]),
+        ([9, 4], 9, [4, 4]),
+        ([5, 5, 5], 4, [1, 1, 2]),
+        ([7], 4, [4]),
+    ],
+)
+def test_chunks_are_planned_as_the_router_counts_them(remaining: list[int], budget: int, planned: list[int]) -> None:
+    sequences = [
+        sequence(id_, list(range(30)), 30 if left else 29, 30 - left if left else 29, 0, [1])
+        for id_, left in enumerate(remaining)
+    ]
+
+    plan_chunks(sequences, budget)
+
+    assert [each.input_len for each in sequences] == planned
