@@ -147,7 +147,10 @@ def _summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
 
 
 def _summary_note(analyses: Sequence[Analysis]) -> str:
-    since = "the intended start (open loop)" if analyses[0].run.manifest.is_open_loop else "the moment it was sent"
+    loops = {analysis.run.manifest.is_open_loop for analysis in analyses}
+    since = "the intended start (open loop)" if True in loops else "the moment it was sent (closed loop)"
+    if len(loops) > 1:
+        since = "the intended start in an open loop, from the sending in a closed one"
     count = sum(sum(analysis.summary["counts"].values()) for analysis in analyses)
     length = analyses[0].measured.window.length_s
     return f"TTFT and E2E count from {since}. {count:,} requests, window of {format_number(length)} s."

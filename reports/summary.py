@@ -121,14 +121,27 @@ def _per_request(metric: RequestMetric, measured: Measured, concurrency: float) 
     column = population[metric.name]
     known = column.notna()
     values = np.asarray(column[known], dtype=np.float64)
-    failures = int(((population["status"] != Status.OK) & ~known).sum()) if metric.direction == "lower" else 0
     ones = np.ones(len(values), dtype=np.int64)
     found = _statistics(metric, values, ones, concurrency)
     return found | {
         "population": "requests started in the window",
         "missing": int((~known).sum()),
-        "adjusted": {percentile_name(p): adjusted_quantile(values, failures, p) for p in PERCENTILES},
+        "adjusted": _adjusted(metric, population),
     }
+
+
+# Delays of the generator's own, which a failed request has as well as any other.
+OWN_DELAYS = frozenset(("schedule_lag_s", "limit_wait_s"))
+
+
+def _adjusted(metric: RequestMetric, population: pd.DataFrame) -> dict[str, float | None] | None:
+    """Percentiles with every failed request at plus infinity; None for what is no latency of the server's."""
+    if metric.unit != "s" or metric.name in OWN_DELAYS:
+        return None
+    succeeded = population["status"] == Status.OK
+    values = np.asarray(population.loc[succeeded, metric.name].dropna(), dtype=np.float64)
+    failures = int((~succeeded).sum())
+    return {percentile_name(p): adjusted_quantile(values, failures, p) for p in PERCENTILES}
 
 
 def _pooled(metric: PooledMetric, measured: Measured, concurrency: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reports.results import finish_run
+from reports.results import Status, finish_run
 from reports.summary import metric_value, summarize, write_summary
 from tests.support.sample_run import SampleLoad, sample_run, write_sample_run
 
@@ -53,6 +53,30 @@ def test_failures_are_missing_and_push_adjusted_percentiles_up(summary: dict[str
     assert ttft["missing"] == summary["counts"]["overloaded"] > 0
     assert ttft["adjusted"]["p50"] >= ttft["percentiles"]["p50"]["value"]
     assert ttft["adjusted"]["p99.9"] is None
+
+
+def test_request_that_failed_after_its_first_token_counts_as_never_answered() -> None:
+    run = sample_run(SampleLoad(mode="closed", duration_s=20, failure_share=0.0))
+    before = summarize(run)["metrics"]["ttft_s"]
+    broken = [record for record in run.records if (record.t_sent_ns or 0) > 6e9][:20]
+    for record in broken:
+        record.status = Status.TRUNCATED
+
+    after = summarize(run)["metrics"]["ttft_s"]
+
+    assert after["count"] == before["count"]
+    assert after["percentiles"]["p90"] == before["percentiles"]["p90"]
+    assert after["adjusted"]["p75"] > before["adjusted"]["p75"]
+    assert before["adjusted"]["p99.9"] is not None
+    assert after["adjusted"]["p95"] is None
+
+
+def test_only_latencies_of_the_server_are_adjusted(summary: dict[str, Any]) -> None:
+    metrics = summary["metrics"]
+
+    assert metrics["schedule_lag_s"]["adjusted"] is None
+    assert metrics["length_shortfall"]["adjusted"] is None
+    assert metrics["e2e_s"]["adjusted"] is not None
 
 
 def test_blocking_runs_have_null_ttft() -> None:
