@@ -95,8 +95,10 @@ def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:
         # Every rank would say the same.
         logging.getLogger("reference_server.model_server").setLevel(logging.WARNING)
     urls = group_urls(config, rank)
+    # The group is told by the names that routers dial, which 0.0.0.0 is not.
+    own = urls[rank.rank] if config.listen is None else tcp_url(config.listen)
     shard = _load(config, rank)
-    code = uvloop.run(serve_until_stopped(shard, urls[rank.rank], urls))
+    code = uvloop.run(serve_until_stopped(shard, own, urls))
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)

@@ -152,6 +152,7 @@ class Batcher:
         self._shard_turn = asyncio.Lock()  # one call at a time, the health probe included
         self._is_healthy = True
         self._is_over = False
+        self._must_clear = False  # the shard may still hold a batch that failed, which could not be cleared
         self._num_discarded = 0
         self._step: _Step | None = None
 
@@ -224,6 +225,9 @@ class Batcher:
     async def _carry(self, call: Call) -> StepResult | CachedBatch | None:
         match call:
             case Prefill():
+                if self._must_clear and self._scheduler.running is None:
+                    await self._shard.clear_cache()
+                    self._must_clear = False
                 return await self._shard.prefill(call.batch, call.cached)
             case Decode():
                 return await self._shard.decode(call.batches)
@@ -244,6 +248,7 @@ class Batcher:
     async def _on_error(self, call: Call, error: ShardError) -> None:
         if isinstance(call, Clear) and call.after_error:
             logger.warning("could not clear batch %d after an error: %s", call.batch_id, error)
+            self._must_clear = True
             return
         logger.error("%s failed: %s", type(call).__name__.lower(), error)
         self._is_healthy = False
@@ -255,6 +260,10 @@ class Batcher:
             # Nothing more can be asked of a shard that hangs.
             self._fail(self._scheduler.fail_all(), generation_error(error))
             raise error
+        if isinstance(error, ShardConnectionError):
+            # The link may come back, and then everything is cleared before the next batch.
+            self._must_clear = True
+            return
         if isinstance(call, Filter | Clear):
             with contextlib.suppress(ShardError):
                 await self._shard.clear_cache()

@@ -1,6 +1,7 @@
 """`GrpcShard`: a shard at the other end of a channel, and `connect`, which finds all shards of a model.
 
-Calls have no deadline: a step takes as long as it takes, and a shard that is gone closes its end.
+Calls have no deadline: a step takes as long as it takes. A shard that is gone closes its end, and where the link itself
+can go, over TCP, pings find out. A channel reconnects by itself when the next call is made.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from reference_server.transport.schema import Message, Schema, load_schema
 from reference_server.transport.shard import ShardGroup, lowest_limits, lowest_present_limits
 
 MAX_MESSAGE_BYTES = 2**31 - 1
+KEEPALIVE_S = 20.0
+"""How long a TCP link may be silent before it is pinged, and then how long the answer may take."""
 
 # The authority is a dummy because a socket path is no host name. A proxy from the environment is not for these calls,
 # and a channel of its own keeps one client's reconnection pauses from another.
@@ -26,14 +29,18 @@ CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # which is how long an attempt may take, 20 s if not said
 )
 
 
-async def connect(addresses: str | Sequence[str], version: str = "v3") -> ShardGroup:
+async def connect(addresses: str | Sequence[str], version: str = "v3", keepalive_s: float = KEEPALIVE_S) -> ShardGroup:
     """Reach every shard of the model whose rank 0 is at the first address.
 
     An address is a socket path, `unix://path` or `tcp://host:port`. Several are the whole group in rank order and must
     be what the first one's ServiceDiscovery says. `version` is one of `schema.VERSIONS`; nothing is negotiated.
+    A single shard over TCP is reached where it was found, whatever name it has for itself.
     Raises `ShardConnectionError`. Close the group when done.
     """
     given = [addresses] if isinstance(addresses, str) else list(addresses)
@@ -45,14 +52,14 @@ async def connect(addresses: str | Sequence[str], version: str = "v3") -> ShardG
 
     try:
         for url in await _discovered(given, version):
-            shards.append(await GrpcShard.open(url, version))  # noqa: PERF401  # one refused, the earlier ones are closed
+            shards.append(await GrpcShard.open(url, version, keepalive_s))  # noqa: PERF401  # one refused, the earlier ones are closed
     except ShardError:
         await close()
         raise
     return ShardGroup(shards, lowest_present_limits if version == "v2" else lowest_limits, close)
 
 
-async def _discovered(given: Sequence[str], version: str) -> list[str]:
+async def _discovered(given: list[str], version: str) -> list[str]:
     master = await GrpcShard.open(given[0], version)
     try:
         urls = await master.discover()
@@ -60,7 +67,7 @@ async def _discovered(given: Sequence[str], version: str) -> list[str]:
         await master.close()
     if len(given) > 1 and [_canonical(url) for url in urls] != [_canonical(url) for url in given]:
         raise ShardConnectionError(f"the model server at {given[0]} names the group {urls}, expected {list(given)}")
-    return urls
+    return given if len(given) == len(urls) else urls
 
 
 def _canonical(address: str) -> str:
@@ -88,9 +95,10 @@ class GrpcShard:
         }
 
     @classmethod
-    async def open(cls, address: str, version: str = "v3") -> "GrpcShard":
+    async def open(cls, address: str, version: str = "v3", keepalive_s: float = KEEPALIVE_S) -> "GrpcShard":
         """Dial `address` and wait until the transport stands. Raises `ShardConnectionError` when it is refused."""
-        channel = grpc.aio.insecure_channel(grpc_target(address), options=CHANNEL_OPTIONS)
+        options = CHANNEL_OPTIONS + (_keepalive(keepalive_s) if is_tcp(address) else ())
+        channel = grpc.aio.insecure_channel(grpc_target(address), options=options)
         is_connected = False
         try:
             is_connected = await _has_connected(channel)
@@ -160,6 +168,12 @@ class GrpcShard:
                 return ShardConnectionError(f"the model server at {self.address} cannot be reached: {details}")
             case _:
                 return ShardError(details)
+
+
+def _keepalive(limit_s: float) -> tuple[tuple[str, int], ...]:
+    # The answer's limit has two names; grpc waits for the longer one.
+    names = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    return tuple((name, round(limit_s * 1000)) for name in names)
 
 
 async def _has_connected(channel: grpc.aio.Channel) -> bool:

@@ -30,11 +30,13 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 REPLY_GRACE_S = 1.0
 """How long a failed step's reply may take to leave before the process does."""
 
-# Without SO_REUSEPORT a port in use is an error and not a port shared.
+# Without SO_REUSEPORT a port in use is an error and not a port shared. A router may ping a long step as it likes.
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_ping_strikes", 0),
 )
 
 # A client refuses more than 8 KiB of metadata, and an error's text goes there twice, escaped.

@@ -19,7 +19,10 @@ from reference_server.tokenizer import load_tokenizer
 from reference_server.transport.shard import Shard
 
 MODEL = "preset:tiny-llama"
-WORDS = "the server answers every request in the order of its arrival and a test of it asks for one more day".split()
+WORDS = (
+    *("the", "server", "answers", "every", "request", "in", "the", "order", "of", "its", "arrival"),
+    *("and", "a", "test", "of", "it", "asks", "for", "one", "more", "day"),
+)
 CHUNKED_PREFILL_TOKENS, WHOLE_PREFILL_TOKENS = 96, 1024
 MAX_TOTAL_TOKENS = 768
 
