@@ -2,17 +2,15 @@
 
 import argparse
 import contextlib
-import errno
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen import settings
 from loadgen.config import BenchConfig
-from loadgen.errors import LoadgenError, UsageError
-from loadgen.interrupts import Interrupted, raise_on_signals
+from loadgen.errors import LoadgenError
+from loadgen.program import COULD_NOT_MEASURE, Command, Program
 
 EXIT_CODES = """exit codes:
   0         done, or pass
@@ -22,61 +20,12 @@ EXIT_CODES = """exit codes:
   4         could not measure: invalid run, start failed, disk full
   130, 143  interrupted, terminated (what was measured is kept and reported)"""
 
-COULD_NOT_MEASURE = 4
 # Of a comparison's load: each side is a command of its own, and its label is the side's.
 NOT_OF_SIDES = ("url", "server", "model_id", "label")
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A word of the command line: its help, its flags and what it does."""
-
-    summary: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Sequence[str]], int]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    raise_on_signals()
-    try:
-        if arguments and arguments[0] in LATER:
-            raise UsageError(f"`{arguments[0]}` is not available in this version")
-        given = _parser().parse_args(arguments)
-        return COMMANDS[given.command].run(given, arguments)
-    except Interrupted as interrupted:
-        print("stopped", file=sys.stderr)
-        return interrupted.exit_code
-    except LoadgenError as error:
-        print(f"tgi-bench: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print(f"tgi-bench: the disk is full ({error.filename})", file=sys.stderr)
-        return COULD_NOT_MEASURE
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tgi-bench",
-        description="Benchmark TGI- and OpenAI-compatible servers.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    words = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for word, command in COMMANDS.items():
-        added = words.add_parser(
-            word,
-            help=command.summary,
-            description=command.summary,
-            epilog=EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        command.add_flags(added)
-    return parser
+    return Program("tgi-bench", "Benchmark TGI- and OpenAI-compatible servers.", EXIT_CODES, COMMANDS, LATER).main(argv)
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:

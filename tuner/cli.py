@@ -5,18 +5,16 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loadgen import settings
 from loadgen.config import BenchConfig
 from loadgen.datasets.lengths import Lengths
-from loadgen.errors import LoadgenError, UsageError
-from loadgen.interrupts import Interrupted, raise_on_signals
+from loadgen.errors import UsageError
+from loadgen.program import Command, Program
 from tuner.config import TuneConfig, study_name
-from tuner.errors import TunerError
 from tuner.export import BEST_FILE
 
 EXIT_CODES = """exit codes:
@@ -42,48 +40,15 @@ DEFAULT_LOAD: Mapping[str, Any] = {
 NOT_LOAD = ("url", "server", "model_id", "model", "ready_timeout", "seed", "label")
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A word of the command line: its help, its flags and what it does."""
-
-    summary: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    raise_on_signals()
-    given = _parser().parse_args(argv)
-    try:
-        return COMMANDS[given.command].run(given)
-    except Interrupted as interrupted:
-        print("stopped; the same command continues the study", file=sys.stderr)
-        return interrupted.exit_code
-    except (TunerError, LoadgenError) as error:
-        print(f"tgi-tune: {error}", file=sys.stderr)
-        return error.exit_code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tgi-tune",
-        description="Find launcher settings for a load, and serve them.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    words = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for word, command in COMMANDS.items():
-        added = words.add_parser(
-            word,
-            help=command.summary,
-            description=command.summary,
-            epilog=EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        command.add_flags(added)
-    return parser
+    return Program(
+        "tgi-tune",
+        "Find launcher settings for a load, and serve them.",
+        EXIT_CODES,
+        COMMANDS,
+        LATER,
+        when_stopped="stopped; the same command continues the study",
+    ).main(argv)
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +69,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     settings.add_flags(parser, BenchConfig, leave_out=NOT_LOAD)
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
     from loadgen.progress import open_progress
     from tuner.evaluate import Bench
     from tuner.search import Search, digest_of
@@ -226,7 +191,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _serve(given: argparse.Namespace) -> int:
+def _serve(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
     """Become the launcher, on the study's best configuration."""
     from loadgen.launch import find_launcher
 
@@ -255,22 +220,13 @@ def find_best(studies: Path, name: str | None) -> Path:
     return found[-1]
 
 
-def _no_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-
-
-def _later(word: str) -> Command:
-    def refuse(_given: argparse.Namespace) -> int:
-        raise UsageError(f"`{word}` is not available in this version")
-
-    return Command("not available in this version", _no_flags, refuse)
-
-
 COMMANDS = {
     "run": Command("Search, confirm, write best.toml; continues a study that exists.", _add_run_flags, _run),
     "serve": Command("Serve the best configuration of a study.", _add_serve_flags, _serve),
-    **{word: _later(word) for word in ("check", "noise", "worker", "confirm", "report", "export", "simulate", "plan")},
 }
+
+# Words of the specification that this version does not have, refused by name whatever follows them.
+LATER = ("check", "noise", "worker", "confirm", "report", "export", "simulate", "plan")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ TunerError
 └── CannotMeasureError  4   the generator or the machine failed repeatedly
 """
 
-from typing import ClassVar
+from loadgen.errors import LoadgenError
 
 
-class TunerError(Exception):
-    exit_code: ClassVar[int] = 4
+class TunerError(LoadgenError):
+    """Root of what a study raises on purpose."""
 
 
 class SpaceError(TunerError):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadgen import cli
+from loadgen import cli, program
 from reports.results import load_run
 from tests.support.stream_server import Script, ServerState, stream_server
 
@@ -17,7 +17,7 @@ LOAD = ["--concurrency", "2", "--requests", "40", "--input-tokens", "8", "--outp
 @pytest.fixture(autouse=True)
 def signal_handlers(monkeypatch):
     """`main` is called in the test process: leave its handlers alone."""
-    monkeypatch.setattr(cli, "raise_on_signals", lambda: None)
+    monkeypatch.setattr(program, "raise_on_signals", lambda: None)
 
 
 @pytest.fixture(scope="module")

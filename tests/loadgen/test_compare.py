@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from loadgen import cli, compare
+from loadgen import cli, compare, program
 from reports.compare import SideRun
 
 SIDES = ["compare", "--server-a", "serve old", "--server-b", "serve new", "--duration", "5s"]
@@ -14,7 +14,7 @@ VALUES = dict.fromkeys(("ttft_p50_ms", "tpot_p50_ms", "ttft_p95_ms", "tpot_p95_m
 @pytest.fixture(autouse=True)
 def in_a_directory_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "raise_on_signals", lambda: None)
+    monkeypatch.setattr(program, "raise_on_signals", lambda: None)
     for name in compare.GITHUB:
         monkeypatch.delenv(name, raising=False)
 

@@ -3,6 +3,7 @@ import tomllib
 
 import pytest
 
+from loadgen import program
 from tests.tuner.studies import FormulaServer
 from tuner import cli, search
 
@@ -10,7 +11,7 @@ from tuner import cli, search
 @pytest.fixture(autouse=True)
 def in_a_directory_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "raise_on_signals", lambda: None)
+    monkeypatch.setattr(program, "raise_on_signals", lambda: None)
 
 
 @pytest.fixture
