@@ -146,6 +146,11 @@ class BenchConfig(BaseModel):
 
     temperature: float | None = Field(None, ge=0, le=100, description="Sampling temperature; greedy when not given.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of prompts, lengths and arrivals.")
+    priority: Literal["auto", "normal"] = Field(
+        "auto",
+        description="Whether the load generator asks the system to be run before other processes (`auto`: where it "
+        "may), so that times are right on a machine that the server keeps busy.",
+    )
     workers: int = Field(1, ge=1, description="Processes that make the load.")
     label: str = Field("", max_length=200, description="Name of this run in tables and reports.")
 
@@ -276,5 +281,5 @@ class BenchConfig(BaseModel):
 
     def load_description(self) -> dict[str, Any]:
         """What makes two loads the same: every field but the target's and the label."""
-        elsewhere = {"url", "server", "model_id", "model", "api_key", "ready_timeout", "label", "workers"}
+        elsewhere = {"url", "server", "model_id", "model", "api_key", "ready_timeout", "label", "workers", "priority"}
         return self.model_dump(mode="json", exclude=elsewhere)

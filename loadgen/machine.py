@@ -44,6 +44,21 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def run_before_others() -> bool:
+    """Ask the system to run this process as soon as it can run; false where that is not permitted.
+
+    A process that mostly waits, on a machine that a server keeps busy, is otherwise woken tens of milliseconds late,
+    and every time it takes is late by as much.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        return False
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+    except OSError:
+        return False
+    return True
+
+
 def describe_machine() -> dict[str, Any]:
     """Operating system, kernel, processor, memory and the limits of a container."""
     return {

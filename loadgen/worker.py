@@ -28,6 +28,7 @@ from loadgen.datasets.prompt import Limits
 from loadgen.exchange import Client
 from loadgen.feed import Feed
 from loadgen.load import NS_PER_S, Load, StopRules
+from loadgen.machine import run_before_others
 from loadgen.plan import WorkerPlan
 from loadgen.protocols.dialects import DIALECTS
 from loadgen.recorder import Recorder, live_row, quantile
@@ -71,6 +72,7 @@ class Worker:
         self.monitor = SelfMonitor()
         config = BenchConfig.model_validate(plan.config)
         self.config = config
+        self.runs_before_others = False
         work = workload.build(config, workload.vocabulary_from_json(plan.vocabulary), Limits(**plan.limits))
         dialect = DIALECTS[plan.api](plan.sampling)
         self.feed = Feed(iter(work.prompts), dialect)
@@ -114,6 +116,7 @@ class Worker:
         for number in (signal.SIGINT, signal.SIGTERM):
             gevent.signal_handler(number, self._interrupt)
         LoadUser.runner = self.users
+        self.runs_before_others = self.config.priority == "auto" and run_before_others()
         runner = self._start_locust()
         while not self.load.start_ns:
             gevent.sleep(0)
@@ -208,7 +211,12 @@ class Worker:
             "clipped": load.clipped.to_json(),
             "client_errors": load.client_errors[:20],
         }
-        worker = {"worker": 0, "is_lost": False, **self.monitor.summary()}
+        worker = {
+            "worker": 0,
+            "is_lost": False,
+            "runs_before_others": self.runs_before_others,
+            **self.monitor.summary(),
+        }
         write_client(self.directory, {**end, "write_errors": load.write_errors, "workers": [worker]})
         _say(type="done", **end)
 

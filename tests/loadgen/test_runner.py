@@ -50,6 +50,7 @@ def test_a_closed_loop_never_exceeds_its_users_and_accounts_for_every_request(ur
     assert result.manifest.stop_reason == "requests"
     assert result.manifest.length_control == "forced"
     assert result.client["server_requests"] == 20
+    assert isinstance(result.client["workers"][0]["runs_before_others"], bool)
 
 
 def test_prompts_are_distinct_and_the_same_again_for_a_seed(url, state, tmp_path):
