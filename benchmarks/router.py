@@ -228,10 +228,12 @@ async def measure_stream(name: str, streams: int, tokens: int) -> dict[str, floa
     }
 
 
-async def measure_calls(name: str, seconds: float) -> float:
-    """Blocking calls a second."""
+async def measure_calls(name: str, seconds: float) -> dict[str, float]:
+    """Blocking calls a second, and CPU time of this process a call."""
     async with (bare if name == BARE else router)(Steps(1, 1)) as port:
-        return (await run_client("call", port, "/generate", CONNECTIONS, seconds))["requests_per_s"]
+        before_s = time.process_time()
+        per_s = (await run_client("call", port, "/generate", CONNECTIONS, seconds))["requests_per_s"]
+        return {"requests/s": per_s, "µs a call": (time.process_time() - before_s) * 1e6 / (per_s * seconds)}
 
 
 async def run_client(kind: str, port: int, route: str, count: int, amount: float) -> dict[str, float]:
@@ -350,7 +352,7 @@ def main() -> None:
     set_up_logging("info", LogFormat.TEXT, io.StringIO())
     pin(0)
     streamed: dict[str, list[dict[str, float]]] = {}
-    calls: dict[str, list[float]] = {}
+    calls: dict[str, list[dict[str, float]]] = {}
     for repeat in range(options.repeats):
         print(f"{repeat + 1}/{options.repeats}", file=sys.stderr)
         for name in (BARE, *ROUTES):
@@ -360,22 +362,21 @@ def main() -> None:
                 )
         for name in (BARE, ROUTES[0].removesuffix("_stream")):
             calls.setdefault(name, []).append(uvloop.run(measure_calls(name, options.seconds)))
-    print_table(streamed, calls)
+    print_table("stream x clients", streamed)
+    print()
+    print_table(f"calls over {CONNECTIONS} connections", calls)
     if options.json:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
         options.json.write_text(json.dumps({"machine": machine, "streams": streamed, "calls": calls}, indent=2))
 
 
-def print_table(streamed: dict[str, list[dict[str, float]]], calls: dict[str, list[float]]) -> None:
+def print_table(title: str, rows: dict[str, list[dict[str, float]]]) -> None:
     """Medians over the repeats."""
-    columns = ("events/s", "µs a token", "p50 ms", "p99 ms")
-    print(f"{'stream x clients':32}" + "".join(f"{column:>12}" for column in columns))
-    for name, runs in streamed.items():
+    columns = list(next(iter(rows.values()))[0])
+    print(f"{title:32}" + "".join(f"{column:>12}" for column in columns))
+    for name, runs in rows.items():
         medians = [statistics.median(run[column] for run in runs) for column in columns]
         print(f"{name:32}{medians[0]:12,.0f}" + "".join(f"{value:12.2f}" for value in medians[1:]))
-    print(f"\n{'blocking calls':32}{'requests/s':>12}   over {CONNECTIONS} connections")
-    for name, rates in calls.items():
-        print(f"{name:32}{statistics.median(rates):12,.0f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""The ASGI application: CORS, routing, key, method, body and errors, in the order of http-api.md section 0.1."""
+"""The FastAPI application: CORS, routing, key, method, body and errors, in the order of http-api.md section 0.1.
+
+FastAPI routes a request and turns exceptions into answers. Handlers write their answers straight to the server, so a
+streamed token never passes through the framework.
+"""
 
 import asyncio
 import hmac
@@ -6,6 +10,11 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette import routing
+from starlette.exceptions import HTTPException
 
 from reference_server.errors import RequestError
 from reference_server.router.exchange import ClientGoneError, Exchange, Receive, Refusal, Route, Scope, Send
@@ -22,6 +31,9 @@ _PREFLIGHT: list[Header] = [
     (b"access-control-allow-methods", b"GET,POST"),
     (b"access-control-allow-headers", b"content-type"),
 ]
+_PROBES = ("/health", "/ping")
+#: Where the scope of a request keeps its `Exchange`.
+_EXCHANGE = "reference_server.exchange"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,82 +49,41 @@ class TransportOptions:
 
 def create_app(services: Services, options: TransportOptions) -> "RouterApp":
     """The application with all of its routes."""
-    parts = (OpsRoutes(services), GenerateRoutes(services), OpenAiRoutes(services))
+    parts = (GenerateRoutes(services), OpenAiRoutes(services), OpsRoutes(services))
     return RouterApp([route for part in parts for route in part.routes()], options)
 
 
-class RouterApp:
+class RouterApp(FastAPI):
     """Serves `routes`; a request that is cancelled by its client leaves nothing behind."""
 
     def __init__(self, routes: Sequence[Route], options: TransportOptions) -> None:
-        self._options = options
-        self._origins = frozenset(origin.encode() for origin in options.cors_allow_origin)
-        self._expected = f"bearer {options.api_key}".lower().encode() if options.api_key else None
-        self.routes: dict[str, dict[str, Route]] = {}
+        by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
-            methods = self.routes.setdefault(route.path, {})
-            methods[route.method] = route
-            if route.method == "GET":
-                methods["HEAD"] = route
+            by_path.setdefault(route.path, {})[route.method] = route
+        super().__init__(
+            routes=[PathRoute(path, methods, options) for path, methods in by_path.items()],
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+            redirect_slashes=False,
+            exception_handlers={
+                HTTPException: _answer_empty,
+                RequestError: _answer_request_error,
+                Refusal: _answer_decoding_in_text if options.plain_text_decode_errors else _answer_refusal,
+            },
+            # Newer FastAPI traces by itself, and would export where OTEL_* variables say.
+            telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
+        )
+        self._origins = frozenset(origin.encode() for origin in options.cors_allow_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _answer_lifespan(receive, send)
-            return
-        assert scope["type"] == "http", f"{scope['type']} connections are refused by the server"
-        exchange = Exchange(scope, receive, send)
-        exchange.add_headers(self._cors(exchange.header(b"origin")))
-        try:
-            await self._dispatch(exchange)
-        except ClientGoneError:
-            pass
-        except Refusal as refusal:
-            await self._refuse(exchange, refusal)
-        except RequestError as error:
-            logger.error("%s", error)
-            await exchange.answer_error(error.status, str(error), error.error_type)
-        except Exception:
-            logger.exception("%s %s failed", exchange.method, exchange.path)
-            if exchange.has_answered:
-                raise
-            await exchange.answer_error(500, "Internal error", "internal")
-
-    async def _dispatch(self, exchange: Exchange) -> None:
-        if exchange.method == "OPTIONS":
-            await exchange.answer(200, headers=_PREFLIGHT)
-            return
-        methods = self.routes.get(exchange.path)
-        if methods is None:
-            await exchange.answer(404)
-            return
-        route = methods.get(exchange.method)
-        if self._is_locked(methods, route) and not self._is_authorized(exchange):
-            await exchange.answer(401)
-        elif route is None:
-            await exchange.answer(405, headers=[(b"allow", ",".join(_allowed(methods)).encode())])
-        elif route.body is None:
-            await route.handler(exchange, None)
-        else:
-            request = await exchange.read(route.body, self._options.payload_limit)
-            async with cancelled_with_client(exchange.receive):
-                await route.handler(exchange, request)
-
-    def _is_locked(self, methods: Mapping[str, Route], route: Route | None) -> bool:
-        """Whether the key is asked for, which happens before the method check, but not on `/`."""
-        if self._expected is None:
-            return False
-        if self._options.auth_all_routes and not {"/health", "/ping"} & {each.path for each in methods.values()}:
-            return True
-        if route is None:
-            return "/" not in {each.path for each in methods.values()} and any(
-                each.needs_key for each in methods.values()
-            )
-        return route.needs_key
-
-    def _is_authorized(self, exchange: Exchange) -> bool:
-        given = exchange.header(b"authorization")
-        assert self._expected is not None, "asked only when a key is set"
-        return given is not None and hmac.compare_digest(given.lower(), self._expected)
+        if scope["type"] == "http":
+            exchange = scope[_EXCHANGE] = Exchange(scope, receive, send)
+            exchange.add_headers(self._cors(exchange.header(b"origin")))
+            if exchange.method == "OPTIONS":
+                await exchange.answer(200, headers=_PREFLIGHT)
+                return
+        await super().__call__(scope, receive, send)
 
     def _cors(self, origin: bytes | None) -> Iterator[Header]:
         yield _VARY
@@ -121,13 +92,59 @@ class RouterApp:
         elif origin in self._origins:
             yield b"access-control-allow-origin", origin
 
-    async def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
-        logger.error("%s", refusal)
-        if refusal.is_decoding and self._options.plain_text_decode_errors:
-            text = [(b"content-type", b"text/plain; charset=utf-8")]
-            await exchange.answer(refusal.status, str(refusal).encode(), text)
+
+class PathRoute(routing.Route):
+    """All methods of one path. The key is asked for before the method is looked at, but not on `/`."""
+
+    def __init__(self, path: str, methods: Mapping[str, Route], options: TransportOptions) -> None:
+        super().__init__(path, Endpoint(methods, options.payload_limit), methods=list(methods))
+        self._expected = f"bearer {options.api_key}".lower().encode() if options.api_key else None
+        self._locked = {method for method, route in methods.items() if route.needs_key}
+        if options.auth_all_routes and path not in _PROBES:
+            self._locked = {*methods, "HEAD"}
+        self._locks_any_method = path != "/" and bool(self._locked)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[_EXCHANGE]
+        is_locked = self._locks_any_method or exchange.method in self._locked
+        if self._expected is not None and is_locked and not self._is_authorized(exchange, self._expected):
+            await exchange.answer(401)
         else:
-            await exchange.answer_error(refusal.status, str(refusal), refusal.error_type)
+            await super().handle(scope, receive, send)
+
+    def _is_authorized(self, exchange: Exchange, expected: bytes) -> bool:
+        given = exchange.header(b"authorization")
+        return given is not None and hmac.compare_digest(given.lower(), expected)
+
+
+class Endpoint:
+    """Reads the body that a route wants and runs its handler for as long as the client stays."""
+
+    def __init__(self, methods: Mapping[str, Route], payload_limit: int) -> None:
+        self._methods = {"HEAD": methods["GET"], **methods} if "GET" in methods else methods
+        self._payload_limit = payload_limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[_EXCHANGE]
+        try:
+            await self._handle(self._methods[exchange.method], exchange)
+        except (RequestError, Refusal):
+            raise
+        except ClientGoneError:
+            pass
+        except Exception:
+            logger.exception("%s %s failed", exchange.method, exchange.path)
+            if exchange.has_answered:
+                raise
+            await exchange.answer_error(500, "Internal error", "internal")
+
+    async def _handle(self, route: Route, exchange: Exchange) -> None:
+        if route.body is None:
+            await route.handler(exchange, None)
+            return
+        request = await exchange.read(route.body, self._payload_limit)
+        async with cancelled_with_client(exchange.receive):
+            await route.handler(exchange, request)
 
 
 @asynccontextmanager
@@ -155,14 +172,41 @@ async def cancelled_with_client(receive: Receive) -> AsyncIterator[None]:
         watcher.cancel()
 
 
-def _allowed(methods: Mapping[str, Route]) -> list[str]:
-    return [method for method in ("GET", "HEAD", "POST") if method in methods]
+async def _answer_empty(request: Request, error: Exception) -> Response:
+    """404 and 405: no body, and the methods that a path has in the order of the specification."""
+    assert isinstance(error, HTTPException), "registered for these"
+    allowed = (error.headers or {}).get("Allow", "")
+    headers = {"allow": ",".join(sorted(allowed.split(", ")))} if allowed else {}
+    return _with_headers(request, Response(status_code=error.status_code, headers=headers))
 
 
-async def _answer_lifespan(receive: Receive, send: Send) -> None:
-    """Nothing starts or stops with the server: startup.py owns what outlives a request."""
-    while True:
-        phase = (await receive())["type"]
-        await send({"type": f"{phase}.complete"})
-        if phase == "lifespan.shutdown":
-            return
+async def _answer_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError), "registered for these"
+    logger.error("%s", error)
+    return _error_response(request, error.status, str(error), error.error_type)
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal), "registered for these"
+    logger.error("%s", error)
+    return _error_response(request, error.status, str(error), error.error_type)
+
+
+async def _answer_decoding_in_text(request: Request, error: Exception) -> Response:
+    """TGI's own form of a body that cannot be decoded, under `--plain-text-decode-errors`."""
+    assert isinstance(error, Refusal), "registered for these"
+    if not error.is_decoding:
+        return await _answer_refusal(request, error)
+    logger.error("%s", error)
+    return _with_headers(request, PlainTextResponse(str(error), error.status))
+
+
+def _error_response(request: Request, status: int, error: str, error_type: str) -> Response:
+    return _with_headers(request, JSONResponse({"error": error, "error_type": error_type}, status))
+
+
+def _with_headers(request: Request, response: Response) -> Response:
+    """The headers that every answer of this request carries."""
+    exchange: Exchange = request.scope[_EXCHANGE]
+    response.raw_headers.extend(exchange.headers)
+    return response

@@ -58,11 +58,11 @@ class Exchange:
         self.has_answered = False
         self._send = send
         self._request_headers: list[Header] = scope["headers"]
-        self._headers: list[Header] = []
+        self.headers: list[Header] = []
 
     def add_headers(self, headers: Iterable[Header]) -> None:
         """These go on the answer, whatever it is."""
-        self._headers += headers
+        self.headers += headers
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a request header; `name` in lower case."""
@@ -106,7 +106,7 @@ class Exchange:
     async def answer(self, status: int, body: bytes = b"", headers: Iterable[Header] = ()) -> None:
         """The whole answer, as bytes; HEAD keeps the headers and loses the body."""
         self.has_answered = True
-        head = [*headers, (b"content-length", b"%d" % len(body)), *self._headers]
+        head = [*headers, (b"content-length", b"%d" % len(body)), *self.headers]
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         sent = b"" if self.method == "HEAD" else body
         await self._send({"type": "http.response.body", "body": sent, "more_body": False})
@@ -114,7 +114,7 @@ class Exchange:
     def stream(self, headers: Iterable[Header] = ()) -> EventStream:
         """The answer as an event stream."""
         self.has_answered = True
-        return EventStream(self._send, [*headers, *self._headers])
+        return EventStream(self._send, [*headers, *self.headers])
 
     async def _read_part(self) -> tuple[bytes, bool]:
         message = await self.receive()
