@@ -55,7 +55,7 @@ class Connection:
         """Whether the peer has closed it, or sent what nobody asked for, while it was idle."""
         try:
             self.sock.settimeout(0)
-            self.sock.recv(1, socket.MSG_PEEK)
+            self.sock.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except (OSError, ValueError):

@@ -46,11 +46,11 @@ class Exchange:
     bytes_sent: int = 0
     bytes_received: int = 0
     error_body: bytes = b""
-    _phase: RequestPhase = RequestPhase.CONNECT
+    phase: RequestPhase = RequestPhase.CONNECT
 
     def fail(self, status: Status, cause: str) -> None:
         self.status = status
-        self.error_type = error_type(self._phase, cause)
+        self.error_type = error_type(self.phase, cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Client:
     def _attempt(self, request: bytes, exchange: Exchange, deadline_ns: int, *, fresh: bool) -> None:
         connection = self.pool.take(fresh=fresh)
         exchange.connect_s, exchange.is_reused = connection.connect_s, connection.is_reused
-        exchange._phase = RequestPhase.HEADERS
+        exchange.phase = RequestPhase.HEADERS
         parser = ResponseParser()
         try:
             self._send(connection, request, exchange, deadline_ns)
@@ -158,7 +158,7 @@ class Client:
         head = parser.head
         assert head is not None
         exchange.http_status = head.status
-        exchange._phase = RequestPhase.FIRST_EVENT
+        exchange.phase = RequestPhase.FIRST_EVENT
         if head.status < 400 and head.status != 200:
             raise ProtocolError(f"status {head.status}")
         if head.status != 200:
@@ -177,7 +177,7 @@ class Client:
             self.dialect.read(payload, now_ns, answer)
         arrived = len(answer.event_ns) - before
         if arrived:
-            exchange._phase = RequestPhase.STREAM
+            exchange.phase = RequestPhase.STREAM
             exchange.coalesced_events += arrived - 1
 
     def _judge(self, parser: ResponseParser, exchange: Exchange) -> None:
