@@ -4,11 +4,13 @@ Decode rows are one batched product over K/V gathered by page; prefill rows go t
 row `baddbmm` and `bmm` on contiguous K/V are several times faster than SDPA (performance-cpu.md section 3).
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 MASKED_QUERY_ROWS = 256
 # Below this many gathered elements float32 products are used: a 16-bit one costs more to set up than to compute.
 FEW_ELEMENTS = 1 << 17
+# Gathered bytes that a processor's caches still hold when the products read them.
+TILE_BYTES = 4 << 20
 
 
 def store(key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
@@ -39,8 +43,21 @@ def store(key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None
     cache.view(-1, head_dim).index_put_(index, key_value.reshape(-1, head_dim))
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Decode rows `first` to `last` (exclusive), attended together over `blocks` pages each.
+
+    index: [2 * rows * num_kv_heads * blocks] int64, of the cache seen as [blocks * 2 * num_kv_heads, page of a head].
+    """
+
+    first: int
+    last: int
+    blocks: int
+    index: Tensor
+
+
 class TorchDecode:
-    """One query token a row: gather pages, two batched products."""
+    """One query token a row: gather pages, two batched products, for as many rows at a time as a cache level holds."""
 
     name = "torch"
     block_size = 16
@@ -49,40 +66,66 @@ class TorchDecode:
         return not needs.has_softcap
 
     def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        num_blocks, _, num_kv_heads, block_size, head_dim = cache.shape
+        tiles = self._tiles(metadata, len(query), cache)
+        if len(tiles) == 1:
+            return self._attend(query, cache, tiles[0], None, metadata, options)
+        largest = max(len(tile.index) for tile in tiles) * cache.shape[3] * cache.shape[4]
+        gathered = cache.new_empty(largest)
+        parts = [
+            self._attend(query[tile.first : tile.last], cache, tile, gathered, metadata, options) for tile in tiles
+        ]
+        return torch.cat(parts)
+
+    def _attend(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        tile: Tile,
+        gathered: Tensor | None,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """query: [rows of the tile, num_heads, head_dim]. gathered: where its pages go; None makes a new place."""
+        _, _, num_kv_heads, block_size, head_dim = cache.shape
         rows, num_heads, _ = query.shape
-        length = int(metadata.seqlen_k[:rows].max())
-        index = self._gather_index(metadata, rows, -(-length // block_size), num_kv_heads, cache.device)
-        pages = cache.view(num_blocks * 2 * num_kv_heads, block_size * head_dim).index_select(0, index)
+        page = block_size * head_dim
+        out = None if gathered is None else gathered[: len(tile.index) * page].view(-1, page)
+        pages = torch.index_select(cache.view(-1, page), 0, tile.index, out=out)
         grouped = query.reshape(rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
         if pages.numel() < FEW_ELEMENTS and query.dtype != torch.float32:
             pages, grouped = pages.float(), grouped.float()
         keys, values = pages.view(2, rows * num_kv_heads, -1, head_dim).unbind(0)
-        bias = self._bias(metadata, rows, num_kv_heads, num_heads, keys.shape[1], options, grouped)
+        bias = self._bias(metadata, tile, num_kv_heads, num_heads, keys.shape[1], options, grouped)
         scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=options.scaling)
         attended = torch.bmm(torch.softmax(scores, -1), values).view(rows, num_heads, head_dim)
         return attended.to(query.dtype)
 
-    def _gather_index(
-        self, metadata: AttentionMetadata, rows: int, blocks: int, num_kv_heads: int, device: torch.device
-    ) -> Tensor:
-        """[2 * rows * num_kv_heads * blocks]: rows of the cache seen as [blocks * 2 * num_kv_heads, block bytes]."""
-        key = ("gather", num_kv_heads)
-        shape: tuple[int, int] | None
-        index: Tensor | None
-        shape, index = metadata.batch_memo.get(key, (None, None))
-        if shape != (rows, blocks):
-            planes = np.arange(2 * num_kv_heads).reshape(2, 1, num_kv_heads, 1)
-            table = metadata.block_table[:rows, :blocks].reshape(1, rows, 1, blocks)
-            index = torch.from_numpy((table * (2 * num_kv_heads) + planes).reshape(-1)).to(device)
-            metadata.batch_memo[key] = (rows, blocks), index
-        assert index is not None
-        return index
+    def _tiles(self, metadata: AttentionMetadata, rows: int, cache: Tensor) -> list[Tile]:
+        """The step's tiles; their indices last as long as the same rows fill the same number of pages."""
+        _, _, num_kv_heads, block_size, head_dim = cache.shape
+        key = ("tiles", num_kv_heads, head_dim)
+        tiles: list[Tile] | None = metadata.step_memo.get(key)
+        if tiles is not None:
+            return tiles
+        blocks = -(-metadata.seqlen_k[:rows] // block_size)
+        row_bytes = int(blocks.max()) * cache[0].nbytes
+        starts = np.arange(0, rows, max(1, TILE_BYTES // row_bytes))
+        counts = np.maximum.reduceat(blocks, starts).tolist()
+        known, tiles = metadata.batch_memo.get(key, (None, None))
+        if tiles is None or known != (rows, counts):
+            ends = [*starts[1:].tolist(), rows]
+            tiles = [
+                Tile(first, last, count, _page_index(metadata.block_table[first:last, :count], num_kv_heads, cache))
+                for first, last, count in zip(starts.tolist(), ends, counts, strict=True)
+            ]
+            metadata.batch_memo[key] = (rows, counts), tiles
+        metadata.step_memo[key] = tiles
+        return tiles
 
     def _bias(
         self,
         metadata: AttentionMetadata,
-        rows: int,
+        tile: Tile,
         num_kv_heads: int,
         num_heads: int,
         length: int,
@@ -90,23 +133,29 @@ class TorchDecode:
         like: Tensor,
     ) -> Tensor:
         """[rows * num_kv_heads, 1 or group, length]: minus infinity where a row has no key, plus ALiBi."""
-        key = ("bias", num_kv_heads, options.window, options.alibi_slopes is None)
+        key = ("bias", tile.first, num_kv_heads, options.window, options.alibi_slopes is None)
         bias: Tensor | None = metadata.step_memo.get(key)
         if bias is None:
             position = np.arange(length)
-            seqlen_k = metadata.seqlen_k[:rows, None]
+            seqlen_k = metadata.seqlen_k[tile.first : tile.last, None]
             visible = position < seqlen_k
             if options.window is not None:
                 visible &= position >= seqlen_k - options.window
             mask = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))).to(like.device)
-            per_head = mask[:, None, None, :].expand(rows, num_kv_heads, 1, length)
+            per_head = mask[:, None, None, :].expand(-1, num_kv_heads, 1, length)
             if options.alibi_slopes is not None:
                 distance = torch.from_numpy((position - seqlen_k + 1).astype(np.float32)).to(like.device)
                 slopes = options.alibi_slopes.view(1, num_kv_heads, num_heads // num_kv_heads, 1)
                 per_head = per_head + slopes * distance[:, None, None, :]
-            bias = per_head.to(like.dtype).reshape(rows * num_kv_heads, -1, length)
+            bias = per_head.to(like.dtype).reshape(len(like), -1, length)
             metadata.step_memo[key] = bias
         return bias
+
+
+def _page_index(table: NDArray[np.int64], num_kv_heads: int, cache: Tensor) -> Tensor:
+    """Keys then values, by row, head and page."""
+    planes = np.arange(2 * num_kv_heads).reshape(2, 1, num_kv_heads, 1)
+    return torch.from_numpy((table[None, :, None, :] * (2 * num_kv_heads) + planes).reshape(-1)).to(cache.device)
 
 
 class TorchPrefill:
@@ -130,7 +179,7 @@ class TorchPrefill:
         return output
 
 
-def _gather(cache: Tensor, blocks: "np.ndarray[tuple[int], np.dtype[np.int64]]", length: int) -> tuple[Tensor, Tensor]:
+def _gather(cache: Tensor, blocks: NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
     """A row's keys and values, each [num_kv_heads, length, head_dim]."""
     _, _, num_kv_heads, block_size, head_dim = cache.shape
     index = torch.from_numpy(blocks[: -(-length // block_size)]).to(cache.device)

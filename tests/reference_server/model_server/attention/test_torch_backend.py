@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from reference_server.model_server.attention import torch_backend
 from reference_server.model_server.attention.backend import BACKENDS, AttentionBackend, AttentionChoice
 from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions, AttentionState
@@ -123,3 +124,23 @@ def paged_layer(case: Case, num_blocks: int, backend: AttentionBackend, slopes: 
     choice = AttentionChoice(backend.prefill, backend.decode, case.block_size, backend.name, "test")
     options = AttentionOptions(HEAD_DIM**-0.5, case.window, alibi_slopes=slopes)
     return PagedLayer(state, 0, choice, options)
+
+
+def test_decode_in_many_tiles_equals_decode_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(7)
+    case, lengths = Case(num_kv_heads=2), [40, 3, 17, 1, 90]
+    table, num_blocks = shuffled_table(lengths, case.block_size)
+    layer = paged_layer(case, num_blocks, BACKENDS[-1], None)
+    assert layer.state.cache is not None
+    cache = layer.state.cache.layers[0]
+    cache.copy_(torch.randn(cache.shape, generator=generator))
+    query = torch.randn(len(lengths), case.num_heads, HEAD_DIM, generator=generator)
+    key_value = torch.randn(len(lengths), 2, case.num_kv_heads, HEAD_DIM, generator=generator)
+    outputs = []
+
+    for tile_bytes in (torch_backend.TILE_BYTES, 1):
+        monkeypatch.setattr(torch_backend, "TILE_BYTES", tile_bytes)
+        with layer.state.use(metadata_of(table, [(length - 1, length) for length in lengths], case.block_size)):
+            outputs.append(layer(query, key_value))
+
+    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-6, rtol=1e-6)
