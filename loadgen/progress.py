@@ -17,7 +17,7 @@ class Progress(Protocol):
         """The numbers of one second, as the worker's progress messages have them."""
 
     def close(self) -> None:
-        """No more updates."""
+        """No more updates of this run; another may follow."""
 
 
 class Silent:
@@ -85,6 +85,7 @@ class PlainProgress:
             self.say(render(message, self._rate.of(message)))
 
     def close(self) -> None:
+        self._shown_s, self._rate = 0.0, _Rate()
         self._stream.flush()
 
 
@@ -112,6 +113,7 @@ class TerminalProgress:
             self._status.start()
 
     def close(self) -> None:
+        self._rate = _Rate()
         if self._is_live:
             self._is_live = False
             self._status.stop()
