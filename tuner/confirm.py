@@ -65,9 +65,11 @@ def judge(
         return Confirmation(best, None, medians, sentence)
     gain = _paired_gain(fresh[best.number], fresh[baseline.number])
     shown = f"{100 * (gain.value - 1):+.1f} % {metric}"
-    if not math.isnan(gain.lo):
-        shown += f" (95 % interval {100 * (gain.lo - 1):+.1f} to {100 * (gain.hi - 1):+.1f} %)"
-    if not gain.lo > 1.0:
+    if math.isnan(gain.lo):
+        sentence = f"keep the defaults: one round cannot show that the {shown} of trial {best.number} are real"
+        return Confirmation(baseline, gain, medians, sentence)
+    shown += f" (95 % interval {100 * (gain.lo - 1):+.1f} to {100 * (gain.hi - 1):+.1f} %)"
+    if gain.lo <= 1.0:
         return Confirmation(baseline, gain, medians, f"defaults are as good: trial {best.number} has {shown}")
     return Confirmation(best, gain, medians, f"trial {best.number} is better than the defaults: {shown}")
 

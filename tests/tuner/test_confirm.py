@@ -37,6 +37,7 @@ def test_one_launch_is_no_interval_and_proves_nothing():
     confirmation = judge("output_tokens_per_s", BASE, [BEST], {0: runs(0, 100.0), 1: runs(1, 150.0)})
 
     assert confirmation.winner is BASE
+    assert confirmation.sentence.startswith("keep the defaults: one round cannot show")
 
 
 def test_a_finalist_that_died_once_cannot_win():
