@@ -30,7 +30,10 @@ REFUSALS: Mapping[str, Refusal] = {
     "speculate": Refusal(_only(None, 0), "leave it out or give 0"),
     "kv_cache_dtype": Refusal(_UNSET, "leave it out: the cache has the compute type"),
     "lora_adapters": Refusal(_UNSET, "merge the adapter into the model with peft (merge_and_unload)"),
-    "attention": Refusal(_only("auto", "torch", "paged"), "the torch backend serves auto, torch and paged"),
+    "attention": Refusal(
+        _only("auto", "torch", "paged", "flashdecoding", "flashinfer"),
+        "the torch backend serves auto, torch, and TGI's paged, flashdecoding and flashinfer with their page sizes",
+    ),
     "cuda_graphs": Refusal(_only(None, (0,)), "leave it out or give 0: nothing is captured"),
     "run_ahead": Refusal(_only(None, False), "leave it out or give false"),
     "otlp_endpoint": Refusal(_UNSET, "leave it out: /metrics has the timings"),

@@ -98,7 +98,7 @@ def test_a_part_takes_the_settings_of_another_command() -> None:
         {"otlp_endpoint": "http://127.0.0.1:4317"}, {"cuda_graphs": "1,2"},
         {"vertex": True}, {"kserve": True}, {"allow_image_fetch": True},
         {"step_trace": "t"}, {"check_invariants": True}, {"max_requests_per_client": 3}, {"num_nodes": 2},
-        {"run_ahead": True}, {"attention": "flash"}, {"attention": "flashinfer"},
+        {"run_ahead": True}, {"attention": "flash"}, {"attention": "flashdecoding-ipex"},
     ],
 )  # fmt: skip
 def test_a_setting_that_is_not_served_is_refused_by_name(setting: dict[str, object]) -> None:
@@ -109,7 +109,8 @@ def test_a_setting_that_is_not_served_is_refused_by_name(setting: dict[str, obje
 
 
 @pytest.mark.parametrize(
-    "setting", [{"speculate": 0}, {"cuda_graphs": "0"}, {"run_ahead": False}, {"attention": "paged"}]
+    "setting",
+    [{"speculate": 0}, {"cuda_graphs": "0"}, {"run_ahead": False}, {"attention": "paged"}, {"attention": "flashinfer"}],
 )
 def test_the_values_that_work_are_not_refused(setting: dict[str, object]) -> None:
     refuse_unsupported(ServerConfig.model_validate(setting))
