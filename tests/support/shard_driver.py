@@ -41,7 +41,10 @@ class Outcome:
 
 @dataclass
 class ShardDriver:
-    """One shard and the requests sent to it. Blocks are handed out in a shuffled order, block 0 never."""
+    """One shard and the requests sent to it. Blocks are handed out in a shuffled order, block 0 never.
+
+    An ended request's blocks are the first to be handed out again.
+    """
 
     shard: Shard
     num_blocks: int = 64
@@ -115,4 +118,10 @@ class ShardDriver:
     def _take(self, result: StepResult) -> StepResult:
         for generation in result.generations:
             self.outcomes[generation.request_id].add(generation)
+            if generation.generated_text is not None:
+                self.release(generation.request_id)
         return result
+
+    def release(self, id_: int) -> None:
+        """Give a request's blocks to the next ones: it has ended, or was filtered out."""
+        self._free.extend(self.sent[id_].blocks)

@@ -247,8 +247,8 @@ async def test_model_server_M18_a_cached_prefix_gives_the_same_output(paged_by_t
     await warm_up(paged_by_token)
     driver = ShardDriver(paged_by_token, block_size=1, num_blocks=100)
     first = driver.request(0, PROMPTS[1], prefill_logprobs=True)
-    [whole] = await driver.run(first)
     second = driver.request(1, PROMPTS[1])
+    [whole] = await driver.run(first)
 
     shared = replace(second, cache_len=8, blocks=first.blocks[:8] + second.blocks[8:], prefill_logprobs=True)
     [reused] = await driver.run(shared)
