@@ -280,13 +280,25 @@ class HttpConfig(CommonConfig):
     usage_stats: Literal["on", "off", "no-stack"] = Field(
         "on", description="Accepted for TGI's sake; nothing is ever sent."
     )
-    vertex: bool = Field(False, description="Serve the Vertex AI routes.")
+    vertex: bool = Field(False, description="Serve the routes that Vertex AI names in AIP_*.")
+    aip_http_port: Annotated[Port | None, Source(flag=False)] = Field(
+        None, description="With --vertex: the port, instead of --port."
+    )
+    aip_predict_route: Annotated[str | None, Source(flag=False)] = Field(
+        None, pattern=r"^/[^{}]*$", description="With --vertex: another path of /vertex."
+    )
+    aip_health_route: Annotated[str | None, Source(flag=False)] = Field(
+        None, pattern=r"^/[^{}]*$", description="With --vertex: another path of /health."
+    )
     kserve: bool = Field(False, description="Serve the KServe v2 routes.")
     ngrok: bool = Field(False, description="Open an ngrok tunnel.")
     ngrok_authtoken: Secret | None = Field(None, description="Token of the ngrok tunnel.")
     ngrok_edge: str | None = Field(None, description="Edge of the ngrok tunnel.")
     compute_type: Annotated[str | None, Source(flag=False)] = Field(
         None, description="Text of the x-compute-type response header. Unset: shards and GPU name."
+    )
+    docker_label: Annotated[str | None, Source(flag=False)] = Field(
+        None, description="Label of the image, told by /info and in the fingerprint of answers."
     )
     tuned_by: str | None = Field(
         None, description="Study and trial a configuration comes from, as STUDY/TRIAL or STUDY/TRIAL/confirmed."

@@ -38,8 +38,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "run_ahead": Refusal(_only(None, False), "leave it out or give false"),
     "otlp_endpoint": Refusal(_UNSET, "leave it out: /metrics has the timings"),
     "ngrok": Refusal(_UNSET, "run the ngrok agent beside the server"),
-    "vertex": Refusal(_UNSET, "use /generate or the OpenAI routes"),
-    "kserve": Refusal(_UNSET, "use /generate or the OpenAI routes"),
     "allow_image_fetch": Refusal(_UNSET, "no served model takes images"),
     "max_image_fetch_size": Refusal(_only(33_554_432), "no served model takes images"),
     "max_requests_per_client": Refusal(_UNSET, "limit all clients together with --max-concurrent-requests"),

@@ -21,6 +21,7 @@ from reference_server.router.exchange import ClientGoneError, Exchange, Receive,
 from reference_server.router.routes.generate import GenerateRoutes
 from reference_server.router.routes.openai import OpenAiRoutes
 from reference_server.router.routes.ops import OpsRoutes
+from reference_server.router.routes.platforms import PlatformRoutes
 from reference_server.router.services import Services
 from reference_server.router.sse import Header
 
@@ -49,7 +50,8 @@ class TransportOptions:
 
 def create_app(services: Services, options: TransportOptions) -> "RouterApp":
     """The application with all of its routes."""
-    parts = (GenerateRoutes(services), OpenAiRoutes(services), OpsRoutes(services))
+    generate, openai = GenerateRoutes(services), OpenAiRoutes(services)
+    parts = (generate, openai, OpsRoutes(services), PlatformRoutes(services, generate, openai))
     return RouterApp([route for part in parts for route in part.routes()], options)
 
 
@@ -124,7 +126,7 @@ class Endpoint:
         self._methods = {"HEAD": methods["GET"], **methods} if "GET" in methods else methods
         self._payload_limit = payload_limit
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         exchange: Exchange = scope[_EXCHANGE]
         try:
             await self._handle(self._methods[exchange.method], exchange)
@@ -139,10 +141,10 @@ class Endpoint:
             await exchange.answer_error(500, "Internal error", "internal")
 
     async def _handle(self, route: Route, exchange: Exchange) -> None:
-        if route.body is None:
+        if not route.bodies:
             await route.handler(exchange, None)
             return
-        request = await exchange.read(route.body, self._payload_limit)
+        request = await exchange.read(route.bodies, self._payload_limit)
         async with cancelled_with_client(exchange.receive):
             await route.handler(exchange, request)
 

@@ -6,6 +6,7 @@ twice are kept on the value, because only the schema knows which of them it know
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -78,6 +79,17 @@ def decode_model(model: type[Model], value: Any) -> Model:
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise WrongShapeError(_shorten(f"{where}: {message}" if where else message)) from None
+
+
+def decode_first(models: Sequence[type[pydantic.BaseModel]], value: Any) -> pydantic.BaseModel:
+    """`value` as the first of `models` that takes it. Raises `WrongShapeError` with all of their reasons."""
+    reasons = []
+    for model in models:
+        try:
+            return decode_model(model, value)
+        except WrongShapeError as error:
+            reasons.append(f"{model.__name__}: {error}")
+    raise WrongShapeError(_shorten("; ".join(reasons)) if len(models) > 1 else reasons[0].partition(": ")[2])
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:

@@ -4,9 +4,9 @@ No framework stands between a handler and the server: a token costs one ASGI mes
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 import pydantic
@@ -15,8 +15,8 @@ from reference_server.router.decoder import (
     INLINE_BYTES,
     MalformedJsonError,
     WrongShapeError,
+    decode_first,
     decode_json,
-    decode_model,
 )
 from reference_server.router.sse import JSON_OPTIONS, EventStream, Header
 
@@ -24,7 +24,6 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 WRONG_CONTENT_TYPE = "Expected request with `Content-Type: application/json`"
 TOO_LARGE = "Failed to buffer the request body: length limit exceeded"
@@ -55,6 +54,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.receive = receive
+        self._scope = scope
         self.has_answered = False
         self._send = send
         self._request_headers: list[Header] = scope["headers"]
@@ -64,18 +64,24 @@ class Exchange:
         """These go on the answer, whatever it is."""
         self.headers += headers
 
+    @property
+    def path_params(self) -> Mapping[str, str]:
+        """What the route's path left open."""
+        params: Mapping[str, str] = self._scope["path_params"]
+        return params
+
     def header(self, name: bytes) -> bytes | None:
         """The first value of a request header; `name` in lower case."""
         return next((value for key, value in self._request_headers if key == name), None)
 
-    async def read(self, model: type[Model], limit: int) -> Model:
-        """The body as `model`: steps 6 to 9 of section 0.1, each with its refusal."""
+    async def read(self, models: Sequence[type[pydantic.BaseModel]], limit: int) -> pydantic.BaseModel:
+        """The body as the first of `models` that takes it: steps 6 to 9 of section 0.1, each with its refusal."""
         if not is_json(self.header(b"content-type")) or self.header(b"content-encoding") not in (None, b"identity"):
             raise Refusal(415, WRONG_CONTENT_TYPE, is_decoding=True)
         body = await self.read_body(limit)
         if len(body) > INLINE_BYTES:
-            return await asyncio.to_thread(_decode, model, body)
-        return _decode(model, body)
+            return await asyncio.to_thread(_decode, models, body)
+        return _decode(models, body)
 
     async def read_body(self, limit: int) -> bytes:
         """All of the body, at most `limit` bytes."""
@@ -140,12 +146,15 @@ Handler = Callable[[Exchange, Any], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What answers `method` on `path`. `body` is the schema of a POST; `needs_key` only matters when a key is set."""
+    """What answers `method` on `path`. A POST's body is the first of `bodies` that takes it.
+
+    `needs_key` only matters when a key is set.
+    """
 
     method: str
     path: str
     handler: Handler
-    body: type[pydantic.BaseModel] | None = None
+    bodies: tuple[type[pydantic.BaseModel], ...] = ()
     needs_key: bool = False
 
 
@@ -155,9 +164,9 @@ def is_json(content_type: bytes | None) -> bool:
     return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
-def _decode(model: type[Model], body: bytes) -> Model:
+def _decode(models: Sequence[type[pydantic.BaseModel]], body: bytes) -> pydantic.BaseModel:
     try:
-        return decode_model(model, decode_json(body))
+        return decode_first(models, decode_json(body))
     except MalformedJsonError as error:
         raise Refusal(400, f"{NOT_JSON}{error}", is_decoding=True) from None
     except WrongShapeError as error:

@@ -35,6 +35,16 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Platforms:
+    """Which clouds' routes are served beside the others, and the two paths that Vertex AI chooses."""
+
+    vertex: bool = False
+    kserve: bool = False
+    predict_route: str | None = None
+    health_route: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """Everything that routes tell, fixed once the server listens."""
 
@@ -51,6 +61,7 @@ class ServerFacts:
     compute_type: str = "gpu+optimized"
     adapters: tuple[str, ...] = ()
     engine: EngineFacts = EngineFacts()
+    platforms: Platforms = Platforms()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

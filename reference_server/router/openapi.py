@@ -8,12 +8,19 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from reference_server.router.facts import Platforms
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest
+from reference_server.router.schemas.platforms import InferRequest, VertexRequest
 from reference_server.router.schemas.tgi import CompatGenerateRequest, GenerateRequest
 
 Schema = dict[str, Any]
 
-_REQUESTS = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest)
+_REQUESTS = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest, VertexRequest, InferRequest)
+_PLATFORM_SCHEMAS = {
+    "vertex": ("VertexRequest", "VertexGenerate", "VertexResponse"),
+    "kserve": ("InferRequest", "InferInput", "InferOutput", "InferResponse", "OutputChunk", "LiveResponse",
+               "MetadataServerResponse", "MetadataModelResponse"),
+}  # fmt: skip
 _REF = "#/components/schemas/{model}"
 
 _TEXT: Schema = {"type": "string"}
@@ -174,6 +181,12 @@ ANSWERS: Mapping[str, Schema] = {
         docker_label=_nullable(_TEXT),
         engine={**_ref("Engine")},
     ),
+    "VertexResponse": _object(predictions=_list(_TEXT)),
+    "LiveResponse": _object(live=_FLAG),
+    "MetadataServerResponse": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
+    "MetadataModelResponse": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
+    "OutputChunk": _object(name=_TEXT, shape=_list(_COUNT), datatype=_TEXT, data=_list(_COUNT)),
+    "InferResponse": _object(id=_TEXT, outputs=_list(_ref("OutputChunk"))),
     "Setting": _object({"reason": _TEXT}, value={"nullable": True}, source=_TEXT),
 }
 
@@ -189,8 +202,9 @@ _GENERATING = {
 _READING = {status: text for status, text in _GENERATING.items() if status not in ("424", "429", "500")}
 
 
-def openapi_document(version: str) -> Schema:
-    """The document for this version of the router."""
+def openapi_document(version: str, platforms: Platforms | None = None) -> Schema:
+    """The document for this version of the router, with the routes that are served."""
+    platforms = platforms or Platforms()
     stream = {"text/event-stream": {"schema": _ref("StreamResponse")}}
     chat = {
         **_json(_ref("ChatCompletion")),
@@ -199,12 +213,17 @@ def openapi_document(version: str) -> Schema:
     completion = {**_json(_ref("CompletionFinal")), "text/event-stream": {"schema": _ref("Chunk")}}
     compat = {**_json(_list(_ref("GenerateResponse"))), **stream}
     healthy = _get("Health", {}, {"503": "The model server is unhealthy"})
+    any_request = {"anyOf": [_ref(name) for name in ("CompatGenerateRequest", "ChatRequest", "CompletionRequest")]}
+    any_answer = {"anyOf": [_list(_ref("GenerateResponse")), _ref("ChatCompletion"), _ref("CompletionFinal")]}
+    any_event = {"anyOf": [_ref("StreamResponse"), _ref("ChatCompletionChunk"), _ref("Chunk")]}
+    any_content = {**_json(any_answer), "text/event-stream": {"schema": any_event}}
     paths = {
         "/": {**healthy, **_post("Generate, or stream if asked to", "CompatGenerateRequest", compat, _GENERATING)},
         "/generate": _post("Generate", "GenerateRequest", _json(_ref("GenerateResponse")), _GENERATING),
         "/generate_stream": _post("Stream tokens as events", "GenerateRequest", stream, _GENERATING),
         "/v1/completions": _post("Complete prompts", "CompletionRequest", completion, _GENERATING),
         "/v1/chat/completions": _post("Chat", "ChatRequest", chat, _GENERATING),
+        "/invocations": _post("Any of the others' requests, for SageMaker", any_request, any_content, _GENERATING),
         "/tokenize": _post("Tokenize", "GenerateRequest", _json(_ref("TokenizeResponse")), _READING),
         "/chat_tokenize": _post(
             "Render a template and tokenize", "ChatRequest", _json(_ref("ChatTokenizeResponse")), _READING
@@ -219,11 +238,49 @@ def openapi_document(version: str) -> Schema:
             _json({"type": "object", "additionalProperties": _ref("Setting")}),
         ),
     }
+    schemas = {**_request_schemas(), **ANSWERS}
+    for name, more in (("vertex", _vertex_paths(platforms)), ("kserve", _kserve_paths(platforms))):
+        paths |= more
+        if not more:
+            schemas = {each: schema for each, schema in schemas.items() if each not in _PLATFORM_SCHEMAS[name]}
     return {
         "openapi": "3.0.3",
         "info": {"title": "Text generation router", "version": version, "license": {"name": "Apache-2.0"}},
         "paths": paths,
-        "components": {"schemas": {**_request_schemas(), **ANSWERS}},
+        "components": {"schemas": schemas},
+    }
+
+
+def _vertex_paths(platforms: Platforms) -> Schema:
+    if not platforms.vertex:
+        return {}
+    predict = _post("Predict, for Vertex AI", "VertexRequest", _json(_ref("VertexResponse")), _GENERATING)
+    health = _get("Health", {}, {"503": "The model server is unhealthy"})
+    paths = {"/vertex": predict}
+    if platforms.predict_route:
+        paths[platforms.predict_route] = predict
+    if platforms.health_route:
+        paths[platforms.health_route] = health
+    return paths
+
+
+def _kserve_paths(platforms: Platforms) -> Schema:
+    if not platforms.kserve:
+        return {}
+    live = _get("Liveness", _json(_ref("LiveResponse")))
+    model = "/v2/models/{name}/versions/{version}"
+    paths = {
+        "/v2": _get("Facts about the server", _json(_ref("MetadataServerResponse"))),
+        "/v2/health/live": live,
+        "/v2/health/ready": live,
+        model: _get("Facts about the model", _json(_ref("MetadataModelResponse"))),
+        f"{model}/ready": live,
+        f"{model}/infer": _post("Infer", "InferRequest", _json(_ref("InferResponse")), _GENERATING),
+    }
+    named = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in ("name", "version")]
+    return {
+        path: {method: {**each, "parameters": named} for method, each in methods.items()} if "{" in path else methods
+        for path, methods in paths.items()
     }
 
 
@@ -243,8 +300,8 @@ def _get(summary: str, content: Schema, errors: Mapping[str, str] | None = None)
     return {"get": {"summary": summary, "responses": _responses(content, errors or {})}}
 
 
-def _post(summary: str, body: str, content: Schema, errors: Mapping[str, str]) -> Schema:
-    request = {"required": True, "content": _json(_ref(body))}
+def _post(summary: str, body: str | Schema, content: Schema, errors: Mapping[str, str]) -> Schema:
+    request = {"required": True, "content": _json(_ref(body) if isinstance(body, str) else body)}
     return {"post": {"summary": summary, "requestBody": request, "responses": _responses(content, errors)}}
 
 

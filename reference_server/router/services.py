@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from reference_server.errors import UnhealthyError
 from reference_server.router.chat import ChatTemplate
 from reference_server.router.facts import ServerFacts
 from reference_server.router.infer import Infer
@@ -25,6 +26,11 @@ class Services:
     @property
     def compute_type(self) -> Header:
         return b"x-compute-type", self.facts.compute_type.encode()
+
+    async def check_health(self) -> None:
+        """Ask the model server. Raises `UnhealthyError`."""
+        if not await self.infer.batcher.health():
+            raise UnhealthyError
 
     def stream_headers(self, characters: int) -> list[Header]:
         """What every token stream's answer carries."""

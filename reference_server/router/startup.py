@@ -19,7 +19,7 @@ from reference_server.messages import ModelInfo, WarmupReply
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.exchange import Route
-from reference_server.router.facts import EngineFacts, ServerFacts
+from reference_server.router.facts import EngineFacts, Platforms, ServerFacts
 from reference_server.router.infer import Infer, Permits
 from reference_server.router.metrics import Metrics
 from reference_server.router.model_files import ModelFiles, find_model_files
@@ -77,7 +77,8 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
     refuse_unsupported(config)
     transport = _transport_options(config)
     async with AsyncExitStack() as held:
-        listener = held.enter_context(bind(config.hostname, config.port))
+        port = config.aip_http_port if config.vertex and config.aip_http_port is not None else config.port
+        listener = held.enter_context(bind(config.hostname, port))
         shard = await _connect(config, held)
         await shard.clear_cache()
         info = await shard.info()
@@ -229,7 +230,9 @@ def _facts(
         max_client_batch_size=config.max_client_batch_size,
         model_sha=files.sha,
         model_pipeline_tag=files.pipeline_tag,
+        docker_label=config.docker_label,
         compute_type=config.compute_type or "gpu+optimized",
+        platforms=Platforms(config.vertex, config.kserve, config.aip_predict_route, config.aip_health_route),
         engine=EngineFacts(
             backend=info.device_type or None,
             prefill_attention=backends.get("prefill"),

@@ -7,10 +7,12 @@ import pytest
 from starlette.routing import Route
 
 from reference_server.router import cli
+from reference_server.router.facts import Platforms
 from reference_server.router.openapi import openapi_document
 from tests.support.serving import Served, events_of, serve
 
-DOCUMENT = openapi_document("1.0")
+PLATFORMS = Platforms(vertex=True, kserve=True, predict_route="/predict", health_route="/alive")
+DOCUMENT = openapi_document("1.0", PLATFORMS)
 SCHEMAS = DOCUMENT["components"]["schemas"]
 TYPES = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict}
 
@@ -23,6 +25,8 @@ def mismatches(value: Any, schema: Mapping[str, Any], where: str = "$") -> list[
         return []
     if "allOf" in schema:
         return [each for part in schema["allOf"] for each in mismatches(value, part, where)]
+    if "anyOf" in schema and "type" not in schema:
+        return min((mismatches(value, each, where) for each in schema["anyOf"]), key=len)
     if "type" not in schema:
         return []
     if not isinstance(value, TYPES[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean"):
@@ -71,12 +75,16 @@ ALL_DETAILS = {"details": True, "decoder_input_details": True, "top_n_tokens": 2
         ("/info", None),
         ("/v1/models", None),
         ("/config", None),
+        ("/invocations", {"inputs": "x"}),
+        ("/vertex", {"instances": [{"inputs": "x"}]}),
+        ("/v2", None),
+        ("/v2/health/live", None),
     ],
 )
 async def test_answers_are_as_described(path: str, body: dict[str, Any] | None):
     schema = schema_of(path, "get" if body is None else "post", "application/json")
     settings = {"port": {"value": 3000, "source": "default"}, "x": {"value": None, "source": "derived", "reason": "r"}}
-    async with serve(facts={"settings": settings}) as served:
+    async with serve(facts={"settings": settings, "platforms": PLATFORMS}) as served:
         answer = await whole(served, path, body)
 
     assert mismatches(answer, schema) == []
@@ -99,8 +107,9 @@ async def test_events_are_as_described(path: str, body: dict[str, Any]):
     assert [mismatch for event in events if event != "[DONE]" for mismatch in mismatches(event, schema)] == []
 
 
-async def test_every_route_is_described_and_served():
-    async with serve() as served:
+@pytest.mark.parametrize("platforms", [Platforms(), PLATFORMS])
+async def test_every_route_is_described_and_served(platforms: Platforms):
+    async with serve(facts={"platforms": platforms}) as served:
         described = (await served.client.get("/api-doc/openapi.json")).json()
         served_routes = {
             (route.path, method) for route in served.app.routes if isinstance(route, Route) for method in route.methods
@@ -108,7 +117,10 @@ async def test_every_route_is_described_and_served():
 
     documented = {(path, method.upper()) for path, methods in described["paths"].items() for method in methods}
     assert served_routes - documented == {(path, "HEAD") for path, method in served_routes if method == "HEAD"} | {
-        ("/api-doc/openapi.json", "GET")
+        ("/api-doc/openapi.json", "GET"),
+        ("/docs", "GET"),
+        ("/docs/", "GET"),
+        *([] if platforms.vertex else [("/vertex", "POST")]),
     }
     assert documented <= served_routes
 

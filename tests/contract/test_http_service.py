@@ -143,7 +143,7 @@ async def test_every_error_body_is_an_error_response():
     assert all(set(answer.json()) == {"error", "error_type"} for answer in answers)
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/vertex", "/v2/health/live", "/openapi.json", "/redoc"])
+@pytest.mark.parametrize("path", ["/v2/health/live", "/openapi.json", "/redoc", "/v1/embeddings", "/docs/nothing.css"])
 async def test_routes_that_do_not_exist(path: str):
     async with serve() as served:
         assert (await served.client.post(path, json={})).status_code == 404

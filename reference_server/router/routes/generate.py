@@ -32,10 +32,10 @@ class GenerateRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/", self.compat_generate, CompatGenerateRequest, needs_key=True),
-            Route("POST", "/generate", self.generate, GenerateRequest, needs_key=True),
-            Route("POST", "/generate_stream", self.generate_stream, GenerateRequest, needs_key=True),
-            Route("POST", "/tokenize", self.tokenize, GenerateRequest, needs_key=True),
+            Route("POST", "/", self.compat_generate, (CompatGenerateRequest,), needs_key=True),
+            Route("POST", "/generate", self.generate, (GenerateRequest,), needs_key=True),
+            Route("POST", "/generate_stream", self.generate_stream, (GenerateRequest,), needs_key=True),
+            Route("POST", "/tokenize", self.tokenize, (GenerateRequest,), needs_key=True),
         ]
 
     async def compat_generate(self, exchange: Exchange, request: CompatGenerateRequest) -> None:

@@ -33,10 +33,10 @@ class OpenAiRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/v1/completions", self.completions, CompletionRequest, needs_key=True),
-            Route("POST", "/v1/chat/completions", self.chat, ChatRequest, needs_key=True),
+            Route("POST", "/v1/completions", self.completions, (CompletionRequest,), needs_key=True),
+            Route("POST", "/v1/chat/completions", self.chat, (ChatRequest,), needs_key=True),
             # TGI asks for no key here; `--auth-all-routes` does.
-            Route("POST", "/chat_tokenize", self.chat_tokenize, ChatRequest),
+            Route("POST", "/chat_tokenize", self.chat_tokenize, (ChatRequest,)),
         ]
 
     async def completions(self, exchange: Exchange, request: CompletionRequest) -> None:
@@ -57,9 +57,8 @@ class OpenAiRoutes:
     async def chat(self, exchange: Exchange, request: ChatRequest) -> None:
         arrived_ns = self._services.clock_ns()
         self._services.metrics.request_count.add(2)
-        choices = self._check_common(request)
-        prompt = await self._render(request)
-        calls = chat_calls(request, prompt, choices)
+        calls = await self.chat_runs(request)
+        prompt, choices = calls[0].prompt, len(calls)
         bodies = ChatBodies(self._services.facts, self._services.wall_s(), request)
         if request.stream:
             options = request.stream_options
@@ -83,6 +82,11 @@ class OpenAiRoutes:
         prompt = await self._render(request)
         tokens = await self._services.infer.validator.encode_with_offsets(prompt, False)
         await exchange.answer_json({"tokenize_response": simple_tokens(prompt, tokens), "templated_text": prompt})
+
+    async def chat_runs(self, request: ChatRequest) -> list[GenerateCall]:
+        """The generations that a conversation asks for, one for each choice."""
+        choices = self._check_common(request)
+        return chat_calls(request, await self._render(request), choices)
 
     def _check_common(self, request: SamplingFields) -> int:
         """The rows that both routes judge first; how many choices are wanted."""
@@ -224,12 +228,9 @@ def completion_calls(request: CompletionRequest, choices: int) -> list[GenerateC
     return [
         GenerateCall(
             prompt,
-            _parameters(request, choice).model_copy(
-                update={
-                    "repetition_penalty": request.repetition_penalty,
-                    "decoder_input_details": not request.stream,
-                }
-            ),
+            # TGI asks for the prompt's logprobs of single answers too. Nobody sees them, and asking for them keeps a
+            # prompt from using the prefix cache.
+            _parameters(request, choice).model_copy(update={"repetition_penalty": request.repetition_penalty}),
             presence_penalty=request.presence_penalty or 0.0,
         )
         for prompt in request.prompt

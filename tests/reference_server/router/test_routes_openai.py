@@ -72,11 +72,11 @@ def test_usage_counts_a_prompt_once_for_all_its_choices():
     assert usage_of(answers, choices=2) == Usage(8, 8, 2)
 
 
-def test_completions_ask_for_prompt_details_only_when_not_streaming():
+def test_completions_sample_and_never_ask_for_prompt_details():
     single, streamed = (
         completion_calls(CompletionRequest(prompt=["a"], stream=stream, temperature=0.5), 1)[0]
         for stream in (False, True)
     )
 
-    assert (single.parameters.decoder_input_details, streamed.parameters.decoder_input_details) == (True, False)
+    assert (single.parameters.decoder_input_details, streamed.parameters.decoder_input_details) == (False, False)
     assert (single.parameters.do_sample, single.parameters.temperature) == (True, 0.5)
