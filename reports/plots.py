@@ -51,6 +51,9 @@ PALETTE = MappingProxyType(
 )
 PIXELS_PER_INCH = 100
 MAX_POINTS = 700
+
+# Percentiles that a distribution names.
+MARKS = (50.0, 95.0)
 CHARACTER_PIXELS = 7.2
 
 STYLE: dict[str, Any] = {
@@ -125,7 +128,7 @@ def _figure(size: Size, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]
 
 def _number(value: float, _: object = None) -> str:
     """A tick label that fits the margin."""
-    return f"{value / 1e3:,.6g}k" if abs(value) >= 1e5 else f"{value:,.6g}"
+    return f"{value / 1e3:,.6g}k" if abs(value) >= 1e4 else f"{value:,.6g}"
 
 
 def series_colour(index: int) -> str:
@@ -199,7 +202,7 @@ def _name_series(axes: Axes, labels: Sequence[str], size: Size) -> None:
         offset += (len(text) + 2) * CHARACTER_PIXELS
 
 
-def distribution(frame: pd.DataFrame, quantity: str, size: Size, marks: Sequence[float] = (50.0, 95.0)) -> Figure:
+def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
     """The share of values at or below x, x in milliseconds, with named percentiles.
 
     frame: run, share, value_ms, values in ascending order within a run.
@@ -211,23 +214,32 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size, marks: Sequence
         for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
             axes.plot(rows["value_ms"], rows["share"], color=colour, drawstyle="steps-post")
-            for mark in marks:
+            for mark in MARKS:
                 value = float(np.interp(mark / 100, rows["share"], rows["value_ms"]))
                 axes.plot([value], [mark / 100], "o", color=colour, markersize=4.5)
-                if len(runs) == 1:
-                    axes.annotate(
-                        f"p{mark:g}  {format_number(value)} ms",
-                        (value, mark / 100),
-                        xytext=(9, -4) if mark < 90 else (9, -12),
-                        textcoords="offset points",
-                        color=PALETTE["ink"],
-                    )
         scale = _value_axis(axes, frame["value_ms"])
+        if len(runs) == 1:
+            _name_percentiles(axes, runs[0][1])
         axes.set_xlabel(f"{quantity}, ms{scale}   ← better")
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
         _label_axis(axes, "share at or below")
         return figure
+
+
+def _name_percentiles(axes: Axes, rows: pd.DataFrame) -> None:
+    """Write each percentile beside its dot: to the right below the curve, or to the left above it near the edge."""
+    for mark in MARKS:
+        value = float(np.interp(mark / 100, rows["share"], rows["value_ms"]))
+        x, _ = axes.transAxes.inverted().transform(axes.transData.transform((value, mark / 100)))
+        axes.annotate(
+            f"p{mark:g}  {format_number(value)} ms",
+            (value, mark / 100),
+            xytext=(9, -12) if x < 0.62 else (-9, 1),
+            textcoords="offset points",
+            ha="left" if x < 0.62 else "right",
+            color=PALETTE["ink"],
+        )
 
 
 def _value_axis(axes: Axes, values: "pd.Series[float]") -> str:
@@ -320,8 +332,8 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
             axes.plot(shown["t_s"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.4, markeredgewidth=0)
         _cap_outliers(axes, frame["value_ms"])
         start, end = windows[0]
-        last = max(float(frame["t_s"].max()), end)
-        for left, right in ((0.0, start), (end, last)):
+        last = max(float(frame["t_s"].max()), 1.0)
+        for left, right in ((0.0, min(start, last)), (end, last)):
             if right > left:
                 axes.axvspan(left, right, color=PALETTE["shade"], linewidth=0, zorder=0)
         axes.set_xlim(0, last)

@@ -123,11 +123,16 @@ def _headline(analysis: Analysis) -> str:
         )
     ttft = metrics["ttft_co_s" if analysis.run.manifest.is_open_loop else "ttft_s"]
     if ttft["count"]:
-        half, most = (format_number(1e3 * ttft["percentiles"][p]["value"]) for p in ("p50", "p95"))
-        parts.append(f"the first token came within {half} ms for half of the requests and within {most} ms for 95 %")
+        half, most = (_duration(ttft["percentiles"][p]["value"]) for p in ("p50", "p95"))
+        parts.append(f"the first token came within {half} for half of the requests and within {most} for 95 %")
     failed, total = tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
     parts.append(f"{failed:,} of {total:,} requests failed" if failed else f"none of {total:,} requests failed")
     return _sentence("; ".join(parts))
+
+
+def _duration(seconds: float) -> str:
+    """Milliseconds, or seconds from ten of them on."""
+    return f"{format_number(seconds)} s" if seconds >= 10 else f"{format_number(1e3 * seconds)} ms"
 
 
 def _summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:

@@ -1,0 +1,66 @@
+"""Figures carry units, the better direction and every run's name, in both sizes."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from reports import plots
+from reports.figures import distribution_frame
+from reports.plots import HALF, NARROW, PALETTE, Size
+
+RUNS = ("one", "two")
+
+
+def texts(figure: Figure) -> str:
+    axes = figure.axes
+    labels = [label for each in axes for label in (each.get_title("left"), each.get_xlabel(), each.get_ylabel())]
+    return " | ".join([*labels, *(text.get_text() for each in axes for text in each.texts)])
+
+
+def both(**columns: np.ndarray) -> pd.DataFrame:
+    return pd.concat([pd.DataFrame({"run": run, **columns}) for run in RUNS], ignore_index=True)
+
+
+STEPS = np.arange(1.0, 61.0)
+TIMELINE = both(t_s=STEPS, output_tokens_per_s=100 + STEPS, in_flight=np.full(60, 8.0))
+DISTRIBUTION = both(share=np.linspace(0, 1, 60), value_ms=STEPS)
+LENGTHS = both(tokens=STEPS * 10, value_ms=STEPS)
+DRIFT = both(t_s=STEPS, value_ms=STEPS)
+
+
+@pytest.mark.parametrize("size", [HALF, NARROW])
+def test_axes_are_named_with_units_and_direction(size: Size) -> None:
+    windows = [(5.0, 55.0)] * 2
+
+    assert "output tokens/s  ↑ better" in texts(plots.timeline(TIMELINE, windows, size))
+    assert "TTFT, ms (log scale)   ← better" in texts(plots.distribution(DISTRIBUTION, "TTFT", size))
+    assert "TTFT, ms  ↓ better" in texts(plots.against_length(LENGTHS, "TTFT", "prompt length", size))
+    assert "prompt length, tokens" in texts(plots.against_length(LENGTHS, "TTFT", "prompt length", size))
+    assert "seconds since the run's start" in texts(plots.over_time(DRIFT, "TTFT", windows, size))
+
+
+def test_runs_are_named_in_the_figure_and_a_single_one_is_not() -> None:
+    assert all(run in texts(plots.distribution(DISTRIBUTION, "TTFT", HALF)) for run in RUNS)
+    single = DISTRIBUTION[DISTRIBUTION["run"] == "one"]
+    assert "one" not in texts(plots.distribution(single, "TTFT", HALF)).split()
+    assert "p50  30.5 ms" in texts(plots.distribution(single, "TTFT", HALF))
+
+
+def test_values_beyond_the_axis_are_counted() -> None:
+    outlier = pd.DataFrame({"run": "one", "tokens": np.arange(1000.0), "value_ms": np.append(np.ones(999), 500.0)})
+
+    assert "1 above 1.25 ms" in texts(plots.against_length(outlier, "TTFT", "prompt length", HALF))
+
+
+def test_every_colour_of_the_palette_is_unique() -> None:
+    assert len(set(PALETTE.values())) == len(PALETTE)
+
+
+def test_percentiles_named_in_a_figure_are_those_of_the_tables() -> None:
+    values = np.random.default_rng(0).lognormal(size=5_000)
+
+    frame = distribution_frame("one", values)
+
+    assert float(np.interp(0.95, frame["share"], frame["value_ms"])) == pytest.approx(1e3 * np.quantile(values, 0.95))
+    assert len(frame) < 410
