@@ -65,6 +65,8 @@ class Generator:
     def step(self, batch: SequenceBatch) -> StepOutput:
         """Run the next forward of the batch and move every sequence on."""
         started = time.perf_counter_ns()
+        if not batch.live:
+            return StepOutput((), None, (), 0, 0)
         was_prefill = batch.is_prefill
         inputs = build_inputs(batch, self._choosing.prompt_logprobs)
         logits = self._forward(inputs)

@@ -438,6 +438,21 @@ async def test_receipts_count_reserved_and_coming_tokens(driver: ShardDriver) ->
         await driver.shard.filter_batch(kept.id, [])
 
 
+async def test_an_ended_request_that_stays_in_its_batch_is_not_continued(driver: ShardDriver) -> None:
+    result = await driver.prefill(driver.request(0, PROMPTS[0], 2), driver.request(1, PROMPTS[1], 5))
+    result = await driver.decode(result.batch)
+    assert result.batch is not None
+    assert result.batch.request_ids == (0, 1)
+
+    result = await driver.decode(result.batch)
+    assert [generation.request_id for generation in result.generations] == [1]
+    assert result.batch is not None
+    only_ended = await driver.shard.filter_batch(result.batch.id, [0])
+    result = await driver.decode(only_ended)
+
+    assert (result.generations, result.batch) == ((), None)
+
+
 async def test_a_chunk_longer_than_the_prompt_is_an_error(driver: ShardDriver) -> None:
     with pytest.raises(ShardError, match="tokenize differently"):
         await driver.prefill(driver.request(0, PROMPTS[0], chunk_len=5))
