@@ -1,3 +1,5 @@
+import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,6 +54,25 @@ async def test_truncate_keeps_the_last_tokens_and_loses_the_first_special_one():
 
     assert validated.request.input_ids == whole[-2:]
     assert validated.cut == 2
+
+
+async def test_every_validation_worker_counts_tokens_of_its_own_request():
+    """Two workers, two requests: each encoding ends only once the other has begun."""
+    both = threading.Barrier(2, timeout=30)
+    threads: list[str] = []
+
+    class Meeting(WordTokenizer):
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            both.wait()
+            threads.append(threading.current_thread().name)
+            return super().encode(text, add_special_tokens)
+
+    with ThreadPoolExecutor(2, thread_name_prefix="worker") as executor:
+        validator = Validator(Meeting(), LIMITS, executor)
+        validated = await asyncio.gather(validator.validate(call("one two")), validator.validate(call("three")))
+
+    assert [each.request.input_len for each in validated] == [3, 2]
+    assert sorted(threads) == ["worker_0", "worker_1"]
 
 
 async def test_a_tokenizer_that_panics_fails_the_request_alone():
