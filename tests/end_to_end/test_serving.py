@@ -77,7 +77,8 @@ def test_two_shards_answer_as_one_and_the_death_of_one_ends_everything(server):
         children = sharded.children()
         victim = next(pid for pid, environment in children.items() if environment.get("RANK") == "1")
         os.kill(victim, signal.SIGKILL)
-        output, _ = sharded.process.communicate(timeout=60)
+        sharded.process.wait(timeout=60)
+        output = sharded.output
 
     assert sharded.process.returncode == 1
     assert "rank=1" in output or "shard 1" in output.lower()

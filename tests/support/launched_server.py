@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,8 +18,14 @@ from tests.support.ports import free_port
 class Server:
     """A launcher that serves on loopback."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     port: int
+    log: Path
+
+    @property
+    def output(self) -> str:
+        """What launcher and children have printed so far."""
+        return self.log.read_text()
 
     @property
     def url(self) -> str:
@@ -64,19 +71,27 @@ def serve(*flags: str) -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, "-m", "reference_server.launcher.cli", "--model-id", "preset:tiny-llama"]
     command += ["--hostname", "127.0.0.1", "--port", str(port), "--cpu-memory-gib", "0.5", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    server = Server(process, port)
+    # A file, since a pipe that nobody reads holds the router up once it is full.
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        yield from _until_ready(Server(process, port, log))
+
+
+def _until_ready(server: Server) -> Iterator[Server]:
+    process = server.process
     try:
         deadline_s = time.monotonic() + 120
         while True:
             with contextlib.suppress(OSError):
                 server.get("/health")
                 break
-            assert process.poll() is None, process.communicate()[0]
+            assert process.poll() is None, server.output
             assert time.monotonic() < deadline_s, "the server did not get ready"
             time.sleep(0.1)
         yield server
     finally:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
