@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reference_server.errors import ShardError, UnsupportedError
+from reference_server.errors import ArgumentError, ShardError, UnsupportedError
 from reference_server.messages import Batch, Image, ModelInfo, Request, WarmupReply, WarmupRequest
 from reference_server.model_server.attention import backend
 from reference_server.model_server.attention.state import AttentionState
@@ -92,6 +92,7 @@ class Engine:
         torch.set_num_threads(options.compute_threads or default_compute_threads())
         group = RankGroup(rank, world_size)
         files = loader.locate(options)
+        _refuse_too_large(options, loader.expected_weight_bytes(options, files), world_size)
         group.barrier()
         loaded = loader.load(options, files, group)
         group.barrier()
@@ -251,6 +252,16 @@ class Engine:
             return prompt_tokens
         positions = getattr(self._loaded.config, "max_position_embeddings", None)
         return min(limit for limit in (capacity, positions, self._tokenizer_max_len) if limit)
+
+
+def _refuse_too_large(options: EngineOptions, weight_bytes: int, world_size: int) -> None:
+    """Before minutes of loading and a machine without memory."""
+    budget = device_bytes(options) * options.memory_fraction
+    if weight_bytes > budget:
+        raise ArgumentError(
+            f"the weights of {options.model_id} take {weight_bytes / GIB:.2f} GiB, but only {budget / GIB:.2f} GiB "
+            f"may be used by {world_size} shard(s): raise `--cpu-memory-gib` or `--cuda-memory-fraction`"
+        )
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

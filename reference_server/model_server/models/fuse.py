@@ -21,6 +21,9 @@ from reference_server.model_server.models.parallel import GatheredLinear, RowPar
 Decoder = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 Linear = Callable[[Tensor], Tensor]
 
+INITIAL_POSITIONS = 4096
+"""What a rotary table holds from the start; a few megabytes at most."""
+
 
 class RMSNorm:
     """A root-mean-square norm as one normalising operator.
@@ -51,7 +54,8 @@ class RotaryTable:
     def __init__(self, rotary: Any, like: Tensor) -> None:
         self._rotary = rotary
         self._like = like
-        self._rows = like.new_empty((0, 2, 0))
+        self._rows: Tensor
+        self._grow(INITIAL_POSITIONS)
 
     def __call__(self, positions: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
         """[tokens, 1, head_dim] each; the sine carries the sign of the half that is turned."""
@@ -60,6 +64,7 @@ class RotaryTable:
         cos, sin = self._rows.index_select(0, positions).chunk(2, 1)
         return cos, sin
 
+    @torch.no_grad()
     def _grow(self, num_positions: int) -> None:
         positions = torch.arange(num_positions, device=self._like.device)[None]
         cos, sin = self._rotary(self._like, positions)

@@ -111,6 +111,17 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
     return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config))
 
 
+def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
+    """Bytes that the whole model's parameters will take, read off its config alone."""
+    find_family(json.loads((files.directory / "config.json").read_text()))
+    config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
+    with torch.device("meta"), transformers_compat.without_weight_init():
+        model: Any = AutoModelForCausalLM._model_mapping[type(config)]._from_config(config)
+    model.tie_weights()
+    num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
+    return num_parameters * resolve_dtype(options, torch.device("cpu")).itemsize
+
+
 def resolve_dtype(options: EngineOptions, device: torch.device) -> torch.dtype:
     """`--dtype`, or what the device multiplies fastest without losing the model."""
     if options.dtype is not None:
