@@ -191,7 +191,11 @@ async def _answer_request_error(request: Request, error: Exception) -> Response:
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal), "registered for these"
     logger.error("%s", error)
-    return _error_response(request, error.status, str(error), error.error_type)
+    response = _error_response(request, error.status, str(error), error.error_type)
+    if error.status == 413:
+        # What is left of the body has not been read.
+        response.headers["connection"] = "close"
+    return response
 
 
 async def _answer_decoding_in_text(request: Request, error: Exception) -> Response:

@@ -1,15 +1,18 @@
 """The HTTP server: uvicorn on a socket bound beforehand, stopped by the command and not by signals of its own."""
 
 import contextlib
+import functools
 import ipaddress
 import logging
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
 from reference_server.errors import StartupError
 from reference_server.router.app import RouterApp
+from reference_server.router.connection import ConnectionLimits, LimitedProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ def bind(hostname: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    _detect_vanished_clients(listener)
     listener.setblocking(False)
     return listener
 
@@ -43,14 +47,28 @@ def _address(hostname: str) -> str:
         return "0.0.0.0"
 
 
+def _detect_vanished_clients(listener: socket.socket) -> None:
+    """Let the system notice, within two minutes, a client that went without a packet; connections inherit this."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", 60),
+        ("TCP_KEEPINTVL", 10),
+        ("TCP_KEEPCNT", 6),
+        ("TCP_USER_TIMEOUT", 120_000),
+    ):
+        if hasattr(socket, option):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
 class HttpServer(uvicorn.Server):
     """One application on one socket. `should_exit` stops it once what is in flight has ended; `force_exit` at once."""
 
-    def __init__(self, app: RouterApp, listener: socket.socket) -> None:
+    def __init__(self, app: RouterApp, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
+        protocol: Any = functools.partial(LimitedProtocol, limits=limits or ConnectionLimits())
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -10,16 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
-import uvicorn
 
 from reference_server.messages import Request
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.chat import ChatTemplate
+from reference_server.router.connection import ConnectionLimits
 from reference_server.router.facts import EngineFacts, ServerFacts
 from reference_server.router.infer import Infer, Permits
 from reference_server.router.metrics import Metrics
 from reference_server.router.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.server import HttpServer, bind
 from reference_server.router.services import Services
 from reference_server.router.validation import RequestLimits, Validator
 from tests.support.scripted_shard import Reply, ScriptedShard, say
@@ -72,6 +72,7 @@ class Setup:
     transport: TransportOptions = field(default_factory=TransportOptions)
     shard: ScriptedShard | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    connections: ConnectionLimits | None = None
 
 
 @asynccontextmanager
@@ -123,10 +124,9 @@ async def serve_on_socket(setup: Setup = Setup(), **changes: Any) -> AsyncIterat
     shard = setup.shard or ScriptedShard(setup.script)
     async with services_on(shard, setup) as (services, task):
         app = create_app(services, setup.transport)
-        config = uvicorn.Config(app, lifespan="off", log_config=None, http="httptools", ws="none")
-        server = uvicorn.Server(config)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
+        with bind("127.0.0.1", 0) as listener:
+            server = HttpServer(app, listener, setup.connections)
+            serving = asyncio.create_task(server.run_to_end())
             port = listener.getsockname()[1]
             while not server.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
                 await asyncio.sleep(0.001)

@@ -1,0 +1,196 @@
+"""One client connection: uvicorn's HTTP/1.1 protocol with an end to everything (reliability.md Q1 to Q3 and Q16).
+
+httptools bounds neither header bytes nor fields, and uvicorn's keep-alive timer starts again with every byte and does
+not run before the first one. So bytes and fields are counted here, and a request has to arrive in absolute time.
+"""
+
+import asyncio
+import logging
+import resource
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+logger = logging.getLogger(__name__)
+
+MAX_URL_BYTES = 16 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 256
+MAX_UNREAD_BYTES = 256 * 1024
+#: Beyond the limit of connections, so many may still ask whether the server is well.
+RESERVE = 16
+PROBES = (b"/health", b"/ping")
+
+_ANSWERS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    414: b"URI Too Long",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+
+
+def default_max_connections() -> int:
+    """What the process may open, less what it needs itself."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 16_384 if soft == resource.RLIM_INFINITY else max(16, min(16_384, soft - 512))
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How long and how many, in seconds and connections."""
+
+    head_s: float = 30.0
+    request_s: float = 60.0
+    bytes_per_s: int = 64 * 1024
+    stall_s: float = 120.0
+    max_connections: int = field(default_factory=default_max_connections)
+
+
+class _LimitError(Exception):
+    """Ends the parsing of a request; the answer's status is on the connection."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A connection that is closed when its client sends too much, too slowly, or reads nothing."""
+
+    _last_warning_s = float("-inf")
+
+    def __init__(self, *, limits: ConnectionLimits, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._limits = limits
+        self._status = 400
+        self._in_head = False
+        self._in_request = False
+        self._head_bytes = self._num_headers = self._raw_bytes = 0
+        self._began_s = 0.0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._only_probes = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES)
+        self._arm(self._limits.head_s)
+        open_now, most = len(self.connections), self._limits.max_connections
+        if open_now > most:
+            self._only_probes = True
+            self._warn_of_connections(most)
+        if open_now > most + RESERVE:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None and not self._in_request:
+            self._arm(self._limits.head_s)
+        self._raw_bytes += len(data)
+        super().data_received(data)
+        # A header that does not end is in no callback yet.
+        if self._in_head and self._raw_bytes > MAX_URL_BYTES + MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._status = 431 if self._num_headers or self.url else 400
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._in_request = True
+        self._head_bytes = self._num_headers = 0
+        self._status = 400
+        self._arm(self._limits.head_s)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            self._refuse(414)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._head_bytes += len(name) + len(value) + 4
+        if self._num_headers > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431 if self._in_head else 400)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._only_probes and self.url not in PROBES:
+            self._refuse(503)
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_request = False
+        self._raw_bytes = 0
+        self._disarm()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words for what is no request
+        """Close, after the answer to what broke a limit or the parser."""
+        if not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+                reason = _ANSWERS[self._status]
+                head = b"HTTP/1.1 %d %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % (self._status, reason)
+                self.transport.write(head)
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None:
+            self._watch_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        if self.flow is not None:
+            super().resume_writing()
+
+    def _refuse(self, status: int) -> None:
+        self._status = status
+        raise _LimitError
+
+    def _watch_reader(self, unread: int) -> None:
+        self._stall = self.loop.call_later(self._limits.stall_s, self._on_stall, unread)
+
+    def _on_stall(self, unread_before: int) -> None:
+        """What waits is not added to while writing is paused: less of it means that somebody reads."""
+        unread = self.transport.get_write_buffer_size()
+        if unread < unread_before:
+            self._watch_reader(unread)
+        else:
+            logger.info("a client has read nothing for %g s: closing its connection", self._limits.stall_s)
+            self.transport.abort()
+
+    def _arm(self, after_s: float) -> None:
+        self._disarm()
+        self._began_s = self.loop.time()
+        self._deadline = self.loop.call_later(after_s, self._on_deadline)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        left_s = self._began_s + self._whole_s() - self.loop.time()
+        if self._in_request and not self._in_head and left_s > 0:
+            self._deadline = self.loop.call_later(left_s, self._on_deadline)
+        elif self._in_request:
+            self._status = 408
+            self.send_400_response("")
+        else:
+            self.transport.close()
+
+    def _whole_s(self) -> float:
+        """What the request in progress may take, by the length that it announces."""
+        announced = next((value for name, value in self.headers or () if name == b"content-length"), b"0")
+        length = int(announced) if announced.isdigit() else 0
+        return self._limits.request_s + min(length, 1 << 32) / self._limits.bytes_per_s
+
+    def _warn_of_connections(self, most: int) -> None:
+        now_s = self.loop.time()
+        if now_s - LimitedProtocol._last_warning_s >= 10:
+            LimitedProtocol._last_warning_s = now_s
+            logger.warning("%d connections are open, the most this process may have: others are refused", most)
