@@ -10,6 +10,7 @@ from pathlib import Path
 from loadgen import settings
 from loadgen.config import BenchConfig
 from loadgen.errors import LoadgenError
+from loadgen.objectives import objectives_of
 from loadgen.program import COULD_NOT_MEASURE, Command, Program
 
 EXIT_CODES = """exit codes:
@@ -36,7 +37,9 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
 
 def load_config(given: argparse.Namespace) -> BenchConfig:
     """The load of a command line. Raises UsageError."""
-    return settings.load(BenchConfig, vars(given), given.config)
+    config = settings.load(BenchConfig, vars(given), given.config)
+    objectives_of(config.slo)
+    return config
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:

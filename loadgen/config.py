@@ -19,6 +19,8 @@ from pydantic import (
 )
 
 from loadgen.datasets.lengths import EXAMPLES, Lengths
+from loadgen.objectives import EXAMPLE as SLO_EXAMPLE
+from loadgen.objectives import parse_objective
 
 Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
 WorkloadName = Literal["synthetic", "prompts", "azure_llm", "mooncake"]
@@ -66,8 +68,18 @@ def _check_lengths(value: str) -> str:
     return str(Lengths.parse(value))
 
 
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _check_objective(value: str) -> str:
+    parse_objective(value)
+    return value.strip()
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400)]
 LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths)]
+ObjectiveText = Annotated[str, AfterValidator(_check_objective)]
 
 
 class BenchConfig(BaseModel):
@@ -105,6 +117,22 @@ class BenchConfig(BaseModel):
         None, ge=1, le=100_000, description="Most requests of an open loop in flight; waiting there is part of latency."
     )
     timeout: Seconds = Field(600.0, gt=0, description="Limit of one request.")
+    max_errors: int | None = Field(None, ge=1, description="End the run after this many failed requests.")
+    max_error_share: float | None = Field(
+        None, gt=0, lt=1, description="End the run when more than this share of the last 50 requests failed."
+    )
+    unhealthy_probes: int = Field(
+        5, ge=0, le=1_000, description="End the run when the server's /health fails so many times in a row; 0: never."
+    )
+
+    slo: Annotated[tuple[ObjectiveText, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description=f'Objective that requests are judged by, such as "{SLO_EXAMPLE}"; repeatable. Gives goodput_rps '
+        "and slo_attainment.",
+    )
+    cost_per_hour: float | None = Field(
+        None, gt=0, description="Price of the server per hour, in any currency. Gives cost_per_mtok."
+    )
 
     workload: WorkloadName = Field("synthetic", description="What the prompts are.")
     input_tokens: LengthText | None = Field(
@@ -281,5 +309,16 @@ class BenchConfig(BaseModel):
 
     def load_description(self) -> dict[str, Any]:
         """What makes two loads the same: every field but the target's and the label."""
-        elsewhere = {"url", "server", "model_id", "model", "api_key", "ready_timeout", "label", "workers", "priority"}
+        elsewhere = {
+            "url",
+            "server",
+            "model_id",
+            "model",
+            "api_key",
+            "ready_timeout",
+            "label",
+            "workers",
+            "priority",
+            "cost_per_hour",
+        }
         return self.model_dump(mode="json", exclude=elsewhere)

@@ -4,6 +4,7 @@ Times are monotonic ns.
 """
 
 import errno
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,19 +17,25 @@ from reports.results import Phase, RequestRecord, Status
 NS_PER_S = 1_000_000_000
 # So many connections refused in a row mean that nothing listens any more.
 MAX_CONNECT_ERRORS_IN_A_ROW = 50
+ERROR_WINDOW = 50
+# What the generator itself ended is no error of the server's.
+OWN_ENDS = frozenset((Status.CANCELLED, Status.UNFINISHED, Status.CLIENT_ERROR))
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
     """When a load ends: `requests` and `duration_s` count from the end of the warm-up.
 
-    `slots` of a closed loop each complete a request before a warm-up is over.
+    `slots` of a closed loop each complete a request before a warm-up is over. `max_error_share` is of the last
+    `ERROR_WINDOW` requests.
     """
 
     warmup_s: float
     duration_s: float | None
     requests: int | None
     slots: int | None
+    max_errors: int | None = None
+    max_error_share: float | None = None
 
 
 @dataclass(slots=True)
@@ -53,6 +60,8 @@ class Load:
     last_end_ns: int | None = None
     _slots_done: set[int] = field(default_factory=set)
     _connect_errors: int = 0
+    _errors: int = 0
+    _recent_errors: deque[bool] = field(default_factory=lambda: deque(maxlen=ERROR_WINDOW))
     _running: dict[int, Exchange] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -177,12 +186,27 @@ class Load:
         self.last_end_ns = exchange.end_ns
         if exchange.sent_ns is not None:
             self.last_sent_ns = max(self.last_sent_ns or 0, exchange.sent_ns)
+        self._count_error(exchange.status)
         if exchange.status != Status.CONNECT_ERROR:
             self._connect_errors = 0
             return
         self._connect_errors += 1
         if self._connect_errors >= MAX_CONNECT_ERRORS_IN_A_ROW:
             self.stop("server_unreachable")
+
+    def _count_error(self, status: Status) -> None:
+        if status in OWN_ENDS:
+            return
+        is_error = status != Status.OK
+        self._errors += is_error
+        self._recent_errors.append(is_error)
+        rules = self.rules
+        if rules.max_errors is not None and self._errors >= rules.max_errors:
+            self.stop("error_count")
+        is_full = len(self._recent_errors) == ERROR_WINDOW
+        share = sum(self._recent_errors) / ERROR_WINDOW
+        if rules.max_error_share is not None and is_full and share > rules.max_error_share:
+            self.stop("error_share")
 
     def _store(self, record: RequestRecord) -> None:
         try:

@@ -24,7 +24,9 @@ from loadgen.control import ControlClient
 from loadgen.counting import RoundTrip, TokenCounter, make_vocabulary, open_counter, verify
 from loadgen.datasets.vocabulary import Vocabulary
 from loadgen.errors import MeasurementError, UsageError, WorkerError
+from loadgen.health import UNHEALTHY_SIGNAL, HealthProbe
 from loadgen.interrupts import FirstAsksSecondEnds, Interrupted
+from loadgen.objectives import objectives_of
 from loadgen.plan import WorkerPlan
 from loadgen.progress import Progress, Silent
 from loadgen.protocols.dialect import Sampling
@@ -74,6 +76,7 @@ def run(
     answer, WorkerError when the load could not be made, InterruptedRun when a signal ended it.
     """
     progress = progress or Silent()
+    objectives_of(config.slo)
     make_run_directory(out)
     prepared = _prepare(config, target, progress)
     manifest = _manifest(config, target, prepared, out, command)
@@ -82,11 +85,13 @@ def run(
     telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"))
     telemetry.start()
     watch = _Watch(progress, telemetry)
+    watch.health = health = HealthProbe(target.control(), config.unhealthy_probes, watch.stop_unhealthy)
     try:
         with FirstAsksSecondEnds(watch.ask_to_finish, watch.kill) as signals:
             watch.follow(_start_worker(_plan(config, target, prepared, manifest, out), out))
     finally:
         progress.close()
+        health.finish()
         telemetry.finish()
     _complete(manifest, watch, target, out, telemetry)
     result = load_run(out)
@@ -188,6 +193,8 @@ def _manifest(
         schedule_hash=prepared.work.schedule_hash,
         tokenizer_hash=counter.digest if counter is not None else None,
         length_control=prepared.length_control,
+        objectives=objectives_of(config.slo),
+        price_per_hour=config.cost_per_hour,
         target={
             "url": target.url,
             "api": facts.api,
@@ -248,6 +255,7 @@ class _Watch:
         self._telemetry = telemetry
         self._worker: subprocess.Popen[bytes] | None = None
         self.is_asked_to_finish = False
+        self.health: HealthProbe | None = None
         self.started: dict[str, Any] = {}
         self.end: dict[str, Any] | None = None
 
@@ -259,6 +267,12 @@ class _Watch:
         self.is_asked_to_finish = True
         if self._worker is not None:
             self._worker.terminate()
+
+    def stop_unhealthy(self) -> None:
+        """End the load of a server that does not answer its probes."""
+        self._progress.say("the server does not answer /health any more; ending the load")
+        if self._worker is not None:
+            self._worker.send_signal(UNHEALTHY_SIGNAL)
 
     def kill(self) -> None:
         if self._worker is not None:
@@ -285,6 +299,8 @@ class _Watch:
             case "started":
                 self.started = message
                 self._telemetry.begin_run(message["start_ns"])
+                if self.health is not None:
+                    self.health.start()
             case "progress":
                 self._progress.update(message)
             case "done":

@@ -30,11 +30,20 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel], leave_out: 
     skipped = frozenset(leave_out)
     for name, field in cls.model_fields.items():
         if name not in skipped:
-            default = "" if field.default in (None, "") or "Default" in (field.description or "") else field.default
+            default = "" if field.default in (None, "", ()) or "Default" in (field.description or "") else field.default
             text = f"{field.description} Default {default}." if default != "" else str(field.description)
             parser.add_argument(
-                flag_name(name), dest=name, default=None, metavar=_metavar(field), help=text.replace("%", "%%")
+                flag_name(name),
+                dest=name,
+                default=None,
+                action="append" if _is_repeatable(field) else "store",
+                metavar=_metavar(field),
+                help=text.replace("%", "%%"),
             )
+
+
+def _is_repeatable(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) is tuple
 
 
 def _metavar(field: FieldInfo) -> str:

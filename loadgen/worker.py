@@ -27,6 +27,7 @@ from loadgen.connection import ConnectionPool, Origin
 from loadgen.datasets.prompt import Limits
 from loadgen.exchange import Client
 from loadgen.feed import Feed
+from loadgen.health import UNHEALTHY_SIGNAL
 from loadgen.load import NS_PER_S, Load, StopRules
 from loadgen.machine import run_before_others
 from loadgen.plan import WorkerPlan
@@ -40,6 +41,8 @@ from reports.results import JsonlWriter, Status, write_client
 
 POLL_S = 0.02
 PREPARE_CLOSED = 1_024
+# A generator that stood still for so long has spoiled its run: metrics.md calls it invalid.
+MAX_LOOP_GAP_S = 5.0
 
 
 class UsersOverTime(locust.LoadTestShape):  # type: ignore[misc]
@@ -108,13 +111,20 @@ class Worker:
 
     def _rules(self) -> StopRules:
         config = self.config
-        if config.is_open_loop:
-            return StopRules(config.warmup_s, config.duration_s, requests=None, slots=None)
-        return StopRules(config.warmup_s, config.duration_s, config.requests, config.concurrency)
+        is_open = config.is_open_loop
+        return StopRules(
+            config.warmup_s,
+            config.duration_s,
+            requests=None if is_open else config.requests,
+            slots=None if is_open else config.concurrency,
+            max_errors=config.max_errors,
+            max_error_share=config.max_error_share,
+        )
 
     def run(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             gevent.signal_handler(number, self._interrupt)
+        gevent.signal_handler(UNHEALTHY_SIGNAL, self.load.stop, "server_unhealthy")
         LoadUser.runner = self.users
         self.runs_before_others = self.config.priority == "auto" and run_before_others()
         runner = self._start_locust()
@@ -162,7 +172,10 @@ class Worker:
         while True:
             asked_ns = time.perf_counter_ns()
             gevent.sleep(TIMER_S)
-            self.monitor.note_timer((time.perf_counter_ns() - asked_ns) / NS_PER_S - TIMER_S)
+            late_s = (time.perf_counter_ns() - asked_ns) / NS_PER_S - TIMER_S
+            self.monitor.note_timer(late_s)
+            if late_s > MAX_LOOP_GAP_S:
+                self.load.stop("client_limit")
 
     def _report_every_second(self) -> None:
         while True:

@@ -98,6 +98,7 @@ def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
         (["sweep", "--rate", "1,2"], "`sweep` is not available in this version"),
         (["search"], "`search` is not available in this version"),
         (["selftest"], "`selftest` is not available in this version"),
+        (["run", "--slo", "output_tokens_per_s > 5"], "`slo` names 'output_tokens_per_s', which is no metric of a"),
         (["report", "no-such-directory"], "no-such-directory: no such directory"),
         (["run", "--config", "absent.toml"], "absent.toml: No such file"),
     ],

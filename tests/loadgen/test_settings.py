@@ -55,6 +55,15 @@ def test_every_field_has_a_flag():
     assert (arguments["max_in_flight"], arguments["time_scale"]) == ("3", "0.5")
 
 
+def test_objectives_are_given_once_each():
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser, BenchConfig)
+
+    given = parser.parse_args(["--slo", "ttft_p95_ms < 500", "--slo", "tpot_mean_ms<50"])
+
+    assert load(**vars(given)).slo == ("ttft_p95_ms < 500", "tpot_mean_ms<50")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -77,6 +86,8 @@ def test_every_field_has_a_flag():
         ({"url": "localhost:80"}, "`url` is 'localhost:80': must look like http://HOST:PORT"),
         ({"url": "http://h", "server": "x"}, "`url` and `server` exclude each other"),
         ({"seed": "-1"}, "`seed` is '-1'"),
+        ({"slo": ["ttft"]}, "'ttft' is no objective; write it as"),
+        ({"max_error_share": "1.5"}, "`max_error_share` is '1.5'"),
     ],
 )
 def test_a_wrong_value_is_refused_with_field_value_and_limit(given, message):

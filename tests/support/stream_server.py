@@ -3,6 +3,7 @@
 Threaded, on a free loopback port. What a stream says is a `Script`; a test changes it, or picks one per request.
 """
 
+import itertools
 import json
 import socket
 import threading
@@ -46,6 +47,7 @@ class ServerState:
     has_info: bool = True
     has_metrics: bool = True
     metrics: str | None = None
+    health: Iterator[int] = field(default_factory=lambda: itertools.repeat(200))
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -72,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
             }
             self._json(200, info)
         elif self.path == "/health":
-            self._json(200, {})
+            self._json(next(self.state.health), {})
         elif self.path == "/v1/models":
             self._json(200, {"object": "list", "data": [{"id": "scripted-model"}]})
         elif self.path == "/metrics" and self.state.has_metrics:
