@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import grpc
 import grpc.aio
+from grpc_reflection.v1alpha import reflection_pb2
 
 from reference_server.errors import ShardConnectionError, ShardError
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
@@ -17,6 +18,7 @@ from reference_server.transport.schema import Message, Schema, load_schema
 from reference_server.transport.shard import ShardGroup, lowest_limits, lowest_present_limits
 
 MAX_MESSAGE_BYTES = 2**31 - 1
+REFLECTION_METHOD = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 KEEPALIVE_S = 20.0
 """How long a TCP link may be silent before it is pinged, and then how long the answer may take."""
 
@@ -157,13 +159,31 @@ class GrpcShard:
         try:
             return await self._stubs[method](request)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                offered = await self._offered()
+                raise ShardConnectionError(
+                    f"the model server at {self.address} lacks the interface {self._service}; "
+                    f"{'it offers ' + offered if offered else 'it does not say what it offers'}"
+                ) from error
             raise self._translated(error) from error
+
+    async def _offered(self) -> str:
+        """The services that the other end's reflection lists."""
+        ask = self._channel.stream_stream(
+            REFLECTION_METHOD,
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        try:
+            replies = [reply async for reply in ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))]
+        except grpc.aio.AioRpcError:
+            return ""
+        names = [service.name for reply in replies for service in reply.list_services_response.service]
+        return ", ".join(name for name in names if not name.startswith("grpc.reflection."))
 
     def _translated(self, error: grpc.aio.AioRpcError) -> ShardError:
         details = error.details() or error.code().name
         match error.code():
-            case grpc.StatusCode.UNIMPLEMENTED:
-                return ShardConnectionError(f"the model server at {self.address} lacks the interface {self._service}")
             case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
                 return ShardConnectionError(f"the model server at {self.address} cannot be reached: {details}")
             case _:

@@ -12,8 +12,8 @@ from reference_server.config import ServerConfig
 from reference_server.settings import load
 
 ROOT = Path(__file__).parents[2]
-SEED_LINE = """docker container run --gpus all --shm-size 1g -p 8080:80 -e HUGGING_FACE_HUB_TOKEN=$token -v $volume:/data
- ghcr.io/huggingface/text-generation-inference:2.3.1 --model-id $model --max-batch-prefill-tokens 4800
+SEED_LINE = """docker container run --gpus all --shm-size 1g -e HUGGING_FACE_HUB_TOKEN=$token -p 8080:80
+ -v $volume:/data ghcr.io/huggingface/text-generation-inference:2.3.1 --model-id $model --max-batch-prefill-tokens 4800
  --max-input-length 4768 --max-total-tokens 10960 --num-shard 4"""
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -66,16 +67,16 @@ def is_running(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def serve(*flags: str) -> Iterator[Server]:
-    """Launch `preset:tiny-llama` and wait until it answers."""
+def serve(*flags: str, program: str = "reference_server.launcher.cli", **environ: str) -> Iterator[Server]:
+    """Launch `preset:tiny-llama` and wait until it answers; `environ` is added to this process's."""
     port = free_port()
-    command = [sys.executable, "-m", "reference_server.launcher.cli", "--model-id", "preset:tiny-llama"]
+    command = [sys.executable, "-m", program, "--model-id", "preset:tiny-llama"]
     command += ["--hostname", "127.0.0.1", "--port", str(port), "--cpu-memory-gib", "0.5", *flags]
     # A file, since a pipe that nobody reads holds the router up once it is full.
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=dict(os.environ) | environ)
         yield from _until_ready(Server(process, port, log))
 
 

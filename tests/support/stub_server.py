@@ -3,7 +3,7 @@
 `python stub_server.py serve MODEL --uds-path PREFIX … | download-weights …`. STUB_SHARD is a comma list for all ranks:
 `deaf` ignores SIGTERM, `exit=N` leaves with N once Health has answered, `early=N` before listening, `slow` listens
 after a second. STUB_EXIT_RANK limits the exits to one rank. `download=N` is the download's status, `download=hang` one
-that does not end. STUB_LOG is a file that gets a line for each event.
+that does not end. `paced` takes 10 ms for a step. STUB_LOG is a file that gets a line for each event.
 """
 
 import asyncio
@@ -31,6 +31,10 @@ class _ListeningShard(ScriptedShard):
         self.asked.set()
 
 
+async def paced(_: str) -> None:
+    await asyncio.sleep(0.01)
+
+
 async def serve(prefix: str, orders: dict[str, str]) -> int:
     rank = os.environ["RANK"]
     stopped = asyncio.Event()
@@ -42,7 +46,7 @@ async def serve(prefix: str, orders: dict[str, str]) -> int:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
     url = f"unix://{prefix}-{rank}"
-    shard = _ListeningShard(say("x"))
+    shard = _ListeningShard(say("x"), gate=paced if "paced" in orders else None)
     shard.asked = asyncio.Event()
     if "slow" in orders:
         await asyncio.sleep(1)

@@ -1,0 +1,146 @@
+"""Faults of reliability.md section 3 that the router meets: clients that leave or crowd, and peers that do not fit."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from grpc_reflection.v1alpha import reflection
+
+from reference_server.errors import GenerationError, ShardConnectionError
+from reference_server.router.batching import Batcher
+from reference_server.router.scheduler import Scheduler, SchedulerOptions
+from reference_server.transport.client import connect
+from reference_server.transport.schema import load_pool, load_schema
+from reference_server.transport.service import ShardService
+from tests.support.scripted_shard import ScriptedShard, say
+from tests.support.serving import endless, serve
+from tests.support.valid_requests import valid_request
+
+FOREIGN_LIMIT = 4 << 20
+
+
+@asynccontextmanager
+async def foreign_server(shard: ScriptedShard, path: Path, version: str) -> AsyncIterator[str]:
+    """A model server of somebody else: one schema only, and its grpc library's own message limit."""
+    url = f"unix://{path}"
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", FOREIGN_LIMIT)])
+    schema = load_schema(version)
+    server.add_generic_rpc_handlers([ShardService(shard, [url]).handlers(schema)])
+    reflection.enable_server_reflection([schema.service, reflection.SERVICE_NAME], server, load_pool())
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    try:
+        yield url
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def batching(shard: object) -> AsyncIterator[Batcher]:
+    options = SchedulerOptions(max_batch_prefill_tokens=4096, max_batch_total_tokens=1 << 16, supports_chunking=True)
+    batcher = Batcher(shard, Scheduler(options))  # type: ignore[arg-type]
+    loop = asyncio.create_task(batcher.run())
+    try:
+        yield batcher
+    finally:
+        loop.cancel()
+        await asyncio.wait([loop])
+
+
+async def test_reliability_F14_a_client_that_leaves_the_line_is_discarded_when_its_turn_comes():
+    opened = asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "decode":
+            await opened.wait()
+
+    async with serve(shard=ScriptedShard(endless, gate=hold), permits=3) as served:
+        infer = served.services.infer
+        running = asyncio.create_task(served.generate(max_new_tokens=4))
+        while not served.shard.called("decode"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        waiting = asyncio.create_task(served.generate(max_new_tokens=4))
+        while infer.batcher._scheduler.queue_size == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+        assert infer.permits.free == 2
+        opened.set()
+        assert (await running).status_code == 200
+        assert len(served.requests) == 1
+        assert await served.metric('tgi_request_failure{err="dropped"}') == "1"
+
+
+async def test_reliability_F19_a_herd_of_ten_times_the_permits_is_answered_200_or_429():
+    opened = asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "prefill":
+            await opened.wait()
+
+    async with serve(shard=ScriptedShard(say("a"), gate=hold), permits=20) as served:
+        herd = [asyncio.create_task(served.generate()) for _ in range(200)]
+        # The overloaded are told while not one of the accepted has been answered.
+        while sum(each.done() for each in herd) < 180:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        opened.set()
+        statuses = Counter([(await each).status_code for each in herd])
+
+        assert statuses == {200: 20, 429: 180}
+        assert served.services.infer.permits.free == 20
+
+
+async def test_reliability_F23_a_line_of_abandoned_requests_is_passed_over_in_one_formation():
+    opened = asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "prefill":
+            await opened.wait()
+
+    shard = ScriptedShard(say("a"), gate=hold)
+    async with batching(shard) as batcher:
+        first = batcher.submit(valid_request(4, 2))
+        while not shard.called("prefill"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        abandoned = [batcher.submit(valid_request(4, 2)) for _ in range(2000)]
+        last = batcher.submit(valid_request(4, 2))
+        for stream in abandoned:
+            stream.close()
+        opened.set()
+        await asyncio.gather(*(_read(stream) for stream in (first, last)))
+
+    prefilled = [len(batch.requests) for batch, _ in shard.called("prefill")]
+    assert sum(prefilled) == 2
+    assert len(prefilled) <= 2
+
+
+@pytest.mark.parametrize("version", ["v3", "v2"])
+async def test_reliability_F30_a_message_over_the_peers_limit_fails_its_batch_and_the_shard_lives(
+    tmp_path: Path, version: str
+):
+    shard = ScriptedShard(say("a"))
+    async with foreign_server(shard, tmp_path / "s", version) as url:
+        group = await connect(url, version)
+        async with batching(group) as batcher:
+            big = batcher.submit(valid_request(4, 2, chunks=("x" * (FOREIGN_LIMIT + 1),)))
+            with pytest.raises(GenerationError, match=rf"larger than max \(\d+ vs\. {FOREIGN_LIMIT}\)"):
+                await _read(big)
+            assert await _read(batcher.submit(valid_request(4, 2))) == 2
+            assert await batcher.health()
+        await group.close()
+
+
+async def test_reliability_F31_the_wrong_schema_is_told_with_what_the_server_offers(tmp_path: Path):
+    async with foreign_server(ScriptedShard(), tmp_path / "s", "v2") as url:
+        wanted, offered = "generate.v3.TextGenerationService", "generate.v2.TextGenerationService"
+        with pytest.raises(ShardConnectionError, match=f"lacks the interface {wanted}; it offers {offered}$"):
+            await connect(url, "v3")
+
+
+async def _read(stream: object) -> int:
+    return sum([1 async for _ in stream])  # type: ignore[attr-defined]
