@@ -54,6 +54,7 @@ from reference_server.observability import LogFormat, set_up_logging
 from reference_server.presets.catalog import PRESETS
 from reference_server.router.app import TransportOptions, create_app
 from reference_server.router.batching import Batcher
+from reference_server.router.chat import RenderingPool
 from reference_server.router.facts import ServerFacts
 from reference_server.router.infer import Infer, Permits
 from reference_server.router.metrics import Metrics
@@ -158,9 +159,14 @@ async def router(steps: Steps) -> AsyncIterator[int]:
     loop = asyncio.ensure_future(batcher.run())
     with ThreadPoolExecutor(2) as executor:
         infer = Infer(batcher, Validator(files.load_tokenizer(), limits, executor), Permits(1024), metrics)
-        services = Services(infer, metrics, ServerFacts("m", limits, "0"), files.load_template())
+        template = files.load_template()
+        assert template is not None, "the preset has one"
+        rendering = RenderingPool(template, workers=2, max_waiting=1024)
+        await rendering.start()
+        services = Services(infer, metrics, ServerFacts("m", limits, "0"), rendering.render)
         async with listening(create_app(services, TransportOptions())) as port:
             yield port
+        await rendering.close()
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
 

@@ -1,14 +1,16 @@
 """Chat templates: messages -> prompt, by the rules of http-api.md section 4.4, which are not transformers' rules.
 
 A template comes from the model's author and may compute text and nothing else: the environment is sandboxed, and what
-multiplies text or counts far is bounded.
+multiplies text or counts far is bounded. `RenderingPool` compiles and renders in processes that can be killed.
 """
 
 import datetime
 import json
+import logging
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 from jinja2.exceptions import SecurityError
@@ -16,9 +18,16 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from reference_server.errors import StartupError, TemplateError
-from reference_server.router.schemas.openai import Message
+from reference_server.router.workers import JobError, JobLimitError, WorkerLimits, WorkerPool
+
+if TYPE_CHECKING:  # the worker process does without
+    from reference_server.router.schemas.openai import Message
+
+logger = logging.getLogger(__name__)
 
 MAX_OUTPUT_CHARACTERS = 8_000_000
+RENDER_S = 2.0
+WORKER_BYTES = 512 << 20
 
 _REPLACEMENTS = (
     ("messages[0]['content'][0]['text']", "messages[0]['content']"),
@@ -28,10 +37,72 @@ _REPLACEMENTS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A template as a model has it, not compiled, and the tokens it may print."""
+
+    source: str
+    bos_token: str | None = None
+    eos_token: str | None = None
+
+    def compile(self) -> "ChatTemplate":
+        """In this process. Raises `StartupError`."""
+        return ChatTemplate(self.source, self.bos_token, self.eos_token)
+
+
+class RenderingPool:
+    """A template in worker processes, within the time, memory and output of reliability.md Q8."""
+
+    def __init__(
+        self,
+        template: TemplateSource,
+        workers: int,
+        max_waiting: int,
+        max_characters: int = MAX_OUTPUT_CHARACTERS,
+        time_s: float = RENDER_S,
+    ) -> None:
+        setup = {
+            "source": template.source,
+            "bos_token": template.bos_token,
+            "eos_token": template.eos_token,
+            "max_characters": max_characters,
+        }
+        limits = WorkerLimits(time_s, WORKER_BYTES, max_waiting)
+        self._pool = WorkerPool("reference_server.router.template_worker", setup, limits, workers)
+
+    async def start(self) -> None:
+        """Compile, and render once. Raises `StartupError` where the template cannot be used."""
+        await self._pool.start()
+        try:
+            await self._pool.run([{"role": "user", "content": "hello"}])
+        except JobLimitError as error:
+            raise StartupError(f"the chat template was stopped: {error}") from error
+        except JobError as error:
+            logger.warning("the chat template does not render one turn of a user: %s", error)
+
+    async def render(self, messages: "Sequence[Message]") -> str:
+        """The prompt of a conversation. Raises `TemplateError`."""
+        try:
+            text: str = await self._pool.run(turns_of(messages))
+        except (JobError, JobLimitError) as error:
+            raise TemplateError(str(error)) from error
+        return text
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
 class ChatTemplate:
     """A compiled template and the tokens it may print. Raises `StartupError` where it does not compile."""
 
-    def __init__(self, source: str, bos_token: str | None = None, eos_token: str | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        max_characters: int = MAX_OUTPUT_CHARACTERS,
+    ) -> None:
+        self._max_characters = max_characters
         for old, new in _REPLACEMENTS:
             source = source.replace(old, new)
         self._constants = {"bos_token": bos_token, "eos_token": eos_token}
@@ -40,9 +111,12 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise StartupError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: "Sequence[Message]") -> str:
         """The prompt of a conversation. A last turn of the assistant is left open, to be continued."""
-        turns = [{"role": message.role, "content": message.flattened} for message in messages]
+        return self.render_turns(turns_of(messages))
+
+    def render_turns(self, turns: list[dict[str, str]]) -> str:
+        """`render` of what `turns_of` made."""
         text = self._render(messages=turns, tools=None, add_generation_prompt=True, **self._constants)
         if turns and turns[-1]["role"] == "assistant":
             return _cut_after(text, turns[-1]["content"])
@@ -54,12 +128,19 @@ class ChatTemplate:
         try:
             for part in self._template.generate(**variables):
                 size += len(part)
-                if size > MAX_OUTPUT_CHARACTERS:
-                    raise _RaisedError(f"the prompt has more than {MAX_OUTPUT_CHARACTERS} characters")
+                if size > self._max_characters:
+                    raise _RaisedError(f"the prompt has more than {self._max_characters} characters")
                 parts.append(part)
+        except MemoryError:
+            raise
         except Exception as error:
             raise TemplateError(_describe(error)) from error
         return "".join(parts)
+
+
+def turns_of(messages: "Sequence[Message]") -> list[dict[str, str]]:
+    """What a template sees of them."""
+    return [{"role": message.role, "content": message.flattened} for message in messages]
 
 
 class _RaisedError(Exception):
@@ -114,13 +195,13 @@ def token_text(value: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def load_template(files: Iterable[Mapping[str, Any]], tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
+def load_template(files: Iterable[Mapping[str, Any]], tokenizer_config: Mapping[str, Any]) -> TemplateSource | None:
     """The first template among `files`' `chat_template` fields, with the tokens of `tokenizer_config`."""
     found = (choose_template(file.get("chat_template")) for file in files)
     source = next((template for template in found if template is not None), None)
     if source is None:
         return None
-    return ChatTemplate(
+    return TemplateSource(
         source, token_text(tokenizer_config.get("bos_token")), token_text(tokenizer_config.get("eos_token"))
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from reference_server.errors import StartupError
 from reference_server.presets import catalog
-from reference_server.router.chat import ChatTemplate, load_template
+from reference_server.router.chat import TemplateSource, load_template
 from reference_server.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class ModelFiles:
         in_tokenizer = self.tokenizer_directory / name
         return _read_json(in_tokenizer if in_tokenizer.is_file() else self.config_directory / name)
 
-    def load_template(self, tokenizer_config_path: Path | None = None) -> ChatTemplate | None:
+    def load_template(self, tokenizer_config_path: Path | None = None) -> TemplateSource | None:
         """The chat template, or None where the model has none."""
         tokenizer_config = self.tokenizer_config(tokenizer_config_path)
         files: list[Mapping[str, Any]] = [

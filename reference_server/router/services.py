@@ -1,25 +1,29 @@
 """What a handler works with, gathered in one value."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from reference_server.errors import UnhealthyError
-from reference_server.router.chat import ChatTemplate
 from reference_server.router.facts import ServerFacts
 from reference_server.router.infer import Infer
 from reference_server.router.metrics import Metrics
+from reference_server.router.schemas.openai import Message
 from reference_server.router.sse import Header
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """`clock_ns` is the batcher's clock; `wall_s` tells the Unix time in answers."""
+    """What a request needs from the server.
+
+    `render` makes a conversation a prompt, None where the model has no template. `clock_ns` is the batcher's clock;
+    `wall_s` tells the Unix time in answers.
+    """
 
     infer: Infer
     metrics: Metrics
     facts: ServerFacts
-    template: ChatTemplate | None = None
+    render: Callable[[Sequence[Message]], Awaitable[str]] | None = None
     clock_ns: Callable[[], int] = time.perf_counter_ns
     wall_s: Callable[[], float] = time.time
 

@@ -18,6 +18,7 @@ from reference_server.errors import ArgumentError, ServerError
 from reference_server.messages import ModelInfo, WarmupReply
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
+from reference_server.router.chat import RenderingPool, TemplateSource
 from reference_server.router.exchange import Route
 from reference_server.router.facts import EngineFacts, Platforms, ServerFacts
 from reference_server.router.infer import Infer, Permits
@@ -37,6 +38,9 @@ from reference_server.transport.client import connect
 from reference_server.transport.shard import Shard
 
 logger = logging.getLogger(__name__)
+
+#: Jobs of the tokenize and template routes that may wait beside those of the requests with a permit.
+EXTRA_WAITING = 64
 
 
 async def serve(loaded: Loaded[RouterConfig]) -> None:
@@ -142,7 +146,8 @@ async def _services(
     held: AsyncExitStack,
 ) -> Services:
     tokenizer = await asyncio.to_thread(files.load_tokenizer, config.trust_remote_code)
-    template = await asyncio.to_thread(files.load_template, config.tokenizer_config_path)
+    source = await asyncio.to_thread(files.load_template, config.tokenizer_config_path)
+    rendering = None if source is None else await _start_rendering(source, config, held)
     workers = 1 if isinstance(tokenizer, SlowTokenizer) else config.validation_workers
     executor = held.enter_context(ThreadPoolExecutor(workers, thread_name_prefix="validation"))
     metrics = Metrics(facts.limits.max_input_tokens, facts.limits.max_total_tokens)
@@ -152,7 +157,15 @@ async def _services(
     # A tokenizer's first call sets up its tables; no client should wait for that.
     await validator.encode("warm-up", add_special_tokens=True)
     infer = Infer(batcher, validator, Permits(config.max_concurrent_requests), metrics)
-    return Services(infer, metrics, facts, template)
+    return Services(infer, metrics, facts, None if rendering is None else rendering.render)
+
+
+async def _start_rendering(source: TemplateSource, config: RouterConfig, held: AsyncExitStack) -> RenderingPool:
+    max_waiting = config.max_concurrent_requests + EXTRA_WAITING
+    pool = RenderingPool(source, config.validation_workers, max_waiting, 4 * config.payload_limit)
+    held.push_async_callback(pool.close)
+    await pool.start()
+    return pool
 
 
 def _metrics_app(services: Services) -> RouterApp:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +19,7 @@ from reference_server.router.facts import EngineFacts, ServerFacts
 from reference_server.router.infer import Infer, Permits
 from reference_server.router.metrics import Metrics
 from reference_server.router.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.schemas.openai import Message
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.services import Services
 from reference_server.router.validation import RequestLimits, Validator
@@ -75,6 +76,16 @@ class Setup:
     connections: ConnectionLimits | None = None
 
 
+def renderer(source: str) -> Callable[[Sequence[Message]], Awaitable[str]]:
+    """A template in this process."""
+    template = ChatTemplate(source, "<s>", "</s>")
+
+    async def render(messages: Sequence[Message]) -> str:
+        return template.render(messages)
+
+    return render
+
+
 @asynccontextmanager
 async def services_on(shard: ScriptedShard, setup: Setup) -> AsyncIterator[tuple[Services, "asyncio.Task[None]"]]:
     """The router's services with their batching loop running."""
@@ -95,8 +106,8 @@ async def services_on(shard: ScriptedShard, setup: Setup) -> AsyncIterator[tuple
             max_concurrent_requests=setup.permits,
             engine=EngineFacts(backend="cpu", dtype="float32"),
         )
-        template = ChatTemplate(setup.template, "<s>", "</s>") if setup.template is not None else None
-        services = Services(infer, metrics, replace(facts, **setup.facts), template)
+        render = None if setup.template is None else renderer(setup.template)
+        services = Services(infer, metrics, replace(facts, **setup.facts), render)
         task = asyncio.create_task(batcher.run())
         try:
             yield services, task

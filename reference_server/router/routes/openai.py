@@ -113,11 +113,10 @@ class OpenAiRoutes:
 
     async def _render(self, request: ChatRequest) -> str:
         refuse_constraints(request)
-        template = self._services.template
-        if template is None:
+        if self._services.render is None:
             raise TemplateError("template not found")
         try:
-            return await self._services.infer.validator.in_thread(lambda: template.render(request.messages))
+            return await self._services.render(request.messages)
         except TemplateError:
             self._count_failure("template")
             raise

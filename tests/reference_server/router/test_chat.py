@@ -95,7 +95,7 @@ def test_the_first_template_found_is_taken(files: list[dict[str, Any]], text: st
     template = load_template(files, {})
 
     assert template is not None
-    assert template.render([]) == text
+    assert template.compile().render([]) == text
 
 
 def test_no_template_is_no_template():
@@ -106,7 +106,7 @@ def test_tokens_may_be_objects():
     template = load_template([{"chat_template": "{{ bos_token }}{{ eos_token }}"}], {"bos_token": {"content": "<s>"}})
 
     assert template is not None
-    assert template.render([]) == "<s>none"
+    assert template.compile().render([]) == "<s>none"
 
 
 def test_indented_json():
@@ -120,7 +120,7 @@ def test_presets_have_a_template_and_a_tokenizer():
     template = files.load_template()
 
     assert template is not None
-    assert template.render([user("hi")]) == "<s><|user|>\nhi</s>\n<|assistant|>\n"
+    assert template.compile().render([user("hi")]) == "<s><|user|>\nhi</s>\n<|assistant|>\n"
 
 
 def test_a_directory_is_read_and_files_may_be_missing_or_broken(tmp_path: Any):
@@ -134,5 +134,5 @@ def test_a_directory_is_read_and_files_may_be_missing_or_broken(tmp_path: Any):
 
     assert from_jinja is not None
     assert from_override is not None
-    assert (from_jinja.render([]), from_override.render([])) == ("J", "O")
+    assert (from_jinja.compile().render([]), from_override.compile().render([])) == ("J", "O")
     assert (files.model_id, files.sha, files.pipeline_tag) == (str(tmp_path), None, None)

@@ -1,0 +1,32 @@
+"""The worker process that compiles a model's chat template and renders conversations with it.
+
+Imports as little as it can: it has to start fast and to fit under its memory limit.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from reference_server.errors import StartupError, TemplateError
+from reference_server.router.chat import ChatTemplate
+from reference_server.router.workers import Job, serve_jobs
+
+
+def make_job(setup: Mapping[str, Any]) -> Job:
+    """The rendering of a list of turns."""
+    template = ChatTemplate(setup["source"], setup["bos_token"], setup["eos_token"], setup["max_characters"])
+
+    def render(turns: list[dict[str, str]]) -> str:
+        try:
+            return template.render_turns(turns)
+        except TemplateError as error:
+            raise _DetailError(error.detail) from error
+
+    return render
+
+
+class _DetailError(Exception):
+    """The failure without the prefix that the answer gives it."""
+
+
+if __name__ == "__main__":
+    serve_jobs(make_job, (StartupError, _DetailError))
