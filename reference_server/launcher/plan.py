@@ -123,11 +123,16 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
             prefix_off("vision model")
         if facts.is_encoder_decoder:
             prefix_off("encoder-decoder model")
-        if head_dim not in KNOWN_HEAD_DIMS:
+        if config.lora_adapters:
+            prefix_off("adapters")
+        if head_dim not in KNOWN_HEAD_DIMS and devices.gpus:
             attention = attention or fallback
             prefix_off(f"head size {head_dim}")
-        elif config.lora_adapters:
-            prefix_off("adapters")
+        elif head_dim not in KNOWN_HEAD_DIMS:
+            attention = attention or fallback
+            # TGI has no paged attention with prefixes on a CPU. Here the CPU's kernel reads blocks of any head size.
+            if prefix is None and config.attention != "paged":
+                prefix, reason = True, "the CPU's attention reads earlier blocks of any head size"
         if head_dim in KNOWN_HEAD_DIMS and facts.model_type in ("falcon", "deepseek_v2"):
             attention = attention or fallback
     if attention == "paged":

@@ -95,16 +95,23 @@ def test_launcher_L7_paged_attention_turns_prefix_caching_off() -> None:
     assert launch.config.prefix_caching is False
 
 
-@pytest.mark.parametrize(
-    ("gpu", "attention"), [(T4, "paged"), (Gpu("NVIDIA A100", 40960, 8.0), "flashdecoding"), (None, "paged")]
-)
-def test_launcher_L8_an_unusual_head_size_falls_back(gpu: Gpu | None, attention: str) -> None:
+@pytest.mark.parametrize(("gpu", "attention"), [(T4, "paged"), (Gpu("NVIDIA A100", 40960, 8.0), "flashdecoding")])
+def test_launcher_L8_an_unusual_head_size_falls_back(gpu: Gpu, attention: str) -> None:
     facts = dataclasses.replace(FACTS, head_dim=80)
 
-    launch = plan(facts, Devices((gpu,) if gpu else ()))
+    launch = plan(facts, Devices((gpu,)))
 
     assert (launch.requested_attention, launch.config.prefix_caching) == (attention, False)
     assert reason(launch, "prefix_caching") == "head size 80"
+
+
+@pytest.mark.parametrize("head_dim", [32, 80, None])
+def test_on_a_cpu_the_head_size_does_not_turn_prefix_caching_off(head_dim: int | None) -> None:
+    launch = plan(dataclasses.replace(FACTS, head_dim=head_dim))
+
+    assert (launch.requested_attention, launch.config.prefix_caching) == ("paged", True)
+    assert "any head size" in reason(launch, "prefix_caching")
+    assert plan(dataclasses.replace(FACTS, head_dim=head_dim), attention="paged").config.prefix_caching is False
 
 
 def test_launcher_L9_a_text_model_asks_for_flashinfer_and_prefix_caching() -> None:
@@ -132,7 +139,7 @@ def test_falcon_without_a_gpu_asks_for_paged_without_prefix_caching() -> None:
     assert (launch.requested_attention, launch.config.prefix_caching) == ("paged", False)
 
 
-@pytest.mark.parametrize("facts", [{"has_vision": True}, {"is_encoder_decoder": True}, {"head_dim": None}])
+@pytest.mark.parametrize("facts", [{"has_vision": True}, {"is_encoder_decoder": True, "head_dim": 80}])
 def test_models_that_turn_prefix_caching_off(facts: dict[str, Any]) -> None:
     assert plan(dataclasses.replace(FACTS, **facts)).config.prefix_caching is False
 
