@@ -2,20 +2,26 @@
 
     python benchmarks/scheduler.py [--streams 64 512] [--tokens 64] [--repeats 5] [--json PATH]
 
-Two numbers per case, in µs of process CPU per streamed token: the whole loop (Scheduler, batching, one reader task per
-stream), and the scripted shard that answers it, measured alone and taken off. Decisions of the Scheduler alone are
-timed on a replayed load in virtual time.
+Three tables:
+* streams: µs of process CPU per streamed token of the whole loop (Scheduler, batching, one reader task per stream); the
+  scripted shard that answers it is measured alone and taken off.
+* decisions: µs per turn of the Scheduler (`next_call` and `on_reply` of one decode) with so many requests running and
+  so many more that wait without fitting. It may grow with what runs, never with what waits: exit code 1 if it does.
+* blocks: allocations a second, and what the prefix trie's operations cost when it holds 100,000 blocks.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import platform
+import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from reference_server.messages import (
     Batch,
@@ -33,8 +39,10 @@ from reference_server.messages import (
     WarmupRequest,
 )
 from reference_server.router.batching import Batcher
+from reference_server.router.blocks import FreeListAllocator
+from reference_server.router.radix import RadixAllocator
 from reference_server.router.request import ValidGenerateRequest
-from reference_server.router.scheduler import Decode, Filter, Idle, Prefill, Scheduler, SchedulerOptions
+from reference_server.router.scheduler import Call, Clear, Decode, Filter, Idle, Prefill, Scheduler, SchedulerOptions
 
 INPUT_TOKENS = 128
 BLOCK_SIZE = 16
@@ -142,19 +150,7 @@ def drive(streams: int, tokens: int, *, with_scheduler: bool) -> float:
         scheduler.append(make_request(index, tokens), now_ns=0)
     while not isinstance(call := scheduler.next_call(0), Idle):
         asked = time.process_time_ns()
-        match call:
-            case Prefill():
-                answer = shard.prefill(call.batch, call.cached)
-            case Decode():
-                answer = shard.decode(call.batches)
-            case Filter():
-                answer = shard.filter_batch(call.batch_id, call.request_ids)
-            case _:
-                answer = shard.clear_cache(call.batch_id)
-        try:
-            answer.send(None)
-        except StopIteration as done:
-            reply = done.value
+        reply = _answer(shard, call)
         in_shard += time.process_time_ns() - asked
         count += len(scheduler.on_reply(call, reply).generations)
     spent = time.process_time_ns() - start - in_shard
@@ -179,6 +175,141 @@ def measure(streams: int, tokens: int, repeats: int) -> dict[str, float]:
     }
 
 
+# How newcomers are tried in each turn, and what that asks of the options. `put back` has room for 32 of them, which is
+# fewer than the ratio wants, so that every turn admits 32 and puts them back.
+POLICIES: dict[str, dict[str, Any]] = {
+    "chunked": {"supports_chunking": True, "use_prefix_caching": True},
+    "whole": {"use_prefix_caching": True, "waiting_served_ratio": 0.3},
+    "put back": {"max_waiting_tokens": 10**9},
+}
+RUNNING, WAITING = (1, 64, 512), (0, 1_000, 10_000)
+DECODES = 200
+PUT_BACK_ROOM = 32
+# A turn with 10,000 waiting may cost so much more than one with none of them waiting that the head is tried, and noise.
+GROWTH_LIMIT, GROWTH_SLACK_US = 1.25, 15.0
+
+
+def decision_us(policy: str, running: int, waiting: int) -> float:
+    """Median µs of one turn; the shard's part is not in it."""
+    new_tokens = DECODES + 100
+    per_request = -(-(INPUT_TOKENS + new_tokens) // BLOCK_SIZE)
+    rows = running + (PUT_BACK_ROOM if policy == "put back" else 0)
+    options = SchedulerOptions(
+        max_batch_prefill_tokens=INPUT_TOKENS * max(running, PUT_BACK_ROOM),
+        max_batch_total_tokens=(per_request * rows + 1) * BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        **POLICIES[policy]
+        | ({"waiting_served_ratio": (PUT_BACK_ROOM + 1.5) / running} if policy == "put back" else {}),
+    )
+    shard, scheduler = InstantShard(), Scheduler(options)
+    for index in range(running):
+        scheduler.append(make_request(index, new_tokens), now_ns=0)
+    turns = [_turn(shard, scheduler) for _ in range(20)]
+    for index in range(waiting):
+        scheduler.append(make_request(running + index, new_tokens), now_ns=0)
+    turns = [_turn(shard, scheduler) for _ in range(DECODES)]
+    assert scheduler.queue_size == waiting, "nobody who waits fits"
+    return statistics.median(turns)
+
+
+def _turn(shard: InstantShard, scheduler: Scheduler) -> float:
+    asked = time.perf_counter_ns()
+    call = scheduler.next_call(0)
+    decided = time.perf_counter_ns()
+    reply = _answer(shard, call)
+    answered = time.perf_counter_ns()
+    scheduler.on_reply(call, reply)
+    return (decided - asked + time.perf_counter_ns() - answered) / 1000
+
+
+def _answer(shard: InstantShard, call: Call) -> StepResult | CachedBatch | None:
+    match call:
+        case Prefill():
+            answer: Coroutine[Any, Any, Any] = shard.prefill(call.batch, call.cached)
+        case Decode():
+            answer = shard.decode(call.batches)
+        case Filter():
+            answer = shard.filter_batch(call.batch_id, call.request_ids)
+        case Clear():
+            answer = shard.clear_cache(call.batch_id)
+        case Idle():
+            return None
+    try:
+        answer.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise AssertionError("an InstantShard never waits")
+
+
+def measure_decisions() -> list[dict[str, Any]]:
+    return [
+        {
+            "policy": policy,
+            "running": running,
+            "us_by_waiting": {str(waiting): round(decision_us(policy, running, waiting), 2) for waiting in WAITING},
+        }
+        for policy in POLICIES
+        for running in RUNNING
+    ]
+
+
+def grows(row: dict[str, Any]) -> bool:
+    """Whether a turn costs more with ten times as many waiting. That the head is tried at all is not growth."""
+    some, many = (row["us_by_waiting"][str(waiting)] for waiting in WAITING[1:])
+    return bool(many > some * GROWTH_LIMIT + GROWTH_SLACK_US)
+
+
+def measure_blocks() -> dict[str, float]:
+    """Operations of the two allocators, and of the trie at 100,000 blocks."""
+    total_tokens, held = 200_000 * BLOCK_SIZE, 8
+    free_list, radix = FreeListAllocator(total_tokens, BLOCK_SIZE), RadixAllocator(total_tokens, BLOCK_SIZE)
+    keys = [tuple(range(first, first + INPUT_TOKENS)) for first in range(0, 12_500 * INPUT_TOKENS, INPUT_TOKENS)]
+    slots = INPUT_TOKENS + 64
+
+    def cycle(allocator: FreeListAllocator | RadixAllocator, key: tuple[int, ...]) -> None:
+        allocation = allocator.allocate(slots, key)
+        assert allocation is not None
+        allocator.free(allocation, is_computed=True)
+
+    fill_us = _each_us(lambda key: cycle(radix, key), keys)
+    trie = radix.trie
+    assert trie.num_blocks == len(keys) * held == 100_000
+    shuffled = random.Random(1).sample(keys, 2000)
+    return {
+        "free_list_pairs_per_s": round(1e6 / _each_us(lambda key: cycle(free_list, key), keys)),
+        "radix_miss_pairs_per_s": round(1e6 / fill_us),
+        "radix_hit_pairs_per_s": round(1e6 / _each_us(lambda key: cycle(radix, key), shuffled)),
+        "trie_blocks": trie.num_blocks,
+        "trie_find_us": round(_each_us(trie.find, shuffled), 2),
+        "trie_find_miss_us": round(_each_us(trie.find, [key[::-1] for key in shuffled]), 2),
+        "trie_insert_present_us": round(_each_us(lambda key: trie.insert(key, range(held)), shuffled), 2),
+        "trie_evict_8_us": round(_each_us(lambda _: trie.evict(held), shuffled), 2),
+    }
+
+
+def _each_us(do: Callable[[tuple[int, ...]], object], keys: Sequence[tuple[int, ...]]) -> float:
+    start = time.perf_counter_ns()
+    for key in keys:
+        do(key)
+    return (time.perf_counter_ns() - start) / len(keys) / 1000
+
+
+def print_tables(rows: list[dict[str, float]], decisions: list[dict[str, Any]], blocks: dict[str, float]) -> None:
+    for row in rows:
+        print(
+            f"{row['streams']:>5} streams: loop {row['loop_us_per_token']:.2f} µs/token "
+            f"({row['loop_us_per_token_min']:.2f}-{row['loop_us_per_token_max']:.2f}), "
+            f"of that Scheduler {row['scheduler_us_per_token']:.2f}"
+        )
+    print("\nµs per turn   running " + "".join(f"{waiting:>12,} waiting" for waiting in WAITING))
+    for row in decisions:
+        costs = "".join(f"{us:>20.1f}" for us in row["us_by_waiting"].values())
+        print(f"{row['policy']:<13}{row['running']:>8}{costs}{'   GROWS' if grows(row) else ''}")
+    print()
+    for name, value in blocks.items():
+        print(f"{name:<24}{value:>12,}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 512])
@@ -187,15 +318,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the result here")
     args = parser.parse_args()
     rows = [measure(streams, args.tokens, args.repeats) for streams in args.streams]
-    for row in rows:
-        print(
-            f"{row['streams']:>5} streams: loop {row['loop_us_per_token']:.2f} µs/token "
-            f"({row['loop_us_per_token_min']:.2f}-{row['loop_us_per_token_max']:.2f}, {args.repeats} repeats), "
-            f"of that Scheduler {row['scheduler_us_per_token']:.2f}"
-        )
+    decisions, blocks = measure_decisions(), measure_blocks()
+    print_tables(rows, decisions, blocks)
     if args.json:
-        args.json.write_text(json.dumps({"python": platform.python_version(), "rows": rows}, indent=2) + "\n")
-    return 0
+        facts = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
+        content = {**facts, "rows": rows, "decisions": decisions, "blocks": blocks}
+        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 1 if any(map(grows, decisions)) else 0
 
 
 if __name__ == "__main__":
