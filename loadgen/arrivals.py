@@ -5,6 +5,7 @@ Times are integer nanoseconds after the first moment of the load.
 
 import hashlib
 import itertools
+import math
 import random
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,6 +45,35 @@ class Gamma:
         while True:
             at_s += rng.gammavariate(self.burstiness, 1 / (self.rate * self.burstiness))
             yield round(at_s * NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A rate that goes from target to target in straight lines, from 0 on: (seconds, requests per second).
+
+    >>> list(Stages(((2, 2),)).times(0))
+    [1414213562, 2000000000]
+    """
+
+    stages: Sequence[tuple[float, float]]
+
+    def times(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - the protocol's
+        begin_s, rate, due, next_due = 0.0, 0.0, 0.0, 1.0
+        for length_s, target in self.stages:
+            # Arrivals due by the stage's second t: rate * t + slope * t^2 / 2.
+            slope = (target - rate) / length_s
+            in_stage = (rate + target) / 2 * length_s
+            while next_due <= due + in_stage + 1e-9:
+                yield round((begin_s + _when(rate, slope, next_due - due)) * NS_PER_S)
+                next_due += 1
+            begin_s, rate, due = begin_s + length_s, target, due + in_stage
+
+
+def _when(rate: float, slope: float, count: float) -> float:
+    """The t at which rate * t + slope * t^2 / 2 reaches `count`."""
+    if abs(slope) < 1e-12:
+        return count / rate
+    return 2 * count / (rate + math.sqrt(max(0.0, rate * rate + 2 * slope * count)))
 
 
 @dataclass(frozen=True, slots=True)

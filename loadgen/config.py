@@ -13,7 +13,6 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -22,22 +21,29 @@ from loadgen.datasets.lengths import EXAMPLES, Lengths
 from loadgen.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.objectives import parse_objective
 
-Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "trace"]
-WorkloadName = Literal["synthetic", "prompts", "azure_llm", "mooncake"]
+Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "stages", "sessions", "trace"]
+WorkloadName = Literal[
+    "synthetic", "shared_prefix", "multi_turn", "prompts", "sharegpt", "azure_llm", "burstgpt", "mooncake"
+]
 ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions"]
 
-TRACE_WORKLOADS = ("azure_llm", "mooncake")
-RATE_MODES = ("constant", "poisson", "gamma")
+TRACE_WORKLOADS = ("azure_llm", "burstgpt", "mooncake")
+FILE_WORKLOADS = ("prompts", "sharegpt")
+RATE_MODES = ("constant", "poisson", "gamma", "sessions")
+THINKING_MODES = ("closed", "sessions")
 
-# Modes and workloads that metrics.md names and this version does not have, refused by name.
-LATER_MODES = ("stages", "sessions", "sweep", "search")
-LATER_WORKLOADS = ("shared_prefix", "multi_turn", "sharegpt", "burstgpt")
+# Words that the documents call modes and that are commands.
+COMMAND_MODES = ("sweep", "search")
 
 DEFAULT_DURATION_S = 30.0
 DEFAULT_WARMUP_S = 3.0
 DEFAULT_DRAIN_S = 30.0
 DEFAULT_INPUT_TOKENS = "128"
 DEFAULT_OUTPUT_TOKENS = "64"
+DEFAULT_TURNS = "4"
+DEFAULT_PREFIX_TOKENS = 256
+DEFAULT_PREFIX_GROUPS = 4
+DEFAULT_SHAREGPT_ROWS = 1_000
 EMBEDDED_MODEL_ID = "preset:tiny-llama"
 EMBEDDED_PERMITS = 1_024
 
@@ -68,6 +74,29 @@ def _check_lengths(value: str) -> str:
     return str(Lengths.parse(value))
 
 
+def parse_stages(text: str) -> tuple[tuple[float, float], ...]:
+    """(seconds, target) of a text such as `30s:8,1m:8,10s:0`. Raises ValueError.
+
+    >>> parse_stages("30s:8,1m:0")
+    ((30.0, 8.0), (60.0, 0.0))
+    """
+    stages = []
+    for stage in text.split(","):
+        length, _, target = stage.partition(":")
+        length_s, rate = parse_duration(length), float(target or "nan")
+        if not isinstance(length_s, float) or length_s <= 0 or not 0 <= rate <= 1_000_000:
+            raise ValueError(f"{stage!r} is no stage: give a duration and a rate, as in 30s:8")
+        stages.append((length_s, rate))
+    if not any(rate for _, rate in stages):
+        raise ValueError("every stage has a rate of 0")
+    return tuple(stages)
+
+
+def _check_stages(value: str) -> str:
+    parse_stages(value)
+    return value
+
+
 def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -90,10 +119,16 @@ class BenchConfig(BaseModel):
     mode: Mode = Field(
         "closed",
         description="How requests start: `closed` (each user waits for its answer), `constant`, `poisson` or `gamma` "
-        "arrivals at --rate, `burst` (all at once), `trace` (at the times of --trace-file).",
+        "arrivals at --rate, `burst` (all at once), `stages` (a rate that follows --stages), `sessions` (conversations "
+        "start at --rate, turns follow one another), `trace` (at the times of --trace-file).",
     )
     concurrency: int = Field(8, ge=1, le=100_000, description="Users of the closed loop.")
-    rate: float | None = Field(None, gt=0, le=1_000_000, description="Requests per second of an open loop.")
+    rate: float | None = Field(
+        None, gt=0, le=1_000_000, description="Requests (or sessions) per second of an open loop."
+    )
+    stages: Annotated[str, AfterValidator(_check_stages)] | None = Field(
+        None, description="Rate in straight lines from 0, as DURATION:RATE,…: 30s:8,1m:8,10s:0."
+    )
     burstiness: float = Field(
         1.0, gt=0, le=1_000, description="Shape of gamma arrivals: 1 is Poisson, below 1 burstier."
     )
@@ -112,7 +147,9 @@ class BenchConfig(BaseModel):
         description="How long requests in flight may go on after the last one was sent. Default 30s after a timed "
         "measurement, as long as --timeout where --requests or a trace ends the run.",
     )
-    think_time: Seconds = Field(0.0, description="Pause of a closed-loop user between answer and next request.")
+    think_time: Seconds = Field(
+        0.0, description="Pause of a user between answer and next request, closed loop and sessions."
+    )
     max_in_flight: int | None = Field(
         None, ge=1, le=100_000, description="Most requests of an open loop in flight; waiting there is part of latency."
     )
@@ -136,23 +173,51 @@ class BenchConfig(BaseModel):
 
     workload: WorkloadName = Field("synthetic", description="What the prompts are.")
     input_tokens: LengthText | None = Field(
-        None, description=f"Prompt length of `synthetic`: a number or {EXAMPLES}. Default {DEFAULT_INPUT_TOKENS}."
+        None,
+        description=f"Prompt length of `synthetic`, of the unique part of `shared_prefix`, of each question of "
+        f"`multi_turn`: a number or {EXAMPLES}. Default {DEFAULT_INPUT_TOKENS}.",
     )
     output_tokens: LengthText | None = Field(
         None, description=f"Answer length: a number or a distribution. Default {DEFAULT_OUTPUT_TOKENS}, or the trace's."
     )
+    prefix_groups: int | None = Field(
+        None, ge=1, le=100_000, description=f"Shared prefixes of `shared_prefix`. Default {DEFAULT_PREFIX_GROUPS}."
+    )
+    prefix_tokens: int | None = Field(
+        None, ge=1, le=10_000_000, description=f"Length of each shared prefix. Default {DEFAULT_PREFIX_TOKENS}."
+    )
+    prefix_popularity: Literal["uniform", "zipf"] | None = Field(
+        None, description="How often each shared prefix is used. Default uniform."
+    )
+    turns: LengthText | None = Field(
+        None, description=f"Questions of a `multi_turn` session: a number or a distribution. Default {DEFAULT_TURNS}."
+    )
+    prefix_cache: Literal["natural", "cold", "warm"] = Field(
+        "natural",
+        description="What the server's prefix cache finds: what it finds (`natural`), nothing (`cold`: every prompt "
+        "begins with words of its own), every shared prefix (`warm`: each is sent once before the load).",
+    )
+    stream: bool = Field(True, description="Whether answers are streamed; blocking calls have no TTFT, TPOT or gaps.")
     length_control: Literal["auto", "forced", "capped"] = Field(
         "auto",
         description="Whether answers are made exactly as long as asked (`forced`, where the server says it can) or at "
         "most that long (`capped`). `auto` forces where possible.",
     )
-    trace_file: str | None = Field(None, description="CSV or JSONL file of an `azure_llm` or `mooncake` trace.")
-    trace_limit: int | None = Field(None, ge=1, description="Use only the first requests of the trace.")
+    trace_file: str | None = Field(
+        None, description="CSV or JSONL file of an `azure_llm`, `burstgpt` or `mooncake` trace."
+    )
+    trace_limit: int | None = Field(
+        None,
+        ge=1,
+        description=f"Use only the first requests of the trace. Default all, of `sharegpt` {DEFAULT_SHAREGPT_ROWS}.",
+    )
     time_scale: float = Field(
         1.0, gt=0, le=1_000, description="Multiplies every arrival time of a trace: 0.05 is 20 times faster."
     )
     prompts_file: str | None = Field(
-        None, description="JSONL (`prompt`, `text`, `inputs` or `messages`), CSV with such a column, or one a line."
+        None,
+        description="JSONL (`prompt`, `text`, `inputs` or `messages`), CSV with such a column, or one a line; the JSON "
+        "file of `sharegpt`.",
     )
     tokenizer: str | None = Field(
         None, description="tokenizer.json (or its directory) that counts prompt tokens in place of the server's route."
@@ -182,12 +247,11 @@ class BenchConfig(BaseModel):
     workers: int = Field(1, ge=1, description="Processes that make the load.")
     label: str = Field("", max_length=200, description="Name of this run in tables and reports.")
 
-    @field_validator("mode", "workload", mode="before")
+    @field_validator("mode", mode="before")
     @classmethod
-    def _refuse_later(cls, value: object, info: ValidationInfo) -> object:
-        later = LATER_MODES if info.field_name == "mode" else LATER_WORKLOADS
-        if value in later:
-            raise ValueError(f"{value!r} is not available in this version")
+    def _refuse_commands(cls, value: object) -> object:
+        if value in COMMAND_MODES:
+            raise ValueError(f"{value!r} is a command of its own: tgi-bench {value}")
         return value
 
     @field_validator("workers")
@@ -225,6 +289,20 @@ class BenchConfig(BaseModel):
                 self.burstiness != 1 and self.mode != "gamma",
                 f"`burstiness` is {self.burstiness} but only mode 'gamma' has it, not {self.mode!r}",
             ),
+            *self._workload_conflicts(),
+            (
+                (self.mode == "stages") != (self.stages is not None),
+                f"`stages` is {self.stages!r} but mode is {self.mode!r}; mode 'stages' needs it, no other has it",
+            ),
+            (
+                self.mode == "stages" and (self.duration is not None or self.requests is not None),
+                "mode 'stages' ends with its last stage; give neither `duration` nor `requests`",
+            ),
+            (
+                self.mode == "sessions" and (self.requests is not None or self.max_in_flight is not None),
+                "mode 'sessions' is ended by `duration` and has no limit in flight; give neither `requests` nor "
+                "`max_in_flight`",
+            ),
             (self.mode == "burst" and self.requests is None, "`requests` is needed by mode 'burst': how many at once"),
             (
                 self.mode == "trace" and not is_trace_workload,
@@ -239,7 +317,7 @@ class BenchConfig(BaseModel):
                 f"`trace_file` is {self.trace_file!r} but workload {self.workload!r} reads none",
             ),
             (
-                not is_trace_workload and self.trace_limit is not None,
+                not is_trace_workload and self.workload != "sharegpt" and self.trace_limit is not None,
                 f"`trace_limit` is {self.trace_limit} but workload {self.workload!r} has no trace",
             ),
             (
@@ -247,15 +325,15 @@ class BenchConfig(BaseModel):
                 f"`time_scale` is {self.time_scale} but only mode 'trace' keeps arrival times, not {self.mode!r}",
             ),
             (
-                self.workload == "prompts" and self.prompts_file is None,
-                "`prompts_file` is needed by workload 'prompts'",
+                self.workload in FILE_WORKLOADS and self.prompts_file is None,
+                f"`prompts_file` is needed by workload {self.workload!r}",
             ),
             (
-                self.workload != "prompts" and self.prompts_file is not None,
+                self.workload not in FILE_WORKLOADS and self.prompts_file is not None,
                 f"`prompts_file` is {self.prompts_file!r} but workload {self.workload!r} reads none",
             ),
             (
-                self.input_tokens is not None and self.workload != "synthetic",
+                self.input_tokens is not None and (is_trace_workload or self.workload in FILE_WORKLOADS),
                 f"`input_tokens` is {self.input_tokens} but workload {self.workload!r} has lengths of its own",
             ),
             (
@@ -267,11 +345,36 @@ class BenchConfig(BaseModel):
                 f"`max_in_flight` is {self.max_in_flight} but mode 'closed' is limited by `concurrency`",
             ),
             (
-                self.think_time > 0 and self.mode != "closed",
-                f"`think_time` is {self.think_time:g} s but only mode 'closed' has users who think, not {self.mode!r}",
+                self.think_time > 0 and self.mode not in THINKING_MODES,
+                f"`think_time` is {self.think_time:g} s but only modes {' and '.join(map(repr, THINKING_MODES))} have "
+                f"users who think, not {self.mode!r}",
             ),
             (self.duration == 0, "`duration` is 0 but must be above 0"),
             (self.url is not None and self.server is not None, "`url` and `server` exclude each other"),
+        ]
+
+    def _workload_conflicts(self) -> list[tuple[bool, str]]:
+        of_prefixes = ("prefix_groups", "prefix_tokens", "prefix_popularity")
+        given = next((name for name in of_prefixes if getattr(self, name) is not None), None)
+        return [
+            (
+                given is not None and self.workload != "shared_prefix",
+                f"`{given}` belongs to workload 'shared_prefix', not {self.workload!r}",
+            ),
+            (
+                self.turns is not None and self.workload != "multi_turn",
+                f"`turns` is {self.turns} but workload {self.workload!r} has no turns",
+            ),
+            (
+                (self.workload == "multi_turn" and self.mode not in THINKING_MODES)
+                or (self.mode == "sessions" and self.workload != "multi_turn"),
+                f"mode {self.mode!r} does not go with workload {self.workload!r}: 'multi_turn' needs mode 'sessions' "
+                "or 'closed', and mode 'sessions' needs 'multi_turn'",
+            ),
+            (
+                self.prefix_cache == "warm" and self.workload != "shared_prefix",
+                "`prefix_cache` is 'warm' but only workload 'shared_prefix' knows what is shared",
+            ),
         ]
 
     @property
@@ -283,13 +386,15 @@ class BenchConfig(BaseModel):
         """Length of the measurement; None where requests or a trace end it."""
         if self.duration is not None:
             return self.duration
+        if self.stages is not None:
+            return sum(length_s for length_s, _ in parse_stages(self.stages)) - self.warmup_s
         ends_by_itself = self.requests is not None or self.workload in TRACE_WORKLOADS
         return None if ends_by_itself else DEFAULT_DURATION_S
 
     @property
     def warmup_s(self) -> float:
-        if self.warmup is not None:
-            return self.warmup
+        if self.warmup is not None or self.stages is not None:
+            return self.warmup or 0.0
         return DEFAULT_WARMUP_S if self.duration_s is not None and self.mode not in ("trace", "burst") else 0.0
 
     @property
@@ -301,9 +406,15 @@ class BenchConfig(BaseModel):
     def resolved(self) -> dict[str, Any]:
         """Every field as JSON, with what was left to a default filled in and secrets masked."""
         filled: dict[str, Any] = {"duration": self.duration_s, "warmup": self.warmup_s, "drain": self.drain_s}
-        if self.workload == "synthetic":
+        if self.workload in ("synthetic", "shared_prefix", "multi_turn"):
             filled["input_tokens"] = self.input_tokens or DEFAULT_INPUT_TOKENS
-        if self.workload not in TRACE_WORKLOADS:
+        if self.workload == "shared_prefix":
+            filled["prefix_groups"] = self.prefix_groups or DEFAULT_PREFIX_GROUPS
+            filled["prefix_tokens"] = self.prefix_tokens or DEFAULT_PREFIX_TOKENS
+            filled["prefix_popularity"] = self.prefix_popularity or "uniform"
+        if self.workload == "multi_turn":
+            filled["turns"] = self.turns or DEFAULT_TURNS
+        if self.workload not in (*TRACE_WORKLOADS, "sharegpt"):
             filled["output_tokens"] = self.output_tokens or DEFAULT_OUTPUT_TOKENS
         return self.model_dump(mode="json") | filled
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from loadgen.connection import Clock, Connection, ConnectionPool
 from loadgen.http1 import ProtocolError, ResponseParser, render_request
-from loadgen.protocols.dialect import Answer, BadPayloadError, Dialect, NotThisApiError
+from loadgen.protocols.dialect import Answer, BadPayloadError, Dialect, NotThisApiError, read_timing_headers
 from loadgen.sse import EventSplitter, LineTooLongError
 from reports.results import RequestPhase, Status, error_type
 
@@ -91,11 +91,15 @@ class Client:
         headers = {
             "Host": origin.host_header,
             "Content-Type": "application/json",
-            "Accept": "text/event-stream",
+            "Accept": self._accepted,
             "Accept-Encoding": "identity",
             **self.headers,
         }
         return render_request("POST", origin.path(self.dialect.path), headers, body)
+
+    @property
+    def _accepted(self) -> str:
+        return "text/event-stream" if self.dialect.sampling.streams else "application/json"
 
     def _attempt(self, request: bytes, exchange: Exchange, deadline_ns: int, *, fresh: bool) -> None:
         connection = self.pool.take(fresh=fresh)
@@ -129,6 +133,7 @@ class Client:
 
     def _receive(self, connection: Connection, parser: ResponseParser, exchange: Exchange, deadline_ns: int) -> None:
         splitter = EventSplitter()
+        whole: list[bytes] | None = None if self.dialect.sampling.streams else []
         sock, clock_ns = connection.sock, self.clock_ns
         while not parser.is_complete:
             sock.settimeout(self._left_s(deadline_ns))
@@ -146,13 +151,23 @@ class Client:
             if exchange.headers_ns is None and parser.head is not None:
                 exchange.headers_ns = now_ns
                 self._check_head(parser, exchange)
-            if exchange.http_status == 200:
+            if exchange.http_status == 200 and whole is not None:
+                whole.append(body)
+            elif exchange.http_status == 200:
                 self._read_events(splitter.feed(body), now_ns, exchange)
             else:
                 exchange.error_body = (exchange.error_body + body)[:2_048]
-        if exchange.http_status == 200:
+        if exchange.http_status == 200 and whole is not None:
+            self._read_whole(parser, b"".join(whole), exchange)
+        elif exchange.http_status == 200:
             self._read_events(splitter.finish(), clock_ns(), exchange)
         self._judge(parser, exchange)
+
+    def _read_whole(self, parser: ResponseParser, body: bytes, exchange: Exchange) -> None:
+        if parser.is_complete and parser.head is not None:
+            exchange.phase = RequestPhase.STREAM
+            self.dialect.read_whole(body, exchange.answer)
+            read_timing_headers(parser.head.headers, exchange.answer)
 
     def _check_head(self, parser: ResponseParser, exchange: Exchange) -> None:
         head = parser.head
@@ -167,8 +182,8 @@ class Client:
         if encoding != "identity":
             raise ProtocolError(f"the body is compressed ({encoding}) though none was accepted")
         kind = head.headers.get("content-type", "")
-        if not kind.startswith("text/event-stream"):
-            raise ProtocolError(f"content-type is {kind!r}, not text/event-stream")
+        if not kind.startswith(self._accepted):
+            raise ProtocolError(f"content-type is {kind!r}, not {self._accepted}")
 
     def _read_events(self, payloads: list[bytes], now_ns: int, exchange: Exchange) -> None:
         answer = exchange.answer
@@ -192,6 +207,9 @@ class Client:
             exchange.fail(Status.HTTP_4XX, str(status))
         elif answer.error is not None:
             exchange.fail(Status.STREAM_ERROR, answer.error)
+        elif not self.dialect.sampling.streams:
+            if not answer.is_complete:
+                exchange.fail(Status.TRUNCATED, "closed")
         elif not answer.event_ns:
             exchange.fail(Status.TRUNCATED, "empty stream" if parser.is_complete else "closed")
         elif not answer.is_complete:

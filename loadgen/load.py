@@ -4,6 +4,7 @@ Times are monotonic ns.
 """
 
 import errno
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class Load:
     _slots_done: set[int] = field(default_factory=set)
     _connect_errors: int = 0
     _errors: int = 0
+    _sessions: dict[int, deque[tuple[Prompt, bytes]]] = field(default_factory=dict)
     _recent_errors: deque[bool] = field(default_factory=lambda: deque(maxlen=ERROR_WINDOW))
     _running: dict[int, Exchange] = field(default_factory=dict)
 
@@ -133,20 +135,31 @@ class Load:
             return end_ns
         return now_ns if len(self._slots_done) >= self.rules.slots else None
 
-    def next_request(self) -> tuple[Prompt, bytes] | None:
-        """What a free user sends next; None once the load is over, which the last request makes it."""
+    def next_request(self, slot: int | None = None) -> tuple[Prompt, bytes] | None:
+        """What a free user sends next; None once the load is over, which the last request makes it.
+
+        A user who began a session gets the turns of that one first.
+        """
         self.tick()
         if self.is_over:
             return None
         if self.rules.requests is not None and self.measured >= self.rules.requests:
             self.stop("requests")
             return None
-        made = next(self.feed, None)
+        turns = self._sessions.get(slot) if slot is not None else None
+        made = turns.popleft() if turns else next(self.feed, None)
         if made is None:
             self.stop("end_of_trace")
             return None
+        if slot is not None and made[0].turns_left and not turns:
+            self._sessions[slot] = deque(itertools.islice(self.feed, made[0].turns_left))
         self.measured += self.measure_ns is not None
         return made
+
+    def next_session(self) -> list[tuple[Prompt, bytes]] | None:
+        """A request with the turns that follow it in its session; None once the load is over."""
+        made = self.next_request()
+        return None if made is None else [made, *itertools.islice(self.feed, made[0].turns_left)]
 
     def send(self, prompt: Prompt, body: bytes, times: Times, slot: int | None = None) -> Status:
         """Make one request and record it. `Cut` passes through once it is recorded."""

@@ -20,6 +20,7 @@ class WorkerPlan:
     sampling: Sampling
     limits: dict[str, int | None]
     vocabulary: dict[str, Any] | None = None
+    answer_tokens: list[int] | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from loadgen.config import BenchConfig
 from loadgen.control import ControlClient
 from loadgen.counting import RoundTrip, TokenCounter, make_vocabulary, open_counter, verify
 from loadgen.datasets.vocabulary import Vocabulary
-from loadgen.errors import MeasurementError, UsageError, WorkerError
+from loadgen.errors import MeasurementError, TargetError, UsageError, WorkerError
 from loadgen.health import UNHEALTHY_SIGNAL, HealthProbe
 from loadgen.interrupts import FirstAsksSecondEnds, Interrupted
 from loadgen.objectives import objectives_of
@@ -82,6 +82,8 @@ def run(
     manifest = _manifest(config, target, prepared, out, command)
     write_manifest(out, manifest)
     _write_schedule(out, prepared.work)
+    if config.prefix_cache == "warm":
+        _warm(prepared.work, target, prepared.facts, progress)
     telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"))
     telemetry.start()
     watch = _Watch(progress, telemetry)
@@ -128,6 +130,7 @@ class Prepared:
     work: Workload
     vocabulary: Vocabulary | None
     counter: TokenCounter | None
+    answer_tokens: list[int] | None
     round_trip: RoundTrip | None
     length_control: str
 
@@ -138,7 +141,8 @@ def _prepare(config: BenchConfig, target: Target, progress: Progress) -> Prepare
     control = target.control()
     try:
         vocabulary, counter = _vocabulary(config, control)
-        work = workload.build(config, vocabulary, facts.limits)
+        answer_tokens = _answer_tokens(config, control)
+        work = workload.build(config, vocabulary, facts.limits, answer_tokens)
         round_trip = verify(work.first(16), counter) if counter is not None else None
     finally:
         control.close()
@@ -148,7 +152,7 @@ def _prepare(config: BenchConfig, target: Target, progress: Progress) -> Prepare
         progress.say(f"prompt lengths are off by up to {round_trip.largest_error} tokens with this tokenizer")
     if work.times_ns is not None and not work.times_ns:
         raise UsageError("the schedule has no requests: the duration is shorter than the first arrival")
-    return Prepared(facts, work, vocabulary, counter, round_trip, length_control)
+    return Prepared(facts, work, vocabulary, counter, answer_tokens, round_trip, length_control)
 
 
 def _vocabulary(config: BenchConfig, control: ControlClient) -> tuple[Vocabulary | None, TokenCounter | None]:
@@ -156,6 +160,23 @@ def _vocabulary(config: BenchConfig, control: ControlClient) -> tuple[Vocabulary
         return None, None
     counter = open_counter(config, control)
     return make_vocabulary(counter), counter
+
+
+def _answer_tokens(config: BenchConfig, control: ControlClient) -> list[int] | None:
+    if not workload.needs_answer_lengths(config):
+        return None
+    try:
+        return workload.answer_lengths(config, open_counter(config, control).count)
+    except TargetError as error:
+        raise UsageError(f"{error}; give --tokenizer to count the answers, or --output-tokens") from error
+
+
+def _warm(work: Workload, target: Target, facts: ServerFacts, progress: Progress) -> None:
+    """Send every shared prefix once, before anything is counted. Raises TargetError when one fails."""
+    prefixes = work.shared_prefixes()
+    progress.say(f"warming the prefix cache with {len(prefixes)} prefixes")
+    for prefix in prefixes:
+        target.generate_once(facts.api, facts.model, prefix)
 
 
 def choose_length_control(config: BenchConfig, facts: ServerFacts) -> str:
@@ -193,6 +214,7 @@ def _manifest(
         schedule_hash=prepared.work.schedule_hash,
         tokenizer_hash=counter.digest if counter is not None else None,
         length_control=prepared.length_control,
+        prefix_cache=config.prefix_cache,
         objectives=objectives_of(config.slo),
         price_per_hour=config.cost_per_hour,
         target={
@@ -219,9 +241,12 @@ def _plan(config: BenchConfig, target: Target, prepared: Prepared, manifest: Run
         url=target.url,
         api=prepared.facts.api,
         config=config.model_dump(mode="json", exclude={"api_key"}),
-        sampling=Sampling(prepared.length_control == "forced", config.temperature, config.seed, prepared.facts.model),
+        sampling=Sampling(
+            prepared.length_control == "forced", config.temperature, config.seed, prepared.facts.model, config.stream
+        ),
         limits=dataclasses.asdict(prepared.facts.limits),
         vocabulary=dataclasses.asdict(prepared.vocabulary) if prepared.vocabulary is not None else None,
+        answer_tokens=prepared.answer_tokens,
         headers=target.headers,
     )
 
@@ -351,7 +376,7 @@ def _write_schedule(out: Path, work: Workload) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    prompt_ids = [prompt.prompt_id for prompt in work.first(len(work.times_ns))]
+    prompt_ids = [prompt.prompt_id for prompt in work.scheduled()]
     part = out / "schedule.parquet.part"
     metadata = {"schema_version": str(SCHEMA_VERSION)}
     table = pa.table({"t_intended_ns": work.times_ns, "prompt_id": prompt_ids})

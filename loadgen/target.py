@@ -97,13 +97,13 @@ class Target:
             control.close()
         return info if isinstance(info, dict) else {}
 
-    def generate_once(self, api: str = "auto", model: str | None = None) -> None:
-        """One real generation of one token. Raises TargetError when it fails."""
+    def generate_once(self, api: str = "auto", model: str | None = None, prompt: Prompt = READY_PROMPT) -> None:
+        """One real generation, of one token unless the prompt asks for more. Raises TargetError when it fails."""
         facts = self.facts(api, model)
         dialect = DIALECTS[facts.api](Sampling(model=facts.model))
         control = self.control()
         try:
-            status, body = control.post(dialect.path, dialect.body(READY_PROMPT), timeout_s=300.0)
+            status, body = control.post(dialect.path, dialect.body(prompt), timeout_s=300.0)
         finally:
             control.close()
         if status != 200 or b'"error"' in body:

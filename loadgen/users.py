@@ -78,7 +78,7 @@ class ClosedLoopUser(LoadUser):
         load.start()
         slot = id(self)
         free_ns = load.clock_ns()
-        while (made := load.next_request()) is not None:
+        while (made := load.next_request(slot)) is not None:
             prompt, body = made
             times = Times(free_ns, load.clock_ns())
             try:
@@ -107,11 +107,11 @@ class OpenLoopUser(LoadUser):
             self._sleep_until(due_ns)
             if load.is_over:
                 raise StopUser
-            made = load.next_request()
-            if made is None:
+            session = load.next_session()
+            if session is None:
                 raise StopUser
             runner.waiting += 1
-            gevent.spawn(self._send, *made, due_ns)
+            gevent.spawn(self._converse, session, due_ns)
             if runner.waiting > MAX_WAITING:
                 load.stop("overloaded_client")
         if load.rules.duration_s is None:
@@ -123,7 +123,21 @@ class OpenLoopUser(LoadUser):
         while not load.is_over and (left_ns := due_ns - load.clock_ns()) > 0:
             gevent.sleep(min(left_ns / NS_PER_S, 0.25))
 
-    def _send(self, prompt: Prompt, body: bytes, due_ns: int) -> None:
+    def _converse(self, session: list[tuple[Prompt, bytes]], due_ns: int) -> None:
+        """The turns of a session one after another, each when the answer before it was read; most have one turn."""
+        load = self.runner.load
+        for prompt, body in session:
+            if prompt.turn and load.is_over:
+                return
+            self.runner.waiting += prompt.turn > 0
+            status = self._send(prompt, body, due_ns)
+            if status != Status.OK or not prompt.turns_left:
+                return
+            due_ns = load.clock_ns() + round(self.runner.think_time_s * NS_PER_S)
+            self._sleep_until(due_ns)
+
+    def _send(self, prompt: Prompt, body: bytes, due_ns: int) -> Status | None:
+        """How the request ended; None when it was cut."""
         runner = self.runner
         started_ns = runner.load.clock_ns()
         greenlet = gevent.getcurrent()
@@ -131,15 +145,14 @@ class OpenLoopUser(LoadUser):
         try:
             if runner.limit is None:
                 runner.waiting -= 1
-                self._send_now(prompt, body, Times(due_ns, started_ns))
-                return
+                return self._send_now(prompt, body, Times(due_ns, started_ns))
             limit_wait_s = self._wait_at_limit(prompt, due_ns, started_ns, runner.limit)
             try:
-                self._send_now(prompt, body, Times(due_ns, runner.load.clock_ns(), limit_wait_s))
+                return self._send_now(prompt, body, Times(due_ns, runner.load.clock_ns(), limit_wait_s))
             finally:
                 runner.limit.release()
         except Cut:
-            return
+            return None
         finally:
             runner.at_work.discard(greenlet)
 
@@ -158,6 +171,7 @@ class OpenLoopUser(LoadUser):
             self.runner.waiting -= 1
         return (load.clock_ns() - started_ns) / NS_PER_S
 
-    def _send_now(self, prompt: Prompt, body: bytes, times: Times) -> None:
+    def _send_now(self, prompt: Prompt, body: bytes, times: Times) -> Status:
         status = self.runner.send(prompt, body, times)
         self.report(prompt, status, times.dispatch_ns)
+        return status

@@ -76,7 +76,9 @@ class Worker:
         config = BenchConfig.model_validate(plan.config)
         self.config = config
         self.runs_before_others = False
-        work = workload.build(config, workload.vocabulary_from_json(plan.vocabulary), Limits(**plan.limits))
+        work = workload.build(
+            config, workload.vocabulary_from_json(plan.vocabulary), Limits(**plan.limits), plan.answer_tokens
+        )
         dialect = DIALECTS[plan.api](plan.sampling)
         self.feed = Feed(iter(work.prompts), dialect)
         self.feed.prepare(self._known_requests(work))

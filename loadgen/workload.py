@@ -6,19 +6,33 @@ Built alike by the command, which hashes and stores it, and by the worker, which
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from loadgen import arrivals
-from loadgen.config import DEFAULT_INPUT_TOKENS, DEFAULT_OUTPUT_TOKENS, BenchConfig
+from loadgen.config import (
+    DEFAULT_INPUT_TOKENS,
+    DEFAULT_OUTPUT_TOKENS,
+    DEFAULT_PREFIX_GROUPS,
+    DEFAULT_PREFIX_TOKENS,
+    DEFAULT_SHAREGPT_ROWS,
+    DEFAULT_TURNS,
+    FILE_WORKLOADS,
+    TRACE_WORKLOADS,
+    BenchConfig,
+    parse_stages,
+)
 from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.multi_turn import MultiTurn
 from loadgen.datasets.prompt import Limits, Prompt
-from loadgen.datasets.prompts import PromptFile, read_prompts
+from loadgen.datasets.prompts import PromptFile, PromptRow, read_prompts
+from loadgen.datasets.shared_prefix import SharedPrefix
+from loadgen.datasets.sharegpt import read_sharegpt
 from loadgen.datasets.synthetic import Synthetic
 from loadgen.datasets.traces import READERS, Trace
-from loadgen.datasets.vocabulary import Vocabulary, Word
+from loadgen.datasets.vocabulary import CountTokens, Vocabulary, Word
 
 NS_PER_S = 1_000_000_000
 
@@ -38,37 +52,82 @@ class Workload:
     def first(self, count: int) -> list[Prompt]:
         return list(itertools.islice(self.prompts, count))
 
+    def scheduled(self) -> list[Prompt]:
+        """What starts at each of the times: every request, or the first turn of every session."""
+        openings = (prompt for prompt in self.prompts if prompt.turn == 0)
+        return list(itertools.islice(openings, len(self.times_ns or ())))
+
+    def shared_prefixes(self) -> list[Prompt]:
+        """What makes the server's prefix cache warm; nothing where prompts share nothing that is known."""
+        return self.prompts.prefixes() if isinstance(self.prompts, SharedPrefix) else []
+
 
 def needs_vocabulary(config: BenchConfig) -> bool:
     """Whether prompt texts are made to length."""
-    return config.workload != "prompts"
+    return config.workload not in FILE_WORKLOADS
 
 
-def build(config: BenchConfig, vocabulary: Vocabulary | None, limits: Limits) -> Workload:
-    """The workload of a config. Raises UsageError when a file is missing or wrong."""
-    prompts, source = _prompts(config, vocabulary, limits)
+def needs_answer_lengths(config: BenchConfig) -> bool:
+    """Whether the lengths of a file's answers are to be counted before `build`."""
+    return config.workload == "sharegpt" and config.output_tokens is None
+
+
+def answer_lengths(config: BenchConfig, count: CountTokens) -> list[int]:
+    """Tokens of each answer of a ShareGPT file, without special ones."""
+    special = count("")
+    rows = read_sharegpt(Path(config.prompts_file or ""), config.trace_limit or DEFAULT_SHAREGPT_ROWS)
+    return [max(1, count(row.answer) - special) for row in rows]
+
+
+def build(
+    config: BenchConfig, vocabulary: Vocabulary | None, limits: Limits, answer_tokens: Sequence[int] | None = None
+) -> Workload:
+    """The workload of a config; `answer_tokens` are those of `answer_lengths`.
+
+    Raises UsageError when a file is missing or wrong.
+    """
+    if config.workload in FILE_WORKLOADS:
+        prompts, source = _from_file(config, limits, answer_tokens)
+    else:
+        assert vocabulary is not None, "made where `needs_vocabulary`"
+        prompts, source = _written(config, vocabulary, limits)
     return Workload(prompts, _times(config, prompts), _digest(config, vocabulary, limits, source))
 
 
-def _prompts(config: BenchConfig, vocabulary: Vocabulary | None, limits: Limits) -> tuple[Iterable[Prompt], Any]:
-    """The prompts, and what of their source goes into the digest."""
-    match config.workload:
-        case "prompts":
-            assert config.prompts_file is not None, "BenchConfig checks it"
-            path = Path(config.prompts_file)
-            rows = read_prompts(path)
-            output = Lengths.parse(config.output_tokens or DEFAULT_OUTPUT_TOKENS)
-            return PromptFile(path.stem, rows, output, limits, config.seed), [asdict(row) for row in rows]
-        case "azure_llm" | "mooncake":
-            assert config.trace_file is not None, "BenchConfig checks it"
-            assert vocabulary is not None, "made where `needs_vocabulary`"
-            trace = READERS[config.workload](Path(config.trace_file), config.trace_limit)
-            return Trace(config.workload, trace, vocabulary, limits, config.seed), [asdict(row) for row in trace]
-        case "synthetic":
-            assert vocabulary is not None, "made where `needs_vocabulary`"
-            lengths = (config.input_tokens or DEFAULT_INPUT_TOKENS, config.output_tokens or DEFAULT_OUTPUT_TOKENS)
-            parsed = [Lengths.parse(text) for text in lengths]
-            return Synthetic(vocabulary, parsed[0], parsed[1], limits, config.seed), lengths
+def _from_file(
+    config: BenchConfig, limits: Limits, answer_tokens: Sequence[int] | None
+) -> tuple[Iterable[Prompt], Any]:
+    """The prompts of a file, and what of them goes into the digest."""
+    path = Path(config.prompts_file or "")
+    if config.workload == "prompts":
+        rows = read_prompts(path)
+    else:
+        asked = [row.question for row in read_sharegpt(path, config.trace_limit or DEFAULT_SHAREGPT_ROWS)]
+        lengths: Sequence[int | None] = answer_tokens or [None] * len(asked)
+        rows = [PromptRow(text, output_tokens=tokens) for text, tokens in zip(asked, lengths, strict=True)]
+    output = config.output_tokens or DEFAULT_OUTPUT_TOKENS
+    prompts = PromptFile(path.stem, rows, Lengths.parse(output), limits, config.seed, config.prefix_cache == "cold")
+    return prompts, [output, [asdict(row) for row in rows]]
+
+
+def _written(config: BenchConfig, vocabulary: Vocabulary, limits: Limits) -> tuple[Iterable[Prompt], Any]:
+    """Prompts made to length, and what their lengths come from."""
+    is_cold = config.prefix_cache == "cold"
+    if config.workload in TRACE_WORKLOADS:
+        trace = READERS[config.workload](Path(config.trace_file or ""), config.trace_limit)
+        prompts = Trace(config.workload, trace, vocabulary, limits, config.seed, is_cold)
+        return prompts, [asdict(row) for row in trace]
+    texts = (config.input_tokens or DEFAULT_INPUT_TOKENS, config.output_tokens or DEFAULT_OUTPUT_TOKENS)
+    own, output = (Lengths.parse(text) for text in texts)
+    if config.workload == "shared_prefix":
+        num_groups = config.prefix_groups or DEFAULT_PREFIX_GROUPS
+        prefix_tokens, is_zipf = config.prefix_tokens or DEFAULT_PREFIX_TOKENS, config.prefix_popularity == "zipf"
+        shared = SharedPrefix(vocabulary, num_groups, prefix_tokens, is_zipf, own, output, limits, config.seed, is_cold)
+        return shared, [*texts, num_groups, prefix_tokens, is_zipf]
+    if config.workload == "multi_turn":
+        turns = config.turns or DEFAULT_TURNS
+        return MultiTurn(vocabulary, Lengths.parse(turns), own, output, limits, config.seed, is_cold), [*texts, turns]
+    return Synthetic(vocabulary, own, output, limits, config.seed), texts
 
 
 def _times(config: BenchConfig, prompts: Iterable[Prompt]) -> list[int] | None:
@@ -89,7 +148,9 @@ def _process(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.Arrival
     match config.mode:
         case "constant":
             process: arrivals.ArrivalSchedule = arrivals.Constant(config.rate or 0.0)
-        case "poisson" | "gamma":
+        case "stages":
+            process = arrivals.Stages(parse_stages(config.stages or ""))
+        case "poisson" | "gamma" | "sessions":
             process = arrivals.Gamma(config.rate or 0.0, config.burstiness)
         case "burst":
             process = arrivals.Burst(config.requests or 0)
@@ -106,6 +167,7 @@ def _digest(config: BenchConfig, vocabulary: Vocabulary | None, limits: Limits, 
     parts = {
         "workload": config.workload,
         "seed": config.seed,
+        "prefix_cache": config.prefix_cache,
         "source": source,
         "vocabulary": None if vocabulary is None else asdict(vocabulary),
         "limits": asdict(limits),

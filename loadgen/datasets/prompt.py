@@ -9,7 +9,8 @@ class Prompt:
     """One request to send.
 
     `planned_*_tokens` are what the workload asks for; `input_tokens` and `output_tokens` what is sent after clipping,
-    None where the workload does not know or does not say. `arrival_ns` is the trace's own time.
+    None where the workload does not know or does not say. `arrival_ns` is the trace's own time. The turns of a session
+    follow one another in a workload; `turns_left` says how many come after this one.
     """
 
     prompt_id: str
@@ -20,6 +21,17 @@ class Prompt:
     input_tokens: int | None = None
     output_tokens: int | None = None
     arrival_ns: int | None = None
+    session_id: str | None = None
+    turn: int = 0
+    turns_left: int = 0
+
+
+MARKER_TOKENS = 8
+
+
+def marker(is_cold: bool, key: str) -> list[tuple[int, str]]:
+    """The part that a cold prompt begins with, so that no two have a prefix in common; nothing otherwise."""
+    return [(MARKER_TOKENS, f"cold:{key}")] if is_cold else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadgen.datasets.lengths import Lengths
@@ -18,10 +18,18 @@ MESSAGES_KEY = "messages"
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One prompt of a file: a text or chat messages."""
+    """One prompt of a file: a text or chat messages, and the length of its answer where the file knows it."""
 
     text: str = ""
     messages: tuple[dict[str, str], ...] | None = None
+    output_tokens: int | None = None
+
+    def begun_with(self, words: str) -> "PromptRow":
+        """The same row with words before its text, or before that of its first message."""
+        if self.messages is None:
+            return replace(self, text=words + self.text)
+        first = self.messages[0]
+        return replace(self, messages=({**first, "content": words + first["content"]}, *self.messages[1:]))
 
     def as_text(self) -> str:
         """The prompt for a route that takes text; messages lose their roles."""
@@ -42,11 +50,14 @@ class PromptFile:
     output_tokens: Lengths
     limits: Limits
     seed: int
+    is_cold: bool = False
 
     def __iter__(self) -> Iterator[Prompt]:
         for index in itertools.count():
             row = self.rows[index % len(self.rows)]
-            planned = self.output_tokens.draw(random.Random(f"lengths:{self.seed}:{index}"))
+            rng = random.Random(f"lengths:{self.seed}:{index}")
+            planned = row.output_tokens or self.output_tokens.draw(rng)
+            row = row.begun_with(f"{rng.getrandbits(64):016x} ") if self.is_cold else row
             _, output_tokens = self.limits.clip(1, planned)
             yield Prompt(
                 prompt_id=f"{self.name}-{index}",

@@ -3,17 +3,17 @@
 import csv
 import datetime
 import json
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from loadgen.datasets.prompt import Limits, Prompt
+from loadgen.datasets.prompt import Limits, Prompt, marker
 from loadgen.datasets.vocabulary import Vocabulary
 from loadgen.errors import UsageError
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 MOONCAKE_KEYS = ("timestamp", "input_length", "output_length")
 MOONCAKE_BLOCK_TOKENS = 512
 
@@ -37,6 +37,7 @@ class Trace:
     vocabulary: Vocabulary
     limits: Limits
     seed: int
+    is_cold: bool = False
 
     def __iter__(self) -> Iterator[Prompt]:
         for index, row in enumerate(self.rows):
@@ -56,20 +57,11 @@ class Trace:
         )
 
     def _text(self, index: int, tokens: int, hash_ids: Sequence[int]) -> str:
-        """Equal hashes give equal text: every prompt has the same opener, then one block of words per hash."""
-        if not hash_ids:
-            return self.vocabulary.write(tokens, f"text:{self.seed}:{index}")
-        opener = self.vocabulary.openers[0]
-        pieces = [opener.text]
-        left = tokens - self.vocabulary.special_tokens - opener.tokens
-        for hash_id in hash_ids:
-            words = random.Random(f"block:{self.seed}:{hash_id}")
-            block = self.vocabulary.continue_text(min(left, MOONCAKE_BLOCK_TOKENS), words)
-            pieces.append(block)
-            left -= min(left, MOONCAKE_BLOCK_TOKENS)
-        if left > 0:
-            pieces.append(self.vocabulary.continue_text(left, random.Random(f"tail:{self.seed}:{index}")))
-        return "".join(pieces)
+        """Equal hashes give equal text: an opener, one block of words per hash, then a tail of its own."""
+        blocks = [(MOONCAKE_BLOCK_TOKENS, f"block:{self.seed}:{hash_id}") for hash_id in hash_ids]
+        blocks = [(self.vocabulary.shortest, f"opener:{self.seed}"), *blocks] if blocks else []
+        own = marker(self.is_cold and bool(hash_ids), f"{self.seed}:{index}")
+        return "".join(self.vocabulary.compose([*own, *blocks, (tokens, f"text:{self.seed}:{index}")], tokens))
 
 
 def read_azure(path: Path, limit: int | None = None) -> list[TraceRow]:
@@ -91,6 +83,28 @@ def read_azure(path: Path, limit: int | None = None) -> list[TraceRow]:
                     _count(row["GeneratedTokens"], "GeneratedTokens", where),
                 )
             )
+    return _in_order(rows, path)
+
+
+def read_burstgpt(path: Path, limit: int | None = None) -> list[TraceRow]:
+    """The rows of a BurstGPT CSV; those without an answer were failures and are left out.
+
+    Raises UsageError naming file, line and column.
+    """
+    rows: list[TraceRow] = []
+    with _open(path) as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in BURSTGPT_COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise UsageError(f"{path}: no column {missing[0]!r}; a burstgpt trace has {', '.join(BURSTGPT_COLUMNS)}")
+        for number, row in enumerate(reader, start=2):
+            if limit is not None and len(rows) == limit:
+                break
+            where = f"{path}:{number}"
+            output_tokens = _count(row["Response tokens"], "Response tokens", where, least=0)
+            if output_tokens:
+                input_tokens = _count(row["Request tokens"], "Request tokens", where)
+                rows.append(TraceRow(_seconds_ns(row["Timestamp"], where), input_tokens, output_tokens))
     return _in_order(rows, path)
 
 
@@ -120,7 +134,7 @@ def read_mooncake(path: Path, limit: int | None = None) -> list[TraceRow]:
     return _in_order(rows, path)
 
 
-READERS = {"azure_llm": read_azure, "mooncake": read_mooncake}
+READERS = {"azure_llm": read_azure, "burstgpt": read_burstgpt, "mooncake": read_mooncake}
 
 
 def _open(path: Path) -> TextIO:
@@ -155,6 +169,13 @@ def _azure_time_ns(text: str | None, where: str) -> int:
     except ValueError as error:
         raise UsageError(f"{where}: `TIMESTAMP` is {text!r}, not a time like 2023-11-16 18:15:46.6805900") from error
     return int(at.timestamp()) * 1_000_000_000 + nanoseconds
+
+
+def _seconds_ns(text: str | None, where: str) -> int:
+    try:
+        return round(float(text or "") * 1e9)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{where}: `Timestamp` is {text!r}, not a number of seconds") from None
 
 
 def _count(value: object, name: str, where: str, least: int = 1) -> int:

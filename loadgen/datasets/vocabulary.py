@@ -5,7 +5,7 @@ after another, so that any composition of them has a known length; `Vocabulary.w
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 CountTokens = Callable[[str], int]
@@ -72,6 +72,20 @@ class Vocabulary:
         openers = [opener for opener in self.openers if opener.tokens <= room]
         opener = rng.choice(openers) if openers else min(self.openers, key=lambda each: each.tokens)
         return opener.text + self.continue_text(room - opener.tokens, rng)
+
+    def compose(self, parts: Iterable[tuple[int, str]], tokens: int) -> list[str]:
+        """Pieces of a text of `tokens` tokens (or of `shortest`, if that is more), cut from parts of (tokens, key).
+
+        Texts whose leading parts are equal begin with the same words. Special tokens count into the first part.
+        """
+        pieces: list[str] = []
+        left = max(tokens, self.shortest)
+        for size, key in parts:
+            take = min(left, size if pieces else max(size, self.shortest))
+            if take > 0:
+                pieces.append(self.continue_text(take, random.Random(key)) if pieces else self.write(take, key))
+                left -= take
+        return pieces
 
     def continue_text(self, tokens: int, rng: random.Random) -> str:
         """Words of `tokens` tokens that continue a text."""

@@ -27,6 +27,7 @@ class Sampling:
     temperature: float | None = None
     seed: int = 0
     model: str = "tgi"
+    streams: bool = True
 
 
 @dataclass(slots=True)
@@ -45,6 +46,10 @@ class Answer:
     usage_output_tokens: int | None = None
     usage_reasoning_tokens: int | None = None
     cached_input_tokens: int | None = None
+    srv_validation_s: float | None = None
+    srv_queue_s: float | None = None
+    srv_inference_s: float | None = None
+    srv_time_per_token_s: float | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -61,15 +66,39 @@ class Answer:
             self.first_answer_ns = at_ns
 
 
+# TGI's headers of a blocking call, in milliseconds.
+TIMING_HEADERS = {
+    "srv_validation_s": "x-validation-time",
+    "srv_queue_s": "x-queue-time",
+    "srv_inference_s": "x-inference-time",
+    "srv_time_per_token_s": "x-time-per-token",
+}
+
+
+def read_timing_headers(headers: Mapping[str, str], answer: Answer) -> None:
+    """Take over what the server says of where a request's time went; what is no number is left out."""
+    for name, header in TIMING_HEADERS.items():
+        text = headers.get(header, "")
+        if text.isascii() and text.isdigit():
+            setattr(answer, name, int(text) / 1e3)
+
+
 class Dialect(Protocol):
     """One API."""
 
     @property
+    def sampling(self) -> Sampling:
+        """What every request asks for; whether answers are streamed is part of it."""
+
+    @property
     def path(self) -> str:
-        """The route that streams."""
+        """The route of the requests."""
 
     def body(self, prompt: Prompt) -> bytes:
-        """The JSON of a streaming request."""
+        """The JSON of a request."""
+
+    def read_whole(self, payload: bytes, answer: Answer) -> None:
+        """Take over a blocking response. Raises BadPayloadError or NotThisApiError."""
 
     def read(self, payload: bytes, at_ns: int, answer: Answer) -> None:
         """Add one event's payload to the answer. Raises BadPayloadError or NotThisApiError."""

@@ -33,6 +33,9 @@ class OpenAiChat:
     def read(self, payload: bytes, at_ns: int, answer: Answer) -> None:
         _read(payload, at_ns, answer)
 
+    def read_whole(self, payload: bytes, answer: Answer) -> None:
+        _read_whole(payload, answer)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenAiCompletions:
@@ -47,12 +50,15 @@ class OpenAiCompletions:
     def read(self, payload: bytes, at_ns: int, answer: Answer) -> None:
         _read(payload, at_ns, answer)
 
+    def read_whole(self, payload: bytes, answer: Answer) -> None:
+        _read_whole(payload, answer)
+
 
 def _common(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": sampling.model,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream": sampling.streams,
+        **({"stream_options": {"include_usage": True}} if sampling.streams else {}),
         "temperature": sampling.temperature or 0,
     }
     if sampling.temperature:
@@ -80,6 +86,21 @@ def _read(payload: bytes, at_ns: int, answer: Answer) -> None:
     tokens = _read_usage(chunk.get("usage"), answer, is_open=is_open)
     for choice in choices:
         _read_choice(choice, tokens, at_ns, answer)
+
+
+def _read_whole(payload: bytes, answer: Answer) -> None:
+    response = decode_object(payload)
+    if response.get("error") is not None:
+        error = response["error"]
+        answer.error = str(error.get("type") or "error") if isinstance(error, dict) else "error"
+        return
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise NotThisApiError(f"a response has no `choices`: {payload[:80]!r}")
+    answer.is_terminated = True
+    reason = choices[0].get("finish_reason")
+    answer.finish_reason = None if reason is None else str(reason)
+    _read_usage(response.get("usage"), answer, is_open=False)
 
 
 def _read_choice(choice: Any, tokens: int | None, at_ns: int, answer: Answer) -> None:

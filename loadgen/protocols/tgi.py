@@ -17,10 +17,13 @@ from loadgen.protocols.dialect import (
 
 @dataclass(frozen=True, slots=True)
 class Tgi:
-    """`POST /generate_stream`."""
+    """`POST /generate_stream`, or `/generate` where answers are not streamed."""
 
     sampling: Sampling
-    path: str = "/generate_stream"
+
+    @property
+    def path(self) -> str:
+        return "/generate_stream" if self.sampling.streams else "/generate"
 
     def body(self, prompt: Prompt) -> bytes:
         parameters: dict[str, Any] = {"details": True, "do_sample": False}
@@ -31,6 +34,17 @@ class Tgi:
             if self.sampling.forces_length:
                 parameters |= {"ignore_eos_token": True, "min_new_tokens": prompt.output_tokens}
         return encode({"inputs": prompt.text, "parameters": parameters})
+
+    def read_whole(self, payload: bytes, answer: Answer) -> None:
+        response = decode_object(payload)
+        if "error" in response:
+            answer.error = str(response.get("error_type") or "error")
+            return
+        if not isinstance(response.get("generated_text"), str):
+            raise NotThisApiError(f"a response has no `generated_text`: {payload[:80]!r}")
+        answer.is_terminated = True
+        if response.get("details") is not None:
+            _read_details(response["details"], answer)
 
     def read(self, payload: bytes, at_ns: int, answer: Answer) -> None:
         event = decode_object(payload)
@@ -59,4 +73,7 @@ def _read_details(details: Any, answer: Answer) -> None:
     answer.finish_reason = None if finish_reason is None else str(finish_reason)
     answer.usage_output_tokens = whole_number(details, "generated_tokens")
     answer.input_tokens = whole_number(details, "input_length")
+    prefill = details.get("prefill")
+    if answer.input_tokens is None and isinstance(prefill, list) and prefill:
+        answer.input_tokens = len(prefill)
     answer.cached_input_tokens = whole_number(details, "cached_input_tokens")

@@ -8,11 +8,19 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
+
+TIMES = {
+    "x-validation-time": "1",
+    "x-queue-time": "2",
+    "x-inference-time": "15",
+    "x-time-per-token": "3",
+}
 
 
 @dataclass
@@ -95,15 +103,32 @@ class Handler(BaseHTTPRequestHandler):
         if script.status != 200 or script.body is not None:
             self._send(script.status, script.body or b'{"error":"scripted"}', script.content_type)
             return
+        if self.path == "/generate" or (self.path.startswith("/v1/") and not body.get("stream")):
+            self._whole(script, body)
+            return
         self._stream(script, body)
+
+    def _whole(self, script: Script, body: dict[str, Any]) -> None:
+        """A blocking answer: one event's worth of waiting, then everything."""
+        time.sleep(script.first_s)
+        is_native = self.path == "/generate"
+        tokens = script.tokens or (body["parameters"]["max_new_tokens"] if is_native else body["max_tokens"])
+        details = {"finish_reason": "length", "generated_tokens": tokens, "prefill": [], "tokens": []}
+        usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": tokens + 7}
+        choice = {"index": 0, "message": {"content": "x"}, "text": "x", "finish_reason": "length"}
+        native = {"generated_text": "x", "details": details}
+        content = json.dumps(native if is_native else {"choices": [choice], "usage": usage}).encode()
+        self._send(200, content, "application/json", TIMES if is_native else {})
 
     def _json(self, status: int, value: object) -> None:
         self._send(status, json.dumps(value).encode(), "application/json")
 
-    def _send(self, status: int, body: bytes, kind: str) -> None:
+    def _send(self, status: int, body: bytes, kind: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.datasets.prompt import ClipCount, Limits
-from loadgen.datasets.traces import Trace, TraceRow, read_azure, read_mooncake
+from loadgen.datasets.traces import Trace, TraceRow, read_azure, read_burstgpt, read_mooncake
 from loadgen.datasets.vocabulary import calibrate
 from loadgen.errors import UsageError
 
@@ -106,3 +106,19 @@ def test_the_mooncake_trace_reads_whole():
     assert len(rows) == 4_000
     assert rows[0].hash_ids == tuple(range(14))
     assert rows[0].input_tokens == 6_758
+
+
+def test_burstgpt_rows_without_an_answer_are_left_out(tmp_path):
+    file = tmp_path / "burst.csv"
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    file.write_text(header + "5,ChatGPT,472,18,490,API log\n45.5,ChatGPT,10,0,10,API log\n118,GPT-4,1087,230,1317,x\n")
+
+    rows = read_burstgpt(file)
+
+    assert [(row.arrival_ns, row.input_tokens, row.output_tokens) for row in rows] == [
+        (5_000_000_000, 472, 18),
+        (118_000_000_000, 1_087, 230),
+    ]
+    file.write_text(header + "yesterday,m,1,2,3,x\n")
+    with pytest.raises(UsageError, match="`Timestamp` is 'yesterday'"):
+        read_burstgpt(file)

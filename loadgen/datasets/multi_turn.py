@@ -1,0 +1,66 @@
+"""Conversations that grow: every turn repeats what was said before it and adds a question.
+
+The answers in a prompt are scripted, of the length that was asked for, so that a seed gives the same prompts whatever
+the server answered.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.prompt import Limits, Prompt, marker
+from loadgen.datasets.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class MultiTurn:
+    """Endless sessions, one after another, each with its turns in order."""
+
+    vocabulary: Vocabulary
+    turns: Lengths
+    question_tokens: Lengths
+    answer_tokens: Lengths
+    limits: Limits
+    seed: int
+    is_cold: bool = False
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for number in itertools.count():
+            yield from self.session(number)
+
+    def session(self, number: int) -> Iterator[Prompt]:
+        rng = random.Random(f"lengths:{self.seed}:{number}")
+        num_turns = self.turns.draw(rng)
+        said: list[tuple[int, str]] = []
+        for turn in range(num_turns):
+            key = f"{self.seed}:{number}:{turn}"
+            said.append((self.question_tokens.draw(rng), f"question:{key}"))
+            answer_tokens = self.answer_tokens.draw(rng)
+            yield self._prompt(number, turn, num_turns, said, answer_tokens)
+            said.append((answer_tokens, f"answer:{key}"))
+
+    def _prompt(
+        self, number: int, turn: int, num_turns: int, said: list[tuple[int, str]], answer_tokens: int
+    ) -> Prompt:
+        planned = sum(tokens for tokens, _ in said)
+        input_tokens, output_tokens = self.limits.clip(planned, answer_tokens)
+        input_tokens = max(input_tokens, self.vocabulary.shortest)
+        session_id = f"multi_turn-{self.seed}-{number}"
+        own = marker(self.is_cold, f"{session_id}:{turn}")
+        pieces = self.vocabulary.compose([*own, *said], input_tokens)
+        pieces[: len(own) + 1] = ["".join(pieces[: len(own) + 1])]
+        roles = itertools.cycle(("user", "assistant"))
+        return Prompt(
+            prompt_id=f"{session_id}-{turn}",
+            text="".join(pieces),
+            messages=tuple({"role": role, "content": piece} for role, piece in zip(roles, pieces, strict=False)),
+            planned_input_tokens=planned,
+            planned_output_tokens=answer_tokens,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            session_id=session_id,
+            turn=turn,
+            turns_left=num_turns - turn - 1,
+        )

@@ -1,0 +1,71 @@
+"""Groups of prompts that begin alike, as those of one system prompt do."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.prompt import Limits, Prompt, marker
+from loadgen.datasets.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Endless prompts of a prefix, shared by a group, and a part of their own.
+
+    Groups are drawn with equal weights, or with those of Zipf's law (1, 1/2, 1/3, …).
+    """
+
+    vocabulary: Vocabulary
+    num_groups: int
+    prefix_tokens: int
+    is_zipf: bool
+    own_tokens: Lengths
+    output_tokens: Lengths
+    limits: Limits
+    seed: int
+    is_cold: bool = False
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for index in itertools.count():
+            yield self.prompt(index)
+
+    def prompt(self, index: int) -> Prompt:
+        rng = random.Random(f"lengths:{self.seed}:{index}")
+        group = rng.choices(range(self.num_groups), self._weights())[0]
+        planned_in = self.prefix_tokens + self.own_tokens.draw(rng)
+        planned_out = self.output_tokens.draw(rng)
+        input_tokens, output_tokens = self.limits.clip(planned_in, planned_out)
+        input_tokens = max(input_tokens, self.vocabulary.shortest)
+        parts = [
+            *marker(self.is_cold, f"{self.seed}:{index}"),
+            (self.prefix_tokens, self._key(group)),
+            (planned_in, f"text:{self.seed}:{index}"),
+        ]
+        return Prompt(
+            prompt_id=f"shared_prefix-{self.seed}-{index}",
+            text="".join(self.vocabulary.compose(parts, input_tokens)),
+            planned_input_tokens=planned_in,
+            planned_output_tokens=planned_out,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+        )
+
+    def prefixes(self) -> list[Prompt]:
+        """Every shared prefix alone, answered with one token: what makes a cache warm."""
+        size, _ = self.limits.clip(self.prefix_tokens, 1)
+        return [
+            Prompt(
+                prompt_id=f"prefix-{self.seed}-{group}",
+                text="".join(self.vocabulary.compose([(self.prefix_tokens, self._key(group))], size)),
+                output_tokens=1,
+            )
+            for group in range(self.num_groups)
+        ]
+
+    def _key(self, group: int) -> str:
+        return f"prefix:{self.seed}:{group}"
+
+    def _weights(self) -> list[float]:
+        return [1 / (rank + 1) if self.is_zipf else 1.0 for rank in range(self.num_groups)]
