@@ -6,17 +6,18 @@ A setting is either acted on or refused by name; none is ignored.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from reference_server.config import HubConfig
+from reference_server.config import Command, HubConfig
 from reference_server.config_fields import flag_of, text_of
 from reference_server.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`serves` tells the values that work; `instead` says what to do with the others."""
+    """`serves` tells the values that work, for `commands` or for all; `instead` says what to do with the others."""
 
     serves: Callable[[object], bool]
     instead: str
+    commands: tuple[Command, ...] | None = None
 
 
 def _only(*values: object) -> Callable[[object], bool]:
@@ -36,11 +37,10 @@ REFUSALS: Mapping[str, Refusal] = {
     ),
     "cuda_graphs": Refusal(_only(None, (0,)), "leave it out or give 0: nothing is captured"),
     "run_ahead": Refusal(_only(None, False), "leave it out or give false"),
-    "otlp_endpoint": Refusal(_UNSET, "leave it out: /metrics has the timings"),
+    "otlp_endpoint": Refusal(_UNSET, "give it to the router, which makes the spans", commands=("serve",)),
     "ngrok": Refusal(_UNSET, "run the ngrok agent beside the server"),
     "allow_image_fetch": Refusal(_UNSET, "no served model takes images"),
     "max_image_fetch_size": Refusal(_only(33_554_432), "no served model takes images"),
-    "max_requests_per_client": Refusal(_UNSET, "limit all clients together with --max-concurrent-requests"),
     "step_trace": Refusal(_UNSET, "leave it out: /metrics has the step times"),
     "check_invariants": Refusal(_UNSET, "leave it out"),
     "num_nodes": Refusal(_only(1), "run one host per model"),
@@ -55,7 +55,9 @@ def unsupported_settings(config: HubConfig) -> list[str]:
     return [
         f"`{flag_of(name)} {text_of(value)}` is not served yet: {refusal.instead}"
         for name, refusal in REFUSALS.items()
-        if name in type(config).model_fields and not refusal.serves(value := getattr(config, name))
+        if name in type(config).model_fields
+        and (refusal.commands is None or config.command in refusal.commands)
+        and not refusal.serves(value := getattr(config, name))
     ]
 
 

@@ -133,8 +133,11 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {name}={escape(str(value))}" for name, value in _extra(record).items())
-        line = f"{_timestamp(record)} {record.levelname:>5} {record.name}: {escape(record.getMessage())}{fields}"
+        extra = _extra(record)
+        extra.pop("spans", None)
+        span = _span_text(extra.pop("span", None))
+        fields = "".join(f" {name}={escape(str(value))}" for name, value in extra.items())
+        line = f"{_timestamp(record)} {record.levelname:>5} {span}{record.name}: {escape(record.getMessage())}{fields}"
         return _cut(line) + "".join(f"\n    {escape(line)}" for line in _traceback(record).splitlines())
 
 
@@ -196,6 +199,14 @@ def _traceback(record: logging.LogRecord) -> str:
 def _extra(record: logging.LogRecord) -> dict[str, object]:
     """The fields of the event: what the call gave as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
+
+
+def _span_text(span: object) -> str:
+    """What an event happened in, as `name{field=value}: `."""
+    if not isinstance(span, dict):
+        return ""
+    fields = " ".join(f"{name}={escape(str(value))}" for name, value in span.items() if name != "name")
+    return f"{escape(str(span.get('name', '')))}{{{fields}}}: "
 
 
 def _cut(text: str) -> str:

@@ -16,7 +16,7 @@ ROUTER_PROGRAM = "text-generation-router"
 # What a shard is told by flag; everything else that differs from its default goes by variable (launcher.md 6.2).
 SHARD_FLAGS = frozenset({
     "model_id", "revision", "trust_remote_code", "json_output", "sharded", "quantize", "speculate", "dtype",
-    "kv_cache_dtype", "load_format", "otlp_endpoint", "otlp_service_name", "max_input_tokens", "uds_path",
+    "kv_cache_dtype", "load_format", "otlp_service_name", "max_input_tokens", "uds_path",
     "logger_level",
 })  # fmt: skip
 ROUTER_ALWAYS = frozenset({
@@ -88,6 +88,8 @@ def shard_command(
         ShardConfig,
         config_file=None,
         shard_addr=(),
+        # Only the router makes spans.
+        otlp_endpoint=None,
         json_output=True,
         uds_path=uds_path,
         sharded=plan.num_shards > 1,

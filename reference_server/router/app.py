@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
@@ -18,12 +18,14 @@ from starlette.exceptions import HTTPException
 
 from reference_server.errors import RequestError
 from reference_server.router.exchange import ClientGoneError, Exchange, Receive, Refusal, Route, Scope, Send
+from reference_server.router.request_context import CURRENT, RequestContext
 from reference_server.router.routes.generate import GenerateRoutes
 from reference_server.router.routes.openai import OpenAiRoutes
 from reference_server.router.routes.ops import OpsRoutes
 from reference_server.router.routes.platforms import PlatformRoutes
 from reference_server.router.services import Services
 from reference_server.router.sse import Header
+from reference_server.router.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ _PREFLIGHT: list[Header] = [
     (b"access-control-allow-headers", b"content-type"),
 ]
 _PROBES = ("/health", "/ping")
+_TGI_NAMES = {"chat": "chat_completions", "vertex": "vertex_compatibility"}
 #: Where the scope of a request keeps its `Exchange`.
 _EXCHANGE = "reference_server.exchange"
 
@@ -46,6 +49,7 @@ class TransportOptions:
     cors_allow_origin: tuple[str, ...] = ()
     plain_text_decode_errors: bool = False
     auth_all_routes: bool = False
+    tracing: Tracing | None = None
 
 
 def create_app(services: Services, options: TransportOptions) -> "RouterApp":
@@ -99,7 +103,7 @@ class PathRoute(routing.Route):
     """All methods of one path. The key is asked for before the method is looked at, but not on `/`."""
 
     def __init__(self, path: str, methods: Mapping[str, Route], options: TransportOptions) -> None:
-        super().__init__(path, Endpoint(methods, options.payload_limit), methods=list(methods))
+        super().__init__(path, Endpoint(methods, options), methods=list(methods))
         self._expected = f"bearer {options.api_key}".lower().encode() if options.api_key else None
         self._locked = {method for method, route in methods.items() if route.needs_key}
         if options.auth_all_routes and path not in _PROBES:
@@ -122,9 +126,10 @@ class PathRoute(routing.Route):
 class Endpoint:
     """Reads the body that a route wants and runs its handler for as long as the client stays."""
 
-    def __init__(self, methods: Mapping[str, Route], payload_limit: int) -> None:
+    def __init__(self, methods: Mapping[str, Route], options: TransportOptions) -> None:
         self._methods = {"HEAD": methods["GET"], **methods} if "GET" in methods else methods
-        self._payload_limit = payload_limit
+        self._payload_limit = options.payload_limit
+        self._tracing = options.tracing
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         exchange: Exchange = scope[_EXCHANGE]
@@ -144,9 +149,24 @@ class Endpoint:
         if not route.bodies:
             await route.handler(exchange, None)
             return
-        request = await exchange.read(route.bodies, self._payload_limit)
-        async with cancelled_with_client(exchange.receive):
-            await route.handler(exchange, request)
+        with self._context(route, exchange):
+            request = await exchange.read(route.bodies, self._payload_limit)
+            async with cancelled_with_client(exchange.receive):
+                await route.handler(exchange, request)
+
+    @contextmanager
+    def _context(self, route: Route, exchange: Exchange) -> Iterator[None]:
+        """Tells the rest of the program whose request this is."""
+        name = route.handler.__name__
+        handler = _TGI_NAMES.get(name, name)
+        if self._tracing is None:
+            CURRENT.set(RequestContext(handler, exchange.client))
+            yield
+            return
+        traceparent = exchange.header(b"traceparent")
+        with self._tracing.request(exchange.method, exchange.path, handler, traceparent) as trace:
+            CURRENT.set(RequestContext(handler, exchange.client, trace))
+            yield
 
 
 @asynccontextmanager

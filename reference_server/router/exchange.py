@@ -65,6 +65,12 @@ class Exchange:
         self.headers += headers
 
     @property
+    def client(self) -> str:
+        """What tells this client from others: a digest of the key it sends, else its address."""
+        key = self.header(b"authorization")
+        return str(self._scope.get("client") and self._scope["client"][0]) if key is None else f"key {hash(key)}"
+
+    @property
     def path_params(self) -> Mapping[str, str]:
         """What the route's path left open."""
         params: Mapping[str, str] = self._scope["path_params"]

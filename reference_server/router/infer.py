@@ -1,6 +1,7 @@
 """Runs generations: a permit, validation, the token stream across segments, best-of (scheduling.md section 5)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from reference_server.errors import IncompleteGenerationError, OverloadedError, 
 from reference_server.messages import GeneratedText, Tokens
 from reference_server.router.batching import Batcher, Event, Finished, GeneratedToken, PrefillDone, TokenArrived
 from reference_server.router.metrics import Metrics
+from reference_server.router.request_context import CURRENT
 from reference_server.router.segments import Progress
 from reference_server.router.validation import Continuation, GenerateCall, Validated, Validator, check_best_of
 
@@ -19,21 +21,27 @@ T = TypeVar("T")
 
 
 class Permits:
-    """How many generations may be in the server at once; nobody waits for one."""
+    """How many generations may be in the server at once, and how many of them one client's; nobody waits for one."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, per_client: int | None = None) -> None:
         self.free = limit
+        self.held: Counter[str] = Counter()
+        self._per_client = limit if per_client is None else per_client
 
     @contextmanager
-    def take(self) -> Iterator[None]:
+    def take(self, client: str = "") -> Iterator[None]:
         """Hold one. Raises `OverloadedError`."""
-        if self.free <= 0:
+        if self.free <= 0 or self.held[client] >= self._per_client:
             raise OverloadedError
         self.free -= 1
+        self.held[client] += 1
         try:
             yield
         finally:
             self.free += 1
+            self.held[client] -= 1
+            if not self.held[client]:
+                del self.held[client]
 
 
 @dataclass(slots=True)
@@ -126,7 +134,7 @@ class Infer:
         """
         with ExitStack() as held:
             try:
-                held.enter_context(self.permits.take())
+                held.enter_context(self.permits.take(CURRENT.get().client))
                 running = Running(self, call, await self.validate(call))
             except (OverloadedError, ValidationError) as error:
                 self._metrics.request_failure.add(label=error.error_type)

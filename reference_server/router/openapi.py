@@ -199,7 +199,7 @@ _GENERATING = {
     "429": "Model is overloaded",
     "500": "Incomplete generation",
 }
-_READING = {status: text for status, text in _GENERATING.items() if status not in ("424", "429", "500")}
+_READING = {status: text for status, text in _GENERATING.items() if status not in ("424", "500")}
 
 
 def openapi_document(version: str, platforms: Platforms | None = None) -> Schema:

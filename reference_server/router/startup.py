@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -28,6 +29,7 @@ from reference_server.router.routes.ops import OpsRoutes
 from reference_server.router.scheduler import Scheduler, SchedulerOptions, Schema
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.services import Services
+from reference_server.router.tracing import Tracing
 from reference_server.router.validation import RequestLimits, Validator
 from reference_server.router.warmup import AskedLimits, Limits, resolve_limits, warmup_request
 from reference_server.router.watchdog import TimedShard, step_timeout_s
@@ -80,7 +82,10 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
     config = loaded.config
     refuse_unsupported(config)
     transport = _transport_options(config)
+    _warn_of_open_routes(config)
     async with AsyncExitStack() as held:
+        if config.otlp_endpoint is not None:
+            transport = replace(transport, tracing=_start_tracing(config, config.otlp_endpoint, held))
         port = config.aip_http_port if config.vertex and config.aip_http_port is not None else config.port
         listener = held.enter_context(bind(config.hostname, port))
         shard = await _connect(config, held)
@@ -107,6 +112,24 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
         gc.freeze()
         logger.info("Connected")
         await _run(services.infer.batcher, servers)
+
+
+def _warn_of_open_routes(config: RouterConfig) -> None:
+    """What does work for anybody although a key is set, and a listener for everybody without one."""
+    if config.api_key is not None and not config.auth_all_routes:
+        routes = ["/chat_tokenize"]
+        if config.vertex and config.aip_predict_route:
+            routes.append(config.aip_predict_route)
+        if config.kserve:
+            routes.append("/v2")
+        logger.warning("these routes do work without the API key: %s; --auth-all-routes closes them", ", ".join(routes))
+
+
+def _start_tracing(config: RouterConfig, endpoint: str, held: AsyncExitStack) -> Tracing:
+    assert config.otlp_service_name is not None, "the command has a default"
+    tracing = Tracing.to(endpoint, config.otlp_service_name)
+    held.push_async_callback(asyncio.to_thread, tracing.close)
+    return tracing
 
 
 async def _connect(config: RouterConfig, held: AsyncExitStack) -> Shard:
@@ -156,7 +179,8 @@ async def _services(
     validator = Validator(tokenizer, facts.limits, executor)
     # A tokenizer's first call sets up its tables; no client should wait for that.
     await validator.encode("warm-up", add_special_tokens=True)
-    infer = Infer(batcher, validator, Permits(config.max_concurrent_requests), metrics)
+    permits = Permits(config.max_concurrent_requests, config.max_requests_per_client)
+    infer = Infer(batcher, validator, permits, metrics)
     return Services(infer, metrics, facts, None if rendering is None else rendering.render)
 
 

@@ -1,13 +1,16 @@
 """Where a request's time went: response headers, histograms and the log line of a success (http-api.md 1.3, 6, 7.2)."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from reference_server.router.batching import Finished
 from reference_server.router.infer import Answer
 from reference_server.router.metrics import Metrics
+from reference_server.router.request_context import CURRENT, Trace
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.sse import Header
 
@@ -57,8 +60,19 @@ class RequestTimes:
         metrics.request_inference_duration.observe(self.inference_ns / 1e9)
         metrics.request_mean_time_per_token_duration.observe(self.per_token_ns / 1e9)
         metrics.request_generated_tokens.observe(self.generated_tokens)
+        request = CURRENT.get()
         if logger.isEnabledFor(logging.INFO):
-            logger.info("Success", extra=self._fields(parameters, seed))
+            span = {**self._fields(parameters, seed), "name": request.handler}
+            logger.info("Success", extra={"span": span, "spans": [span]})
+        if request.trace is not None:
+            self._tell_parts(request.trace)
+
+    def _tell_parts(self, trace: Trace) -> None:
+        """The parts of a generation that ends now, moved from the batcher's clock to the wall's."""
+        offset_ns = time.time_ns() - self.finished_ns
+        moments = [self.arrived_ns, self.queued_ns, self.started_ns, self.finished_ns]
+        for name, (start_ns, end_ns) in zip(("validate", "queued", "infer"), pairwise(moments), strict=True):
+            trace.add_part(name, start_ns + offset_ns, end_ns + offset_ns)
 
     def _fields(self, parameters: GenerateParameters, seed: int | None) -> dict[str, Any]:
         times = {

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from reference_server.errors import RequestError, ValidationError
+from reference_server.errors import OverloadedError, RequestError, ValidationError
 from reference_server.messages import ChooserParameters, StoppingParameters
 from reference_server.router.request import ValidGenerateRequest
 from reference_server.router.schemas.tgi import GenerateParameters
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 MAX_STOP_CHARACTERS = 1024
 MAX_ADAPTER_ID_CHARACTERS = 256
+#: Of the tokenize routes, at one time.
+MAX_TOKENIZE_JOBS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Validator:
         self._tokenizer = tokenizer
         self._executor = executor
         self._draw_seed = draw_seed
+        self._num_tokenizing = 0
 
     async def validate(self, call: GenerateCall, after: Continuation | None = None) -> Validated:
         """Rows 5 to 26. With `after`, the next segment of a generation that has begun."""
@@ -122,13 +125,22 @@ class Validator:
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; a tokenizer that fails is the request's error."""
-        return await self.in_thread(lambda: self._tokenizer.encode(text, add_special_tokens))
+        return await self._in_thread(lambda: self._tokenizer.encode(text, add_special_tokens))
 
     async def encode_with_offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
-        """(id, start, stop) of each token, in characters."""
-        return await self.in_thread(lambda: self._tokenizer.encode_with_offsets(text, add_special_tokens))
+        """(id, start, stop) of each token, in characters.
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
+        No permit bounds how many ask for this, so `MAX_TOKENIZE_JOBS` does. Raises `OverloadedError`.
+        """
+        if self._num_tokenizing >= MAX_TOKENIZE_JOBS:
+            raise OverloadedError
+        self._num_tokenizing += 1
+        try:
+            return await self._in_thread(lambda: self._tokenizer.encode_with_offsets(text, add_special_tokens))
+        finally:
+            self._num_tokenizing -= 1
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         """`work()` in a validation thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: _guarded(work))
 

@@ -3,7 +3,9 @@
 import httpx
 import pytest
 
+from reference_server.router import validation
 from reference_server.router.app import TransportOptions
+from reference_server.router.infer import Permits
 from tests.support.serving import serve
 
 BODY = {"inputs": "hello", "parameters": {"max_new_tokens": 1}}
@@ -147,3 +149,23 @@ async def test_every_error_body_is_an_error_response():
 async def test_routes_that_do_not_exist(path: str):
     async with serve() as served:
         assert (await served.client.post(path, json={})).status_code == 404
+
+
+async def test_one_client_may_not_hold_all_permits():
+    async with serve() as served:
+        served.services.infer.permits = Permits(10, per_client=1)
+        with served.services.infer.permits.take("key-or-address"):
+            other = await served.generate(max_new_tokens=1)
+            two = await served.client.post("/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 1})
+            again = await served.generate(max_new_tokens=1)
+
+    assert (other.status_code, two.status_code, again.status_code) == (200, 429, 200)
+    assert served.services.infer.permits.held == {}
+
+
+async def test_tokenizing_is_bounded_without_permits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(validation, "MAX_TOKENIZE_JOBS", 0)
+    async with serve(permits=0) as served:
+        response = await served.client.post("/tokenize", json={"inputs": "x"})
+
+    assert (response.status_code, response.json()["error_type"]) == (429, "overloaded")

@@ -95,9 +95,9 @@ def test_a_part_takes_the_settings_of_another_command() -> None:
     "setting",
     [
         {"quantize": "gptq"}, {"speculate": 2}, {"kv_cache_dtype": "fp8_e5m2"}, {"lora_adapters": "a/b"},
-        {"otlp_endpoint": "http://127.0.0.1:4317"}, {"cuda_graphs": "1,2"},
+        {"cuda_graphs": "1,2"},
         {"allow_image_fetch": True},
-        {"step_trace": "t"}, {"check_invariants": True}, {"max_requests_per_client": 3}, {"num_nodes": 2},
+        {"step_trace": "t"}, {"check_invariants": True}, {"num_nodes": 2},
         {"run_ahead": True}, {"attention": "flash"}, {"attention": "flashdecoding-ipex"},
     ],
 )  # fmt: skip
