@@ -437,6 +437,10 @@ def test_the_ratio_is_multiplied_in_single_precision(size, ratio, expected):
     assert min_join_size(size, ratio) == expected
 
 
+def words_of(request_id: int) -> tuple[str, ...]:
+    return tuple(f"{request_id}:{i} " for i in range(1 + request_id % 7))
+
+
 def scripted(options: SchedulerOptions, *, drops: bool = False) -> ScriptedShard:
     info = ModelInfo(
         requires_padding=options.requires_padding,
@@ -447,7 +451,7 @@ def scripted(options: SchedulerOptions, *, drops: bool = False) -> ScriptedShard
         block_size=options.block_size,
     )
     return ScriptedShard(
-        lambda request: Reply(("a",) * (1 + request.id % 7), drop_after=1 if drops and request.id % 5 == 0 else None),
+        lambda request: Reply(words_of(request.id), drop_after=1 if drops and request.id % 5 == 0 else None),
         info=info,
         max_prefill_tokens=options.max_batch_prefill_tokens,
     )
@@ -506,7 +510,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.shard = scripted(self.options)
         self.call = None
         self.appended, self.ended, self.started = {}, [], []
-        self.discarded = 0
+        self.heard, self.heard_the_end = {}, set()
 
     @rule(length=st.integers(1, 40), new=st.integers(1, 9), shares=st.booleans())
     def append(self, length, new, shares):
@@ -555,7 +559,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         live = {entry.id for entry in self.scheduler.entries}
         deliveries = self.scheduler.on_reply(call, carry(self.shard, call))
         assert not deliveries.lost
+        for entry, said in deliveries.generations:
+            self.listen(entry, said)
         self.ended += sorted(live - {entry.id for entry in self.scheduler.entries})
+
+    def listen(self, entry, said):
+        """I6: its own words, in order, none lost or repeated, and nothing after its last."""
+        assert entry.id not in self.heard_the_end
+        heard = self.heard.setdefault(entry.id, [])
+        heard += said.tokens.texts
+        assert heard == [*words_of(entry.id), "</s>"][: len(heard)]
+        if said.generated_text is not None:
+            self.heard_the_end.add(entry.id)
+            assert said.generated_text.generated_tokens == len(heard)
 
     @precondition(lambda self: self.call is not None and not isinstance(self.call, Clear))
     @rule()
@@ -610,8 +626,8 @@ class LongSchedulerMachine(SchedulerMachine):
     """The same, more often."""
 
 
-# 40 x 50 steps in CI, 400 x 50 in the long run.
-SchedulerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None, derandomize=True)
+# 60 examples of up to 50 steps in CI, some 2,600 in all; 400 in the long run.
+SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=True)
 LongSchedulerMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings, max_examples=400)
 test_no_interleaving_breaks_the_scheduler = SchedulerMachine.TestCase
 test_no_interleaving_breaks_the_scheduler_at_length = pytest.mark.slow(LongSchedulerMachine.TestCase)
