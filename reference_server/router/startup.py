@@ -96,12 +96,14 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
         reply = await shard.warmup(warmup_request(asked))
         limits = resolve_limits(asked, reply, info)
         _log_limits(config, limits)
+        options = _scheduler_options(config, limits, info)
+        _log_batching(config, options)
         timed = TimedShard(shard, step_timeout_s(config.step_timeout, info.device_type))
         files = await asyncio.to_thread(
             find_model_files, config.tokenizer_name or "", config.revision, config.huggingface_hub_cache
         )
         facts = _facts(loaded, files, limits, info, reply)
-        services = await _services(config, files, facts, timed, _scheduler_options(config, limits, info), held)
+        services = await _services(config, files, facts, timed, options, held)
         servers = [HttpServer(create_app(services, transport), listener)]
         if config.prometheus_port is not None:
             extra = held.enter_context(bind(config.hostname, config.prometheus_port))
@@ -215,6 +217,15 @@ def _log_limits(config: RouterConfig, limits: Limits) -> None:
     for name in ("max_input_tokens", "max_total_tokens"):
         if getattr(config, name) is None:
             logger.info("Maximum %s defaulted to %d", name.split("_")[1], getattr(limits, name))
+
+
+def _log_batching(config: RouterConfig, options: SchedulerOptions) -> None:
+    prefix = "on" if options.use_prefix_caching else "off"
+    logger.info("Using schema %s, blocks of %d tokens, prefix cache %s", options.schema, options.block_size, prefix)
+    if options.chunks_prefills:
+        logger.warning("prompts are prefilled in chunks: `waiting_served_ratio` and `max_waiting_tokens` are ignored")
+        if config.max_batch_size is not None:
+            logger.warning("prompts are prefilled in chunks: `max_batch_size` limits the first batch only")
 
 
 def _scheduler_options(config: RouterConfig, limits: Limits, info: ModelInfo) -> SchedulerOptions:

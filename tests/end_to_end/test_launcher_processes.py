@@ -314,7 +314,7 @@ def test_the_router_alone_serves_the_model_servers_of_shard_addr(launch: Launch,
     assert "--master-shard-uds-path" not in argv
 
 
-def test_a_taken_port_fails_before_anything_starts(launch: Launch) -> None:
+def test_reliability_F26_a_taken_port_fails_before_anything_starts(launch: Launch) -> None:
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))
         listener.listen()

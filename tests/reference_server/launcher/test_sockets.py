@@ -59,7 +59,7 @@ def test_a_stale_socket_of_ours_is_removed(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_socket_that_is_served_is_left_alone(tmp_path: Path) -> None:
+def test_reliability_F27_a_socket_that_is_served_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s-0"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -79,12 +79,12 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_reliability_F27_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="longer than 107 bytes"):
         check_socket(tmp_path / ("x" * 120))
 
 
-def test_a_directory_that_others_can_change_is_refused(tmp_path: Path) -> None:
+def test_reliability_T60_a_directory_that_others_can_change_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
 
     with pytest.raises(ArgumentError, match="can be changed by others"):
