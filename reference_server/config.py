@@ -388,6 +388,9 @@ class RouterConfig(BatchingConfig, HttpConfig):
     master_shard_uds_path: str = Field(
         f"{DEFAULT_SOCKET_PREFIX}-0", min_length=1, description="Socket of the first model server."
     )
+    shard_attention: Annotated[Attention, Source(flag=False, env=("ATTENTION",))] = Field(
+        "auto", description="The model server's --attention: schema v2 does not tell its page size, so this does."
+    )
 
 
 class ShardConfig(ModelConfig):

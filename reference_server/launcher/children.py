@@ -121,6 +121,7 @@ def router_command(
         config_file=None,
         **({} if config.no_shards else {"master_shard_uds_path": f"{uds_path}-0"}),
         compute_type=plan.compute_type,
+        shard_attention=config.attention,
         launch_settings=json.dumps(launch_settings(plan, sources), separators=(",", ":")),
     )
     always = ROUTER_ALWAYS if config.no_shards else ROUTER_ALWAYS | {"master_shard_uds_path"}

@@ -31,7 +31,7 @@ from reference_server.router.server import HttpServer, bind
 from reference_server.router.services import Services
 from reference_server.router.tracing import Tracing
 from reference_server.router.validation import RequestLimits, Validator
-from reference_server.router.warmup import AskedLimits, Limits, resolve_limits, warmup_request
+from reference_server.router.warmup import V2_BLOCK_SIZES, AskedLimits, Limits, resolve_limits, warmup_request
 from reference_server.router.watchdog import TimedShard, step_timeout_s
 from reference_server.settings import Loaded
 from reference_server.tokenizer import SlowTokenizer
@@ -238,7 +238,7 @@ def _scheduler_options(config: RouterConfig, limits: Limits, info: ModelInfo) ->
         max_batch_size=config.max_batch_size,
         requires_padding=info.requires_padding,
         supports_chunking=info.support_chunking,
-        block_size=info.block_size,
+        block_size=V2_BLOCK_SIZES[config.shard_attention] if config.grpc_schema == "v2" else info.block_size,
         use_prefix_caching=info.use_prefix_caching,
         window_size=info.window_size,
         speculate=info.speculate,

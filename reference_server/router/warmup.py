@@ -24,6 +24,13 @@ MIN_PADDED_TOTAL_TOKENS = 16_000
 """Least `max_batch_total_tokens` assumed for a model that does not report what fits."""
 
 
+V2_BLOCK_SIZES = {
+    "auto": 16, "paged": 16, "torch": 16, "triton": 16, "flashinfer": 1, "flashdecoding-ipex": 64,
+    "flashdecoding": 256, "varlen": 256, "flash": 256,
+}  # fmt: skip
+"""The page of each kind of attention, which a model server does not tell under schema v2."""
+
+
 @dataclass(frozen=True, slots=True)
 class AskedLimits:
     """What the operator set; None is left to the shard."""

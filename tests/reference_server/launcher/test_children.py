@@ -150,6 +150,14 @@ def test_the_router_gets_what_it_always_gets() -> None:
     assert "--prometheus-port" not in command.argv
 
 
+def test_the_router_is_told_the_attention_that_fixes_the_page_of_schema_v2() -> None:
+    command = router({"ATTENTION": "flashinfer"}, grpc_schema="v2", attention="flashdecoding")
+
+    assert command.environ["ATTENTION"] == "flashdecoding"
+    assert load(RouterConfig, command.argv[1:], command.environ).config.shard_attention == "flashdecoding"
+    assert "ATTENTION" not in router().environ
+
+
 def test_what_the_router_reads_is_what_was_planned() -> None:
     settings = {
         "max_best_of": 2, "port": 0, "cors_allow_origin": ["a", "b"], "json_output": True, "max_input_tokens": 8,

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from reference_server.config import RouterConfig, Secret
 from reference_server.errors import ArgumentError
-from reference_server.router.startup import described_settings, tuned_from
+from reference_server.messages import ModelInfo
+from reference_server.router.startup import _scheduler_options, described_settings, tuned_from
 from reference_server.router.warmup import Limits
 from reference_server.settings import load
 
@@ -51,3 +54,17 @@ def test_tuned_by(text: str | None, tuned: object):
 def test_a_wrong_tuned_by_is_refused(text: str):
     with pytest.raises(ArgumentError, match="not STUDY/TRIAL"):
         tuned_from(text)
+
+
+@pytest.mark.parametrize(
+    ("attention", "block_size"), [(None, 16), ("paged", 16), ("flashdecoding", 256), ("flashinfer", 1)]
+)
+def test_schema_v2_takes_the_page_size_from_the_name_of_the_attention(attention: str | None, block_size: int):
+    environ = {} if attention is None else {"ATTENTION": attention}
+    info = ModelInfo(requires_padding=False, dtype="f", device_type="cpu")
+
+    v2 = load(RouterConfig, ["--grpc-schema", "v2"], environ).config
+    v3 = load(RouterConfig, [], environ).config
+
+    assert _scheduler_options(v2, LIMITS, info).block_size == block_size
+    assert _scheduler_options(v3, LIMITS, replace(info, block_size=64)).block_size == 64
