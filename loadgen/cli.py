@@ -2,14 +2,16 @@
 
 import argparse
 import contextlib
+import datetime
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from loadgen import settings
 from loadgen.config import BenchConfig
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, UsageError
 from loadgen.objectives import objectives_of
 from loadgen.program import COULD_NOT_MEASURE, Command, Program
 
@@ -158,14 +160,52 @@ def _compare(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     return exit_code
 
 
+def _add_selftest_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", metavar="N,…", default="1,16,64,256", help="Streams at once. Default 1,16,64,256.")
+    parser.add_argument("--seconds", type=float, metavar="S", default=4.0, help="Length of each load. Default 4.")
+    parser.add_argument("--only", action="store_true", help="Measure these loads and no larger ones; store nothing.")
+    parser.add_argument("--json", action="store_true", help="Print the measurements as JSON.")
+
+
+def _selftest(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    from loadgen import selftest
+    from loadgen.capacity import Capacity, store
+    from loadgen.progress import open_progress
+
+    levels = selftest.measure(_streams(given), given.seconds, open_progress(), is_growing=not given.only)
+    rate = selftest.capacity_of(levels)
+    if given.json:
+        print(json.dumps({"capacity_events_per_s": rate, "levels": [asdict(level) for level in levels]}, indent=2))
+    else:
+        print("\n".join(selftest.render(level) for level in levels))
+    if rate is None:
+        print("no load had true times: this machine is too busy or too slow to measure from", file=sys.stderr)
+        return COULD_NOT_MEASURE
+    if not given.only:
+        where = store(Capacity(rate, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")))
+        print(f"this machine bears {rate:.0f} events/s per worker; kept in {where}", file=sys.stderr)
+    return 0
+
+
+def _streams(given: argparse.Namespace) -> list[int]:
+    """Raises UsageError."""
+    words = given.streams.split(",")
+    if not all(word.isdigit() and 1 <= int(word) <= 10_000 for word in words):
+        raise UsageError(f"`streams` is {given.streams!r}, not a list of numbers from 1 to 10000 such as 1,16,64")
+    if not 0.5 <= given.seconds <= 600:
+        raise UsageError(f"`seconds` is {given.seconds:g} but must be 0.5 to 600")
+    return [int(word) for word in words]
+
+
 COMMANDS = {
     "run": Command("Measure one server under one load.", _add_run_flags, _run),
     "compare": Command("Judge whether B is slower than A, in interleaved pairs.", _add_compare_flags, _compare),
     "report": Command("Report on stored runs.", _add_report_flags, _report),
+    "selftest": Command("Measure this machine's own accuracy and capacity.", _add_selftest_flags, _selftest),
 }
 
 # Words of the specification that this version does not have, refused by name whatever follows them.
-LATER = ("sweep", "search", "noise", "selftest", "baseline", "history")
+LATER = ("sweep", "search", "noise", "baseline", "history")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import machine, workload
+from loadgen.capacity import stored_capacity
 from loadgen.config import BenchConfig
 from loadgen.control import ControlClient
 from loadgen.counting import RoundTrip, TokenCounter, make_vocabulary, open_counter, verify
@@ -345,7 +346,12 @@ def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, t
     if watch.started:
         started = watch.started
         zero_s = started["wall_s"] - (started["at_ns"] - started["start_ns"]) / 1e9
-        manifest.clock = {"wall_at_start_s": zero_s, "offset_s": 0.0, "offset_uncertainty_s": 0.0}
+        manifest.clock = {
+            "wall_at_start_s": zero_s,
+            "monotonic_at_start_s": started["start_ns"] / 1e9,
+            "offset_s": 0.0,
+            "offset_uncertainty_s": 0.0,
+        }
     write_manifest(out, manifest)
     client = _read_client(out)
     write_client(
@@ -353,6 +359,7 @@ def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, t
         client
         | {
             "server_requests": telemetry.server_requests,
+            "capacity_events_per_s": stored_capacity(),
             "lost_workers": int(watch.end is None and not watch.is_asked_to_finish),
             "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,
         },

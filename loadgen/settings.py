@@ -100,6 +100,12 @@ def _shown(name: str, value: object) -> str:
     return "***" if name.endswith("key") else repr(value)
 
 
+def cache_directory() -> Path:
+    """Where a user's machine keeps what was measured of it (XDG base directories)."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tgi-bench"
+
+
 def environment(*names: str) -> dict[str, str]:
     """The variables of these names that are set and not empty; how a CI service makes itself known."""
     return {name: value for name in names if (value := os.environ.get(name))}
