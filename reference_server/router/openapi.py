@@ -68,6 +68,8 @@ _OPENAI_FRAME = {"id": _TEXT, "created": _COUNT, "model": _TEXT, "system_fingerp
 
 ANSWERS: Mapping[str, Schema] = {
     "ErrorResponse": _object(error=_TEXT, error_type=_TEXT),
+    "ErrorEvent": _object(error=_object(message=_TEXT, http_status_code=_COUNT)),
+    "Done": _one_of("[DONE]"),
     "FinishReason": _one_of("length", "eos_token", "stop_sequence"),
     "PrefillToken": _object(id=_COUNT, text=_TEXT, logprob=_nullable(_NUMBER)),
     "Token": _object(id=_COUNT, text=_TEXT, logprob=_nullable(_NUMBER), special=_FLAG),
@@ -205,18 +207,15 @@ _READING = {status: text for status, text in _GENERATING.items() if status not i
 def openapi_document(version: str, platforms: Platforms | None = None) -> Schema:
     """The document for this version of the router, with the routes that are served."""
     platforms = platforms or Platforms()
-    stream = {"text/event-stream": {"schema": _ref("StreamResponse")}}
-    chat = {
-        **_json(_ref("ChatCompletion")),
-        "text/event-stream": {"schema": _ref("ChatCompletionChunk")},
-    }
-    completion = {**_json(_ref("CompletionFinal")), "text/event-stream": {"schema": _ref("Chunk")}}
+    stream = _events("StreamResponse", "ErrorResponse")
+    chat = {**_json(_ref("ChatCompletion")), **_events("ChatCompletionChunk", "ErrorEvent", "Done")}
+    completion = {**_json(_ref("CompletionFinal")), **_events("Chunk", "ErrorEvent", "Done")}
     compat = {**_json(_list(_ref("GenerateResponse"))), **stream}
     healthy = _get("Health", {}, {"503": "The model server is unhealthy"})
     any_request = {"anyOf": [_ref(name) for name in ("CompatGenerateRequest", "ChatRequest", "CompletionRequest")]}
     any_answer = {"anyOf": [_list(_ref("GenerateResponse")), _ref("ChatCompletion"), _ref("CompletionFinal")]}
-    any_event = {"anyOf": [_ref("StreamResponse"), _ref("ChatCompletionChunk"), _ref("Chunk")]}
-    any_content = {**_json(any_answer), "text/event-stream": {"schema": any_event}}
+    any_events = _events("StreamResponse", "ErrorResponse", "ChatCompletionChunk", "Chunk", "ErrorEvent", "Done")
+    any_content = {**_json(any_answer), **any_events}
     paths = {
         "/": {**healthy, **_post("Generate, or stream if asked to", "CompatGenerateRequest", compat, _GENERATING)},
         "/generate": _post("Generate", "GenerateRequest", _json(_ref("GenerateResponse")), _GENERATING),
@@ -286,6 +285,11 @@ def _kserve_paths(platforms: Platforms) -> Schema:
 
 def _json(schema: Schema) -> Schema:
     return {"application/json": {"schema": schema}}
+
+
+def _events(*names: str) -> Schema:
+    """An event stream: what the data of one event may be."""
+    return {"text/event-stream": {"schema": {"anyOf": [_ref(name) for name in names]}}}
 
 
 def _responses(content: Schema, errors: Mapping[str, str]) -> Schema:
