@@ -178,7 +178,8 @@ async def _services(
     metrics = Metrics(facts.limits.max_input_tokens, facts.limits.max_total_tokens)
     metrics.batch_max_total_tokens.set(options.max_batch_total_tokens)
     batcher = Batcher(shard, Scheduler(options), observer=metrics)
-    validator = Validator(tokenizer, facts.limits, executor)
+    model_type = files.read_json("config.json").get("model_type")
+    validator = Validator(tokenizer, facts.limits, executor, model_type=model_type)
     # A tokenizer's first call sets up its tables; no client should wait for that.
     await validator.encode("warm-up", add_special_tokens=True)
     permits = Permits(config.max_concurrent_requests, config.max_requests_per_client)

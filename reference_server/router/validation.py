@@ -5,10 +5,12 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from reference_server.errors import OverloadedError, RequestError, ValidationError
 from reference_server.messages import ChooserParameters, StoppingParameters
+from reference_server.router.images import IMAGE_MODELS, refuse_images
+from reference_server.router.offsets import simple_tokens
 from reference_server.router.request import ValidGenerateRequest
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.segments import Progress, continued_seed, requested_tokens, segment_tokens
@@ -77,11 +79,13 @@ class Validator:
         limits: RequestLimits,
         executor: Executor,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+        model_type: str | None = None,
     ) -> None:
         self.limits = limits
         self._tokenizer = tokenizer
         self._executor = executor
         self._draw_seed = draw_seed
+        self._sees_images = model_type in IMAGE_MODELS
         self._num_tokenizing = 0
 
     async def validate(self, call: GenerateCall, after: Continuation | None = None) -> Validated:
@@ -92,6 +96,8 @@ class Validator:
         if not prompt:
             raise ValidationError("`inputs` cannot be empty")
         self._check_truncate(asked.truncate)
+        if self._sees_images:
+            refuse_images(prompt)
         ids = await self.encode(prompt, call.add_special_tokens)
         cut = max(0, len(ids) - asked.truncate) if asked.truncate is not None else 0
         ids = ids[cut:]
@@ -127,8 +133,8 @@ class Validator:
         """Token ids of `text`; a tokenizer that fails is the request's error."""
         return await self._in_thread(lambda: self._tokenizer.encode(text, add_special_tokens))
 
-    async def encode_with_offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
-        """(id, start, stop) of each token, in characters.
+    async def tokenize(self, text: str, add_special_tokens: bool) -> list[dict[str, Any]]:
+        """The tokens of `text` as clients see them.
 
         No permit bounds how many ask for this, so `MAX_TOKENIZE_JOBS` does. Raises `OverloadedError`.
         """
@@ -136,7 +142,9 @@ class Validator:
             raise OverloadedError
         self._num_tokenizing += 1
         try:
-            return await self._in_thread(lambda: self._tokenizer.encode_with_offsets(text, add_special_tokens))
+            return await self._in_thread(
+                lambda: simple_tokens(text, self._tokenizer.encode_with_offsets(text, add_special_tokens))
+            )
         finally:
             self._num_tokenizing -= 1
 

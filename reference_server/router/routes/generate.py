@@ -76,8 +76,7 @@ class GenerateRoutes:
                 await stream.send(render_error(error))
 
     async def tokenize(self, exchange: Exchange, request: GenerateRequest) -> None:
-        tokens = await self._services.infer.validator.encode_with_offsets(request.inputs, True)
-        await exchange.answer_json(simple_tokens(request.inputs, tokens))
+        await exchange.answer_json(await self._services.infer.validator.tokenize(request.inputs, True))
 
     def _check_stream(self, request: GenerateRequest) -> None:
         try:
@@ -103,21 +102,6 @@ class GenerateRoutes:
             *timing_headers([times], [best], len(request.inputs)),
         ]
         await exchange.answer_json([body] if in_list else body, headers=headers)
-
-
-def simple_tokens(text: str, tokens: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
-    """Tokens with offsets in UTF-8 bytes of `text`, from offsets in characters.
-
-    >>> simple_tokens("hé yo", [(7, 3, 5)])
-    [{'id': 7, 'text': 'yo', 'start': 4, 'stop': 6}]
-    """
-    starts = [0]
-    for character in text:
-        starts.append(starts[-1] + len(character.encode()))
-    return [
-        {"id": token_id, "text": text[start:stop], "start": starts[start], "stop": starts[stop]}
-        for token_id, start, stop in tokens
-    ]
 
 
 def render_error(error: RequestError) -> bytes:

@@ -8,7 +8,6 @@ from reference_server.errors import RequestError, TemplateError, ToolError, Vali
 from reference_server.router.batching import Event, Finished, PrefillDone
 from reference_server.router.exchange import Exchange, Refusal, Route
 from reference_server.router.infer import Answer, Infer, Running, all_or_nothing
-from reference_server.router.routes.generate import simple_tokens
 from reference_server.router.routes.openai_bodies import (
     ChatBodies,
     CompletionBodies,
@@ -80,8 +79,8 @@ class OpenAiRoutes:
     async def chat_tokenize(self, exchange: Exchange, request: ChatRequest) -> None:
         self._services.metrics.request_count.add()
         prompt = await self._render(request)
-        tokens = await self._services.infer.validator.encode_with_offsets(prompt, False)
-        await exchange.answer_json({"tokenize_response": simple_tokens(prompt, tokens), "templated_text": prompt})
+        tokens = await self._services.infer.validator.tokenize(prompt, False)
+        await exchange.answer_json({"tokenize_response": tokens, "templated_text": prompt})
 
     async def chat_runs(self, request: ChatRequest) -> list[GenerateCall]:
         """The generations that a conversation asks for, one for each choice."""

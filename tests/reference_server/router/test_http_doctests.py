@@ -5,12 +5,11 @@ from types import ModuleType
 
 import pytest
 
-from reference_server.router import chat, sse, startup
-from reference_server.router.routes import generate
+from reference_server.router import chat, offsets, sse, startup, tracing
 from reference_server.router.schemas import scalars
 
 
-@pytest.mark.parametrize("module", [chat, sse, startup, generate, scalars], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [chat, offsets, scalars, sse, startup, tracing], ids=lambda module: module.__name__)
 def test_examples_hold(module: ModuleType):
     outcome = doctest.testmod(module)
 
