@@ -14,6 +14,7 @@ from loadgen.config import BenchConfig
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.objectives import objectives_of
 from loadgen.program import COULD_NOT_MEASURE, Command, Program
+from loadgen.series_flags import add_search_flags, add_sweep_flags
 
 EXIT_CODES = """exit codes:
   0         done, or pass
@@ -197,15 +198,33 @@ def _streams(given: argparse.Namespace) -> list[int]:
     return [int(word) for word in words]
 
 
+def _sweep(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from loadgen import series
+
+    text, exit_code = series.run_sweep(given, arguments)
+    print(text)
+    return exit_code
+
+
+def _search(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from loadgen import series
+
+    text, exit_code = series.run_search(given, arguments)
+    print(text)
+    return exit_code
+
+
 COMMANDS = {
     "run": Command("Measure one server under one load.", _add_run_flags, _run),
     "compare": Command("Judge whether B is slower than A, in interleaved pairs.", _add_compare_flags, _compare),
     "report": Command("Report on stored runs.", _add_report_flags, _report),
+    "sweep": Command("Measure several loads on one server.", add_sweep_flags, _sweep),
+    "search": Command("Find the highest load that keeps the objectives.", add_search_flags, _search),
     "selftest": Command("Measure this machine's own accuracy and capacity.", _add_selftest_flags, _selftest),
 }
 
 # Words of the specification that this version does not have, refused by name whatever follows them.
-LATER = ("sweep", "search", "noise", "baseline", "history")
+LATER = ("noise", "baseline", "history")
 
 
 if __name__ == "__main__":

@@ -95,8 +95,7 @@ def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
     [
         (["run", "--rate", "3"], "`rate` is 3.0 but mode 'closed' has no rate"),
         (["run", "--workers", "2"], "more than one worker is not available"),
-        (["sweep", "--rate", "1,2"], "`sweep` is not available in this version"),
-        (["search"], "`search` is not available in this version"),
+        (["baseline"], "`baseline` is not available in this version"),
         (["selftest", "--streams", "one"], "`streams` is 'one', not a list of numbers"),
         (["noise"], "`noise` is not available in this version"),
         (["run", "--slo", "output_tokens_per_s > 5"], "`slo` names 'output_tokens_per_s', which is no metric of a"),

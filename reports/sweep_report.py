@@ -1,0 +1,210 @@
+"""The report of a sweep or a search: every load point, the curve, the knee, and the highest load within objectives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from reports import sweep_plots
+from reports.document import Block, Estimate, Plot, Report, Section, Table, Text, VerdictLine, format_number
+from reports.facts import load_sentence, run_facts, start_time
+from reports.sweep import LoadPoint, Standing, find_knee, highest_within
+
+LOAD_NAMES = {"concurrency": "users", "rate": "requests/s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Load points of one server in ascending order; `quantity` is concurrency or rate.
+
+    `target` is the share of requests that must meet the objectives; `search` a search's own sentence and level.
+    """
+
+    quantity: str
+    points: tuple[LoadPoint, ...]
+    target: float
+    command: tuple[str, ...] = ()
+    search: tuple[str, str] | None = None
+    order: tuple[float, ...] = field(default=())
+
+    @property
+    def knee(self) -> LoadPoint | None:
+        """Among the valid points."""
+        valid = [point for point in self.points if point.is_valid]
+        throughput = [point.value("output_tokens_per_s") for point in valid]
+        index = find_knee([point.load for point in valid], [value or 0.0 for value in throughput])
+        return None if index is None else valid[index]
+
+    @property
+    def has_objectives(self) -> bool:
+        return bool(self.points[0].first.run.manifest.objectives)
+
+    @property
+    def within(self) -> LoadPoint | None:
+        """The highest load within the objectives."""
+        return highest_within(self.points, self.target) if self.has_objectives else None
+
+    @property
+    def invalid(self) -> tuple[LoadPoint, ...]:
+        return tuple(point for point in self.points if not point.is_valid)
+
+
+def build_sweep_report(sweep: Sweep) -> Report:
+    """The report of several load points."""
+    manifest = sweep.points[0].first.run.manifest
+    model = (manifest.target.get("info") or {}).get("model_id") or "unknown model"
+    loads = f"{len(sweep.points)} loads from {sweep.points[0].load:g} to {sweep.points[-1].load:g} {_unit(sweep)}"
+    word = "Search" if sweep.search else "Sweep"
+    sections = (
+        Section("Summary", (Table("", points_table(sweep), _note(sweep)), *_plots(sweep))),
+        Section("What was run", (run_facts(sweep.points[0].first), Text(_order(sweep)))),
+        *(() if not sweep.command else (Section("Repeat it", (Text(" ".join(sweep.command), is_code=True),)),)),
+    )
+    title = manifest.label or f"{word} over {sweep.quantity}"
+    subtitle = " · ".join((str(model), load_sentence(manifest).split(",")[0], loads, start_time(manifest)))
+    return Report(title, subtitle, (verdict(sweep),), sections)
+
+
+def verdict(sweep: Sweep) -> VerdictLine:
+    """What the points say together; points that were no valid measurement are named."""
+    reasons = tuple(
+        f"{point.load:g} {_unit(sweep)}: {reason['message']}"
+        for point in sweep.invalid
+        for analysis in point.analyses
+        for reason in analysis.summary["verdict"]["reasons"]
+        if reason["level"] == "invalid"
+    )
+    level = "invalid" if reasons else "valid"
+    sentences = [] if sweep.search is None else [sweep.search[1]]
+    knee = sweep.knee
+    if knee is not None:
+        speed = format_number(knee.value("output_tokens_per_s") or 0.0)
+        sentences.append(f"The knee is at {knee.load:g} {_unit(sweep)} with {speed} output tokens/s.")
+    elif sweep.search is None:
+        sentences.append("The curve has no knee.")
+    if sweep.has_objectives and sweep.search is None:
+        sentences.append(_within_sentence(sweep))
+    words = {"valid": "Valid measurements", "invalid": "Some points are no valid measurement"}
+    return VerdictLine(level, words[level], " ".join(sentences), reasons)
+
+
+def _within_sentence(sweep: Sweep) -> str:
+    found, wanted = sweep.within, f"{sweep.target:.0%} of requests within the objectives"
+    if found is None:
+        return f"No load kept {wanted}."
+    if found is sweep.points[-1]:
+        return f"Even the highest load, {found.load:g} {_unit(sweep)}, kept {wanted}."
+    return f"{found.load:g} {_unit(sweep)} is the highest load that kept {wanted}."
+
+
+STANDING = {
+    Standing.WITHIN: "within",
+    Standing.BEYOND: "beyond",
+    Standing.UNDECIDED: "cannot tell",
+    None: "",
+}
+
+
+def points_table(sweep: Sweep) -> pd.DataFrame:
+    """A row per load point: throughput, latencies, failures, and how it stands to the objectives."""
+    return pd.DataFrame(_row(sweep, point) for point in sweep.points)
+
+
+def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
+    summary = point.first.summary
+    rates = {name: Estimate(*(summary["rates"][name][part] for part in ("value", "lo", "hi"))) for name in RATES}
+    row: dict[str, object] = {
+        _unit(sweep): f"{point.load:g}",
+        "output tokens/s ↑": rates["output_tokens_per_s"],
+        "requests/s ↑": rates["requests_per_s"],
+        **{f"{title} ms ↓": point.value(name) for title, name in LATENCIES.items()},
+        "failed": sum(count for status, count in summary["counts"].items() if status != "ok"),
+        "requests": sum(summary["counts"].values()),
+    }
+    share = point.attainment
+    if share is not None:
+        row["within objectives %"] = Estimate(100 * share.value, 100 * share.lo, 100 * share.hi)
+        row["objectives"] = STANDING[point.standing(sweep.target)]
+    row["measurement"] = "valid" if point.is_valid else "invalid"
+    return row
+
+
+RATES = ("output_tokens_per_s", "requests_per_s")
+LATENCIES = {"TTFT p50": "ttft_p50_ms", "TTFT p95": "ttft_p95_ms", "TPOT p50": "tpot_p50_ms", "E2E p95": "e2e_p95_ms"}
+
+
+def _note(sweep: Sweep) -> str:
+    runs = sum(len(point.analyses) for point in sweep.points)
+    return f"{runs} runs, each in a directory of its own. Values with 95 % intervals."
+
+
+def _order(sweep: Sweep) -> str:
+    return "Measured in this order: " + ", ".join(f"{load:g}" for load in sweep.order) + "." if sweep.order else ""
+
+
+def _unit(sweep: Sweep) -> str:
+    return LOAD_NAMES[sweep.quantity]
+
+
+def _plots(sweep: Sweep) -> tuple[Block, ...]:
+    frame = sweep_frame(sweep)
+    if len(frame) < 2:
+        return ()
+    unit = _unit(sweep)
+    curve = "Line chart of TTFT p95 in milliseconds against output tokens per second, one dot per load."
+    rise = f"Line chart of output tokens per second against {unit}."
+    caption = f"Numbers are {unit}. Hollow: not a valid measurement."
+    return (
+        Plot(
+            "throughput_latency",
+            "Throughput against latency",
+            caption,
+            curve,
+            lambda size: sweep_plots.throughput_latency(frame, "TTFT p95", size),
+        ),
+        Plot(
+            "throughput_by_load",
+            "Throughput against load",
+            "The band is the 95 % interval.",
+            rise,
+            lambda size: sweep_plots.against_load(frame, unit, size),
+        ),
+    )
+
+
+def sweep_frame(sweep: Sweep) -> pd.DataFrame:
+    """One row per point with throughput and latency: load, output_tokens_per_s, lo, hi, value_ms, is_knee, is_valid."""
+    knee = sweep.knee
+    rows = []
+    for point in sweep.points:
+        rate, latency = point.first.summary["rates"]["output_tokens_per_s"], point.value("ttft_p95_ms")
+        if latency is None:
+            latency = point.value("e2e_p95_ms")
+        if rate["value"] is not None and latency is not None:
+            found = {"load": point.load, "output_tokens_per_s": rate["value"], "lo": rate["lo"], "hi": rate["hi"]}
+            rows.append(found | {"value_ms": latency, "is_knee": point is knee, "is_valid": point.is_valid})
+    return pd.DataFrame(rows)
+
+
+def sweep_json(sweep: Sweep) -> dict[str, object]:
+    """What the points say, as plain values."""
+    return {
+        "quantity": sweep.quantity,
+        "target": sweep.target,
+        "knee": sweep.knee.load if sweep.knee else None,
+        "highest_within": sweep.within.load if sweep.within else None,
+        "points": [_point_json(sweep, point) for point in sweep.points],
+    }
+
+
+def _point_json(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
+    share = point.attainment
+    names: Sequence[str] = (*RATES, *LATENCIES.values(), "error_rate")
+    return {
+        "load": point.load,
+        "is_valid": point.is_valid,
+        "runs": [str(each.run.directory.name) for each in point.analyses if each.run.directory],
+        "metrics": {name: point.value(name) for name in names},
+        "attainment": None if share is None else {"value": share.value, "lo": share.lo, "hi": share.hi},
+        "standing": None if share is None else str(point.standing(sweep.target)),
+    }

@@ -1,0 +1,76 @@
+"""The knee, the highest load within objectives, and the report of several loads."""
+
+from dataclasses import replace
+
+import pytest
+
+from reports.document import Table
+from reports.report import write_built
+from reports.summary import Analysis
+from reports.sweep import LoadPoint, Standing, find_knee, highest_within
+from reports.sweep_report import Sweep, build_sweep_report, points_table, sweep_json, verdict
+from tests.support.sample_run import SampleLoad, sample_run
+
+
+def point(rate: float, limit_ms: float = 400.0, runs: int = 1) -> LoadPoint:
+    analyses = []
+    for seed in range(runs):
+        run = sample_run(replace(SampleLoad(), rate=rate, seed=seed, failure_share=0.0))
+        run.manifest.objectives = [{"metric": "ttft_p95_ms", "max": limit_ms}]
+        analyses.append(Analysis.of(run))
+    return LoadPoint(rate, tuple(analyses))
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    return Sweep("rate", tuple(point(rate) for rate in (2.0, 4.0, 8.0, 16.0, 32.0)), 0.95, ("tgi-bench", "sweep"))
+
+
+@pytest.mark.parametrize(
+    ("loads", "throughput", "knee"),
+    [
+        ([1, 2, 4, 8, 16], [10, 20, 40, 42, 43], 2),
+        ([1, 2, 3, 4, 5], [10, 20, 30, 40, 50], None),
+        ([1, 2, 4], [10, 20, 20], None),
+        ([1, 2, 4, 8], [10, 10, 10, 10], None),
+        ([1, 2, 4, 8, 16], [10, 20, 40, 38, 30], 2),
+    ],
+)
+def test_metrics_8_the_knee_is_where_more_load_stops_to_bring_throughput(loads, throughput, knee) -> None:
+    assert find_knee(loads, throughput) == knee
+
+
+def test_a_point_stands_to_the_target_by_its_interval_and_runs_are_pooled() -> None:
+    one, two = point(8.0), point(8.0, runs=2)
+
+    assert one.standing(0.2) is Standing.WITHIN
+    assert point(8.0, limit_ms=1.0).standing(0.2) is Standing.BEYOND
+    assert one.standing(one.attainment.value) is Standing.UNDECIDED
+    assert two.attainment.hi - two.attainment.lo < one.attainment.hi - one.attainment.lo
+
+
+def test_the_highest_load_within_is_the_last_before_the_first_that_is_beyond() -> None:
+    good, bad, again = point(2.0), point(4.0, limit_ms=1.0), point(8.0)
+
+    assert highest_within((good, bad, again), 0.5) is good
+    assert highest_within((bad, again), 0.5) is None
+
+
+def test_the_report_holds_every_point_the_curve_and_the_verdict(sweep: Sweep, tmp_path) -> None:
+    report = build_sweep_report(sweep)
+
+    paths = write_built(report, tmp_path)
+    assert {path.name for path in paths.figures} >= {"throughput_latency.svg", "throughput_by_load.png"}
+    text = paths.markdown.read_text()
+    assert "5 loads from 2 to 32 requests/s" in text
+    assert verdict(sweep).sentence in text
+    assert list(points_table(sweep)["requests/s"]) == ["2", "4", "8", "16", "32"]
+    assert any(isinstance(block, Table) for block in report.sections[0].blocks)
+
+
+def test_what_the_points_say_is_there_as_plain_values(sweep: Sweep) -> None:
+    told = sweep_json(sweep)
+
+    assert [each["load"] for each in told["points"]] == [2.0, 4.0, 8.0, 16.0, 32.0]
+    assert told["highest_within"] == (sweep.within.load if sweep.within else None)
+    assert told["points"][0]["standing"] in ("within", "beyond", "undecided")
