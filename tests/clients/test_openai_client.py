@@ -1,5 +1,7 @@
 """The `openai` package against the router."""
 
+import asyncio
+
 import pytest
 
 openai = pytest.importorskip("openai")
@@ -37,3 +39,25 @@ async def test_chat_and_completions_single_and_streamed():
     assert forced.usage.completion_tokens == 9
     assert models == ["m"]
     assert refused.value.response.json()["error_type"] == "validation"
+
+
+async def test_the_blocking_client_single_and_streamed():
+    def use(url: str) -> tuple[str | None, str, str, str]:
+        messages = [{"role": "user", "content": "hi"}]
+        with openai.OpenAI(base_url=url, api_key="-", max_retries=0) as client:
+            chat = client.chat.completions.create(model="tgi", messages=messages)
+            chunks = client.chat.completions.create(model="tgi", messages=messages, stream=True)
+            streamed = "".join(chunk.choices[0].delta.content for chunk in chunks)
+            completion = client.completions.create(model="tgi", prompt="p", max_tokens=2)
+            parts = client.completions.create(model="tgi", prompt="p", stream=True)
+            return (
+                chat.choices[0].message.content,
+                streamed,
+                completion.choices[0].text,
+                "".join(part.choices[0].text for part in parts),
+            )
+
+    async with serve_on_socket() as served:
+        texts = await asyncio.to_thread(use, str(served.client.base_url.join("/v1")))
+
+    assert texts == (" a b c d e", " a b c d e", " a b", " a b c d e")
