@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("!I")
 #: How long a worker may take to import what it needs and to set itself up.
 START_S = 30.0
+RETRY_S = 1.0
 
 Job = Callable[[Any], Any]
 
@@ -122,12 +123,15 @@ class WorkerPool:
 
         async def replace() -> None:
             await self._kill(process)
-            try:
-                if not self._is_closed:
+            while not self._is_closed:
+                try:
                     await self._add_worker()
-            except StartupError:
-                if not self._is_closed:
-                    logger.exception("a worker could not be replaced")
+                except (OSError, StartupError):
+                    if not self._is_closed:
+                        logger.exception("a worker could not be replaced and is tried again")
+                        await asyncio.sleep(RETRY_S)
+                else:
+                    break
 
         self._spawn(replace())
 
