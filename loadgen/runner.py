@@ -223,6 +223,7 @@ def _manifest(
             "api": facts.api,
             "model": facts.model,
             "info": facts.info,
+            "config": facts.config,
             "launch_argv": list(target.launch_argv) if target.launch_argv is not None else None,
             "launch_chosen": list(target.launch_chosen),
             "token_counter": counter.source if counter is not None else None,

@@ -30,6 +30,7 @@ class ServerFacts:
     api: str
     info: dict[str, Any] = field(default_factory=dict)
     model: str = "tgi"
+    config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:
@@ -78,7 +79,8 @@ class Target:
             api = "tgi" if api == "auto" and is_tgi else api
             if api == "tgi" or is_tgi:
                 # Any other name means an adapter to TGI.
-                return ServerFacts(api, info, model or "tgi")
+                config = control.get_json("/config")
+                return ServerFacts(api, info, model or "tgi", config if isinstance(config, dict) else {})
             listed = _first_model(control.get_json("/v1/models"))
             if api == "auto" and listed is None:
                 raise TargetError(f"{self.url}: neither /info nor /v1/models answers as TGI or OpenAI do; give --api")

@@ -9,6 +9,7 @@ from reports import sweep_plots
 from reports.document import Block, Estimate, Plot, Report, Section, Table, Text, VerdictLine, format_number
 from reports.facts import load_sentence, run_facts, start_time
 from reports.sweep import LoadPoint, Standing, find_knee, highest_within
+from reports.time_split import time_section
 
 LOAD_NAMES = {"concurrency": "users", "rate": "requests/s"}
 
@@ -57,6 +58,7 @@ def build_sweep_report(sweep: Sweep) -> Report:
     word = "Search" if sweep.search else "Sweep"
     sections = (
         Section("Summary", (Table("", points_table(sweep), _note(sweep)), *_plots(sweep))),
+        *time_section([point.first for point in sweep.points]),
         Section("What was run", (run_facts(sweep.points[0].first), Text(_order(sweep)))),
         *(() if not sweep.command else (Section("Repeat it", (Text(" ".join(sweep.command), is_code=True),)),)),
     )

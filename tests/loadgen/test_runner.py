@@ -51,6 +51,8 @@ def test_a_closed_loop_never_exceeds_its_users_and_accounts_for_every_request(ur
     assert result.manifest.length_control == "forced"
     assert result.client["server_requests"] == 20
     assert isinstance(result.client["workers"][0]["runs_before_others"], bool)
+    assert result.manifest.target["info"]["model_id"] == "scripted"
+    assert result.manifest.target["config"] == {"max_waiting_tokens": 20}
 
 
 def test_prompts_are_distinct_and_the_same_again_for_a_seed(url, state, tmp_path):

@@ -81,6 +81,8 @@ class Handler(BaseHTTPRequestHandler):
                 "engine": {"extensions": self.state.extensions},
             }
             self._json(200, info)
+        elif self.path == "/config" and self.state.has_info:
+            self._json(200, {"max_waiting_tokens": 20})
         elif self.path == "/health":
             self._json(next(self.state.health), {})
         elif self.path == "/v1/models":

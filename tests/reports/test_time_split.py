@@ -1,0 +1,87 @@
+"""Where the time went, on records and server metrics made by hand."""
+
+import pytest
+
+from reports.results import RequestRecord, RunManifest, RunResult
+from reports.summary import Analysis
+from reports.time_split import time_section, time_split, time_table
+
+MS = 1_000_000
+
+
+def record(number: int, **changes: object) -> RequestRecord:
+    """Dispatched at once, 2 ms to open a connection, 1 ms until sent, first token 50 ms later, last 100 ms later."""
+    begin = number * 200 * MS
+    values = {
+        "t_intended_ns": begin,
+        "t_dispatch_ns": begin,
+        "t_sent_ns": begin + 3 * MS,
+        "t_headers_ns": begin + 40 * MS,
+        "t_first_ns": begin + 53 * MS,
+        "t_last_ns": begin + 103 * MS,
+        "t_end_ns": begin + 104 * MS,
+        "connect_s": 0.002,
+        "output_tokens": 2,
+        "gap_ns": [50 * MS],
+        "events": 2,
+    }
+    return RequestRecord("r", str(number), **values | changes)
+
+
+def histogram(name: str, mean_s: float, labels: str = "") -> list[dict[str, object]]:
+    rows = []
+    for t_s, count in ((0.0, 0), (3.0, 10)):
+        rows += [
+            {"t_s": t_s, "name": f"{name}_sum", "labels": labels, "value": count * mean_s},
+            {"t_s": t_s, "name": f"{name}_count", "labels": labels, "value": count},
+        ]
+    return rows
+
+
+def analysis(records: list[RequestRecord], metrics: list[dict[str, object]]) -> Analysis:
+    manifest = RunManifest("r", mode="closed", window_end_s=2.5, stop_reason="duration")
+    return Analysis.of(RunResult(manifest, records, server_metrics=metrics))
+
+
+TGI = [
+    *histogram("tgi_request_validation_duration", 0.004),
+    *histogram("tgi_request_queue_duration", 0.020),
+    *histogram("tgi_request_inference_duration", 0.070),
+    *histogram("tgi_batch_inference_duration", 0.030, 'method="prefill"'),
+]
+
+
+def test_parts_and_the_rest_make_the_whole() -> None:
+    split = time_split(analysis([record(number) for number in range(10)], TGI))
+
+    assert split.total_s == pytest.approx(0.103)
+    assert split.client_wait_s == pytest.approx(0.001)
+    assert split.network_s == pytest.approx(0.002)
+    assert (split.validation_s, split.queue_s) == (pytest.approx(0.004), pytest.approx(0.020))
+    assert (split.prefill_s, split.decode_s) == (pytest.approx(0.030), pytest.approx(0.040))
+    assert split.residual_s == pytest.approx(0.103 - 0.001 - 0.002 - 0.004 - 0.020 - 0.070)
+
+
+def test_headers_of_blocking_calls_win_over_the_servers_metrics() -> None:
+    blocking = {"t_first_ns": None, "t_last_ns": None, "gap_ns": [], "events": 0}
+    told = {"srv_validation_s": 0.001, "srv_queue_s": 0.002, "srv_inference_s": 0.090}
+    split = time_split(analysis([record(number, **blocking, **told) for number in range(10)], TGI))
+
+    assert split.source == "response headers"
+    assert split.total_s == pytest.approx(0.104)
+    assert (split.queue_s, split.inference_s) == (pytest.approx(0.002), pytest.approx(0.090))
+
+
+def test_a_server_that_tells_nothing_has_no_such_section() -> None:
+    silent = analysis([record(number) for number in range(10)], [])
+
+    assert time_split(silent) is None
+    assert time_section([silent]) == ()
+
+
+def test_every_run_that_can_tell_has_its_row_in_milliseconds() -> None:
+    [row] = time_table([analysis([record(number) for number in range(10)], TGI)]).to_dict("records")
+
+    assert row["whole"] == pytest.approx(103)
+    assert row["not explained"] == pytest.approx(6)
+    assert row["told by"] == "server metrics"
