@@ -51,6 +51,10 @@ class StepTimeoutError(ShardError):
         super().__init__(f"step timed out after {limit_s:g} s")
 
 
+#: Of a text that a client is sent; what is longer is cut.
+MAX_ERROR_CHARACTERS = 300
+
+
 class RequestError(ServerError):
     """Ends one request. `str()` is the text sent as `error`."""
 
@@ -59,8 +63,13 @@ class RequestError(ServerError):
     prefix: ClassVar[str] = ""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(f"{self.prefix}{detail}")
+        super().__init__(shorten_error(f"{self.prefix}{detail}"))
         self.detail = detail
+
+
+def shorten_error(text: str) -> str:
+    """`text` as a client may see it."""
+    return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[: MAX_ERROR_CHARACTERS - 1]}…"
 
 
 class ValidationError(RequestError):

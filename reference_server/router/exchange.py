@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pydantic
 
+from reference_server.errors import shorten_error
 from reference_server.router.decoder import (
     INLINE_BYTES,
     MalformedJsonError,
@@ -39,7 +40,7 @@ class Refusal(Exception):
     """Ends a request with a status and an `ErrorResponse` that no `RequestError` stands for."""
 
     def __init__(self, status: int, error: str, error_type: str = "validation", is_decoding: bool = False) -> None:
-        super().__init__(error)
+        super().__init__(shorten_error(error))
         self.status, self.error_type, self.is_decoding = status, error_type, is_decoding
 
 

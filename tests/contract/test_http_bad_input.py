@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from reference_server.errors import ShardError
 from reference_server.router.facts import Platforms
+from tests.support.scripted_shard import ScriptedShard
 from tests.support.serving import Served, serve
 
 USER = {"role": "user", "content": "hi"}
@@ -167,3 +169,15 @@ async def test_reliability_4_7_72_client_text_makes_no_new_series():
 
     assert "tgi_request_success 4" in text.splitlines()
     assert "zebra" not in text
+
+
+async def test_reliability_Q20_error_texts_are_cut():
+    shard = ScriptedShard()
+    shard.failures["prefill"] = ShardError("x" * 5000)
+    async with serve(shard=shard) as served:
+        failed = (await served.generate(max_new_tokens=1)).json()["error"]
+        missing = (await served.client.post("/invocations", json={})).json()["error"]
+
+    assert failed.startswith("Request failed during generation: Server error: xxx")
+    assert (len(failed), failed[-1]) == (300, "…")
+    assert len(missing) <= 300
