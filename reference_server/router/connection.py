@@ -180,7 +180,7 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._in_request:
             self._status = 408
             self.send_400_response("")
-        else:
+        elif self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
     def _whole_s(self) -> float:

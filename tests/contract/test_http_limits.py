@@ -129,6 +129,28 @@ async def test_reliability_Q2_a_stream_is_not_touched_by_the_limits():
     assert response.text.count("data:") == 2
 
 
+async def test_reliability_Q2_blank_bytes_after_a_request_do_not_cut_its_answer():
+    async with serve_on_socket(connections=ConnectionLimits(head_s=0.05)) as served:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def hold(method: str) -> None:
+            if method == "decode":
+                begun.set()
+                await go_on.wait()
+
+        served.shard.gate = hold
+        reader, writer = await connect(served)
+        writer.write(GOOD)
+        await begun.wait()
+        writer.write(b"\r\n")
+        await asyncio.sleep(0.2)
+        go_on.set()
+        line = await reader.readline()
+        writer.close()
+
+    assert line.startswith(b"HTTP/1.1 200")
+
+
 async def test_reliability_Q3_probes_are_answered_when_there_are_too_many_connections():
     async with serve_on_socket(connections=ConnectionLimits(max_connections=3)) as served:
         idle = [await connect(served) for _ in range(3)]
