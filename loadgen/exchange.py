@@ -14,6 +14,7 @@ from loadgen.sse import EventSplitter, LineTooLongError
 from reports.results import RequestPhase, Status, error_type
 
 READ_BYTES = 65_536
+MAX_CAUSE_CHARACTERS = 200
 MAX_RESPONSE_BYTES = 256 * 2**20
 
 
@@ -50,7 +51,7 @@ class Exchange:
 
     def fail(self, status: Status, cause: str) -> None:
         self.status = status
-        self.error_type = error_type(self.phase, cause)
+        self.error_type = error_type(self.phase, cause[:MAX_CAUSE_CHARACTERS])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 MAX_HEAD_BYTES = 65_536
 MAX_CHUNK_LINE_BYTES = 1_024
+MAX_LENGTH_DIGITS = 18
 
 
 class ProtocolError(Exception):
@@ -106,11 +107,11 @@ class ResponseParser:
             self._is_chunked = True
         elif length is None:
             self._until_close = True
-        elif length.isascii() and length.isdigit():
+        elif length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS:
             self._left = int(length)
             self.is_complete = self._left == 0
         else:
-            raise ProtocolError(f"content-length is {length!r}")
+            raise ProtocolError(f"content-length is {length[:40]!r}")
 
     def _read_chunks(self, data: bytes) -> bytes:
         pieces: list[bytes] = []

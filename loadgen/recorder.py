@@ -11,6 +11,7 @@ from loadgen.protocols.dialect import Answer
 from reports.results import JsonlWriter, Phase, RequestRecord, Status, TokensSource
 
 RECENT_TTFTS = 512
+MAX_REASON_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def make_record(
         phase=phase,
         status=exchange.status,
         error_type=exchange.error_type,
-        finish_reason=answer.finish_reason,
+        finish_reason=answer.finish_reason and answer.finish_reason[:MAX_REASON_CHARACTERS],
         http_status=exchange.http_status,
         t_intended_ns=since_start(times.intended_ns),
         t_dispatch_ns=since_start(times.dispatch_ns),

@@ -66,6 +66,10 @@ class Answer:
             self.first_answer_ns = at_ns
 
 
+# A count beyond it is no count of tokens, and records hold 32 bits.
+MAX_COUNT = 2**31 - 1
+MAX_TIME_DIGITS = 12
+
 # TGI's headers of a blocking call, in milliseconds.
 TIMING_HEADERS = {
     "srv_validation_s": "x-validation-time",
@@ -79,7 +83,7 @@ def read_timing_headers(headers: Mapping[str, str], answer: Answer) -> None:
     """Take over what the server says of where a request's time went; what is no number is left out."""
     for name, header in TIMING_HEADERS.items():
         text = headers.get(header, "")
-        if text.isascii() and text.isdigit():
+        if text.isascii() and text.isdigit() and len(text) <= MAX_TIME_DIGITS:
             setattr(answer, name, int(text) / 1e3)
 
 
@@ -108,7 +112,7 @@ def decode_object(payload: bytes) -> dict[str, Any]:
     """The JSON object of a payload."""
     try:
         value = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadPayloadError(f"an event is not JSON: {payload[:80]!r}") from error
     if not isinstance(value, dict):
         raise NotThisApiError(f"an event is a JSON {type(value).__name__}, not an object")
@@ -120,8 +124,8 @@ def whole_number(values: Mapping[str, Any], name: str) -> int | None:
     value = values.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadPayloadError(f"`{name}` is {value!r}, not a count")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        raise BadPayloadError(f"`{name}` is {str(value)[:40]!r}, not a count")
     return value
 
 
