@@ -52,9 +52,26 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="Print the server command and the load as JSON, and do nothing."
     )
+    _add_later_flags(parser)
+
+
+# Flags that the documents name and this version does not have.
+LATER_FLAGS = ("master", "join", "web")
+
+
+def _add_later_flags(parser: argparse.ArgumentParser) -> None:
+    for name in LATER_FLAGS:
+        parser.add_argument(f"--{name}", nargs="?", const="", help="Not available in this version.")
+
+
+def _refuse_later_flags(given: argparse.Namespace) -> None:
+    for name in LATER_FLAGS:
+        if getattr(given, name) is not None:
+            raise UsageError(f"`--{name}` is not available in this version: one process on this machine makes the load")
 
 
 def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    _refuse_later_flags(given)
     from loadgen.runner import make_run_directory, new_run_id
     from loadgen.target import server_command
 

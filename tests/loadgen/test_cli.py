@@ -97,6 +97,8 @@ def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
         (["run", "--workers", "2"], "more than one worker is not available"),
         (["baseline"], "`baseline` is not available in this version"),
         (["selftest", "--streams", "one"], "`streams` is 'one', not a list of numbers"),
+        (["run", "--web"], "`--web` is not available in this version"),
+        (["run", "--join", "10.0.0.1"], "`--join` is not available in this version"),
         (["noise"], "`noise` is not available in this version"),
         (["run", "--slo", "output_tokens_per_s > 5"], "`slo` names 'output_tokens_per_s', which is no metric of a"),
         (["report", "no-such-directory"], "no-such-directory: no such directory"),
