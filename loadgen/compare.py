@@ -37,9 +37,10 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> tuple[str, int]:
     progress = open_progress()
     started_s = time.monotonic()
     try:
-        comparison = Gate(out, options, progress, given.max_minutes).run(sides, live_measure(load, options, progress))
+        result = Gate(out, options, progress, given.max_minutes).run(sides, live_measure(load, options, progress))
     finally:
         progress.close()
+    comparison = result.comparison
     reproduce = ("tgi-bench " + shlex.join(arguments),)
     report = write_built(build_comparison_report(comparison, reproduce), out).html
     content = comparison_json(comparison)
@@ -51,8 +52,8 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> tuple[str, int]:
     annotations = ci.write_ci(comparison, ci_environment(settings.environment(*GITHUB)), reproduce)
     progress.say(f"report: {report}")
     if given.json:
-        return json.dumps(content, indent=2, allow_nan=False), comparison.exit_code
-    return "\n".join(filter(None, (render(comparison), annotations))), comparison.exit_code
+        return json.dumps(content, indent=2, allow_nan=False), result.exit_code
+    return "\n".join(filter(None, (render(comparison), annotations))), result.exit_code
 
 
 def options_of(given: argparse.Namespace) -> CompareOptions:

@@ -11,6 +11,7 @@ from pathlib import Path
 from loadgen import runner
 from loadgen.config import BenchConfig
 from loadgen.errors import MeasurementError
+from loadgen.interrupts import Interrupted
 from loadgen.progress import Progress
 from loadgen.target import LaunchedTarget
 from reports.compare import CompareOptions, Comparison, Pair, SideRun, judge, metrics_needed
@@ -35,6 +36,14 @@ Measure = Callable[[Side, Path], SideRun]
 
 
 @dataclass(frozen=True, slots=True)
+class GateResult:
+    """What the pairs say, and the exit code: the comparison's own, or that of the signal which ended it."""
+
+    comparison: Comparison
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
     """How pairs are run: where they are kept, how they are judged, and when it has taken too long."""
 
@@ -43,16 +52,22 @@ class Gate:
     progress: Progress
     max_minutes: float | None = None
 
-    def run(self, sides: tuple[Side, Side], measure: Measure) -> Comparison:
-        """Run pairs until every gated metric is decided, their number or the time is spent.
+    def run(self, sides: tuple[Side, Side], measure: Measure) -> "GateResult":
+        """Run pairs until every gated metric is decided, their number or the time is spent, or a signal comes.
 
-        Raises MeasurementError when a side does not start.
+        Raises MeasurementError when a side does not start, Interrupted when signalled twice.
         """
         deadline_s = time.monotonic() + 60 * self.max_minutes if self.max_minutes else None
         pairs: list[Pair] = []
         comparison = judge(pairs, self.options)
         for number in range(1, self.options.looks[-1] + 1):
-            pairs.append(self._pair(number, sides, measure))
+            try:
+                pairs.append(self._pair(number, sides, measure))
+            except Interrupted as interrupted:
+                if interrupted.is_urgent:
+                    raise
+                self.progress.say(f"interrupted; judging the {len(pairs)} pairs there are")
+                return GateResult(comparison, interrupted.exit_code)
             comparison = judge(pairs, self.options)
             if comparison.refusals:
                 break
@@ -62,7 +77,7 @@ class Gate:
             if deadline_s is not None and time.monotonic() > deadline_s:
                 self.progress.say(f"{self.max_minutes:g} minutes are up")
                 break
-        return comparison
+        return GateResult(comparison, comparison.exit_code)
 
     def _pair(self, number: int, sides: tuple[Side, Side], measure: Measure) -> Pair:
         order = sides if number % 2 else tuple(reversed(sides))

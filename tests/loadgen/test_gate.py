@@ -1,8 +1,10 @@
 import random
+import signal
 
 import pytest
 
 from loadgen.gate import Gate, Side
+from loadgen.interrupts import Interrupted
 from loadgen.progress import Silent
 from reports.compare import CompareOptions, Decision, SideRun
 
@@ -47,7 +49,7 @@ def test_pairs_alternate_which_side_goes_first(tmp_path):
 def test_a_clear_slowdown_ends_early_as_a_regression(tmp_path):
     runs = DrawnRuns(slowdown=1.2, noise=0.01)
 
-    comparison = gate(tmp_path).run(SIDES, runs)
+    comparison = gate(tmp_path).run(SIDES, runs).comparison
 
     assert comparison.verdict is Decision.REGRESSION
     assert comparison.exit_code == 1
@@ -55,7 +57,7 @@ def test_a_clear_slowdown_ends_early_as_a_regression(tmp_path):
 
 
 def test_the_same_server_twice_passes_or_stays_open_but_never_regresses(tmp_path):
-    comparison = gate(tmp_path).run(SIDES, DrawnRuns(noise=0.01))
+    comparison = gate(tmp_path).run(SIDES, DrawnRuns(noise=0.01)).comparison
 
     assert comparison.exit_code in (0, 3)
 
@@ -63,14 +65,14 @@ def test_the_same_server_twice_passes_or_stays_open_but_never_regresses(tmp_path
 def test_an_invalid_run_is_made_once_more(tmp_path):
     runs = DrawnRuns(noise=0.0, invalid=["pair01-b"])
 
-    comparison = gate(tmp_path, pairs=2).run(SIDES, runs)
+    comparison = gate(tmp_path, pairs=2).run(SIDES, runs).comparison
 
     assert runs.measured[:3] == ["pair01-a", "pair01-b", "pair01-b-again1"]
     assert comparison.exit_code == 0
 
 
 def test_a_side_that_is_invalid_twice_is_not_judged(tmp_path):
-    comparison = gate(tmp_path).run(SIDES, DrawnRuns(invalid=["pair01-b", "pair01-b-again1"]))
+    comparison = gate(tmp_path).run(SIDES, DrawnRuns(invalid=["pair01-b", "pair01-b-again1"])).comparison
 
     assert comparison.exit_code == 4
     assert comparison.num_pairs == 1
@@ -79,7 +81,7 @@ def test_a_side_that_is_invalid_twice_is_not_judged(tmp_path):
 def test_sides_of_another_load_are_refused_at_the_first_pair(tmp_path):
     runs = DrawnRuns(identity_b={"workload hash": "other", "model": "m"})
 
-    comparison = gate(tmp_path).run(SIDES, runs)
+    comparison = gate(tmp_path).run(SIDES, runs).comparison
 
     assert comparison.exit_code == 2
     assert len(runs.measured) == 2
@@ -88,7 +90,7 @@ def test_sides_of_another_load_are_refused_at_the_first_pair(tmp_path):
 def test_time_that_is_up_ends_with_what_there_is(tmp_path):
     runs = DrawnRuns(noise=0.2)
 
-    comparison = Gate(tmp_path, CompareOptions(), Silent(), max_minutes=1e-9).run(SIDES, runs)
+    comparison = Gate(tmp_path, CompareOptions(), Silent(), max_minutes=1e-9).run(SIDES, runs).comparison
 
     assert comparison.num_pairs == 1
     assert comparison.verdict is Decision.INCONCLUSIVE
@@ -99,3 +101,26 @@ def test_what_an_undecided_comparison_returns_is_the_users_choice(tmp_path, inco
     runs = DrawnRuns(noise=0.3)
 
     assert gate(tmp_path, pairs=2, inconclusive=inconclusive).run(SIDES, runs).exit_code == code
+
+
+def test_an_interrupted_gate_judges_the_pairs_it_has(tmp_path):
+    runs = DrawnRuns(noise=0.01)
+
+    def measure(side, directory):
+        if len(runs.measured) == 5:
+            raise Interrupted(signal.SIGINT)
+        return runs(side, directory)
+
+    result = gate(tmp_path).run(SIDES, measure)
+
+    assert result.exit_code == 130
+    assert result.comparison.num_pairs == 2
+    assert result.comparison.metrics
+
+
+def test_a_second_signal_ends_the_gate_at_once(tmp_path):
+    def measure(side, directory):
+        raise Interrupted(signal.SIGTERM, is_urgent=True)
+
+    with pytest.raises(Interrupted):
+        gate(tmp_path).run(SIDES, measure)
