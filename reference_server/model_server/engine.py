@@ -90,6 +90,8 @@ class Engine:
         if options.run_ahead:
             raise UnsupportedError("`--run-ahead true` is not served yet: leave it out or give false")
         torch.set_num_threads(options.compute_threads or default_compute_threads())
+        if torch.cuda.is_available() and rank == 0:
+            logger.warning("a GPU is present, but this version computes on the CPU only")
         group = RankGroup(rank, world_size)
         files = loader.locate(options)
         _refuse_too_large(options, loader.expected_weight_bytes(options, files), world_size)
