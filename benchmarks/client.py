@@ -1,151 +1,225 @@
-"""What the load generator costs per token event, and how far its times are from the truth.
+"""What reading token streams costs this load generator and others, and how far their times are from the truth.
 
-A server in a process of its own writes every token at a known moment. Prints, per load, the worker's CPU time per
-event, its loop lag, and the error of TTFT and gaps; `--json` for one object with machine and versions.
+A server in a process of its own writes every token at a known moment (`loadgen.truth_server`). Each client in turn puts
+the same closed loop on it: ours; a bare asyncio socket client; aiohttp; locust's HttpUser with `iter_lines`. Every one
+decodes the JSON of every event. Prints, per client and load, CPU seconds per 1,000 events, events a core could take,
+and the error of TTFT and gaps; `--json` for one object with machine and versions.
 
     python benchmarks/client.py
-    python benchmarks/client.py --streams 8,64,256 --gap-ms 20 --seconds 10
+    python benchmarks/client.py --streams 16,64 --clients ours,aiohttp --seconds 10
 """
 
 import argparse
 import asyncio
+import itertools
 import json
-import multiprocessing
 import os
-import socket
-import statistics
+import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from loadgen import machine
-from loadgen.config import BenchConfig
-from loadgen.runner import run
-from loadgen.target import Target
-from reports.results import RunResult
+from loadgen.control import ControlClient
+from loadgen.selftest import FIRST_S, GAP_S, TOKENS, mean, measure_level, quantile
+from loadgen.truth_server import truth_server
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-INFO = {"model_id": "truth", "max_input_tokens": 100_000, "max_total_tokens": 100_000}
-
-
-def chunk(payload: dict[str, Any]) -> bytes:
-    data = b"data:" + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
-    return b"%x\r\n" % len(data) + data + b"\r\n"
+CLIENTS = ("ours", "asyncio", "aiohttp", "locust")
+Request = dict[str, Any]
 
 
-def event(index: int, total: int) -> bytes:
-    is_last = index == total
-    details = {"finish_reason": "length", "generated_tokens": total, "seed": None, "input_length": 9}
-    token = {"id": 1234, "text": " token", "logprob": -0.123456, "special": False}
-    text = "done" if is_last else None
-    return chunk({"index": index, "token": token, "generated_text": text, "details": details if is_last else None})
+class Log:
+    """What a client saw: one row per request that ended, and the CPU time of it all."""
+
+    def __init__(self, seconds: float) -> None:
+        self._numbers = itertools.count()
+        self._requests: list[Request] = []
+        self._cpu_s, self._begin_s = time.process_time(), time.perf_counter()
+        self._end_s = self._begin_s + seconds
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() >= self._end_s
+
+    def begin(self) -> tuple[Request, dict[str, Any]]:
+        """A new row and the request's JSON."""
+        inputs = f"request {next(self._numbers)}"
+        row: Request = {"inputs": inputs, "sent_ns": time.perf_counter_ns(), "event_ns": []}
+        return row, {"inputs": inputs, "parameters": {"max_new_tokens": TOKENS}}
+
+    def end(self, row: Request) -> None:
+        self._requests.append(row)
+
+    def finish(self) -> None:
+        """Print everything as JSON."""
+        wall_s, cpu_s = time.perf_counter() - self._begin_s, time.process_time() - self._cpu_s
+        print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s, "requests": self._requests}))
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first_s: float, gap_s: float) -> None:
-    """Serve one connection: `/info`, `/tokenize` (a token a word) and streams whose every token is due at a time."""
-    loop = asyncio.get_running_loop()
-    while head := await reader.readuntil(b"\r\n\r\n"):
-        arrived_s = loop.time()
-        path = head.split(b" ", 2)[1]
-        length = next(
-            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
-        )
-        body = json.loads(await reader.readexactly(length)) if length else {}
-        if path == b"/generate_stream":
-            total = body["parameters"]["max_new_tokens"]
-            writer.write(HEAD)
-            for index in range(1, total + 1):
-                await asyncio.sleep(arrived_s + first_s + (index - 1) * gap_s - loop.time())
-                if writer.is_closing():
-                    raise ConnectionResetError
-                writer.write(event(index, total))
-            writer.write(b"0\r\n\r\n")
-            continue
-        value: Any = INFO if path == b"/info" else body.get("inputs", "").split() if path == b"/tokenize" else None
-        content = json.dumps(value).encode() if value is not None else b""
-        status = b"200 OK" if value is not None else b"404 Not Found"
-        writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status, len(content)) + content)
+def note(row: Request, line: bytes) -> None:
+    """Time a line that carries a token, then decode it."""
+    if line.startswith(b"data:"):
+        row["event_ns"].append(time.perf_counter_ns())
+        json.loads(line[5:])
 
 
-def serve(listener: socket.socket, first_s: float, gap_s: float) -> None:
-    """The truth server's process."""
+async def load_with(streams: int, log: Log, one: Callable[[Log], Awaitable[None]]) -> None:
+    async def user() -> None:
+        while not log.is_over:
+            await one(log)
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answer(reader, writer, first_s, gap_s)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+    await asyncio.gather(*(user() for _ in range(streams)))
+
+
+def run_asyncio(url: str, streams: int, seconds: float) -> None:
+    parts = urlsplit(url)
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def one(log: Log) -> None:
+        reader, writer = idle.pop() if idle else await asyncio.open_connection(parts.hostname, parts.port)
+        row, asked = log.begin()
+        body = json.dumps(asked).encode()
+        writer.write(b"POST /generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        while (line := await reader.readline()) != b"0\r\n":
+            note(row, line)
+        await reader.readline()
+        log.end(row)
+        idle.append((reader, writer))
 
     async def main() -> None:
-        server = await asyncio.start_server(connected, sock=listener, limit=2**20)
-        await server.serve_forever()
+        log = Log(seconds)
+        await load_with(streams, log, one)
+        log.finish()
+        for _, writer in idle:
+            writer.close()
 
     asyncio.run(main())
 
 
-def measure(streams: int, first_s: float, gap_s: float, seconds: float, tokens: int) -> dict[str, Any]:
-    """One load of so many streams at once."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=4_096)
-    server = multiprocessing.get_context("fork").Process(target=serve, args=(listener, first_s, gap_s), daemon=True)
-    server.start()
-    config = BenchConfig(
-        concurrency=streams, duration=seconds, warmup=1, drain=0.2, input_tokens="32", output_tokens=str(tokens)
-    )
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            result = run(config, Target(url), Path(folder) / "run")
-    finally:
-        server.terminate()
-        server.join()
-        listener.close()
-    return describe(result, streams, first_s, gap_s)
+def run_aiohttp(url: str, streams: int, seconds: float) -> None:
+    import aiohttp
+
+    async def main() -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+            async def one(log: Log) -> None:
+                row, asked = log.begin()
+                async with session.post(f"{url}/generate_stream", json=asked) as response:
+                    async for line in response.content:
+                        note(row, line)
+                log.end(row)
+
+            log = Log(seconds)
+            await load_with(streams, log, one)
+            log.finish()
+
+    asyncio.run(main())
 
 
-def describe(result: RunResult, streams: int, first_s: float, gap_s: float) -> dict[str, Any]:
-    measured = [record for record in result.records if record.phase == "measure" and record.status == "ok"]
-    gaps = sorted(gap / 1e9 - gap_s for record in measured for gap in record.gap_ns)
-    ttfts = sorted(
-        (record.t_first_ns - record.t_sent_ns) / 1e9 - first_s
-        for record in measured
-        if record.t_first_ns and record.t_sent_ns
-    )
-    (worker,) = result.client["workers"]
-    elapsed_s = max(row["t_s"] for row in result.timeseries)
-    events = sum(record.events for record in result.records)
+def run_locust(url: str, streams: int, seconds: float) -> None:
+    import gevent
+    import locust
+    import locust.env
+
+    log: Log
+
+    class Reader(locust.HttpUser):  # type: ignore[misc]
+        host = url
+
+        @locust.task  # type: ignore[untyped-decorator]
+        def read(self) -> None:
+            row, asked = log.begin()
+            for line in self.client.post("/generate_stream", json=asked, stream=True).iter_lines():
+                note(row, line)
+            log.end(row)
+            if log.is_over:
+                raise locust.exception.StopUser
+
+    environment = locust.env.Environment(user_classes=[Reader])
+    runner = environment.create_local_runner()
+    log = Log(seconds)
+    runner.start(streams, spawn_rate=streams)
+    while not log.is_over or runner.user_count:
+        gevent.sleep(0.05)
+    log.finish()
+    runner.quit()
+
+
+RUN = {"asyncio": run_asyncio, "aiohttp": run_aiohttp, "locust": run_locust}
+
+
+def measure(client: str, streams: int, seconds: float) -> dict[str, Any]:
+    """One client under one load, as a row."""
+    if client == "ours":
+        level = measure_level(streams, seconds)
+        return {
+            "client": client,
+            "streams": streams,
+            "events_per_s": round(level.events_per_s),
+            "cpu_s_per_1000": round(level.cpu_us_per_event / 1e3, 4),
+            "events_per_s_per_core": round(1e6 / level.cpu_us_per_event),
+            "ttft_error_mean_ms": round(level.ttft_error_mean_ms, 3),
+            "ttft_error_p99_ms": round(level.ttft_error_p99_ms, 3),
+            "gap_error_p50_ms": round(level.gap_error_p50_ms, 3),
+            "gap_error_p99_ms": round(level.gap_error_p99_ms, 3),
+            "lost": level.lost_events,
+        }
+    with truth_server(FIRST_S, GAP_S) as url:
+        words = [sys.executable, __file__, "--client", client, "--url", url, "--streams", str(streams)]
+        done = subprocess.run([*words, "--seconds", str(seconds)], stdout=subprocess.PIPE, check=True)
+        control = ControlClient(url)
+        truth = json.loads(control.get("/truth")[1])
+        control.close()
+    return describe(client, streams, json.loads(done.stdout), {row["inputs"]: row["written_ns"] for row in truth})
+
+
+def describe(client: str, streams: int, seen: dict[str, Any], written: dict[str, list[int]]) -> dict[str, Any]:
+    """Seen against true, over all requests."""
+    ttft: dict[str, list[float]] = {"seen": [], "true": []}
+    gaps: dict[str, list[float]] = {"seen": [], "true": []}
+    events = lost = 0
+    for row in seen["requests"]:
+        moments = {"seen": row["event_ns"], "true": written[row["inputs"]]}
+        events += len(row["event_ns"])
+        lost += abs(len(moments["seen"]) - len(moments["true"]))
+        for name, at_ns in moments.items():
+            ttft[name].append((at_ns[0] - row["sent_ns"]) / 1e6)
+            gaps[name] += [(later - earlier) / 1e6 for earlier, later in itertools.pairwise(at_ns)]
+
+    def error(values: dict[str, list[float]], share: float) -> float:
+        return round(quantile(values["seen"], share) - quantile(values["true"], share), 3)
+
     return {
+        "client": client,
         "streams": streams,
-        "events_per_s": round(events / elapsed_s),
-        "cpu_share": round(worker["cpu_share"], 3),
-        "cpu_us_per_event": round(worker["cpu_share"] * elapsed_s / max(events, 1) * 1e6, 1),
-        "loop_lag_p99_ms": round(worker["loop_lag_p99_s"] * 1e3, 2),
-        "ttft_error_p50_ms": _ms(ttfts, 0.50),
-        "ttft_error_p99_ms": _ms(ttfts, 0.99),
-        "gap_error_mean_ms": round(statistics.fmean(gaps) * 1e3, 3) if gaps else None,
-        "gap_error_p99_ms": _ms(gaps, 0.99),
-        "coalesced_share": round(sum(record.coalesced_events for record in measured) / max(events, 1), 4),
-        "lost": sum(record.requested_output_tokens != record.output_tokens for record in measured),
+        "events_per_s": round(events / seen["wall_s"]),
+        "cpu_s_per_1000": round(1e3 * seen["cpu_s"] / events, 4),
+        "events_per_s_per_core": round(events / seen["cpu_s"]),
+        "ttft_error_mean_ms": round(mean(ttft["seen"]) - mean(ttft["true"]), 3),
+        "ttft_error_p99_ms": error(ttft, 0.99),
+        "gap_error_p50_ms": error(gaps, 0.5),
+        "gap_error_p99_ms": error(gaps, 0.99),
+        "lost": lost,
     }
-
-
-def _ms(ordered_s: list[float], share: float) -> float | None:
-    return round(ordered_s[min(len(ordered_s) - 1, int(share * len(ordered_s)))] * 1e3, 3) if ordered_s else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", default="1,8,64,256")
-    parser.add_argument("--first-ms", type=float, default=50.0)
-    parser.add_argument("--gap-ms", type=float, default=20.0)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--streams", default="1,16,64,256")
+    parser.add_argument("--clients", default=",".join(CLIENTS))
+    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--client", choices=tuple(RUN), help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.client:
+        RUN[given.client](given.url, int(given.streams), given.seconds)
+        return
     rows = []
-    for streams in map(int, given.streams.split(",")):
-        rows.append(measure(streams, given.first_ms / 1e3, given.gap_ms / 1e3, given.seconds, given.tokens))
+    for streams, client in itertools.product(map(int, given.streams.split(",")), given.clients.split(",")):
+        rows.append(measure(client, streams, given.seconds))
         print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), file=sys.stderr)
     if given.json:
         where = {"machine": machine.describe_machine(), "libraries": machine.library_versions()}
