@@ -1,5 +1,6 @@
 """What a report of one or several runs says, in order; `write_report` puts it on disk with its figures."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,7 +251,7 @@ def _repeat_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     for analysis in analyses:
         manifest = analysis.run.manifest
         if manifest.command:
-            blocks.append(Text(" ".join(manifest.command), is_code=True))
+            blocks.append(Text(shlex.join(manifest.command), is_code=True))
         hashes = {"run": manifest.run_id, "workload": manifest.workload_hash, "schedule": manifest.schedule_hash}
         hashes |= {"tokenizer": manifest.tokenizer_hash}
         facts = tuple((name, value) for name, value in hashes.items() if value)

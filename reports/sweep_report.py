@@ -1,5 +1,6 @@
 """The report of a sweep or a search: every load point, the curve, the knee, and the highest load within objectives."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -60,9 +61,11 @@ def build_sweep_report(sweep: Sweep) -> Report:
         Section("Summary", (Table("", points_table(sweep), _note(sweep)), *_plots(sweep))),
         *time_section([point.first for point in sweep.points]),
         Section("What was run", (run_facts(sweep.points[0].first), Text(_order(sweep)))),
-        *(() if not sweep.command else (Section("Repeat it", (Text(" ".join(sweep.command), is_code=True),)),)),
+        *(() if not sweep.command else (Section("Repeat it", (Text(shlex.join(sweep.command), is_code=True),)),)),
     )
-    title = manifest.label or f"{word} over {sweep.quantity}"
+    # Without a label of the user's, each point is labelled with its own load.
+    is_named = manifest.label not in ("", f"{sweep.quantity} {sweep.points[0].load:g}")
+    title = manifest.label if is_named else f"{word} over {sweep.quantity}"
     subtitle = " · ".join((str(model), load_sentence(manifest).split(",")[0], loads, start_time(manifest)))
     return Report(title, subtitle, (verdict(sweep),), sections)
 

@@ -74,3 +74,16 @@ def test_what_the_points_say_is_there_as_plain_values(sweep: Sweep) -> None:
     assert [each["load"] for each in told["points"]] == [2.0, 4.0, 8.0, 16.0, 32.0]
     assert told["highest_within"] == (sweep.within.load if sweep.within else None)
     assert told["points"][0]["standing"] in ("within", "beyond", "undecided")
+
+
+@pytest.mark.parametrize(
+    ("label", "title"), [("rate 4", "Sweep over rate"), ("", "Sweep over rate"), ("new batching", "new batching")]
+)
+def test_a_sweep_is_titled_by_its_label_or_by_what_it_varies(label: str, title: str) -> None:
+    one = point(4.0)
+    one.first.run.manifest.label = label
+
+    report = build_sweep_report(Sweep("rate", (one,), 0.95, ("tgi-bench", "sweep", "--slo", "ttft_p95_ms < 500")))
+
+    assert report.title == title
+    assert "--slo 'ttft_p95_ms < 500'" in str(report.sections[-1])
