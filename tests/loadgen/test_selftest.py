@@ -57,6 +57,8 @@ def test_an_event_that_was_never_counted_makes_a_load_untrue():
     assert (level.lost_events, level.is_accurate) == (1, False)
 
 
+# It judges times, so a machine that is busy with something else can fail it: not for every change.
+@pytest.mark.slow
 def test_metrics_11_accuracy_contract_holds_at_small_scale():
     """The contract is about what this machine can do; a moment in which others keep it busy is tried again."""
     for _ in range(3):
