@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -14,12 +14,14 @@ from reference_server.model_server.models.shims import bloom
 class ModelFamily:
     """One architecture of Transformers and how it reaches the paged attention.
 
+    tier: which forward runs it.
     shim: replaces inline attention modules, for a class that does not offer Transformers' attention interface.
     shardable: whether a tensor-parallel plan exists for it.
     """
 
     name: str
     model_type: str
+    tier: Literal["ragged", "padded", "encoder_decoder", "recurrent"] = "ragged"
     shim: Callable[[nn.Module], None] | None = None
     shardable: bool = False
 
