@@ -17,23 +17,11 @@ from pydantic import (
     model_validator,
 )
 
+from loadgen.conflicts import conflicts
 from loadgen.datasets.lengths import EXAMPLES, Lengths
+from loadgen.modes import COMMAND_MODES, TRACE_WORKLOADS, ApiName, Mode, WorkloadName
 from loadgen.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.objectives import parse_objective
-
-Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "stages", "sessions", "trace"]
-WorkloadName = Literal[
-    "synthetic", "shared_prefix", "multi_turn", "prompts", "sharegpt", "azure_llm", "burstgpt", "mooncake"
-]
-ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions"]
-
-TRACE_WORKLOADS = ("azure_llm", "burstgpt", "mooncake")
-FILE_WORKLOADS = ("prompts", "sharegpt")
-RATE_MODES = ("constant", "poisson", "gamma", "sessions")
-THINKING_MODES = ("closed", "sessions")
-
-# Words that the documents call modes and that are commands.
-COMMAND_MODES = ("sweep", "search")
 
 DEFAULT_DURATION_S = 30.0
 DEFAULT_WARMUP_S = 3.0
@@ -272,110 +260,10 @@ class BenchConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        for is_wrong, problem in self._conflicts():
+        for is_wrong, problem in conflicts(self):
             if is_wrong:
                 raise ValueError(problem)
         return self
-
-    def _conflicts(self) -> list[tuple[bool, str]]:
-        is_trace_workload = self.workload in TRACE_WORKLOADS
-        return [
-            (self.mode in RATE_MODES and self.rate is None, f"`rate` is needed by mode {self.mode!r}"),
-            (
-                self.mode not in RATE_MODES and self.rate is not None,
-                f"`rate` is {self.rate} but mode {self.mode!r} has no rate; modes with one: {', '.join(RATE_MODES)}",
-            ),
-            (
-                self.burstiness != 1 and self.mode != "gamma",
-                f"`burstiness` is {self.burstiness} but only mode 'gamma' has it, not {self.mode!r}",
-            ),
-            *self._workload_conflicts(),
-            (
-                (self.mode == "stages") != (self.stages is not None),
-                f"`stages` is {self.stages!r} but mode is {self.mode!r}; mode 'stages' needs it, no other has it",
-            ),
-            (
-                self.mode == "stages" and (self.duration is not None or self.requests is not None),
-                "mode 'stages' ends with its last stage; give neither `duration` nor `requests`",
-            ),
-            (
-                self.mode == "sessions" and (self.requests is not None or self.max_in_flight is not None),
-                "mode 'sessions' is ended by `duration` and has no limit in flight; give neither `requests` nor "
-                "`max_in_flight`",
-            ),
-            (self.mode == "burst" and self.requests is None, "`requests` is needed by mode 'burst': how many at once"),
-            (
-                self.mode == "trace" and not is_trace_workload,
-                f"`workload` is {self.workload!r} but mode 'trace' needs one of {', '.join(TRACE_WORKLOADS)}",
-            ),
-            (
-                is_trace_workload and self.trace_file is None,
-                f"`trace_file` is needed by workload {self.workload!r}",
-            ),
-            (
-                not is_trace_workload and self.trace_file is not None,
-                f"`trace_file` is {self.trace_file!r} but workload {self.workload!r} reads none",
-            ),
-            (
-                not is_trace_workload and self.workload != "sharegpt" and self.trace_limit is not None,
-                f"`trace_limit` is {self.trace_limit} but workload {self.workload!r} has no trace",
-            ),
-            (
-                self.time_scale != 1 and self.mode != "trace",
-                f"`time_scale` is {self.time_scale} but only mode 'trace' keeps arrival times, not {self.mode!r}",
-            ),
-            (
-                self.workload in FILE_WORKLOADS and self.prompts_file is None,
-                f"`prompts_file` is needed by workload {self.workload!r}",
-            ),
-            (
-                self.workload not in FILE_WORKLOADS and self.prompts_file is not None,
-                f"`prompts_file` is {self.prompts_file!r} but workload {self.workload!r} reads none",
-            ),
-            (
-                self.input_tokens is not None and (is_trace_workload or self.workload in FILE_WORKLOADS),
-                f"`input_tokens` is {self.input_tokens} but workload {self.workload!r} has lengths of its own",
-            ),
-            (
-                self.output_tokens is not None and is_trace_workload,
-                f"`output_tokens` is {self.output_tokens} but workload {self.workload!r} has lengths of its own",
-            ),
-            (
-                self.max_in_flight is not None and self.mode == "closed",
-                f"`max_in_flight` is {self.max_in_flight} but mode 'closed' is limited by `concurrency`",
-            ),
-            (
-                self.think_time > 0 and self.mode not in THINKING_MODES,
-                f"`think_time` is {self.think_time:g} s but only modes {' and '.join(map(repr, THINKING_MODES))} have "
-                f"users who think, not {self.mode!r}",
-            ),
-            (self.duration == 0, "`duration` is 0 but must be above 0"),
-            (self.url is not None and self.server is not None, "`url` and `server` exclude each other"),
-        ]
-
-    def _workload_conflicts(self) -> list[tuple[bool, str]]:
-        of_prefixes = ("prefix_groups", "prefix_tokens", "prefix_popularity")
-        given = next((name for name in of_prefixes if getattr(self, name) is not None), None)
-        return [
-            (
-                given is not None and self.workload != "shared_prefix",
-                f"`{given}` belongs to workload 'shared_prefix', not {self.workload!r}",
-            ),
-            (
-                self.turns is not None and self.workload != "multi_turn",
-                f"`turns` is {self.turns} but workload {self.workload!r} has no turns",
-            ),
-            (
-                (self.workload == "multi_turn" and self.mode not in THINKING_MODES)
-                or (self.mode == "sessions" and self.workload != "multi_turn"),
-                f"mode {self.mode!r} does not go with workload {self.workload!r}: 'multi_turn' needs mode 'sessions' "
-                "or 'closed', and mode 'sessions' needs 'multi_turn'",
-            ),
-            (
-                self.prefix_cache == "warm" and self.workload != "shared_prefix",
-                "`prefix_cache` is 'warm' but only workload 'shared_prefix' knows what is shared",
-            ),
-        ]
 
     @property
     def is_open_loop(self) -> bool:

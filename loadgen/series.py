@@ -13,8 +13,9 @@ from typing import Any
 
 from loadgen import settings
 from loadgen.bisection import Bisection
-from loadgen.config import RATE_MODES, BenchConfig
+from loadgen.config import BenchConfig
 from loadgen.errors import MeasurementError, UsageError
+from loadgen.modes import RATE_MODES
 from loadgen.objectives import objectives_of
 from loadgen.present import render_table
 from loadgen.progress import Progress, open_progress

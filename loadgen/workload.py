@@ -19,8 +19,6 @@ from loadgen.config import (
     DEFAULT_PREFIX_TOKENS,
     DEFAULT_SHAREGPT_ROWS,
     DEFAULT_TURNS,
-    FILE_WORKLOADS,
-    TRACE_WORKLOADS,
     BenchConfig,
     parse_stages,
 )
@@ -33,6 +31,7 @@ from loadgen.datasets.sharegpt import read_sharegpt
 from loadgen.datasets.synthetic import Synthetic
 from loadgen.datasets.traces import READERS, Trace
 from loadgen.datasets.vocabulary import CountTokens, Vocabulary, Word
+from loadgen.modes import FILE_WORKLOADS, TRACE_WORKLOADS
 
 NS_PER_S = 1_000_000_000
 

@@ -1,0 +1,111 @@
+"""Settings of a load that do not go together."""
+
+from typing import TYPE_CHECKING
+
+from loadgen.modes import FILE_WORKLOADS, RATE_MODES, THINKING_MODES, TRACE_WORKLOADS
+
+if TYPE_CHECKING:
+    from loadgen.config import BenchConfig
+
+
+def conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
+    """Every rule that two settings may break together: whether they do, and what to say then."""
+    is_trace_workload = config.workload in TRACE_WORKLOADS
+    return [
+        (config.mode in RATE_MODES and config.rate is None, f"`rate` is needed by mode {config.mode!r}"),
+        (
+            config.mode not in RATE_MODES and config.rate is not None,
+            f"`rate` is {config.rate} but mode {config.mode!r} has no rate; modes with one: {', '.join(RATE_MODES)}",
+        ),
+        (
+            config.burstiness != 1 and config.mode != "gamma",
+            f"`burstiness` is {config.burstiness} but only mode 'gamma' has it, not {config.mode!r}",
+        ),
+        *_workload_conflicts(config),
+        (
+            (config.mode == "stages") != (config.stages is not None),
+            f"`stages` is {config.stages!r} but mode is {config.mode!r}; mode 'stages' needs it, no other has it",
+        ),
+        (
+            config.mode == "stages" and (config.duration is not None or config.requests is not None),
+            "mode 'stages' ends with its last stage; give neither `duration` nor `requests`",
+        ),
+        (
+            config.mode == "sessions" and (config.requests is not None or config.max_in_flight is not None),
+            "mode 'sessions' is ended by `duration` and has no limit in flight; give neither `requests` nor "
+            "`max_in_flight`",
+        ),
+        (config.mode == "burst" and config.requests is None, "`requests` is needed by mode 'burst': how many at once"),
+        (
+            config.mode == "trace" and not is_trace_workload,
+            f"`workload` is {config.workload!r} but mode 'trace' needs one of {', '.join(TRACE_WORKLOADS)}",
+        ),
+        (
+            is_trace_workload and config.trace_file is None,
+            f"`trace_file` is needed by workload {config.workload!r}",
+        ),
+        (
+            not is_trace_workload and config.trace_file is not None,
+            f"`trace_file` is {config.trace_file!r} but workload {config.workload!r} reads none",
+        ),
+        (
+            not is_trace_workload and config.workload != "sharegpt" and config.trace_limit is not None,
+            f"`trace_limit` is {config.trace_limit} but workload {config.workload!r} has no trace",
+        ),
+        (
+            config.time_scale != 1 and config.mode != "trace",
+            f"`time_scale` is {config.time_scale} but only mode 'trace' keeps arrival times, not {config.mode!r}",
+        ),
+        (
+            config.workload in FILE_WORKLOADS and config.prompts_file is None,
+            f"`prompts_file` is needed by workload {config.workload!r}",
+        ),
+        (
+            config.workload not in FILE_WORKLOADS and config.prompts_file is not None,
+            f"`prompts_file` is {config.prompts_file!r} but workload {config.workload!r} reads none",
+        ),
+        (
+            config.input_tokens is not None and (is_trace_workload or config.workload in FILE_WORKLOADS),
+            f"`input_tokens` is {config.input_tokens} but workload {config.workload!r} has lengths of its own",
+        ),
+        (
+            config.output_tokens is not None and is_trace_workload,
+            f"`output_tokens` is {config.output_tokens} but workload {config.workload!r} has lengths of its own",
+        ),
+        (
+            config.max_in_flight is not None and config.mode == "closed",
+            f"`max_in_flight` is {config.max_in_flight} but mode 'closed' is limited by `concurrency`",
+        ),
+        (
+            config.think_time > 0 and config.mode not in THINKING_MODES,
+            f"`think_time` is {config.think_time:g} s but only modes {' and '.join(map(repr, THINKING_MODES))} have "
+            f"users who think, not {config.mode!r}",
+        ),
+        (config.duration == 0, "`duration` is 0 but must be above 0"),
+        (config.url is not None and config.server is not None, "`url` and `server` exclude each other"),
+    ]
+
+
+def _workload_conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
+    of_prefixes = ("prefix_groups", "prefix_tokens", "prefix_popularity")
+    given = next((name for name in of_prefixes if getattr(config, name) is not None), None)
+    return [
+        (
+            given is not None and config.workload != "shared_prefix",
+            f"`{given}` belongs to workload 'shared_prefix', not {config.workload!r}",
+        ),
+        (
+            config.turns is not None and config.workload != "multi_turn",
+            f"`turns` is {config.turns} but workload {config.workload!r} has no turns",
+        ),
+        (
+            (config.workload == "multi_turn" and config.mode not in THINKING_MODES)
+            or (config.mode == "sessions" and config.workload != "multi_turn"),
+            f"mode {config.mode!r} does not go with workload {config.workload!r}: 'multi_turn' needs mode 'sessions' "
+            "or 'closed', and mode 'sessions' needs 'multi_turn'",
+        ),
+        (
+            config.prefix_cache == "warm" and config.workload != "shared_prefix",
+            "`prefix_cache` is 'warm' but only workload 'shared_prefix' knows what is shared",
+        ),
+    ]
