@@ -88,14 +88,24 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The arrivals of a trace, shifted to start at 0 and stretched by `time_scale`."""
+    """The arrivals of a trace, shifted to start at 0 and stretched by `time_scale`.
+
+    One that loops starts again one mean gap after its last arrival, for ever.
+
+    >>> list(itertools.islice(Replay((5, 7, 11), loops=True).times(0), 5))
+    [0, 2, 6, 9, 11]
+    """
 
     arrival_ns: Sequence[int]
     time_scale: float = 1.0
+    loops: bool = False
 
     def times(self, seed: int) -> Iterator[int]:  # noqa: ARG002 - the protocol's
         ordered = sorted(self.arrival_ns)
-        return (round((at - ordered[0]) * self.time_scale) for at in ordered)
+        length = ordered[-1] - ordered[0]
+        period = max(length + length / max(len(ordered) - 1, 1), 1)
+        for turn in itertools.count() if self.loops else (0,):
+            yield from (round((turn * period + at - ordered[0]) * self.time_scale) for at in ordered)
 
 
 @dataclass(frozen=True, slots=True)

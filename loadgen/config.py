@@ -19,7 +19,7 @@ from pydantic import (
 
 from loadgen.conflicts import conflicts
 from loadgen.datasets.lengths import EXAMPLES, Lengths
-from loadgen.modes import COMMAND_MODES, TRACE_WORKLOADS, ApiName, Mode, WorkloadName
+from loadgen.modes import COMMAND_MODES, GENERATED_WORKLOADS, TRACE_WORKLOADS, ApiName, Mode, WorkloadName
 from loadgen.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.objectives import parse_objective
 
@@ -168,6 +168,11 @@ class BenchConfig(BaseModel):
     output_tokens: LengthText | None = Field(
         None, description=f"Answer length: a number or a distribution. Default {DEFAULT_OUTPUT_TOKENS}, or the trace's."
     )
+    length_pairs: str | None = Field(
+        None,
+        description="CSV file of input and output tokens; each request of `synthetic`, `shared_prefix` or `multi_turn` "
+        "draws one row, in place of --input-tokens and --output-tokens.",
+    )
     prefix_groups: int | None = Field(
         None, ge=1, le=100_000, description=f"Shared prefixes of `shared_prefix`. Default {DEFAULT_PREFIX_GROUPS}."
     )
@@ -199,6 +204,25 @@ class BenchConfig(BaseModel):
         ge=1,
         description=f"Use only the first requests of the trace. Default all, of `sharegpt` {DEFAULT_SHAREGPT_ROWS}.",
     )
+    trace_skip: int = Field(0, ge=0, description="Leave out the first requests of the trace (or of `sharegpt`).")
+    trace_loop: bool = Field(
+        False, description="Begin the trace again when it ends, until --duration or --requests end the run."
+    )
+    trace_model: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="Only rows of `burstgpt` whose Model is this, such as ChatGPT; repeatable."
+    )
+    trace_log_type: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description='Only rows of `burstgpt` whose Log Type is this, such as "API log"; repeatable.'
+    )
+    block_tokens: int | None = Field(
+        None, ge=1, le=1_000_000, description="Prompt tokens that one hash of `mooncake` stands for. Default 512."
+    )
+    min_input_tokens: int | None = Field(
+        None, ge=1, description="Leave out requests of a trace or of `sharegpt` with shorter prompts."
+    )
+    max_input_tokens: int | None = Field(None, ge=1, description="Leave out those with longer prompts.")
+    min_output_tokens: int | None = Field(None, ge=1, description="Leave out those with shorter answers.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Leave out those with longer answers.")
     time_scale: float = Field(
         1.0, gt=0, le=1_000, description="Multiplies every arrival time of a trace: 0.05 is 20 times faster."
     )
@@ -206,6 +230,15 @@ class BenchConfig(BaseModel):
         None,
         description="JSONL (`prompt`, `text`, `inputs` or `messages`), CSV with such a column, or one a line; the JSON "
         "file of `sharegpt`.",
+    )
+    prompt_column: str | None = Field(
+        None, description="Key or column of the prompts in --prompts-file. Default the first of prompt, text, inputs."
+    )
+    output_tokens_column: str | None = Field(
+        None, description="Key or column of --prompts-file that holds the length of each answer."
+    )
+    prompts_order: Literal["file", "shuffled"] = Field(
+        "file", description="Order of the prompts of a file: its own, or one that --seed decides."
     )
     tokenizer: str | None = Field(
         None, description="tokenizer.json (or its directory) that counts prompt tokens in place of the server's route."
@@ -266,6 +299,12 @@ class BenchConfig(BaseModel):
         return self
 
     @property
+    def has_length_filter(self) -> bool:
+        """Whether rows of a file are left out for their lengths."""
+        bounds = (self.min_input_tokens, self.max_input_tokens, self.min_output_tokens, self.max_output_tokens)
+        return any(bound is not None for bound in bounds)
+
+    @property
     def is_open_loop(self) -> bool:
         return self.mode != "closed"
 
@@ -276,7 +315,7 @@ class BenchConfig(BaseModel):
             return self.duration
         if self.stages is not None:
             return sum(length_s for length_s, _ in parse_stages(self.stages)) - self.warmup_s
-        ends_by_itself = self.requests is not None or self.workload in TRACE_WORKLOADS
+        ends_by_itself = self.requests is not None or (self.workload in TRACE_WORKLOADS and not self.trace_loop)
         return None if ends_by_itself else DEFAULT_DURATION_S
 
     @property
@@ -294,7 +333,7 @@ class BenchConfig(BaseModel):
     def resolved(self) -> dict[str, Any]:
         """Every field as JSON, with what was left to a default filled in and secrets masked."""
         filled: dict[str, Any] = {"duration": self.duration_s, "warmup": self.warmup_s, "drain": self.drain_s}
-        if self.workload in ("synthetic", "shared_prefix", "multi_turn"):
+        if self.workload in GENERATED_WORKLOADS and self.length_pairs is None:
             filled["input_tokens"] = self.input_tokens or DEFAULT_INPUT_TOKENS
         if self.workload == "shared_prefix":
             filled["prefix_groups"] = self.prefix_groups or DEFAULT_PREFIX_GROUPS
@@ -302,7 +341,7 @@ class BenchConfig(BaseModel):
             filled["prefix_popularity"] = self.prefix_popularity or "uniform"
         if self.workload == "multi_turn":
             filled["turns"] = self.turns or DEFAULT_TURNS
-        if self.workload not in (*TRACE_WORKLOADS, "sharegpt"):
+        if self.workload not in (*TRACE_WORKLOADS, "sharegpt") and self.length_pairs is None:
             filled["output_tokens"] = self.output_tokens or DEFAULT_OUTPUT_TOKENS
         return self.model_dump(mode="json") | filled
 

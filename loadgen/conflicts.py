@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from loadgen.modes import FILE_WORKLOADS, RATE_MODES, THINKING_MODES, TRACE_WORKLOADS
+from loadgen.modes import FILE_WORKLOADS, GENERATED_WORKLOADS, RATE_MODES, THINKING_MODES, TRACE_WORKLOADS
 
 if TYPE_CHECKING:
     from loadgen.config import BenchConfig
@@ -22,6 +22,8 @@ def conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
             f"`burstiness` is {config.burstiness} but only mode 'gamma' has it, not {config.mode!r}",
         ),
         *_workload_conflicts(config),
+        *_row_conflicts(config),
+        *_length_conflicts(config),
         (
             (config.mode == "stages") != (config.stages is not None),
             f"`stages` is {config.stages!r} but mode is {config.mode!r}; mode 'stages' needs it, no other has it",
@@ -47,10 +49,6 @@ def conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
         (
             not is_trace_workload and config.trace_file is not None,
             f"`trace_file` is {config.trace_file!r} but workload {config.workload!r} reads none",
-        ),
-        (
-            not is_trace_workload and config.workload != "sharegpt" and config.trace_limit is not None,
-            f"`trace_limit` is {config.trace_limit} but workload {config.workload!r} has no trace",
         ),
         (
             config.time_scale != 1 and config.mode != "trace",
@@ -107,5 +105,66 @@ def _workload_conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
         (
             config.prefix_cache == "warm" and config.workload != "shared_prefix",
             "`prefix_cache` is 'warm' but only workload 'shared_prefix' knows what is shared",
+        ),
+    ]
+
+
+def _row_conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
+    """Settings that choose rows of a file where there is none, or none of that kind."""
+    belongs = {
+        "trace_limit": (*TRACE_WORKLOADS, "sharegpt"),
+        "trace_skip": (*TRACE_WORKLOADS, "sharegpt"),
+        "trace_loop": TRACE_WORKLOADS,
+        "trace_model": ("burstgpt",),
+        "trace_log_type": ("burstgpt",),
+        "block_tokens": ("mooncake",),
+        "min_input_tokens": (*TRACE_WORKLOADS, "sharegpt"),
+        "max_input_tokens": (*TRACE_WORKLOADS, "sharegpt"),
+        "min_output_tokens": (*TRACE_WORKLOADS, "sharegpt"),
+        "max_output_tokens": (*TRACE_WORKLOADS, "sharegpt"),
+        "prompt_column": ("prompts",),
+        "output_tokens_column": ("prompts",),
+    }
+    found = [
+        (
+            getattr(config, name) not in (None, 0, False, ()) and config.workload not in workloads,
+            f"`{name}` is {getattr(config, name)!r} but belongs to {', '.join(workloads)}, not to workload "
+            f"{config.workload!r}",
+        )
+        for name, workloads in belongs.items()
+    ]
+    return [
+        *found,
+        (
+            config.prompts_order != "file" and config.workload not in FILE_WORKLOADS,
+            f"`prompts_order` is {config.prompts_order!r} but workload {config.workload!r} reads no prompts",
+        ),
+        (
+            config.trace_loop and config.duration is None and config.requests is None,
+            "`trace_loop` has no end: give `duration` or `requests`",
+        ),
+        *(
+            (
+                least is not None and most is not None and least > most,
+                f"`min_{name}` is {least} but `max_{name}` is {most}",
+            )
+            for name, least, most in (
+                ("input_tokens", config.min_input_tokens, config.max_input_tokens),
+                ("output_tokens", config.min_output_tokens, config.max_output_tokens),
+            )
+        ),
+    ]
+
+
+def _length_conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
+    has_pairs = config.length_pairs is not None
+    return [
+        (
+            has_pairs and config.workload not in GENERATED_WORKLOADS,
+            f"`length_pairs` is {config.length_pairs!r} but workload {config.workload!r} has lengths of its own",
+        ),
+        (
+            has_pairs and (config.input_tokens is not None or config.output_tokens is not None),
+            "`length_pairs` excludes `input_tokens` and `output_tokens`",
         ),
     ]

@@ -9,6 +9,7 @@ WorkloadName = Literal[
 ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions"]
 
 TRACE_WORKLOADS = ("azure_llm", "burstgpt", "mooncake")
+GENERATED_WORKLOADS = ("synthetic", "shared_prefix", "multi_turn")
 FILE_WORKLOADS = ("prompts", "sharegpt")
 RATE_MODES = ("constant", "poisson", "gamma", "sessions")
 THINKING_MODES = ("closed", "sessions")

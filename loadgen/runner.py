@@ -131,7 +131,7 @@ class Prepared:
     work: Workload
     vocabulary: Vocabulary | None
     counter: TokenCounter | None
-    answer_tokens: list[int] | None
+    answer_tokens: list[int | None] | None
     round_trip: RoundTrip | None
     length_control: str
 
@@ -163,7 +163,7 @@ def _vocabulary(config: BenchConfig, control: ControlClient) -> tuple[Vocabulary
     return make_vocabulary(counter), counter
 
 
-def _answer_tokens(config: BenchConfig, control: ControlClient) -> list[int] | None:
+def _answer_tokens(config: BenchConfig, control: ControlClient) -> list[int | None] | None:
     if not workload.needs_answer_lengths(config):
         return None
     try:

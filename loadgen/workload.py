@@ -22,15 +22,17 @@ from loadgen.config import (
     BenchConfig,
     parse_stages,
 )
-from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
 from loadgen.datasets.multi_turn import MultiTurn
 from loadgen.datasets.prompt import Limits, Prompt
-from loadgen.datasets.prompts import PromptFile, PromptRow, read_prompts
+from loadgen.datasets.prompts import Columns, PromptFile, PromptRow, read_prompts, shuffled
+from loadgen.datasets.row_choice import LengthRange, RowChoice
 from loadgen.datasets.shared_prefix import SharedPrefix
-from loadgen.datasets.sharegpt import read_sharegpt
+from loadgen.datasets.sharegpt import Conversation, read_sharegpt
 from loadgen.datasets.synthetic import Synthetic
-from loadgen.datasets.traces import READERS, Trace
+from loadgen.datasets.traces import MOONCAKE_BLOCK_TOKENS, READERS, Trace
 from loadgen.datasets.vocabulary import CountTokens, Vocabulary, Word
+from loadgen.errors import UsageError
 from loadgen.modes import FILE_WORKLOADS, TRACE_WORKLOADS
 
 NS_PER_S = 1_000_000_000
@@ -67,19 +69,44 @@ def needs_vocabulary(config: BenchConfig) -> bool:
 
 
 def needs_answer_lengths(config: BenchConfig) -> bool:
-    """Whether the lengths of a file's answers are to be counted before `build`."""
-    return config.workload == "sharegpt" and config.output_tokens is None
+    """Whether the lengths of a file's conversations are to be counted before `build`."""
+    return config.workload == "sharegpt" and (config.output_tokens is None or config.has_length_filter)
 
 
-def answer_lengths(config: BenchConfig, count: CountTokens) -> list[int]:
-    """Tokens of each answer of a ShareGPT file, without special ones."""
+def answer_lengths(config: BenchConfig, count: CountTokens) -> list[int | None]:
+    """Tokens of each answer of a ShareGPT file, without special ones; None for those that the filters leave out."""
     special = count("")
-    rows = read_sharegpt(Path(config.prompts_file or ""), config.trace_limit or DEFAULT_SHAREGPT_ROWS)
-    return [max(1, count(row.answer) - special) for row in rows]
+    choice = row_choice(config)
+    lengths: list[int | None] = []
+    for row in _sharegpt_rows(config):
+        answer_tokens = max(1, count(row.answer) - special)
+        is_in = answer_tokens in choice.output_tokens and count(row.question) in choice.input_tokens
+        lengths.append(answer_tokens if is_in else None)
+    return lengths
+
+
+def row_choice(config: BenchConfig) -> RowChoice:
+    """Which rows of its file a load takes."""
+    return RowChoice(
+        skip=config.trace_skip,
+        limit=config.trace_limit,
+        input_tokens=LengthRange(config.min_input_tokens, config.max_input_tokens),
+        output_tokens=LengthRange(config.min_output_tokens, config.max_output_tokens),
+        models=config.trace_model,
+        log_types=config.trace_log_type,
+    )
+
+
+def _sharegpt_rows(config: BenchConfig) -> list[Conversation]:
+    end = config.trace_skip + (config.trace_limit or DEFAULT_SHAREGPT_ROWS)
+    return read_sharegpt(Path(config.prompts_file or ""), end)[config.trace_skip :]
 
 
 def build(
-    config: BenchConfig, vocabulary: Vocabulary | None, limits: Limits, answer_tokens: Sequence[int] | None = None
+    config: BenchConfig,
+    vocabulary: Vocabulary | None,
+    limits: Limits,
+    answer_tokens: Sequence[int | None] | None = None,
 ) -> Workload:
     """The workload of a config; `answer_tokens` are those of `answer_lengths`.
 
@@ -94,39 +121,67 @@ def build(
 
 
 def _from_file(
-    config: BenchConfig, limits: Limits, answer_tokens: Sequence[int] | None
+    config: BenchConfig, limits: Limits, answer_tokens: Sequence[int | None] | None
 ) -> tuple[Iterable[Prompt], Any]:
     """The prompts of a file, and what of them goes into the digest."""
     path = Path(config.prompts_file or "")
     if config.workload == "prompts":
-        rows = read_prompts(path)
+        rows = read_prompts(path, Columns(config.prompt_column, config.output_tokens_column))
     else:
-        asked = [row.question for row in read_sharegpt(path, config.trace_limit or DEFAULT_SHAREGPT_ROWS)]
-        lengths: Sequence[int | None] = answer_tokens or [None] * len(asked)
-        rows = [PromptRow(text, output_tokens=tokens) for text, tokens in zip(asked, lengths, strict=True)]
+        rows = _conversations(config, answer_tokens)
+    if config.prompts_order == "shuffled":
+        rows = shuffled(rows, config.seed)
     output = config.output_tokens or DEFAULT_OUTPUT_TOKENS
     prompts = PromptFile(path.stem, rows, Lengths.parse(output), limits, config.seed, config.prefix_cache == "cold")
     return prompts, [output, [asdict(row) for row in rows]]
+
+
+def _conversations(config: BenchConfig, answer_tokens: Sequence[int | None] | None) -> list[PromptRow]:
+    """The questions of a ShareGPT file with the lengths of their answers. Raises UsageError where none is left."""
+    rows = _sharegpt_rows(config)
+    if answer_tokens is None:
+        return [PromptRow(row.question) for row in rows]
+    known = zip(rows, answer_tokens, strict=True)
+    is_own = config.output_tokens is None
+    kept = [PromptRow(row.question, output_tokens=n if is_own else None) for row, n in known if n is not None]
+    if not kept:
+        raise UsageError(f"{config.prompts_file}: the filters leave no conversation")
+    return kept
+
+
+def _lengths(config: BenchConfig) -> tuple[PairedLengths, Any]:
+    """The lengths of generated prompts, and what of them goes into the digest. Raises UsageError."""
+    if config.length_pairs is not None:
+        try:
+            pairs = read_pairs(Path(config.length_pairs))
+        except ValueError as error:
+            raise UsageError(f"`length_pairs`: {error}") from error
+        return Joint(pairs), pairs
+    texts = (config.input_tokens or DEFAULT_INPUT_TOKENS, config.output_tokens or DEFAULT_OUTPUT_TOKENS)
+    own, output = (Lengths.parse(text) for text in texts)
+    return Independent(own, output), [*texts, own.values, output.values]
 
 
 def _written(config: BenchConfig, vocabulary: Vocabulary, limits: Limits) -> tuple[Iterable[Prompt], Any]:
     """Prompts made to length, and what their lengths come from."""
     is_cold = config.prefix_cache == "cold"
     if config.workload in TRACE_WORKLOADS:
-        trace = READERS[config.workload](Path(config.trace_file or ""), config.trace_limit)
-        prompts = Trace(config.workload, trace, vocabulary, limits, config.seed, is_cold)
-        return prompts, [asdict(row) for row in trace]
-    texts = (config.input_tokens or DEFAULT_INPUT_TOKENS, config.output_tokens or DEFAULT_OUTPUT_TOKENS)
-    own, output = (Lengths.parse(text) for text in texts)
+        trace = READERS[config.workload](Path(config.trace_file or ""), row_choice(config))
+        block_tokens = config.block_tokens or MOONCAKE_BLOCK_TOKENS
+        prompts = Trace(
+            config.workload, trace, vocabulary, limits, config.seed, is_cold, config.trace_loop, block_tokens
+        )
+        return prompts, [[asdict(row) for row in trace], block_tokens]
+    lengths, source = _lengths(config)
     if config.workload == "shared_prefix":
         num_groups = config.prefix_groups or DEFAULT_PREFIX_GROUPS
         prefix_tokens, is_zipf = config.prefix_tokens or DEFAULT_PREFIX_TOKENS, config.prefix_popularity == "zipf"
-        shared = SharedPrefix(vocabulary, num_groups, prefix_tokens, is_zipf, own, output, limits, config.seed, is_cold)
-        return shared, [*texts, num_groups, prefix_tokens, is_zipf]
+        shared = SharedPrefix(vocabulary, num_groups, prefix_tokens, is_zipf, lengths, limits, config.seed, is_cold)
+        return shared, [source, num_groups, prefix_tokens, is_zipf]
     if config.workload == "multi_turn":
-        turns = config.turns or DEFAULT_TURNS
-        return MultiTurn(vocabulary, Lengths.parse(turns), own, output, limits, config.seed, is_cold), [*texts, turns]
-    return Synthetic(vocabulary, own, output, limits, config.seed), texts
+        turns = Lengths.parse(config.turns or DEFAULT_TURNS)
+        return MultiTurn(vocabulary, turns, lengths, limits, config.seed, is_cold), [source, str(turns), turns.values]
+    return Synthetic(vocabulary, lengths, limits, config.seed), source
 
 
 def _times(config: BenchConfig, prompts: Iterable[Prompt]) -> list[int] | None:
@@ -143,7 +198,7 @@ def _times(config: BenchConfig, prompts: Iterable[Prompt]) -> list[int] | None:
 
 def _process(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.ArrivalSchedule | None:
     """The arrivals of an open loop; None for a closed one."""
-    rows = len(prompts.rows) if isinstance(prompts, Trace) else None
+    rows = len(prompts.rows) if isinstance(prompts, Trace) and not prompts.loops else None
     match config.mode:
         case "constant":
             process: arrivals.ArrivalSchedule = arrivals.Constant(config.rate or 0.0)
@@ -155,7 +210,7 @@ def _process(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.Arrival
             process = arrivals.Burst(config.requests or 0)
         case "trace":
             assert isinstance(prompts, Trace), "BenchConfig checks it"
-            return arrivals.Replay([row.arrival_ns for row in prompts.rows], config.time_scale)
+            return arrivals.Replay([row.arrival_ns for row in prompts.rows], config.time_scale, config.trace_loop)
         case _:
             return None
     return process if rows is None else arrivals.AtMost(process, rows)

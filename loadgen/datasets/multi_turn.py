@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.lengths import Lengths, PairedLengths
 from loadgen.datasets.prompt import Limits, Prompt, marker
 from loadgen.datasets.vocabulary import Vocabulary
 
@@ -20,8 +20,7 @@ class MultiTurn:
 
     vocabulary: Vocabulary
     turns: Lengths
-    question_tokens: Lengths
-    answer_tokens: Lengths
+    lengths: PairedLengths
     limits: Limits
     seed: int
     is_cold: bool = False
@@ -36,8 +35,8 @@ class MultiTurn:
         said: list[tuple[int, str]] = []
         for turn in range(num_turns):
             key = f"{self.seed}:{number}:{turn}"
-            said.append((self.question_tokens.draw(rng), f"question:{key}"))
-            answer_tokens = self.answer_tokens.draw(rng)
+            question_tokens, answer_tokens = self.lengths.draw(rng)
+            said.append((question_tokens, f"question:{key}"))
             yield self._prompt(number, turn, num_turns, said, answer_tokens)
             said.append((answer_tokens, f"answer:{key}"))
 

@@ -17,6 +17,18 @@ MESSAGES_KEY = "messages"
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """Where a file keeps what. `text` None: in the first of `TEXT_KEYS` there is; `output_tokens` None: nowhere."""
+
+    text: str | None = None
+    output_tokens: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return TEXT_KEYS if self.text is None else (self.text,)
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRow:
     """One prompt of a file: a text or chat messages, and the length of its answer where the file knows it."""
 
@@ -68,11 +80,11 @@ class PromptFile:
             )
 
 
-def read_prompts(path: Path) -> list[PromptRow]:
+def read_prompts(path: Path, columns: Columns = Columns()) -> list[PromptRow]:
     """The prompts of a `.jsonl`, `.csv` or plain text file. Raises UsageError naming file and line."""
     reader = READERS.get(path.suffix.lower(), _read_lines)
     try:
-        rows = reader(path)
+        rows = reader(path, columns)
     except OSError as error:
         raise UsageError(f"`prompts_file` is {str(path)!r}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -82,7 +94,14 @@ def read_prompts(path: Path) -> list[PromptRow]:
     return rows
 
 
-def _read_jsonl(path: Path) -> list[PromptRow]:
+def shuffled(rows: Sequence[PromptRow], seed: int) -> list[PromptRow]:
+    """The rows in an order that the seed alone decides."""
+    order = list(rows)
+    random.Random(f"order:{seed}").shuffle(order)
+    return order
+
+
+def _read_jsonl(path: Path, columns: Columns) -> list[PromptRow]:
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -91,22 +110,36 @@ def _read_jsonl(path: Path) -> list[PromptRow]:
             row = json.loads(line)
         except ValueError as error:
             raise UsageError(f"{path}:{number}: not JSON ({error})") from error
-        rows.append(_row_of(row, f"{path}:{number}"))
+        rows.append(_row_of(row, columns, f"{path}:{number}"))
     return rows
 
 
-def _row_of(row: object, where: str) -> PromptRow:
+def _row_of(row: object, columns: Columns, where: str) -> PromptRow:
     if isinstance(row, str):
         return PromptRow(row)
     if not isinstance(row, Mapping):
         raise UsageError(f"{where}: neither a string nor an object")
-    messages = row.get(MESSAGES_KEY)
-    if messages is not None:
-        return PromptRow(messages=_messages(messages, where))
-    for key in TEXT_KEYS:
+    output_tokens = _output_tokens(row, columns, where)
+    messages = row.get(MESSAGES_KEY) if columns.text is None else row.get(columns.text)
+    if (columns.text is None and messages is not None) or isinstance(messages, list):
+        return PromptRow(messages=_messages(messages, where), output_tokens=output_tokens)
+    for key in columns.texts:
         if isinstance(row.get(key), str):
-            return PromptRow(row[key])
-    raise UsageError(f"{where}: none of {', '.join((*TEXT_KEYS, MESSAGES_KEY))} in it")
+            return PromptRow(row[key], output_tokens=output_tokens)
+    wanted = (*TEXT_KEYS, MESSAGES_KEY) if columns.text is None else columns.texts
+    raise UsageError(f"{where}: none of {', '.join(wanted)} in it")
+
+
+def _output_tokens(row: Mapping[str, object], columns: Columns, where: str) -> int | None:
+    """The length of the answer where the file has a column for it. Raises UsageError."""
+    if columns.output_tokens is None:
+        return None
+    value = row.get(columns.output_tokens)
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdigit() or int(str(value)) < 1:
+        raise UsageError(f"{where}: `{columns.output_tokens}` is {value!r}, not a number of tokens")
+    return int(str(value))
 
 
 def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
@@ -120,16 +153,22 @@ def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
     return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 
-def _read_csv(path: Path) -> list[PromptRow]:
+def _read_csv(path: Path, columns: Columns) -> list[PromptRow]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        key = next((key for key in TEXT_KEYS if key in (reader.fieldnames or ())), None)
+        names = reader.fieldnames or ()
+        key = next((key for key in columns.texts if key in names), None)
         if key is None:
-            raise UsageError(f"{path}: none of the columns {', '.join(TEXT_KEYS)} in it")
-        return [PromptRow(row[key] or "") for row in reader]
+            raise UsageError(f"{path}: none of the columns {', '.join(columns.texts)} in it")
+        if columns.output_tokens is not None and columns.output_tokens not in names:
+            raise UsageError(f"{path}: no column {columns.output_tokens!r} in it")
+        return [
+            PromptRow(row[key] or "", output_tokens=_output_tokens(row, columns, f"{path}:{number}"))
+            for number, row in enumerate(reader, start=2)
+        ]
 
 
-def _read_lines(path: Path) -> list[PromptRow]:
+def _read_lines(path: Path, _columns: Columns) -> list[PromptRow]:
     return [PromptRow(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.lengths import PairedLengths
 from loadgen.datasets.prompt import Limits, Prompt, marker
 from loadgen.datasets.vocabulary import Vocabulary
 
@@ -14,15 +14,15 @@ from loadgen.datasets.vocabulary import Vocabulary
 class SharedPrefix:
     """Endless prompts of a prefix, shared by a group, and a part of their own.
 
-    Groups are drawn with equal weights, or with those of Zipf's law (1, 1/2, 1/3, …).
+    Groups are drawn with equal weights, or with those of Zipf's law (1, 1/2, 1/3, …); `lengths` are those of the own
+    part and of the answer.
     """
 
     vocabulary: Vocabulary
     num_groups: int
     prefix_tokens: int
     is_zipf: bool
-    own_tokens: Lengths
-    output_tokens: Lengths
+    lengths: PairedLengths
     limits: Limits
     seed: int
     is_cold: bool = False
@@ -34,8 +34,8 @@ class SharedPrefix:
     def prompt(self, index: int) -> Prompt:
         rng = random.Random(f"lengths:{self.seed}:{index}")
         group = rng.choices(range(self.num_groups), self._weights())[0]
-        planned_in = self.prefix_tokens + self.own_tokens.draw(rng)
-        planned_out = self.output_tokens.draw(rng)
+        own_tokens, planned_out = self.lengths.draw(rng)
+        planned_in = self.prefix_tokens + own_tokens
         input_tokens, output_tokens = self.limits.clip(planned_in, planned_out)
         input_tokens = max(input_tokens, self.vocabulary.shortest)
         parts = [

@@ -5,18 +5,17 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.lengths import PairedLengths
 from loadgen.datasets.prompt import Limits, Prompt
 from loadgen.datasets.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Endless prompts whose lengths are drawn from two distributions."""
+    """Endless prompts whose lengths are drawn from distributions."""
 
     vocabulary: Vocabulary
-    input_tokens: Lengths
-    output_tokens: Lengths
+    lengths: PairedLengths
     limits: Limits
     seed: int
 
@@ -26,7 +25,7 @@ class Synthetic:
 
     def prompt(self, index: int) -> Prompt:
         rng = random.Random(f"lengths:{self.seed}:{index}")
-        planned_in, planned_out = self.input_tokens.draw(rng), self.output_tokens.draw(rng)
+        planned_in, planned_out = self.lengths.draw(rng)
         input_tokens, output_tokens = self.limits.clip(planned_in, planned_out)
         return Prompt(
             prompt_id=f"synthetic-{self.seed}-{index}",

@@ -2,13 +2,15 @@
 
 import csv
 import datetime
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from loadgen.datasets.prompt import Limits, Prompt, marker
+from loadgen.datasets.row_choice import EVERY_ROW, RowChoice
 from loadgen.datasets.vocabulary import Vocabulary
 from loadgen.errors import UsageError
 
@@ -26,11 +28,16 @@ class TraceRow:
     input_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
+    model: str = ""
+    log_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The prompts of a trace in order of arrival, once through."""
+    """The prompts of a trace in order of arrival, once through, or over and over with other texts where it loops.
+
+    `block_tokens` is how many tokens one of the `hash_ids` stands for.
+    """
 
     name: str
     rows: Sequence[TraceRow]
@@ -38,9 +45,12 @@ class Trace:
     limits: Limits
     seed: int
     is_cold: bool = False
+    loops: bool = False
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
     def __iter__(self) -> Iterator[Prompt]:
-        for index, row in enumerate(self.rows):
+        rows: Iterable[TraceRow] = itertools.cycle(self.rows) if self.loops else self.rows
+        for index, row in enumerate(rows):
             yield self.prompt(index, row)
 
     def prompt(self, index: int, row: TraceRow) -> Prompt:
@@ -58,80 +68,84 @@ class Trace:
 
     def _text(self, index: int, tokens: int, hash_ids: Sequence[int]) -> str:
         """Equal hashes give equal text: an opener, one block of words per hash, then a tail of its own."""
-        blocks = [(MOONCAKE_BLOCK_TOKENS, f"block:{self.seed}:{hash_id}") for hash_id in hash_ids]
+        blocks = [(self.block_tokens, f"block:{self.seed}:{hash_id}") for hash_id in hash_ids]
         blocks = [(self.vocabulary.shortest, f"opener:{self.seed}"), *blocks] if blocks else []
         own = marker(self.is_cold and bool(hash_ids), f"{self.seed}:{index}")
         return "".join(self.vocabulary.compose([*own, *blocks, (tokens, f"text:{self.seed}:{index}")], tokens))
 
 
-def read_azure(path: Path, limit: int | None = None) -> list[TraceRow]:
+def read_azure(path: Path, choice: RowChoice = EVERY_ROW) -> list[TraceRow]:
     """The rows of an Azure LLM inference CSV. Raises UsageError naming file, line and column."""
-    rows: list[TraceRow] = []
     with _open(path) as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in AZURE_COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise UsageError(f"{path}: no column {missing[0]!r}; an azure_llm trace has {', '.join(AZURE_COLUMNS)}")
-        for number, row in enumerate(reader, start=2):
-            if limit is not None and len(rows) == limit:
-                break
-            where = f"{path}:{number}"
-            rows.append(
-                TraceRow(
-                    _azure_time_ns(row["TIMESTAMP"], where),
-                    _count(row["ContextTokens"], "ContextTokens", where),
-                    _count(row["GeneratedTokens"], "GeneratedTokens", where),
-                )
-            )
-    return _in_order(rows, path)
+        return _in_order(choice.of(_azure_rows(file, path)), path)
 
 
-def read_burstgpt(path: Path, limit: int | None = None) -> list[TraceRow]:
+def _azure_rows(file: TextIO, path: Path) -> Iterator[TraceRow]:
+    reader = _csv_reader(file, path, "azure_llm", AZURE_COLUMNS)
+    for number, row in enumerate(reader, start=2):
+        where = f"{path}:{number}"
+        yield TraceRow(
+            _azure_time_ns(row["TIMESTAMP"], where),
+            _count(row["ContextTokens"], "ContextTokens", where),
+            _count(row["GeneratedTokens"], "GeneratedTokens", where),
+        )
+
+
+def _csv_reader(file: TextIO, path: Path, name: str, columns: Sequence[str]) -> "csv.DictReader[str]":
+    """Raises UsageError where a column is missing."""
+    reader = csv.DictReader(file)
+    missing = [column for column in columns if column not in (reader.fieldnames or ())]
+    if missing:
+        an = "an" if name[0] in "aeiou" else "a"
+        raise UsageError(f"{path}: no column {missing[0]!r}; {an} {name} trace has {', '.join(columns)}")
+    return reader
+
+
+def read_burstgpt(path: Path, choice: RowChoice = EVERY_ROW) -> list[TraceRow]:
     """The rows of a BurstGPT CSV; those without an answer were failures and are left out.
 
     Raises UsageError naming file, line and column.
     """
-    rows: list[TraceRow] = []
     with _open(path) as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in BURSTGPT_COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise UsageError(f"{path}: no column {missing[0]!r}; a burstgpt trace has {', '.join(BURSTGPT_COLUMNS)}")
-        for number, row in enumerate(reader, start=2):
-            if limit is not None and len(rows) == limit:
-                break
-            where = f"{path}:{number}"
-            output_tokens = _count(row["Response tokens"], "Response tokens", where, least=0)
-            if output_tokens:
-                input_tokens = _count(row["Request tokens"], "Request tokens", where)
-                rows.append(TraceRow(_seconds_ns(row["Timestamp"], where), input_tokens, output_tokens))
-    return _in_order(rows, path)
+        return _in_order(choice.of(_burstgpt_rows(file, path)), path)
 
 
-def read_mooncake(path: Path, limit: int | None = None) -> list[TraceRow]:
-    """The rows of a Mooncake JSONL trace. Raises UsageError naming file, line and key."""
-    rows: list[TraceRow] = []
-    with _open(path) as file:
-        for number, line in enumerate(file, start=1):
-            if limit is not None and len(rows) == limit:
-                break
-            where = f"{path}:{number}"
-            row = _json_object(line, where)
-            missing = [key for key in MOONCAKE_KEYS if key not in row]
-            if missing:
-                raise UsageError(f"{where}: no key {missing[0]!r}; a mooncake trace has {', '.join(MOONCAKE_KEYS)}")
-            hash_ids = row.get("hash_ids", [])
-            if not isinstance(hash_ids, list) or not all(isinstance(each, int) for each in hash_ids):
-                raise UsageError(f"{where}: `hash_ids` is not a list of whole numbers")
-            rows.append(
-                TraceRow(
-                    _count(row["timestamp"], "timestamp", where, least=0) * 1_000_000,
-                    _count(row["input_length"], "input_length", where),
-                    _count(row["output_length"], "output_length", where),
-                    tuple(hash_ids),
-                )
+def _burstgpt_rows(file: TextIO, path: Path) -> Iterator[TraceRow]:
+    for number, row in enumerate(_csv_reader(file, path, "burstgpt", BURSTGPT_COLUMNS), start=2):
+        where = f"{path}:{number}"
+        output_tokens = _count(row["Response tokens"], "Response tokens", where, least=0)
+        if output_tokens:
+            yield TraceRow(
+                _seconds_ns(row["Timestamp"], where),
+                _count(row["Request tokens"], "Request tokens", where),
+                output_tokens,
+                model=row.get("Model") or "",
+                log_type=row.get("Log Type") or "",
             )
-    return _in_order(rows, path)
+
+
+def read_mooncake(path: Path, choice: RowChoice = EVERY_ROW) -> list[TraceRow]:
+    """The rows of a Mooncake JSONL trace. Raises UsageError naming file, line and key."""
+    with _open(path) as file:
+        return _in_order(choice.of(_mooncake_rows(file, path)), path)
+
+
+def _mooncake_rows(file: TextIO, path: Path) -> Iterator[TraceRow]:
+    for number, line in enumerate(file, start=1):
+        where = f"{path}:{number}"
+        row = _json_object(line, where)
+        missing = [key for key in MOONCAKE_KEYS if key not in row]
+        if missing:
+            raise UsageError(f"{where}: no key {missing[0]!r}; a mooncake trace has {', '.join(MOONCAKE_KEYS)}")
+        hash_ids = row.get("hash_ids", [])
+        if not isinstance(hash_ids, list) or not all(isinstance(each, int) for each in hash_ids):
+            raise UsageError(f"{where}: `hash_ids` is not a list of whole numbers")
+        yield TraceRow(
+            _count(row["timestamp"], "timestamp", where, least=0) * 1_000_000,
+            _count(row["input_length"], "input_length", where),
+            _count(row["output_length"], "output_length", where),
+            tuple(hash_ids),
+        )
 
 
 READERS = {"azure_llm": read_azure, "burstgpt": read_burstgpt, "mooncake": read_mooncake}
@@ -144,10 +158,11 @@ def _open(path: Path) -> TextIO:
         raise UsageError(f"`trace_file` is {str(path)!r}: {error.strerror}") from error
 
 
-def _in_order(rows: list[TraceRow], path: Path) -> list[TraceRow]:
-    if not rows:
-        raise UsageError(f"{path}: the trace has no requests")
-    return sorted(rows, key=lambda row: row.arrival_ns)
+def _in_order(rows: Iterable[TraceRow], path: Path) -> list[TraceRow]:
+    ordered = sorted(rows, key=lambda row: row.arrival_ns)
+    if not ordered:
+        raise UsageError(f"{path}: the trace has no requests, or the filters leave none")
+    return ordered
 
 
 def _json_object(line: str, where: str) -> dict[str, object]:

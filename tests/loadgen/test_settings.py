@@ -85,7 +85,7 @@ def test_objectives_are_given_once_each():
         ({"mode": "burst"}, "`requests` is needed by mode 'burst'"),
         ({"mode": "trace"}, "`workload` is 'synthetic' but mode 'trace' needs one of azure_llm, burstgpt, mooncake"),
         ({"workload": "mooncake"}, "`trace_file` is needed by workload 'mooncake'"),
-        ({"trace_limit": "3"}, "`trace_limit` is 3 but workload 'synthetic' has no trace"),
+        ({"trace_limit": "3"}, "`trace_limit` is 3 but belongs to azure_llm"),
         ({"time_scale": "0.5"}, "`time_scale` is 0.5 but only mode 'trace' keeps arrival times"),
         ({"workload": "prompts"}, "`prompts_file` is needed by workload 'prompts'"),
         ({"max_in_flight": "3"}, "`max_in_flight` is 3 but mode 'closed'"),

@@ -1,9 +1,12 @@
+import json
+
 import pytest
 
 from loadgen import workload
 from loadgen.config import BenchConfig
 from loadgen.datasets.prompt import Limits
 from loadgen.datasets.vocabulary import calibrate
+from loadgen.errors import UsageError
 
 VOCABULARY = calibrate(lambda text: 1 + len(text.split()))
 
@@ -34,3 +37,51 @@ def test_what_is_scheduled_are_the_first_turns_of_sessions():
 
     assert len(made.scheduled()) == len(made.times_ns)
     assert {prompt.turn for prompt in made.scheduled()} == {0}
+
+
+def test_sharegpt_rows_are_left_out_for_their_lengths(tmp_path):
+    file = tmp_path / "chats.json"
+    talks = [("one two", "a b c"), ("one", "a"), ("one two three four", "a b c d e")]
+    file.write_text(
+        json.dumps([{"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in talks])
+    )
+    load = BenchConfig(workload="sharegpt", prompts_file=str(file), min_output_tokens=2, max_input_tokens=4)
+
+    lengths = workload.answer_lengths(load, lambda text: len(text.split()))
+    made = workload.build(load, None, Limits(), lengths)
+
+    assert lengths == [3, None, 5]
+    assert [(prompt.text, prompt.output_tokens) for prompt in made.first(2)] == [
+        ("one two", 3),
+        ("one two three four", 5),
+    ]
+
+
+def test_joint_lengths_reach_the_prompts(tmp_path):
+    file = tmp_path / "pairs.csv"
+    file.write_text("12,3\n40,9\n")
+
+    made = workload.build(BenchConfig(length_pairs=str(file)), VOCABULARY, Limits())
+
+    assert {(prompt.input_tokens, prompt.output_tokens) for prompt in made.first(40)} == {(12, 3), (40, 9)}
+    with pytest.raises(UsageError, match="length_pairs"):
+        workload.build(BenchConfig(length_pairs="/nowhere.csv"), VOCABULARY, Limits())
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"trace_model": ("GPT-4",)}, "`trace_model` .* belongs to burstgpt"),
+        ({"min_input_tokens": 4}, "`min_input_tokens` is 4 but belongs to azure_llm"),
+        ({"length_pairs": "x", "input_tokens": "5"}, "excludes"),
+        ({"prompts_order": "shuffled"}, "reads no prompts"),
+        ({"workload": "burstgpt", "trace_file": "x", "trace_loop": True}, "no end"),
+        (
+            {"workload": "burstgpt", "trace_file": "x", "min_input_tokens": 9, "max_input_tokens": 3},
+            "`min_input_tokens` is 9 but `max_input_tokens` is 3",
+        ),
+    ],
+)
+def test_settings_of_other_workloads_are_refused(load, message):
+    with pytest.raises(ValueError, match=message):
+        BenchConfig(**load)

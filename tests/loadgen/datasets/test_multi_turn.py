@@ -1,6 +1,6 @@
 import itertools
 
-from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.lengths import Independent, Lengths
 from loadgen.datasets.multi_turn import MultiTurn
 from loadgen.datasets.prompt import Limits
 from loadgen.datasets.vocabulary import calibrate
@@ -11,8 +11,8 @@ def words(text):
 
 
 def sessions(limits=None, is_cold=False):
-    parts = [Lengths.parse(text) for text in ("3", "10", "5")]
-    return MultiTurn(calibrate(words), *parts, limits or Limits(), seed=0, is_cold=is_cold)
+    lengths = Independent(Lengths.parse("10"), Lengths.parse("5"))
+    return MultiTurn(calibrate(words), Lengths.parse("3"), lengths, limits or Limits(), seed=0, is_cold=is_cold)
 
 
 def test_every_turn_repeats_what_was_said_and_adds_answer_and_question():

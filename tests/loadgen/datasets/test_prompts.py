@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.datasets.lengths import Lengths
 from loadgen.datasets.prompt import Limits
-from loadgen.datasets.prompts import PromptFile, read_prompts
+from loadgen.datasets.prompts import Columns, PromptFile, read_prompts, shuffled
 from loadgen.errors import UsageError
 
 
@@ -64,3 +64,35 @@ def test_prompts_come_again_from_the_top_with_ids_of_their_own(tmp_path):
     assert [prompt.text for prompt in first] == ["one", "two", "one"]
     assert [prompt.prompt_id for prompt in first] == ["mine-0", "mine-1", "mine-2"]
     assert [(prompt.planned_output_tokens, prompt.output_tokens) for prompt in first] == [(16, 9)] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"q": "one", "n": 5}\n{"q": "two", "n": null}\n'),
+        ("a.csv", "q,prompt,n\none,other,5\ntwo,other,\n"),
+    ],
+)
+def test_metrics_9_columns_are_mapped(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+
+    rows = read_prompts(tmp_path / name, Columns("q", "n"))
+
+    assert [(row.text, row.output_tokens) for row in rows] == [("one", 5), ("two", None)]
+    with pytest.raises(UsageError, match="z"):
+        read_prompts(tmp_path / name, Columns("z"))
+
+
+def test_a_length_that_is_none_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"q": "one", "n": "many"}')
+
+    with pytest.raises(UsageError, match="`n` is 'many'"):
+        read_prompts(tmp_path / "a.jsonl", Columns("q", "n"))
+
+
+def test_a_shuffled_file_has_every_prompt_once_in_an_order_of_the_seed(tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(f"prompt {number}" for number in range(30)))
+    rows = read_prompts(tmp_path / "a.txt")
+
+    assert shuffled(rows, 1) == shuffled(rows, 1) != shuffled(rows, 2)
+    assert sorted(row.text for row in shuffled(rows, 1)) == sorted(row.text for row in rows)

@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from loadgen.datasets.lengths import Lengths
+from loadgen.datasets.lengths import Independent, Lengths
 from loadgen.datasets.prompt import Limits
 from loadgen.datasets.shared_prefix import SharedPrefix
 from loadgen.datasets.vocabulary import calibrate
@@ -19,8 +19,7 @@ def workload(**changes):
         "num_groups": 3,
         "prefix_tokens": 20,
         "is_zipf": False,
-        "own_tokens": Lengths.parse("uniform:5,9"),
-        "output_tokens": Lengths.parse("4"),
+        "lengths": Independent(Lengths.parse("uniform:5,9"), Lengths.parse("4")),
         "limits": Limits(),
         "seed": 1,
     }

@@ -1,8 +1,10 @@
+import itertools
 from pathlib import Path
 
 import pytest
 
 from loadgen.datasets.prompt import ClipCount, Limits
+from loadgen.datasets.row_choice import LengthRange, RowChoice
 from loadgen.datasets.traces import Trace, TraceRow, read_azure, read_burstgpt, read_mooncake
 from loadgen.datasets.vocabulary import calibrate
 from loadgen.errors import UsageError
@@ -96,7 +98,7 @@ def test_the_azure_trace_reads_whole():
 
     assert len(rows) == 19_366
     assert (rows[0].input_tokens, rows[0].output_tokens) == (374, 44)
-    assert read_azure(AZURE, limit=200) == rows[:200]
+    assert read_azure(AZURE, RowChoice(limit=200)) == rows[:200]
 
 
 @pytest.mark.skipif(not MOONCAKE.exists(), reason=f"{MOONCAKE} is not there")
@@ -122,3 +124,46 @@ def test_burstgpt_rows_without_an_answer_are_left_out(tmp_path):
     file.write_text(header + "yesterday,m,1,2,3,x\n")
     with pytest.raises(UsageError, match="`Timestamp` is 'yesterday'"):
         read_burstgpt(file)
+
+
+def test_metrics_9_rows_of_burstgpt_are_chosen_by_model_kind_and_length(tmp_path):
+    file = tmp_path / "burst.csv"
+    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    rows = (
+        "5,1,2,ChatGPT,472,18,490,API log",
+        "6,1,2,GPT-4,40,20,60,API log",
+        "7,2,1,GPT-4,90,30,120,Conversation log",
+    )
+    file.write_text(header + "\n".join((*rows, "8,2,1,GPT-4,500,30,530,API log")) + "\n")
+
+    def arrivals(**choice):
+        return [row.arrival_ns // 10**9 for row in read_burstgpt(file, RowChoice(**choice))]
+
+    assert arrivals() == [5, 6, 7, 8]
+    assert arrivals(models=("GPT-4",)) == [6, 7, 8]
+    assert arrivals(models=("GPT-4",), log_types=("API log",)) == [6, 8]
+    assert arrivals(input_tokens=LengthRange(None, 100), output_tokens=LengthRange(20)) == [6, 7]
+    assert arrivals(skip=1, limit=2) == [6, 7]
+    with pytest.raises(UsageError, match="filters leave none"):
+        arrivals(models=("Llama",))
+
+
+def test_a_trace_that_loops_goes_on_with_other_texts():
+    rows = [TraceRow(0, 20, 3), TraceRow(1, 30, 4)]
+    trace = Trace("azure_llm", rows, calibrate(words), Limits(), seed=3, loops=True)
+
+    prompts = list(itertools.islice(trace, 5))
+
+    assert [prompt.input_tokens for prompt in prompts] == [20, 30, 20, 30, 20]
+    assert len({prompt.text for prompt in prompts}) == 5
+    assert len({prompt.prompt_id for prompt in prompts}) == 5
+
+
+def test_the_size_of_a_block_is_the_traces_to_say():
+    rows = [TraceRow(0, 60, 1, (1, 2)), TraceRow(1, 60, 1, (1, 3))]
+    trace = Trace("mooncake", rows, calibrate(words), Limits(), seed=3, block_tokens=16)
+
+    first, second = (prompt.text.split() for prompt in trace)
+
+    assert first[:17] == second[:17]
+    assert first[:34] != second[:34]
