@@ -31,7 +31,7 @@ class AttentionKernel(Protocol):
     name: str
     block_size: int
 
-    def supports(self, needs: AttentionNeeds) -> bool: ...
+    def supports(self, needs: AttentionNeeds, /) -> bool: ...
 
     def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
         """Attend, the new K/V being stored already.

@@ -62,8 +62,8 @@ class TorchDecode:
     name = "torch"
     block_size = 16
 
-    def supports(self, needs: "AttentionNeeds") -> bool:
-        return not needs.has_softcap
+    def supports(self, _needs: "AttentionNeeds", /) -> bool:
+        return True
 
     def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
         tiles = self._tiles(metadata, len(query), cache)
@@ -96,7 +96,10 @@ class TorchDecode:
             pages, grouped = pages.float(), grouped.float()
         keys, values = pages.view(2, rows * num_kv_heads, -1, head_dim).unbind(0)
         bias = self._bias(metadata, tile, num_kv_heads, num_heads, keys.shape[1], options, grouped)
-        scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=options.scaling)
+        if options.softcap is None:
+            scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=options.scaling)
+        else:
+            scores = _capped(torch.bmm(grouped, keys.transpose(1, 2)), options.scaling, options.softcap) + bias
         attended = torch.bmm(torch.softmax(scores, -1), values).view(rows, num_heads, head_dim)
         return attended.to(query.dtype)
 
@@ -164,8 +167,8 @@ class TorchPrefill:
     name = "torch"
     block_size = 16
 
-    def supports(self, needs: "AttentionNeeds") -> bool:
-        return not needs.has_softcap
+    def supports(self, _needs: "AttentionNeeds", /) -> bool:
+        return True
 
     def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -194,7 +197,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptio
     queries = query.transpose(0, 1)
     grouped = queries.shape[0] != keys.shape[0]
     windowed = options.window is not None and options.window < seqlen_k
-    if seqlen_q == seqlen_k and not windowed and options.alibi_slopes is None:
+    if seqlen_q == seqlen_k and not windowed and options.alibi_slopes is None and options.softcap is None:
         attended = F.scaled_dot_product_attention(
             queries[None], keys[None], values[None], is_causal=True, scale=options.scaling, enable_gqa=grouped
         )
@@ -203,11 +206,29 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptio
     for first in range(0, seqlen_q, MASKED_QUERY_ROWS):
         part = queries[:, first : first + MASKED_QUERY_ROWS]
         mask = _mask(seqlen_k - seqlen_q + first, part.shape[1], seqlen_k, options, query)
+        if options.softcap is not None:
+            parts.append(_attend_capped(part, keys, values, mask[0], options.scaling, options.softcap))
+            continue
         attended = F.scaled_dot_product_attention(
             part[None], keys[None], values[None], attn_mask=mask, scale=options.scaling, enable_gqa=grouped
         )
         parts.append(attended[0].transpose(0, 1))
     return torch.cat(parts)
+
+
+def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float) -> Tensor:
+    """SDPA has no softcap. query: [num_heads, rows, head_dim]; returns [rows, num_heads, head_dim]."""
+    num_heads, rows, head_dim = query.shape
+    grouped = query.reshape(keys.shape[0], -1, head_dim)
+    scores = _capped(torch.bmm(grouped, keys.transpose(1, 2)), scaling, softcap)
+    weights = torch.softmax(scores.view(num_heads, rows, -1) + mask, -1, dtype=torch.float32).to(values.dtype)
+    attended = torch.bmm(weights.view(keys.shape[0], -1, keys.shape[1]), values)
+    return attended.view(num_heads, rows, head_dim).transpose(0, 1)
+
+
+def _capped(products: Tensor, scaling: float, softcap: float) -> Tensor:
+    """Scores bent to stay between -softcap and softcap; `products` is overwritten."""
+    return products.mul_(scaling / softcap).tanh_().mul_(softcap)
 
 
 def _mask(first: int, rows: int, seqlen_k: int, options: AttentionOptions, like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.models.shims import bloom
+from reference_server.model_server.models.shims import bloom, falcon, gptj, mpt
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,42 @@ class ModelFamily:
     shardable: bool = False
 
 
+def _calls_the_interface(_: nn.Module) -> None:
+    """A class that does call the attention interface, though it does not say so to the loader."""
+
+
 FAMILIES = (
     ModelFamily("Llama", "llama", shardable=True),
     ModelFamily("Mistral", "mistral", shardable=True),
+    ModelFamily("Mixtral", "mixtral"),
     ModelFamily("Qwen2", "qwen2", shardable=True),
+    ModelFamily("Qwen2-MoE", "qwen2_moe"),
+    ModelFamily("Qwen3", "qwen3"),
+    ModelFamily("Qwen3-MoE", "qwen3_moe"),
+    ModelFamily("Gemma", "gemma"),
+    ModelFamily("Gemma 2", "gemma2"),
+    ModelFamily("Gemma 3", "gemma3_text"),
+    ModelFamily("Phi", "phi"),
+    ModelFamily("Phi-3", "phi3"),
+    ModelFamily("PhiMoE", "phimoe"),
     ModelFamily("GPT-2", "gpt2"),
     ModelFamily("GPT-NeoX", "gpt_neox", shardable=True),
+    ModelFamily("GPT-J", "gptj", shim=gptj.install),
+    ModelFamily("GPT-BigCode", "gpt_bigcode"),
+    ModelFamily("StarCoder2", "starcoder2"),
+    ModelFamily("OPT", "opt"),
+    ModelFamily("MPT", "mpt", shim=mpt.install),
+    ModelFamily("Falcon", "falcon", shim=falcon.install),
     ModelFamily("BLOOM", "bloom", shim=bloom.install),
+    ModelFamily("StableLM", "stablelm", shim=_calls_the_interface),
+    ModelFamily("Cohere", "cohere"),
+    ModelFamily("Cohere 2", "cohere2"),
+    ModelFamily("Granite", "granite"),
+    ModelFamily("OLMo", "olmo"),
+    ModelFamily("OLMo 2", "olmo2"),
+    ModelFamily("DBRX", "dbrx"),
+    ModelFamily("DeepSeek-V2", "deepseek_v2"),
+    ModelFamily("DeepSeek-V3", "deepseek_v3"),
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -73,13 +74,25 @@ def attention_forward(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: object,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention signature. query: [1, num_heads, tokens, head_dim]; returns [1, tokens, heads, dim]."""
     assert attention_mask is None, "a mask was built for the paged attention"
+    if others.get("s_aux") is not None:
+        raise UnsupportedError(f"{type(module).__name__} has attention sinks, which no kernel offers")
     options = AttentionOptions(scaling or query.shape[-1] ** -0.5, sliding_window, softcap)
+    value_dim = value.shape[-1]
+    if value_dim != key.shape[-1]:
+        query, key, value = _of_one_width(query, key, value)
     key_value = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
-    return _call(module.attached, query[0].transpose(0, 1), key_value, options)[None], None
+    attended = _call(module.attached, query[0].transpose(0, 1), key_value, options)
+    return attended[None, ..., :value_dim], None
+
+
+def _of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Zeros appended up to the widest: multi-head latent attention has keys wider than values, the cache one width."""
+    width = max(tensor.shape[-1] for tensor in tensors)
+    return tuple(F.pad(tensor, (0, width - tensor.shape[-1])) for tensor in tensors)
 
 
 @torch.no_grad()
