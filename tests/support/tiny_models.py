@@ -8,37 +8,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from tests.support.tiny_configs import CONFIGS
+
 VOCAB_SIZE = 101
 EOS_ID = 100
-
-_ROTARY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", "num_key_value_heads": 2, **_ROTARY},
-    "llama-tied-llama3-rope": {
-        "model_type": "llama",
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": True,
-        "rope_parameters": _LLAMA3_ROPE,
-        **_ROTARY,
-    },
-    "mistral-window": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 6, **_ROTARY},
-    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1, **_ROTARY},
-    "qwen2-sharded": {"model_type": "qwen2", "num_key_value_heads": 2, **_ROTARY},
-    "gpt2": {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4},
-    "gpt-neox": {"model_type": "gpt_neox", **_ROTARY, "rotary_pct": 0.5},
-    "gpt-neox-serial": {"model_type": "gpt_neox", **_ROTARY, "use_parallel_residual": False},
-    "bloom": {"model_type": "bloom", "hidden_size": 48, "n_layer": 2, "n_head": 4},
-    "bloom-6-heads": {"model_type": "bloom", "hidden_size": 48, "n_layer": 2, "n_head": 6},
-}
 
 
 def save_tiny_model(directory: Path, name: str, **changes: Any) -> Path:

@@ -146,6 +146,7 @@ def _is_plain_decoder(model: Any) -> bool:
         and _is_linear(model.lm_head, GatheredLinear)
         and _is_rms_norm(inner.norm)
         and inner.rotary_emb.rope_type in ("default", "linear", "llama3")
+        and not _has_multiplier(inner)
         and all(_is_plain_layer(layer) for layer in inner.layers)
     )
 
@@ -169,7 +170,13 @@ def _is_plain_layer(layer: Any) -> bool:
         and _is_silu(mlp.act_fn)
         and _is_rms_norm(layer.input_layernorm)
         and _is_rms_norm(layer.post_attention_layernorm)
+        and not _has_multiplier(layer)
     )
+
+
+def _has_multiplier(module: Any) -> bool:
+    """Whether a plain number of the module's own scales what passes through it, as in Granite's."""
+    return any(isinstance(value, float) for value in vars(module).values())
 
 
 def _is_linear(module: Any, sharded: type[nn.Module] = nn.Linear) -> bool:
