@@ -21,7 +21,7 @@ from loadgen.conflicts import conflicts
 from loadgen.datasets.lengths import EXAMPLES, Lengths
 from loadgen.modes import COMMAND_MODES, GENERATED_WORKLOADS, TRACE_WORKLOADS, ApiName, Mode, WorkloadName
 from loadgen.objectives import EXAMPLE as SLO_EXAMPLE
-from loadgen.objectives import parse_objective
+from loadgen.objectives import WIDTH_EXAMPLE, parse_objective, parse_width
 
 DEFAULT_DURATION_S = 30.0
 DEFAULT_WARMUP_S = 3.0
@@ -94,9 +94,15 @@ def _check_objective(value: str) -> str:
     return value.strip()
 
 
+def _check_width(value: str) -> str:
+    parse_width(value)
+    return value.strip()
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400)]
 LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths)]
 ObjectiveText = Annotated[str, AfterValidator(_check_objective)]
+WidthText = Annotated[str, AfterValidator(_check_width)]
 
 
 class BenchConfig(BaseModel):
@@ -145,6 +151,21 @@ class BenchConfig(BaseModel):
     max_errors: int | None = Field(None, ge=1, description="End the run after this many failed requests.")
     max_error_share: float | None = Field(
         None, gt=0, lt=1, description="End the run when more than this share of the last 50 requests failed."
+    )
+    converge: Annotated[tuple[WidthText, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description="End the run once the 95 % interval of a metric is at most so wide to either side: "
+        f'"{WIDTH_EXAMPLE}"; repeatable, all must be. Looked at after --converge-requests, then at every doubling.',
+    )
+    converge_requests: int = Field(100, ge=30, description="Fewest measured requests for --converge.")
+    stop_on_overload: bool = Field(
+        False, description="End an open loop when TTFT and requests in flight both keep growing."
+    )
+    stop_at_attainment: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="End the run when the share of requests that meet every --slo is surely above or below this.",
     )
     unhealthy_probes: int = Field(
         5, ge=0, le=1_000, description="End the run when the server's /health fails so many times in a row; 0: never."
@@ -303,6 +324,11 @@ class BenchConfig(BaseModel):
         """Whether rows of a file are left out for their lengths."""
         bounds = (self.min_input_tokens, self.max_input_tokens, self.min_output_tokens, self.max_output_tokens)
         return any(bound is not None for bound in bounds)
+
+    @property
+    def has_stop_rules(self) -> bool:
+        """Whether the run may end by what it measured so far."""
+        return bool(self.converge) or self.stop_on_overload or self.stop_at_attainment is not None
 
     @property
     def is_open_loop(self) -> bool:

@@ -25,6 +25,14 @@ def conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
         *_row_conflicts(config),
         *_length_conflicts(config),
         (
+            config.stop_on_overload and not config.is_open_loop,
+            f"`stop_on_overload` is for open loops, and mode {config.mode!r} is closed",
+        ),
+        (
+            config.stop_at_attainment is not None and not config.slo,
+            f"`stop_at_attainment` is {config.stop_at_attainment} but there is no `slo` to attain",
+        ),
+        (
             (config.mode == "stages") != (config.stages is not None),
             f"`stages` is {config.stages!r} but mode is {config.mode!r}; mode 'stages' needs it, no other has it",
         ),

@@ -10,8 +10,9 @@ from loadgen.errors import TargetError
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0
 ROUTE = "/health"
-# What the worker is sent when its server is gone.
+# What the worker is sent to end its load, and the reason it then gives; who sent it knows the true one.
 UNHEALTHY_SIGNAL = signal.SIGUSR1
+ASKED_TO_STOP = "server_unhealthy"
 
 
 class HealthProbe:

@@ -1,4 +1,4 @@
-"""Objectives of single requests, as people write them: `ttft_p95_ms < 500`."""
+"""What people write about a metric: an objective, `ttft_p95_ms < 500`, or an interval's width, `ttft_p95_ms 5%`."""
 
 import re
 from collections.abc import Iterable
@@ -8,6 +8,8 @@ from loadgen.errors import UsageError
 
 _OBJECTIVE = re.compile(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*")
 EXAMPLE = "ttft_p95_ms < 500"
+_WIDTH = re.compile(r"\s*([a-z0-9_.]+)\s+(\d+(?:\.\d*)?)\s*%\s*")
+WIDTH_EXAMPLE = "ttft_p95_ms 5%"
 
 
 def parse_objective(text: str) -> dict[str, Any]:
@@ -20,6 +22,18 @@ def parse_objective(text: str) -> dict[str, Any]:
     if match is None:
         raise ValueError(f'{text!r} is no objective; write it as "{EXAMPLE}"')
     return {"metric": match[1], "max" if match[2].startswith("<") else "min": float(match[3])}
+
+
+def parse_width(text: str) -> tuple[str, float]:
+    """A metric and how wide its interval may be to either side, as a share. Raises ValueError.
+
+    >>> parse_width("ttft_p95_ms 5%")
+    ('ttft_p95_ms', 0.05)
+    """
+    match = _WIDTH.fullmatch(text)
+    if match is None or not 0 < float(match[2]) < 100:
+        raise ValueError(f'{text!r} is no width of an interval; write it as "{WIDTH_EXAMPLE}"')
+    return match[1], float(match[2]) / 100
 
 
 def objectives_of(texts: Iterable[str]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ class WorkerPlan:
     sampling: Sampling
     limits: dict[str, int | None]
     vocabulary: dict[str, Any] | None = None
-    answer_tokens: list[int] | None = None
+    answer_tokens: list[int | None] | None = None
     headers: dict[str, str] = field(default_factory=dict)
     workload_hash: str | None = None
     schedule_hash: str | None = None

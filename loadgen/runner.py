@@ -13,10 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadgen import machine, workload
 from loadgen.capacity import stored_capacity
@@ -25,7 +25,7 @@ from loadgen.control import ControlClient
 from loadgen.counting import RoundTrip, TokenCounter, make_vocabulary, open_counter, verify
 from loadgen.datasets.vocabulary import Vocabulary
 from loadgen.errors import MeasurementError, TargetError, UsageError, WorkerError
-from loadgen.health import UNHEALTHY_SIGNAL, HealthProbe
+from loadgen.health import ASKED_TO_STOP, UNHEALTHY_SIGNAL, HealthProbe
 from loadgen.interrupts import FirstAsksSecondEnds, Interrupted
 from loadgen.objectives import objectives_of
 from loadgen.plan import WorkerPlan
@@ -45,6 +45,10 @@ from reports.results import (
     write_client,
     write_manifest,
 )
+
+if TYPE_CHECKING:
+    from loadgen.follow_up import FollowUp
+    from loadgen.stop_rules import StopRule
 
 WORKER_LOG = "worker.log"
 LEAST_FREE_BYTES = 64 * 2**20
@@ -78,6 +82,7 @@ def run(
     """
     progress = progress or Silent()
     objectives_of(config.slo)
+    _stop_rules(config)
     make_run_directory(out)
     prepared = _prepare(config, target, progress)
     manifest = _manifest(config, target, prepared, out, command)
@@ -88,6 +93,8 @@ def run(
     telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"))
     telemetry.start()
     watch = _Watch(progress, telemetry)
+    follow_up = _follow_up(config, manifest, out, watch.stop)
+    watch.follow_up = follow_up
     watch.health = health = HealthProbe(target.control(), config.unhealthy_probes, watch.stop_unhealthy)
     try:
         with FirstAsksSecondEnds(watch.ask_to_finish, watch.kill) as signals:
@@ -95,6 +102,8 @@ def run(
     finally:
         progress.close()
         health.finish()
+        if follow_up is not None:
+            follow_up.finish()
         telemetry.finish()
     _complete(manifest, watch, target, out, telemetry)
     result = load_run(out)
@@ -106,6 +115,26 @@ def run(
             + _log_tail(out)
         )
     return result
+
+
+def _stop_rules(config: BenchConfig) -> "tuple[StopRule, ...]":
+    """The rules that need statistics, which are imported only for them. Raises UsageError."""
+    if not config.has_stop_rules:
+        return ()
+    from loadgen.stop_rules import stop_rules_of
+
+    return stop_rules_of(config)
+
+
+def _follow_up(
+    config: BenchConfig, manifest: RunManifest, out: Path, on_stop: Callable[[str], None]
+) -> "FollowUp | None":
+    rules = _stop_rules(config)
+    if not rules:
+        return None
+    from loadgen.follow_up import FollowUp
+
+    return FollowUp(manifest, out, rules, on_stop)
 
 
 def make_run_directory(out: Path) -> None:
@@ -283,6 +312,8 @@ class _Watch:
         self._worker: subprocess.Popen[bytes] | None = None
         self.is_asked_to_finish = False
         self.health: HealthProbe | None = None
+        self.follow_up: FollowUp | None = None
+        self.asked_reason: str | None = None
         self.started: dict[str, Any] = {}
         self.end: dict[str, Any] | None = None
 
@@ -298,6 +329,11 @@ class _Watch:
     def stop_unhealthy(self) -> None:
         """End the load of a server that does not answer its probes."""
         self._progress.say("the server does not answer /health any more; ending the load")
+        self.stop("server_unhealthy")
+
+    def stop(self, reason: str) -> None:
+        """End the load, whose manifest will give this reason."""
+        self.asked_reason = self.asked_reason or reason
         if self._worker is not None:
             self._worker.send_signal(UNHEALTHY_SIGNAL)
 
@@ -328,6 +364,8 @@ class _Watch:
                 self._telemetry.begin_run(message["start_ns"])
                 if self.health is not None:
                     self.health.start()
+                if self.follow_up is not None:
+                    self.follow_up.start()
             case "progress":
                 self._progress.update(message)
             case "done":
@@ -340,6 +378,8 @@ def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, t
     manifest.window_end_s = end.get("window_end_s")
     manifest.drain_s = end.get("drain_s")
     manifest.stop_reason = end.get("stop_reason")
+    if manifest.stop_reason == ASKED_TO_STOP:
+        manifest.stop_reason = watch.asked_reason or ASKED_TO_STOP
     manifest.clipped = end.get("clipped") or {}
     manifest.target["info_end"] = target.info()
     if target.process is not None:

@@ -90,17 +90,17 @@ def _completions(m: Measured) -> Interval:
     return m.batches(m.requests.loc[succeeded, "t_end_ns"] / 1e9)
 
 
-def _good(m: Measured) -> "pd.Series[bool] | None":
+def is_good(m: Measured) -> "pd.Series[bool] | None":
     return meets_objectives(m.population, m.manifest.objectives, m.manifest.is_open_loop)
 
 
 def _goodput(m: Measured) -> Interval:
-    good = _good(m)
+    good = is_good(m)
     return point(math.nan) if good is None else m.batches(m.population.loc[good, "start_s"])
 
 
 def _attainment(m: Measured) -> Interval:
-    good = _good(m)
+    good = is_good(m)
     return point(math.nan) if good is None else proportion(np.asarray(good, dtype=np.bool_))
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from reports.frames import TokenEvents
 from reports.results import RunManifest
-from reports.stats import newey_west_slope, truncation_point
+from reports.stats import Slope, newey_west_slope, truncation_point
 
 Array = npt.NDArray[np.float64]
 
@@ -154,17 +154,26 @@ def _mser_s(sweep: Concurrency, events: TokenEvents, end: float) -> float | None
     return max(known) if known else None
 
 
-def drifting(window: Window, start_s: Array, ttft_s: Array, sweep: Concurrency) -> list[str]:
-    """Which of TTFT and requests in flight change by more than 10 % over the window, significantly."""
-    edges = np.linspace(window.start_s, window.end_s, max(20, int(window.length_s)) + 1)
+def slopes(window: Window, start_s: Array, ttft_s: Array, in_flight: tuple[Array, Array]) -> dict[str, Slope | None]:
+    """How TTFT and requests in flight change over the window, per second; `in_flight` are moments and levels."""
     known = window.holds(start_s) & ~np.isnan(ttft_s)
     order = np.argsort(start_s[known], kind="stable")
-    slopes = {
+    moments, levels = in_flight
+    inside = window.holds(moments)
+    return {
         "TTFT": newey_west_slope(start_s[known][order], ttft_s[known][order]),
-        "requests in flight": newey_west_slope(edges[:-1], sweep.means(edges)) if window.length_s > 0 else None,
+        "requests in flight": newey_west_slope(moments[inside], levels[inside]),
     }
+
+
+def drifting(window: Window, start_s: Array, ttft_s: Array, sweep: Concurrency) -> list[str]:
+    """Which of TTFT and requests in flight change by more than 10 % over the window, significantly."""
+    if window.length_s <= 0:
+        return []
+    edges = np.linspace(window.start_s, window.end_s, max(20, int(window.length_s)) + 1)
+    found = slopes(window, start_s, ttft_s, (edges[:-1], sweep.means(edges)))
     return [
         name
-        for name, slope in slopes.items()
+        for name, slope in found.items()
         if slope is not None and slope.is_significant and abs(slope.relative_change(window.length_s)) > 0.1
     ]
