@@ -6,7 +6,7 @@ Times are monotonic ns.
 import errno
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from loadgen.connection import Clock
@@ -41,7 +41,11 @@ class StopRules:
 
 @dataclass(slots=True)
 class Load:
-    """What the users share. `start` begins it; once `stop_reason` is set nothing more is sent."""
+    """What the users share. `start` begins it; once `stop_reason` is set nothing more is sent.
+
+    `on_warm` is for one worker of several: it is told once that the warm-up is over here, and `measure_from` later
+    says when it was over everywhere.
+    """
 
     run_id: str
     rules: StopRules
@@ -49,6 +53,8 @@ class Load:
     client: Client
     recorder: Recorder
     clock_ns: Clock
+    worker: int = 0
+    on_warm: Callable[[], None] | None = None
     clipped: ClipCount = field(default_factory=ClipCount)
     start_ns: int = 0
     measure_ns: int | None = None
@@ -59,6 +65,7 @@ class Load:
     write_errors: int = 0
     last_sent_ns: int | None = None
     last_end_ns: int | None = None
+    _is_warm: bool = False
     _slots_done: set[int] = field(default_factory=set)
     _connect_errors: int = 0
     _errors: int = 0
@@ -66,17 +73,27 @@ class Load:
     _recent_errors: deque[bool] = field(default_factory=lambda: deque(maxlen=ERROR_WINDOW))
     _running: dict[int, Exchange] = field(default_factory=dict)
 
-    def start(self) -> None:
-        """The zero of the run; only the first call counts."""
+    def start(self, at_ns: int | None = None) -> None:
+        """The zero of the run, now unless said; only the first call counts."""
         if self.start_ns:
             return
-        self.start_ns = self.clock_ns()
+        self.start_ns = at_ns or self.clock_ns()
         if self.rules.warmup_s == 0:
             self.measure_ns = self.start_ns
+
+    def measure_from(self, at_ns: int) -> None:
+        """The warm-up is over in every worker."""
+        if self.measure_ns is None:
+            self.measure_ns = at_ns
 
     @property
     def in_flight(self) -> int:
         return len(self._running)
+
+    @property
+    def errors(self) -> int:
+        """Requests that failed by the server's fault."""
+        return self._errors
 
     @property
     def is_over(self) -> bool:
@@ -117,14 +134,23 @@ class Load:
     def tick(self) -> None:
         """Move from warm-up to measurement to the end, as time passes."""
         now_ns = self.clock_ns()
-        if self.measure_ns is None:
-            self.measure_ns = self._warm_since(now_ns)
+        if self.measure_ns is None and not self._is_warm:
+            self._end_warmup(self._warm_since(now_ns))
         if self.measure_ns is None or self.rules.duration_s is None or self.is_over:
             return
         end_ns = self.measure_ns + round(self.rules.duration_s * NS_PER_S)
         if now_ns >= end_ns:
             self.stop("duration")
             self.stop_ns = end_ns
+
+    def _end_warmup(self, warm_ns: int | None) -> None:
+        if warm_ns is None:
+            return
+        if self.on_warm is None or self.rules.slots is None:
+            self.measure_ns = warm_ns
+            return
+        self._is_warm = True
+        self.on_warm()
 
     def _warm_since(self, now_ns: int) -> int | None:
         """When the warm-up ended; None while it lasts."""
@@ -153,7 +179,7 @@ class Load:
             return None
         if slot is not None and made[0].turns_left and not turns:
             self._sessions[slot] = deque(itertools.islice(self.feed, made[0].turns_left))
-        self.measured += self.measure_ns is not None
+        self.measured += self.measure_ns is not None and self.clock_ns() >= self.measure_ns
         return made
 
     def next_session(self) -> list[tuple[Prompt, bytes]] | None:
@@ -169,7 +195,7 @@ class Load:
         self._running[id(exchange)] = exchange
         live = self.recorder.live
         live.sent += 1
-        request_id = f"{self.run_id}-{live.sent}"
+        request_id = self._id_of(str(live.sent))
         self.clipped.add(prompt)
         try:
             self.client.run(body, exchange)
@@ -179,7 +205,7 @@ class Load:
         finally:
             del self._running[id(exchange)]
             self._note(exchange)
-            record = make_record(self.run_id, request_id, self.start_ns, phase, prompt, times, exchange)
+            record = make_record(self.run_id, request_id, self.start_ns, phase, prompt, times, exchange, self.worker)
             self._store(record)
         if slot is not None:
             self._slots_done.add(slot)
@@ -188,12 +214,13 @@ class Load:
     def skip(self, prompt: Prompt, times: Times, cut: Cut) -> None:
         """Record a request that never left the in-flight limit."""
         exchange = Exchange(status=cut.status, error_type="connect/limit", end_ns=self.clock_ns())
-        request_id = f"{self.run_id}-w{self.recorder.live.failed}-{prompt.prompt_id}"
-        self._store(
-            make_record(
-                self.run_id, request_id, self.start_ns, self.phase_at(times.intended_ns), prompt, times, exchange
-            )
-        )
+        request_id = self._id_of(f"w{self.recorder.live.failed}-{prompt.prompt_id}")
+        phase = self.phase_at(times.intended_ns)
+        self._store(make_record(self.run_id, request_id, self.start_ns, phase, prompt, times, exchange, self.worker))
+
+    def _id_of(self, name: str) -> str:
+        """Unique in the run, whichever worker made it."""
+        return f"{self.run_id}-{self.worker}-{name}" if self.worker else f"{self.run_id}-{name}"
 
     def _note(self, exchange: Exchange) -> None:
         self.last_end_ns = exchange.end_ns

@@ -2,15 +2,18 @@
 
 from array import array
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from loadgen.datasets.prompt import Prompt
 from loadgen.exchange import Exchange
 from loadgen.protocols.dialect import Answer
-from reports.results import JsonlWriter, Phase, RequestRecord, Status, TokensSource
+from reports.results import Phase, RequestRecord, Status, TokensSource
 
 RECENT_TTFTS = 512
+# What a worker tells its master of one second, for display.
+MAX_TOLD = 64
 MAX_REASON_CHARACTERS = 100
 
 
@@ -24,7 +27,14 @@ class Times:
 
 
 def make_record(
-    run_id: str, request_id: str, start_ns: int, phase: Phase, prompt: Prompt, times: Times, exchange: Exchange
+    run_id: str,
+    request_id: str,
+    start_ns: int,
+    phase: Phase,
+    prompt: Prompt,
+    times: Times,
+    exchange: Exchange,
+    worker: int = 0,
 ) -> RequestRecord:
     """Everything observed of one request; times become ns since the run's start."""
     answer = exchange.answer
@@ -42,6 +52,7 @@ def make_record(
         prompt_id=prompt.prompt_id,
         session_id=prompt.session_id,
         turn=prompt.turn,
+        worker=worker,
         phase=phase,
         status=exchange.status,
         error_type=exchange.error_type,
@@ -105,13 +116,29 @@ class LiveNumbers:
     statuses: Counter[str] = field(default_factory=Counter)
     recent_ttft_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TTFTS))
     second_ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
+    second_tpot_s: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def clear_second(self) -> None:
+        del self.second_ttft_s[:]
+        del self.second_tpot_s[:]
+
+
+class RowSink(Protocol):
+    """Where rows go: a file, or the master."""
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Raises OSError when the row cannot be stored."""
+
+    def close(self) -> None:
+        """No more rows."""
 
 
 class Recorder:
-    """Appends records to `requests.jsonl` as they finish."""
+    """Hands records on as they finish. `on_record` is told of each, after it was stored."""
 
-    def __init__(self, writer: JsonlWriter) -> None:
+    def __init__(self, writer: RowSink, on_record: Callable[[RequestRecord], None] | None = None) -> None:
         self._writer = writer
+        self._on_record = on_record
         self.live = LiveNumbers()
 
     def add(self, record: RequestRecord) -> None:
@@ -124,11 +151,31 @@ class Recorder:
             live.completed += 1
         else:
             live.failed += 1
-        if record.t_first_ns is not None and record.t_sent_ns is not None:
-            ttft_s = (record.t_first_ns - record.t_sent_ns) / 1e9
+        ttft_s = ttft_of(record)
+        if ttft_s is not None:
             live.recent_ttft_s.append(ttft_s)
             live.second_ttft_s.append(ttft_s)
+        tpot_s = tpot_of(record)
+        if tpot_s is not None:
+            live.second_tpot_s.append(tpot_s)
         self._writer.write(record.to_json())
+        if self._on_record is not None:
+            self._on_record(record)
+
+
+def ttft_of(record: RequestRecord) -> float | None:
+    """`ttft_s` of one record, for display; reports compute their own."""
+    if record.t_first_ns is None or record.t_sent_ns is None:
+        return None
+    return (record.t_first_ns - record.t_sent_ns) / 1e9
+
+
+def tpot_of(record: RequestRecord) -> float | None:
+    """`tpot_s` of one record, for display; reports compute their own."""
+    tokens = (record.output_tokens or 0) - (record.first_event_tokens or 0)
+    if tokens <= 0 or record.t_first_ns is None or record.t_last_ns is None:
+        return None
+    return (record.t_last_ns - record.t_first_ns) / tokens / 1e9
 
 
 def quantile(values: "deque[float] | array[float]", share: float) -> float | None:
@@ -149,3 +196,8 @@ def live_row(live: LiveNumbers, in_flight: int) -> dict[str, Any]:
         "ttft_p50_s": quantile(live.recent_ttft_s, 0.50),
         "ttft_p95_s": quantile(live.recent_ttft_s, 0.95),
     }
+
+
+def latest(live: LiveNumbers) -> dict[str, Any]:
+    """Some of the last second's latencies, from which a master takes quantiles over all workers."""
+    return {"ttfts_s": list(live.second_ttft_s[-MAX_TOLD:]), "tpots_s": list(live.second_tpot_s[-MAX_TOLD:])}

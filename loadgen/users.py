@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import gevent
+from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from locust import User, task
 from locust.exception import StopUser
@@ -25,16 +26,34 @@ MAX_WAITING = 100_000
 
 @dataclass(slots=True)
 class LoadRunner:
-    """What both kinds of users need: the load, the schedule of an open one, and the greenlets at work."""
+    """What both kinds of users need: the load, the schedule of an open one, and the greenlets at work.
+
+    `is_gated` where a master says when the load begins: users who are there earlier wait for it.
+    """
 
     load: Load
     think_time_s: float = 0.0
     times_ns: list[int] | None = None
     end_reason: str = "requests"
     limit: BoundedSemaphore | None = None
+    is_gated: bool = False
     is_interrupted: bool = False
     waiting: int = 0
+    begun: Event = field(default_factory=Event)
     at_work: set[gevent.Greenlet] = field(default_factory=set)
+
+    def begin(self, at_ns: int | None = None) -> None:
+        """The load begins now, or at a time that was agreed on; only the first call counts."""
+        self.load.start(at_ns)
+        self.begun.set()
+
+    def wait_for_begin(self) -> None:
+        """Return when the load begins, which the first user makes it do where nobody else does."""
+        if not self.is_gated:
+            self.begin()
+        self.begun.wait()
+        while (left_ns := self.load.start_ns - self.load.clock_ns()) > 0 and not self.load.is_over:
+            gevent.sleep(left_ns / NS_PER_S)
 
     def send(self, prompt: Prompt, body: bytes, times: Times, slot: int | None = None) -> Status:
         """One request from this greenlet; `Cut` leaves through here."""
@@ -75,7 +94,7 @@ class ClosedLoopUser(LoadUser):
     def converse(self) -> None:
         runner = self.runner
         load = runner.load
-        load.start()
+        runner.wait_for_begin()
         slot = id(self)
         free_ns = load.clock_ns()
         while (made := load.next_request(slot)) is not None:
@@ -95,13 +114,11 @@ class ClosedLoopUser(LoadUser):
 class OpenLoopUser(LoadUser):
     """The scheduler: starts every request at its intended time, whatever is in flight."""
 
-    fixed_count = 1
-
     @task  # type: ignore[untyped-decorator]
     def follow_schedule(self) -> None:
         runner = self.runner
         load = runner.load
-        load.start()
+        runner.wait_for_begin()
         for due_ns in runner.times_ns or ():
             due_ns += load.start_ns
             self._sleep_until(due_ns)

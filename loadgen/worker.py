@@ -1,7 +1,8 @@
 """`python -m loadgen.worker`: the process that makes the load, with locust as a library.
 
 Reads a `WorkerPlan` as JSON on stdin, writes records and its own health into the run directory, and says once a second
-on stdout how far it is. SIGINT or SIGTERM: stop sending, drain, finish.
+on stdout how far it is. SIGINT or SIGTERM: stop sending, drain, finish. With a `JoinPlan` it is one worker of several
+and is told its load by a master: joined.py.
 """
 
 # locust first: it makes the sockets of everything imported after it cooperative.
@@ -16,6 +17,8 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +28,20 @@ from loadgen import workload
 from loadgen.config import BenchConfig
 from loadgen.connection import ConnectionPool, Origin
 from loadgen.datasets.prompt import Limits
+from loadgen.deal import Seat
 from loadgen.exchange import Client
 from loadgen.feed import Feed
 from loadgen.health import UNHEALTHY_SIGNAL
 from loadgen.load import NS_PER_S, Load, StopRules
 from loadgen.machine import run_before_others
-from loadgen.plan import WorkerPlan
+from loadgen.plan import JoinPlan, WorkerPlan
 from loadgen.protocols.dialects import DIALECTS
-from loadgen.recorder import Recorder, live_row, quantile
+from loadgen.recorder import Recorder, RowSink, latest, live_row, quantile
 from loadgen.self_monitor import TIMER_S, SelfMonitor
 from loadgen.shapes import ConstantShape, Shape
 from loadgen.tether import tie_to_parent
 from loadgen.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
-from reports.results import JsonlWriter, Status, write_client
+from reports.results import REQUESTS, TIMESERIES, JsonlWriter, RequestRecord, Status, write_client
 
 POLL_S = 0.02
 PREPARE_CLOSED = 1_024
@@ -57,33 +61,83 @@ class UsersOverTime(locust.LoadTestShape):  # type: ignore[misc]
 
 
 def main() -> int:
-    plan = WorkerPlan.from_json(json.load(sys.stdin))
-    if not tie_to_parent(plan.parent_pid, signal.SIGKILL):
-        return 1
+    told = json.load(sys.stdin)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     logging.getLogger("locust").setLevel(logging.ERROR)
-    Worker(plan).run()
+    if "join" in told:
+        from loadgen.joined import work_for_master
+
+        return work_for_master(JoinPlan(**told["join"]))
+    plan = WorkerPlan.from_json(told)
+    if not tie_to_parent(plan.parent_pid, signal.SIGKILL):
+        return 1
+    _work_alone(plan)
     return 0
 
 
-class Worker:
-    """One load, from the first request to the last record."""
+def _work_alone(plan: WorkerPlan) -> None:
+    directory = Path(plan.directory)
+    records, series = (JsonlWriter(directory / f"{table}.jsonl") for table in (REQUESTS, TIMESERIES))
+    worker = Worker(plan, Seat(), Outlet(records, series, say))
+    worker.take_signals()
+    runner = _start_locust(worker)
+    worker.users.begun.wait()
+    load = worker.load
+    say(type="started", start_ns=load.start_ns, wall_s=time.time(), at_ns=time.perf_counter_ns())
+    end, health = worker.follow()
+    runner.quit()
+    write_client(directory, {**end, "write_errors": load.write_errors, "workers": [health]})
+    say(type="done", **end)
 
-    def __init__(self, plan: WorkerPlan) -> None:
-        self.plan = plan
-        self.directory = Path(plan.directory)
+
+def _start_locust(worker: "Worker") -> "locust.runners.Runner":
+    is_open_loop = worker.config.is_open_loop
+    environment = locust.env.Environment(user_classes=[OpenLoopUser if is_open_loop else ClosedLoopUser])
+    if not is_open_loop:
+        shape = UsersOverTime()
+        shape.shape = ConstantShape(worker.config.concurrency)
+        environment.shape_class = shape
+    runner = environment.create_local_runner()
+    if is_open_loop:
+        runner.start(1, spawn_rate=1)
+    else:
+        runner.start_shape()
+    return runner
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where a worker's records, its seconds and its messages go."""
+
+    records: RowSink
+    series: RowSink
+    say: Callable[..., None]
+
+
+class Worker:
+    """One worker's load, from the first request to the last record."""
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        seat: Seat,
+        outlet: Outlet,
+        on_record: Callable[[RequestRecord], None] | None = None,
+    ) -> None:
+        self.outlet = outlet
+        self.seat = seat
         self.monitor = SelfMonitor()
         config = BenchConfig.model_validate(plan.config)
         self.config = config
-        self.runs_before_others = False
+        self.runs_before_others = config.priority == "auto" and run_before_others()
         work = workload.build(
             config, workload.vocabulary_from_json(plan.vocabulary), Limits(**plan.limits), plan.answer_tokens
         )
+        self.work = work
+        times_ns = None if work.times_ns is None else seat.times(work.times_ns)
         dialect = DIALECTS[plan.api](plan.sampling)
-        self.feed = Feed(iter(work.prompts), dialect)
-        self.feed.prepare(self._known_requests(work))
-        self.records = JsonlWriter(self.directory / "requests.jsonl")
-        self.series = JsonlWriter(self.directory / "timeseries.jsonl")
+        self.feed = Feed(seat.prompts(work.prompts), dialect)
+        self.feed.prepare(self._known_requests(times_ns))
         self.load = Load(
             run_id=plan.run_id,
             rules=self._rules(),
@@ -95,71 +149,62 @@ class Worker:
                 config.timeout,
                 time.perf_counter_ns,
             ),
-            recorder=Recorder(self.records),
+            recorder=Recorder(outlet.records, on_record),
             clock_ns=time.perf_counter_ns,
+            worker=seat.index,
         )
         self.users = LoadRunner(
             self.load,
             think_time_s=config.think_time,
-            times_ns=work.times_ns,
+            times_ns=times_ns,
             end_reason="requests" if config.requests is not None else "end_of_trace",
-            limit=BoundedSemaphore(config.max_in_flight) if config.max_in_flight else None,
+            limit=BoundedSemaphore(seat.share_of(config.max_in_flight)) if config.max_in_flight else None,
         )
+        LoadUser.runner = self.users
 
-    def _known_requests(self, work: workload.Workload) -> int:
-        if work.times_ns is not None:
-            return len(work.times_ns)
-        return self.config.requests or max(PREPARE_CLOSED, 4 * self.config.concurrency)
+    def _known_requests(self, times_ns: list[int] | None) -> int:
+        if times_ns is not None:
+            return len(times_ns)
+        known = self.config.requests or max(PREPARE_CLOSED, 4 * self.config.concurrency)
+        return self.seat.share_of(known)
 
     def _rules(self) -> StopRules:
         config = self.config
-        is_open = config.is_open_loop
+        requests = None if config.requests is None or config.is_open_loop else self.seat.share_of(config.requests)
         return StopRules(
             config.warmup_s,
             config.duration_s,
-            requests=None if is_open else config.requests,
-            slots=None if is_open else config.concurrency,
+            requests=requests,
+            slots=None if config.is_open_loop else config.concurrency,
             max_errors=config.max_errors,
             max_error_share=config.max_error_share,
         )
 
-    def run(self) -> None:
+    def take_signals(self) -> None:
+        """SIGINT and SIGTERM end the load in an orderly way; so does word that the server is gone."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            gevent.signal_handler(number, self._interrupt)
-        gevent.signal_handler(UNHEALTHY_SIGNAL, self.load.stop, "server_unhealthy")
-        LoadUser.runner = self.users
-        self.runs_before_others = self.config.priority == "auto" and run_before_others()
-        runner = self._start_locust()
-        while not self.load.start_ns:
-            gevent.sleep(0)
-        _say(type="started", start_ns=self.load.start_ns, wall_s=time.time(), at_ns=time.perf_counter_ns())
+            gevent.signal_handler(number, self.stop, "interrupted")
+        gevent.signal_handler(UNHEALTHY_SIGNAL, self.stop, "server_unhealthy")
+
+    def stop(self, reason: str) -> None:
+        """Send nothing more, and cut no answer short before the drain limit."""
+        self.users.is_interrupted |= reason == "interrupted"
+        self.load.stop(reason)
+        self.users.begin()
+
+    def follow(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Watch a load that has begun until it is drained: how it ended, and how this process was meanwhile."""
         helpers = [gevent.spawn(self._watch_loop), gevent.spawn(self._report_every_second)]
         while not self.load.is_over:
             gevent.sleep(POLL_S)
             self.load.tick()
+        self.outlet.say(type="stopping", reason=self.load.stop_reason)
         drained_s = self._drain()
         gevent.killall(helpers, block=True)
-        runner.quit()
-        self._finish(drained_s)
-
-    def _start_locust(self) -> "locust.runners.Runner":
-        environment = locust.env.Environment(
-            user_classes=[OpenLoopUser if self.config.is_open_loop else ClosedLoopUser]
-        )
-        if not self.config.is_open_loop:
-            shape = UsersOverTime()
-            shape.shape = ConstantShape(self.config.concurrency)
-            environment.shape_class = shape
-        runner = environment.create_local_runner()
-        if self.config.is_open_loop:
-            runner.start(1, spawn_rate=1)
-        else:
-            runner.start_shape()
-        return runner
-
-    def _interrupt(self) -> None:
-        self.users.is_interrupted = True
-        self.load.stop("interrupted")
+        self._report()
+        self.outlet.records.close()
+        self.outlet.series.close()
+        return self._end(drained_s), self._health()
 
     def _drain(self) -> float:
         """Wait for what is in flight, up to the drain limit, and cut the rest. Returns the seconds it took."""
@@ -189,7 +234,7 @@ class Worker:
         t_s = (load.clock_ns() - load.start_ns) / NS_PER_S
         row = {
             "t_s": t_s,
-            "worker": 0,
+            "worker": self.seat.index,
             "in_flight": load.in_flight,
             "sent": live.sent,
             "completed": live.completed,
@@ -200,25 +245,24 @@ class Worker:
             "ttft_p95_s": quantile(live.second_ttft_s, 0.95),
             **self.monitor.second(),
         }
-        del live.second_ttft_s[:]
         try:
-            self.series.write(row)
+            self.outlet.series.write(row)
         except OSError as error:
             load.client_errors.append(f"the time series cannot be written: {error.strerror}")
             load.stop("no_space")
         progress = live_row(live, load.in_flight) | {"tokens_out": row["tokens_out"], "waiting": self.users.waiting}
-        _say(type="progress", t_s=t_s, phase=str(load.phase), statuses=dict(live.statuses), **progress)
+        if not self.seat.is_alone:
+            progress |= {"errors": load.errors, **latest(live)}
+        self.outlet.say(type="progress", t_s=t_s, phase=str(load.phase), statuses=dict(live.statuses), **progress)
+        live.clear_second()
 
-    def _finish(self, drained_s: float) -> None:
-        self._report()
-        self.records.close()
-        self.series.close()
+    def _end(self, drained_s: float) -> dict[str, Any]:
         load = self.load
 
         def since_start(at_ns: int | None) -> float | None:
             return None if at_ns is None else (at_ns - load.start_ns) / NS_PER_S
 
-        end = {
+        return {
             "stop_reason": load.stop_reason,
             "warmup_ended_s": since_start(load.measure_ns),
             "window_end_s": since_start(load.window_end_ns),
@@ -226,17 +270,18 @@ class Worker:
             "clipped": load.clipped.to_json(),
             "client_errors": load.client_errors[:20],
         }
-        worker = {
-            "worker": 0,
+
+    def _health(self) -> dict[str, Any]:
+        return {
+            "worker": self.seat.index,
             "is_lost": False,
             "runs_before_others": self.runs_before_others,
             **self.monitor.summary(),
         }
-        write_client(self.directory, {**end, "write_errors": load.write_errors, "workers": [worker]})
-        _say(type="done", **end)
 
 
-def _say(**message: Any) -> None:
+def say(**message: Any) -> None:
+    """One line of JSON on stdout, for whoever started this process."""
     sys.stdout.write(json.dumps(message, allow_nan=False) + "\n")
     sys.stdout.flush()
 
