@@ -36,7 +36,6 @@ REFUSALS: Mapping[str, Refusal] = {
         "the torch backend serves auto, torch, and TGI's paged, flashdecoding and flashinfer with their page sizes",
     ),
     "cuda_graphs": Refusal(_only(None, (0,)), "leave it out or give 0: nothing is captured"),
-    "run_ahead": Refusal(_only(None, False), "leave it out or give false"),
     "otlp_endpoint": Refusal(_UNSET, "give it to the router, which makes the spans", commands=("serve",)),
     "ngrok": Refusal(_UNSET, "run the ngrok agent beside the server"),
     "allow_image_fetch": Refusal(_UNSET, "no served model takes images"),

@@ -66,7 +66,7 @@ class LaunchPlan:
             Decision("prefix_caching", prefix_caching, attention_reason),
             Decision("max_batch_prefill_tokens", prefill, prefill_reason),
             Decision("quantize", method, "the checkpoint's quantization_config"),
-            Decision("run_ahead", False, "computing one step ahead is not served yet"),
+            Decision("run_ahead", config.run_ahead is not False, "it changes no output and hides the wire"),
             Decision("max_input_tokens", config.max_input_tokens or config.max_input_length, "max_input_length"),
             Decision("tokenizer_name", config.tokenizer_name or config.model_id, "the model's own tokenizer"),
             Decision("compute_type", compute_type, "number of shards and GPU name"),

@@ -2,24 +2,36 @@
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from reference_server.errors import ShardError
 from reference_server.messages import CachedBatch
 from reference_server.model_server.sequence import Sequence
 
 
+class PendingStep(Protocol):
+    """A step that was launched and not read."""
+
+    @property
+    def rows(self) -> tuple[Sequence, ...]:
+        """The sequences that it processes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceBatch:
-    """Sequences that are stepped together. A change of membership makes a new batch, with an empty memo.
+    """Sequences that are stepped together. A change of membership makes a new batch.
 
-    `memo` keeps what is derived from the membership alone: block tables, the sampler's tensors, gather indices.
+    `pending` are the steps whose tokens nobody has asked for yet; what they hold of other sequences counts for nothing.
+    `memo` keeps what is derived from the rows of a forward alone, beside those rows: block tables, the sampler's tensors,
+    gather indices.
     """
 
     id: int
     sequences: tuple[Sequence, ...]
     block_size: int
+    pending: tuple["PendingStep", ...] = ()
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     @classmethod
@@ -27,7 +39,7 @@ class SequenceBatch:
         """All sequences in order, under the first batch's id."""
         first = batches[0]
         merged = tuple(sequence for batch in batches for sequence in batch.sequences)
-        return cls(first.id, merged, first.block_size)
+        return cls(first.id, merged, first.block_size, tuple(step for batch in batches for step in batch.pending))
 
     def filter(self, request_ids: SequenceOf[int]) -> "SequenceBatch":
         """Only these requests, in the given order."""
@@ -39,12 +51,17 @@ class SequenceBatch:
         unknown = [request_id for request_id in request_ids if request_id not in by_id]
         if unknown:
             raise ShardError(f"Batch ID {self.id} has no request {unknown[0]}")
-        return SequenceBatch(self.id, tuple(by_id[request_id] for request_id in request_ids), self.block_size)
+        kept = tuple(by_id[request_id] for request_id in request_ids)
+        return SequenceBatch(self.id, kept, self.block_size, self.pending, self.memo)
 
     def without(self, dropped: set[int]) -> "SequenceBatch":
         """The batch after some requests failed on their own."""
         kept = tuple(sequence for sequence in self.sequences if sequence.id not in dropped)
-        return SequenceBatch(self.id, kept, self.block_size)
+        return SequenceBatch(self.id, kept, self.block_size, self.pending, self.memo)
+
+    def waiting_for(self, *steps: PendingStep) -> "SequenceBatch":
+        """The same batch with these steps pending, in the place of those before."""
+        return replace(self, pending=steps)
 
     @property
     def is_prefill(self) -> bool:

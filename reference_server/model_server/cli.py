@@ -120,7 +120,7 @@ def group_urls(config: ShardConfig, rank: RankConfig) -> list[str]:
 
 
 def engine_options(config: ShardConfig) -> EngineOptions:
-    """What the engine needs of the settings. An unset prefix cache or run-ahead is off here: the launcher decides."""
+    """What the engine needs of the settings. An unset prefix cache is off here: the launcher decides."""
     rope = None
     if config.rope_scaling is not None or config.rope_factor is not None:
         rope = RopeOverride(config.rope_scaling or "linear", config.rope_factor or 1.0)
@@ -139,7 +139,7 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         max_input_tokens=config.max_input_tokens,
         trust_remote_code=config.trust_remote_code,
         rope=rope,
-        run_ahead=bool(config.run_ahead),
+        run_ahead=config.run_ahead is not False,
         compute_threads=config.compute_threads,
         watermark_gamma=config.watermark_gamma,
         watermark_delta=config.watermark_delta,

@@ -8,12 +8,13 @@ import json
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from reference_server.errors import ArgumentError, ShardError, UnsupportedError
+from reference_server.errors import ArgumentError, ShardError
 from reference_server.messages import Batch, Image, ModelInfo, Request, WarmupReply, WarmupRequest
 from reference_server.model_server.attention import backend
 from reference_server.model_server.attention.state import AttentionState
@@ -29,6 +30,7 @@ from reference_server.model_server.models import fuse, hooks, loader
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.models.packed_linear import pack_linears
 from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.run_ahead import RunAhead
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.warmup import GIB, PeakTensorBytes, blocks_that_fit, device_bytes
 from reference_server.tokenizer import Tokenizer, load_tokenizer
@@ -67,6 +69,8 @@ class Engine:
         watermark = Watermark(options.watermark_gamma, options.watermark_delta)
         choosing = ChoosingOptions(loaded.eos_ids, watermark, options.request_logprobs)
         self._generator = Generator(forward, tokenizer, group, choosing)
+        # A device that computes by itself is kept busy; a CPU answers first.
+        self.run_ahead = RunAhead(self._generator, options.run_ahead, launches_first=loaded.device.type != "cpu")
         self.info = ModelInfo(
             requires_padding=False,
             dtype=str(loaded.dtype),
@@ -87,8 +91,6 @@ class Engine:
     @classmethod
     def load(cls, options: EngineOptions, rank: int, world_size: int) -> "Engine":
         """Read the model's files; raises StartupError for what is not served."""
-        if options.run_ahead:
-            raise UnsupportedError("`--run-ahead true` is not served yet: leave it out or give false")
         torch.set_num_threads(options.compute_threads or default_compute_threads())
         if torch.cuda.is_available() and rank == 0:
             logger.warning("a GPU is present, but this version computes on the CPU only")
@@ -116,13 +118,28 @@ class Engine:
         torch.zeros((2, 2), device=self._loaded.device)
 
     def step(self, batch: SequenceBatch) -> StepOutput:
-        """One forward of the batch, and what follows from it."""
-        # Inference mode breaks gloo's collectives, so several ranks only do without gradients.
-        with torch.inference_mode() if self._group.world_size == 1 else torch.no_grad():
-            output = self._generator.step(batch)
+        """The next token of every live sequence, and what follows from it."""
+        with self._no_gradients():
+            output = self.run_ahead.step(batch)
             for sequence in output.dropped:
                 self._cleanse(sequence)
         return output
+
+    def launch(self, batch: SequenceBatch) -> SequenceBatch:
+        """The batch with its next step computed, where it may run ahead; an error waits for the call it belongs to."""
+        with self._no_gradients():
+            return self.run_ahead.launch(batch)
+
+    def forget(self, batch: SequenceBatch, gone: Iterable[Sequence]) -> None:
+        """Some of a batch's sequences are asked for no more: leave nothing of a step gone wrong in their blocks."""
+        if batch.pending:
+            with self._no_gradients():
+                for sequence in self.run_ahead.failed(batch, set(gone)):
+                    self._cleanse(sequence)
+
+    def _no_gradients(self) -> AbstractContextManager[object]:
+        # Inference mode breaks gloo's collectives, so several ranks only do without gradients.
+        return torch.inference_mode() if self._group.world_size == 1 else torch.no_grad()
 
     def make_batch(self, batch: Batch, running: Iterable[Sequence] = ()) -> SequenceBatch:
         """Tokenize requests into sequences; raises ShardError for one that cannot be run.
@@ -212,7 +229,7 @@ class Engine:
         self._allocate(sum(len(sequence.blocks) for sequence in batch.sequences))
         try:
             with torch.no_grad(), PeakTensorBytes() as tensors:
-                self._generator.step(batch)
+                self.run_ahead.step(batch)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
                 raise

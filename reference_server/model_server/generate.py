@@ -1,4 +1,4 @@
-"""One step of a batch: forward, choose a token per sequence, then the text and stopping work of each request.
+"""One step of a batch in two halves: launch (forward, a choice per sequence) and read (text and stopping work).
 
 Errors of one request's own work (its sampler, its text, logits that are not finite) drop that request alone; what
 escapes the forward is the shard's.
@@ -7,6 +7,8 @@ escapes the forward is the shard's.
 import logging
 import math
 import time
+from collections.abc import Sequence as SequenceOf
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +18,13 @@ from reference_server.messages import GeneratedText, Generation, Tokens
 from reference_server.model_server.batch import SequenceBatch, plan_chunks
 from reference_server.model_server.decoding.detokenize import final_text
 from reference_server.model_server.decoding.logits import RowParameters
-from reference_server.model_server.decoding.sampling import HostChoice, TokenChooser, TopTokens
+from reference_server.model_server.decoding.sampling import (
+    Choice,
+    ChoiceOnItsWay,
+    HostChoice,
+    TokenChooser,
+    TopTokens,
+)
 from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.forward.inputs import PromptSpan, build_inputs
@@ -50,6 +58,37 @@ class ChoosingOptions:
     prompt_logprobs: bool
 
 
+@dataclass(slots=True)
+class Launched:
+    """A forward and its choices, which may still be under way on the device.
+
+    rows: the sequences that it processes; sampled: those of them that get a token, in the order of `choice`.
+    is_mixed: whether prompts were among them. `forward_ns` is what launching took.
+    """
+
+    rows: tuple[Sequence, ...]
+    sampled: tuple[Sequence, ...]
+    is_mixed: bool
+    choice: Choice | None
+    prompt_logprobs: tuple[tuple[Sequence, Tensor], ...]
+    forward_ns: int
+    _copy: ChoiceOnItsWay | None = None
+    _host: HostChoice | None = None
+
+    def __post_init__(self) -> None:
+        if self.choice is None:
+            self._host = HostChoice([], [], [], [])
+        else:
+            self._copy = self.choice.send()
+
+    def read(self) -> HostChoice:
+        """Wait for the choices; later calls give the same."""
+        if self._host is None:
+            assert self._copy is not None
+            self._host = self._copy.read()
+        return self._host
+
+
 class Generator:
     """Steps batches through a forward. `max_prefill_tokens` is the chunk budget of a step, a block multiple."""
 
@@ -62,74 +101,89 @@ class Generator:
         self._group = group
         self._choosing = choosing
 
-    def step(self, batch: SequenceBatch) -> StepOutput:
-        """Run the next forward of the batch and move every sequence on."""
+    def launch(self, batch: SequenceBatch, rows: tuple[Sequence, ...], newest: Tensor | None = None) -> Launched:
+        """The next forward of some of the batch's sequences and a choice for each; nothing waits for the device.
+
+        newest: [rows] int64, each row's last id where the host has not read it.
+        """
         started = time.perf_counter_ns()
-        if not batch.live:
-            return StepOutput((), None, (), 0, 0)
-        was_prefill = batch.is_prefill
-        inputs = build_inputs(batch, self._choosing.prompt_logprobs)
+        inputs = build_inputs(batch, self._choosing.prompt_logprobs, rows, newest)
         logits = self._forward(inputs)
-        chosen = self._choose(batch, inputs.sampled, logits[: len(inputs.sampled)])
-        prompt_logprobs = [_prompt_logprobs(span, logits) for span in inputs.prompt_spans]
-        forwarded = time.perf_counter_ns()
-        for sequence in batch.live:
+        choice = self._choose(batch, inputs.sampled, logits[: len(inputs.sampled)], newest) if inputs.sampled else None
+        prompt_logprobs = tuple((span.sequence, _prompt_logprobs(span, logits)) for span in inputs.prompt_spans)
+        for sequence in rows:
             sequence.cache_len += sequence.input_len
-        for span, logprobs in zip(inputs.prompt_spans, prompt_logprobs, strict=True):
-            span.sequence.prompt_logprobs.extend(logprobs)
-        generations, dropped = self._append(inputs.sampled, chosen)
+        for sequence in inputs.sampled:
+            sequence.unread += 1
+        launched_ns = time.perf_counter_ns() - started
+        return Launched(rows, inputs.sampled, inputs.logits_index is not None, choice, prompt_logprobs, launched_ns)
+
+    def read(self, batch: SequenceBatch, steps: SequenceOf[Launched]) -> StepOutput:
+        """Take the tokens of launched steps into the batch's sequences; those of others are dropped."""
+        forward_ns = sum(step.forward_ns for step in steps)
+        waiting = time.perf_counter_ns()
+        choices = [step.read() for step in steps]
+        started = time.perf_counter_ns()
+        members = {sequence for sequence in batch.sequences if not sequence.stopped}
+        generations: dict[int, Generation] = {}
+        dropped: list[Sequence] = []
+        for step, chosen in zip(steps, choices, strict=True):
+            for sequence, logprobs in step.prompt_logprobs:
+                sequence.prompt_logprobs.extend(logprobs.tolist())
+            self._append(step.sampled, chosen, members, generations, dropped)
         kept = batch.without({sequence.id for sequence in dropped}) if dropped else batch
-        if was_prefill:
+        if any(step.is_mixed for step in steps):
             plan_chunks(kept.sequences, self.max_prefill_tokens)
         over = all(sequence.stopped for sequence in kept.sequences)
         return StepOutput(
-            generations=tuple(generations),
+            generations=tuple(generations[sequence.id] for sequence in batch.sequences if sequence.id in generations),
             batch=None if over else kept,
             dropped=tuple(dropped),
-            forward_ns=forwarded - started,
-            decode_ns=time.perf_counter_ns() - forwarded,
+            forward_ns=forward_ns + started - waiting,
+            decode_ns=time.perf_counter_ns() - started,
         )
 
-    def _choose(self, batch: SequenceBatch, sampled: tuple[Sequence, ...], logits: Tensor) -> HostChoice:
-        """One token per sampled sequence; the step's one wait for the device."""
-        if not sampled:
-            return HostChoice([], [], [], [])
+    def _choose(
+        self, batch: SequenceBatch, sampled: tuple[Sequence, ...], logits: Tensor, newest: Tensor | None
+    ) -> Choice:
+        """One token per sampled sequence, the same on every rank."""
         try:
-            choice = self._chooser(batch, sampled, logits).choose(logits, [sequence.ids for sequence in sampled])
-            host = choice.to_host()
+            choice = self._chooser(batch, sampled, logits).choose(
+                logits, [sequence.ids for sequence in sampled], newest
+            )
         except Exception:
             logger.exception("choosing tokens failed for a batch of %d; each row is tried alone", len(sampled))
-            host = self._choose_alone(sampled, logits)
-        return self._agree(host) if self._group.world_size > 1 else host
+            choice = self._choose_alone(sampled, logits, newest)
+        return self._agree(choice) if self._group.world_size > 1 else choice
 
-    def _choose_alone(self, sampled: tuple[Sequence, ...], logits: Tensor) -> HostChoice:
+    def _choose_alone(self, sampled: tuple[Sequence, ...], logits: Tensor, newest: Tensor | None) -> Choice:
         """Row by row, so that only the requests whose own sampler fails are lost."""
-        together = HostChoice([], [], [], [])
+        choices = []
         for row, sequence in enumerate(sampled):
+            own = None if newest is None else newest[row : row + 1]
             try:
-                alone = self._make_chooser((sequence,), logits).choose(logits[row : row + 1], [sequence.ids]).to_host()
+                chooser = self._make_chooser((sequence,), logits)
+                choice = chooser.choose(logits[row : row + 1], [sequence.ids], own)
             except Exception:
                 logger.exception("request %d: its sampler failed", sequence.id)
-                alone = HostChoice([0], [math.nan], [True], [([], [])])
-            together.ids.extend(alone.ids)
-            together.logprobs.extend(alone.logprobs)
-            together.failed.extend(alone.failed)
-            together.top_tokens.extend(alone.top_tokens)
-        return together
+                nothing = torch.zeros(1, dtype=torch.int64, device=logits.device)
+                choice = Choice(nothing, torch.full((1,), math.nan, device=logits.device))
+            choices.append(choice)
+        return Choice.of_rows(choices)
 
-    def _agree(self, host: HostChoice) -> HostChoice:
+    def _agree(self, choice: Choice) -> Choice:
         """Rank 0's choices and failures on every rank, whose own logits may differ in the last bit."""
-        failed_as_negative = [-1 if failed else id_ for id_, failed in zip(host.ids, host.failed, strict=True)]
-        ids = self._group.broadcast(torch.tensor(failed_as_negative)).tolist()
-        return replace(host, ids=ids, failed=[id_ < 0 for id_ in ids])
+        failed_as_negative = torch.where(choice.logprobs.isfinite(), choice.ids, -1)
+        ids = self._group.broadcast(failed_as_negative)
+        logprobs = torch.where(ids < 0, math.nan, choice.logprobs.nan_to_num())
+        return replace(choice, ids=ids.clamp(min=0), logprobs=logprobs)
 
     def _chooser(self, batch: SequenceBatch, sampled: tuple[Sequence, ...], logits: Tensor) -> TokenChooser:
         """The batch's chooser, made anew when other sequences are sampled than in the step before."""
-        members = tuple(sequence.id for sequence in sampled)
         known, chooser = batch.memo.get("chooser", (None, None))
-        if known != members:
+        if known != sampled:
             chooser = self._make_chooser(sampled, logits)
-            batch.memo["chooser"] = members, chooser
+            batch.memo["chooser"] = sampled, chooser
         assert isinstance(chooser, TokenChooser)
         return chooser
 
@@ -137,10 +191,19 @@ class Generator:
         rows = [RowParameters.of(sequence.request, sequence.prompt_len) for sequence in sampled]
         return TokenChooser(rows, logits.shape[1], self._choosing.eos_ids, logits.device, self._choosing.watermark)
 
-    def _append(self, sampled: tuple[Sequence, ...], chosen: HostChoice) -> tuple[list[Generation], list[Sequence]]:
-        """Add each chosen token to its sequence: this rank's generations, and the sequences that failed."""
-        generations, dropped = [], []
+    def _append(
+        self,
+        sampled: tuple[Sequence, ...],
+        chosen: HostChoice,
+        members: Set[Sequence],
+        generations: dict[int, Generation],
+        dropped: list[Sequence],
+    ) -> None:
+        """Add each member's token to its sequence: this rank's generations, and the sequences that failed."""
         for row, sequence in enumerate(sampled):
+            sequence.unread -= 1
+            if sequence not in members:
+                continue
             try:
                 if chosen.failed[row]:
                     raise ArithmeticError("no token could be chosen: its logits are not finite, or its sampler failed")
@@ -150,8 +213,7 @@ class Generator:
                 dropped.append(sequence)
                 continue
             if self._group.owns(sequence.id):
-                generations.append(generation)
-        return generations, dropped
+                generations[sequence.id] = generation
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: float, top: TopTokens) -> Generation:
         """Append one token. Every rank does the text work of every request, so that all ranks stop alike."""
@@ -192,10 +254,8 @@ class Generator:
         return Tokens(tuple(ids), tuple(logprobs), texts, tuple(id_ in self._tokenizer.special_ids for id_ in ids))
 
 
-def _prompt_logprobs(span: PromptSpan, logits: Tensor) -> list[float]:
-    """Log-softmax of the raw logits at each next prompt token."""
+def _prompt_logprobs(span: PromptSpan, logits: Tensor) -> Tensor:
+    """Log-softmax of the raw logits at each next prompt token: [rows of the span]."""
     rows = logits[span.first_row : span.first_row + len(span.target_ids)].float()
     targets = torch.from_numpy(span.target_ids).to(rows.device)
-    picked = rows.gather(1, targets[:, None])[:, 0] - rows.logsumexp(-1)
-    logprobs: list[float] = picked.tolist()
-    return logprobs
+    return rows.gather(1, targets[:, None])[:, 0] - rows.logsumexp(-1)

@@ -37,7 +37,7 @@ class EngineOptions:
     max_input_tokens: int | None = None
     trust_remote_code: bool = False
     rope: RopeOverride | None = None
-    run_ahead: bool = False
+    run_ahead: bool = True
     compute_threads: int | None = None
     fuse: bool = True
     watermark_gamma: float = 0.5

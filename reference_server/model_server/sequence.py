@@ -10,16 +10,17 @@ from reference_server.model_server.decoding.detokenize import IncrementalDetoken
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A request while it is in a batch.
 
     ids: the prompt after truncation, then what was generated. cache_len: leading tokens whose K/V exist. input_len:
     tokens that the next forward processes. blocks: pages in order of token position. prompt_logprobs: one per prompt
-    token seen so far, filled only if asked for. stopped: it has ended and waits to be filtered out.
+    token seen so far, filled only if asked for. stopped: it has ended and waits to be filtered out. unread: tokens
+    that were chosen and are not in `ids` yet; their K/V is what the next forward adds.
 
-        ids     |---- prompt ----|-- generated --|
-        cache   |---- cache_len ----|- input_len -|
+        ids     |---- prompt ----|-- generated --|- unread -|
+        cache   |---- cache_len ---------------|- input_len -|
     """
 
     request: Request
@@ -32,6 +33,7 @@ class Sequence:
     detokenizer: IncrementalDetokenizer
     prompt_logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
+    unread: int = 0
 
     @property
     def id(self) -> int:
@@ -44,8 +46,8 @@ class Sequence:
 
     @property
     def finishes_prefill(self) -> bool:
-        """Whether the next forward gives logits for a token that is not in `ids` yet."""
-        return self.cache_len + self.input_len == len(self.ids)
+        """Whether the next forward gives logits for a token that has not been chosen yet."""
+        return self.cache_len + self.input_len == len(self.ids) + self.unread
 
     @property
     def generated_ids(self) -> list[int]:

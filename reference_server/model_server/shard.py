@@ -1,6 +1,7 @@
 """`LocalShard`: one rank's model behind the `Shard` protocol. Keeps the cached batches and times each call.
 
-All work on the model runs in one thread of the shard's own, a call at a time, so that an event loop stays free.
+All work on the model runs in one thread of the shard's own, a call at a time, so that an event loop stays free. A step
+is answered first; what is computed ahead follows in the same turn, before any other call's.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from reference_server.errors import ShardError
@@ -42,6 +43,8 @@ class LocalShard:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._batches: dict[int, SequenceBatch] = {}
+        # The batch whose next step is launched once the present call has been answered.
+        self._answered: int | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shard")
 
     @classmethod
@@ -63,8 +66,7 @@ class LocalShard:
         await self._run(self._engine.check_device)
 
     async def warmup(self, request: WarmupRequest) -> WarmupReply:
-        self._batches.clear()
-        return await self._run(self._engine.warmup, request)
+        return await self._run(self._warmup, request)
 
     async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
         return await self._run(self._prefill, batch, cached)
@@ -79,8 +81,30 @@ class LocalShard:
         await self._run(self._clear, batch_id)
 
     async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, functools.partial(call, *args, **kwargs))
+        answer: Future[T] = Future()
+        self._thread.submit(self._serve, answer, functools.partial(call, *args, **kwargs))
+        return await asyncio.wrap_future(answer)
+
+    def _serve(self, answer: "Future[T]", call: Callable[[], T]) -> None:
+        """Answer one call, then launch what it left to be computed ahead."""
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            result = call()
+        except BaseException as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+            self._launch_ahead()
+
+    def _launch_ahead(self) -> None:
+        batch_id, self._answered = self._answered, None
+        if batch_id is not None:
+            self._batches[batch_id] = self._engine.launch(self._batches[batch_id])
+
+    def _warmup(self, request: WarmupRequest) -> WarmupReply:
+        self._batches.clear()
+        return self._engine.warmup(request)
 
     def _prefill(self, batch: Batch, cached: CachedBatch | None) -> StepResult:
         started = time.perf_counter_ns()
@@ -109,6 +133,7 @@ class LocalShard:
         output: StepOutput = self._engine.step(batch)
         if output.batch is not None:
             self._batches[output.batch.id] = output.batch
+            self._answered = output.batch.id
         return StepResult(
             generations=output.generations,
             batch=None if output.batch is None else output.batch.receipt(),
@@ -116,15 +141,17 @@ class LocalShard:
         )
 
     def _filter(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch:
-        kept = self._pop(batch_id).filter(request_ids)
+        batch = self._pop(batch_id)
+        kept = batch.filter(request_ids)
+        self._engine.forget(batch, set(batch.sequences).difference(kept.sequences))
         self._batches[batch_id] = kept
         return kept.receipt()
 
     def _clear(self, batch_id: int | None) -> None:
-        if batch_id is None:
-            self._batches.clear()
-        else:
-            self._batches.pop(batch_id, None)
+        for each in list(self._batches) if batch_id is None else [batch_id]:
+            batch = self._batches.pop(each, None)
+            if batch is not None:
+                self._engine.forget(batch, batch.sequences)
 
     def _pop(self, batch_id: int) -> SequenceBatch:
         batch = self._batches.pop(batch_id, None)

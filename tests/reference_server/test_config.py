@@ -98,7 +98,7 @@ def test_a_part_takes_the_settings_of_another_command() -> None:
         {"cuda_graphs": "1,2"},
         {"allow_image_fetch": True},
         {"step_trace": "t"}, {"check_invariants": True}, {"num_nodes": 2},
-        {"run_ahead": True}, {"attention": "flash"}, {"attention": "flashdecoding-ipex"},
+        {"attention": "flash"}, {"attention": "flashdecoding-ipex"},
     ],
 )  # fmt: skip
 def test_a_setting_that_is_not_served_is_refused_by_name(setting: dict[str, object]) -> None:

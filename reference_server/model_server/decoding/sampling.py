@@ -5,13 +5,14 @@ No generator object exists: filter, concatenate, chunks, run-ahead and drafts ca
 
 import math
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reference_server.model_server.decoding.host_copy import HostCopy
 from reference_server.model_server.decoding.logits import LogitsPipeline, RowParameters
 from reference_server.model_server.decoding.watermark import Watermark
 
@@ -34,19 +35,49 @@ class HostChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One step's choices on the device: ids [rows] int64 and logprobs [rows] float32, of the warped distribution."""
+    """One step's choices on the device: ids [rows] int64 and logprobs [rows] float32, of the warped distribution.
+
+    A logprob that is not finite marks a row for which nothing could be chosen. `tops` share no rows.
+    """
 
     ids: Tensor
     logprobs: Tensor
-    top: "DeviceTop | None" = None
+    tops: "tuple[DeviceTop, ...]" = ()
+
+    @classmethod
+    def of_rows(cls, choices: "Sequence[Choice]") -> "Choice":
+        """Choices of one row each, made apart, as one."""
+        tops = tuple(replace(top, rows=(row,)) for row, choice in enumerate(choices) for top in choice.tops)
+        return cls(
+            torch.cat([choice.ids for choice in choices]), torch.cat([choice.logprobs for choice in choices]), tops
+        )
+
+    def send(self) -> "ChoiceOnItsWay":
+        """Start copying to the host; what is launched after this is not waited for."""
+        tensors = [self.ids, self.logprobs]
+        for top in self.tops:
+            tensors += [top.counts, top.values, top.ids]
+        return ChoiceOnItsWay(HostCopy(tensors), self.tops)
 
     def to_host(self) -> HostChoice:
-        """Wait for the device and read everything: the step's one synchronization point."""
-        ids, logprobs = self.ids.tolist(), self.logprobs.tolist()
+        """Wait for the device and read everything."""
+        return self.send().read()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOnItsWay:
+    """Choices that are being copied to the host."""
+
+    copy: HostCopy
+    tops: "tuple[DeviceTop, ...]"
+
+    def read(self) -> HostChoice:
+        """Wait for the copy: the step's one synchronization point."""
+        ids, logprobs, *tops = self.copy.read()
         failed = [not math.isfinite(logprob) for logprob in logprobs]
         top_tokens: list[TopTokens] = [([], [])] * len(ids)
-        if self.top is not None:
-            for row, tokens in zip(self.top.rows, self.top.to_host(), strict=True):
+        for number, top in enumerate(self.tops):
+            for row, tokens in zip(top.rows, top.sorted(*tops[3 * number : 3 * number + 3]), strict=True):
                 top_tokens[row] = ([], []) if failed[row] else tokens
         return HostChoice(ids, logprobs, failed, top_tokens)
 
@@ -105,7 +136,7 @@ class TokenChooser:
                 chosen = scores.argmax(-1).index_copy_(0, self._sampled_index, drawn)
         log_probs = scores.log_softmax(-1)
         logprobs = log_probs.gather(1, chosen[:, None]).squeeze(1)
-        return Choice(chosen, logprobs, self._top_n.of(log_probs) if self._top_n else None)
+        return Choice(chosen, logprobs, (self._top_n.of(log_probs),) if self._top_n else ())
 
 
 class TopN:
@@ -139,15 +170,17 @@ class DeviceTop:
     ids: Tensor
     counts: Tensor
 
-    def to_host(self) -> list[TopTokens]:
-        """Per row (ids, logprobs): descending, ties by id. Ties beyond the prepared columns cost a second read."""
-        counts = self.counts.tolist()
-        values, ids = self.values, self.ids
-        if max(counts) > ids.shape[1]:
-            values, ids = self.log_probs.topk(max(counts), dim=-1)
+    def sorted(self, counts: list[int], values: list[list[float]], ids: list[list[int]]) -> list[TopTokens]:
+        """Per row (ids, logprobs): descending, ties by id. Ties beyond the prepared columns cost a second read.
+
+        counts, values, ids: this record's own tensors on the host.
+        """
+        if max(counts) > self.ids.shape[1]:
+            more = self.log_probs.topk(max(counts), dim=-1)
+            values, ids = more.values.tolist(), more.indices.tolist()
         return [
             _sorted_top(row_ids[:count], row_values[:count])
-            for row_ids, row_values, count in zip(ids.tolist(), values.tolist(), counts, strict=True)
+            for row_ids, row_values, count in zip(ids, values, counts, strict=True)
         ]
 
 

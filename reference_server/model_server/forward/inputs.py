@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from reference_server.model_server.attention.state import AttentionMetadata
 from reference_server.model_server.batch import SequenceBatch
@@ -26,12 +27,13 @@ class PromptSpan:
 class RaggedInputs:
     """Everything one packed forward needs.
 
-    input_ids, positions: [tokens]. logits_index: [logit rows], None when every token gives logits in order.
+    input_ids, positions: [tokens]; the ids are a tensor where they have not left the device.
+    logits_index: [logit rows], None when every token gives logits in order.
     sampled: the sequences whose next token is chosen, in batch order; they own the first logit rows.
     prompt_spans: where prompt logprobs were asked for, after those.
     """
 
-    input_ids: IntArray
+    input_ids: IntArray | Tensor
     positions: IntArray
     logits_index: IntArray | None
     sampled: tuple[Sequence, ...]
@@ -39,31 +41,41 @@ class RaggedInputs:
     attention: AttentionMetadata
 
 
-def build_inputs(batch: SequenceBatch, prompt_logprobs: bool) -> RaggedInputs:
-    """Plan the next forward of a batch's live sequences."""
-    sequences = batch.live
+def build_inputs(
+    batch: SequenceBatch,
+    prompt_logprobs: bool,
+    rows: tuple[Sequence, ...] | None = None,
+    newest: Tensor | None = None,
+) -> RaggedInputs:
+    """Plan the next forward of `rows`, by default all live sequences of the batch.
+
+    newest: [rows] int64, each row's last id where the host has not read it; every row takes one token then.
+    """
+    sequences = batch.live if rows is None else rows
     if all(sequence.input_len == 1 and sequence.finishes_prefill for sequence in sequences):
-        return _decode_inputs(batch, sequences)
+        return _decode_inputs(batch, sequences, newest)
+    assert newest is None, "a prompt is known to the host"
     return _mixed_inputs(batch, sequences, prompt_logprobs)
 
 
-def _decode_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...]) -> RaggedInputs:
-    """One token a row, in batch order. Tables and indices are kept while the live rows are the same."""
-    if batch.memo.get("decode rows") != len(sequences):
-        batch.memo["decode rows"] = len(sequences)
+def _decode_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], newest: Tensor | None) -> RaggedInputs:
+    """One token a row, in batch order. Tables and indices are kept while the rows are the same."""
+    if batch.memo.get("decode rows") != sequences:
+        batch.memo["decode rows"] = sequences
         batch.memo["tables"] = _block_table(sequences)
+        batch.memo["row numbers"] = np.arange(len(sequences))
         batch.memo["attention"] = {}
     table: IntArray = batch.memo["tables"]
     positions = np.array([sequence.cache_len for sequence in sequences], dtype=np.int64)
     block, offset = np.divmod(positions, batch.block_size)
     return RaggedInputs(
-        input_ids=np.array([sequence.ids[-1] for sequence in sequences], dtype=np.int64),
+        input_ids=np.array([sequence.ids[-1] for sequence in sequences], dtype=np.int64) if newest is None else newest,
         positions=positions,
         logits_index=None,
         sampled=sequences,
         prompt_spans=(),
         attention=AttentionMetadata(
-            slots=table[np.arange(len(sequences)), block] * batch.block_size + offset,
+            slots=table[batch.memo["row numbers"], block] * batch.block_size + offset,
             block_table=table,
             seqlen_q=np.ones(len(sequences), dtype=np.int64),
             seqlen_k=positions + 1,

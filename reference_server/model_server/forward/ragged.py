@@ -29,7 +29,9 @@ class RaggedForward:
             ids, positions = self._tensor(inputs.input_ids), self._tensor(inputs.positions)
             return self._run(ids, positions, index, inputs.attention.max_k - 1)
 
-    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
+    def _tensor(self, array: NDArray[np.int64] | Tensor) -> Tensor:
+        if isinstance(array, Tensor):
+            return array
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 

@@ -287,11 +287,12 @@ def test_a_preset_without_weights_gets_random_ones() -> None:
     assert plan(model_id="preset:llama-3.1-8b").config.load_format == "dummy"
 
 
-def test_running_ahead_is_reported_as_off_with_a_reason() -> None:
+def test_running_ahead_is_on_unless_it_is_turned_off() -> None:
     launch = plan()
 
-    assert launch.config.run_ahead is False
-    assert "not served" in reason(launch, "run_ahead")
+    assert launch.config.run_ahead is True
+    assert "hides the wire" in reason(launch, "run_ahead")
+    assert plan(run_ahead=False).config.run_ahead is False
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,6 @@ def test_an_unserved_family_is_refused_by_name(tmp_path: Path) -> None:
         LocalShard.load(tiny_options(tmp_path))
 
 
-def test_running_ahead_is_refused_until_it_exists(directory: Path) -> None:
-    with pytest.raises(UnsupportedError, match="`--run-ahead true` is not served yet"):
-        LocalShard.load(tiny_options(directory, run_ahead=True))
-
-
 def test_weights_beyond_the_memory_are_refused_before_they_are_loaded(directory: Path) -> None:
     with pytest.raises(ArgumentError, match=r"take 14\.9\d GiB, but only 4\.00 GiB .*`--cpu-memory-gib`"):
         LocalShard.load(EngineOptions("preset:llama-3.1-8b", dtype="bfloat16", cpu_memory_gib=4))
