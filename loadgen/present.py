@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import numbers
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,4 +114,4 @@ def _value(value: Any) -> str:
         return NOTHING
     if isinstance(value, str | Estimate):
         return str(value)
-    return format_number(float(value))
+    return format_number(int(value) if isinstance(value, numbers.Integral) else float(value))

@@ -112,7 +112,7 @@ MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM, MARGIN_TOP = 48, 12, 46, 32
 MARGIN_NAMES = 150
 
 
-def _figure(size: Size, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
+def new_figure(size: Size, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
     """A figure of fixed margins, so that axes of figures side by side align (and no layout pass is needed)."""
     figure = Figure(figsize=(size.width / PIXELS_PER_INCH, size.height / PIXELS_PER_INCH))
     margins = {
@@ -126,7 +126,7 @@ def _figure(size: Size, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]
     return figure, [each[0] for each in axes]
 
 
-def _number(value: float, _: object = None) -> str:
+def tick_number(value: float, _: object = None) -> str:
     """A tick label that fits the margin."""
     return f"{value / 1e3:,.6g}k" if abs(value) >= 1e4 else f"{value:,.6g}"
 
@@ -141,7 +141,7 @@ def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: 
     frame: run, t_s, output_tokens_per_s, in_flight. The first run's warm-up and drain are shaded.
     """
     with styled():
-        figure, (top, bottom) = _figure(size, 2, sharex=True, height_ratios=(3, 2))
+        figure, (top, bottom) = new_figure(size, 2, sharex=True, height_ratios=(3, 2))
         runs = list(frame.groupby("run", sort=False))
         for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
@@ -152,13 +152,13 @@ def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: 
                 top.fill_between(middle, rows["output_tokens_per_s"], color=colour, alpha=0.10, linewidth=0)
                 bottom.fill_between(rows["t_s"], rows["in_flight"], step="post", color=colour, alpha=0.10, linewidth=0)
         _name_series(bottom if size.is_narrow else top, [str(label) for label, _ in runs], size)
-        _label_axis(top, "output tokens/s  ↑ better")
-        _label_axis(bottom, "requests in flight")
+        label_axis(top, "output tokens/s  ↑ better")
+        label_axis(bottom, "requests in flight")
         bottom.set_xlabel("seconds since the run's start")
         for axes in (top, bottom):
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_locator(MaxNLocator(4, integer=axes is bottom))
-            axes.yaxis.set_major_formatter(FuncFormatter(_number))
+            axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
             axes.set_xlim(0, float(frame["t_s"].max()) + 1)
         _shade_outside(top, bottom, windows[0], float(frame["t_s"].max()) + 1, size)
         return figure
@@ -176,7 +176,7 @@ def _shade_outside(top: Axes, bottom: Axes, window: tuple[float, float], last: f
             top.text(*place, name, transform=top.get_xaxis_transform(), ha="center", va="top", color=PALETTE["muted"])
 
 
-def _label_axis(axes: Axes, text: str) -> None:
+def label_axis(axes: Axes, text: str) -> None:
     """An axis title above the axis, at its left: read horizontally, and no room is lost at the side."""
     axes.set_title(text, loc="left", color=PALETTE["muted"], pad=8)
 
@@ -208,7 +208,7 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
     frame: run, share, value_ms, values in ascending order within a run.
     """
     with styled():
-        figure, [axes] = _figure(size)
+        figure, [axes] = new_figure(size)
         runs = list(frame.groupby("run", sort=False))
         _name_series(axes, [str(label) for label, _ in runs], size)
         for index, (_, rows) in enumerate(runs):
@@ -223,7 +223,7 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
         axes.set_xlabel(f"{quantity}, ms{scale}   ← better")
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
-        _label_axis(axes, "share at or below")
+        label_axis(axes, "share at or below")
         return figure
 
 
@@ -248,7 +248,7 @@ def _value_axis(axes: Axes, values: "pd.Series[float]") -> str:
     Returns what to add to the axis' name.
     """
     low, high = float(values.quantile(0.001)), float(values.max())
-    axes.xaxis.set_major_formatter(FuncFormatter(_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
     if high <= 4 * low:
         pad = 0.06 * (high - low) or 0.5 * high
         axes.set_xlim(low - pad, high + pad)
@@ -257,7 +257,7 @@ def _value_axis(axes: Axes, values: "pd.Series[float]") -> str:
     axes.set_xscale("log")
     axes.set_xlim(low / 1.12, high * 1.25)
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high > 200 * low else (1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
     axes.xaxis.set_minor_formatter(NullFormatter())
     return " (log scale)"
 
@@ -268,7 +268,7 @@ def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) 
     frame: run, tokens, value_ms. Of more than MAX_POINTS requests per run an even selection is drawn.
     """
     with styled():
-        figure, [axes] = _figure(size)
+        figure, [axes] = new_figure(size)
         runs = list(frame.groupby("run", sort=False))
         _name_series(axes, [str(label) for label, _ in runs], size)
         for index, (_, rows) in enumerate(runs):
@@ -293,9 +293,9 @@ def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) 
         _cap_outliers(axes, frame["value_ms"])
         axes.set_xlim(left=0)
         axes.set_xlabel(f"{length}, tokens")
-        axes.xaxis.set_major_formatter(FuncFormatter(_number))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
         axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 7))
-        _label_axis(axes, f"{quantity}, ms  ↓ better")
+        label_axis(axes, f"{quantity}, ms  ↓ better")
         return figure
 
 
@@ -311,7 +311,7 @@ def _cap_outliers(axes: Axes, values: "pd.Series[float]") -> None:
     above = int((values > top).sum())
     axes.set_ylim(0, top if top > 0 else 1.0)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
     if above:
         text = f"{above} above {format_number(top)} ms"
         axes.text(0.01, 0.98, text, transform=axes.transAxes, va="top", color=PALETTE["muted"])
@@ -323,7 +323,7 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
     frame: run, t_s, value_ms.
     """
     with styled():
-        figure, [axes] = _figure(size)
+        figure, [axes] = new_figure(size)
         runs = list(frame.groupby("run", sort=False))
         _name_series(axes, [str(label) for label, _ in runs], size)
         for index, (_, rows) in enumerate(runs):
@@ -338,7 +338,7 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
                 axes.axvspan(left, right, color=PALETTE["shade"], linewidth=0, zorder=0)
         axes.set_xlim(0, last)
         axes.set_xlabel("start of the request, seconds since the run's start")
-        _label_axis(axes, f"{quantity}, ms  ↓ better")
+        label_axis(axes, f"{quantity}, ms  ↓ better")
         return figure
 
 
@@ -348,7 +348,7 @@ def server_gauges(frame: pd.DataFrame, size: Size) -> Figure:
     frame: name, t_s, value.
     """
     with styled():
-        figure, [axes] = _figure(size)
+        figure, [axes] = new_figure(size)
         gauges = list(frame.groupby("name", sort=False))
         _name_series(axes, [str(name) for name, _ in gauges], size)
         for index, (_, rows) in enumerate(gauges):
@@ -357,7 +357,7 @@ def server_gauges(frame: pd.DataFrame, size: Size) -> Figure:
         axes.set_xlim(0, float(frame["t_s"].max()))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_xlabel("seconds since the run's start")
-        _label_axis(axes, "requests")
+        label_axis(axes, "requests")
         return figure
 
 
@@ -368,7 +368,7 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
     """
     with styled():
         left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES
-        figure, [axes] = _figure(size, gridspec_kw={"left": left / size.width})
+        figure, [axes] = new_figure(size, gridspec_kw={"left": left / size.width})
         names = list(dict.fromkeys(frame["metric"]))[::-1]
         axes.axvspan(-bound, bound, color=PALETTE["shade"], linewidth=0, zorder=0)
         axes.axvline(0, color=PALETTE["muted"], linewidth=0.8)
@@ -385,7 +385,7 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0"))
         axes.set_xlabel("change of B against A")
-        _label_axis(axes, "green: better, red: worse; the line is the median")
+        label_axis(axes, "green: better, red: worse; the line is the median")
         return figure
 
 

@@ -3,6 +3,7 @@
 Samples are the rows of `server_metrics`: cumulative series under their Prometheus names, labels as `key="value",...`.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,14 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from reports.stats import percentile_name
 from reports.windows import Window
+
+_BOUND = re.compile(r'le="([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMetric:
     """A meaning and the series that carry it; the first one present counts.
 
-    `kind`: histogram (mean over the window), counter (difference), gauge (mean and maximum).
+    `kind`: histogram (mean and percentiles over the window), counter (difference), gauge (mean and maximum). A series
+    of histograms may be a sum, `a + b`; one of gauges a quotient, `a / b`, taken at each scrape; one of counters a
+    quotient of differences.
     """
 
     name: str
@@ -38,7 +44,18 @@ SERVER_METRICS = (
     ServerMetric(
         "queue_s", "Queue time", "s", "histogram", ("tgi_request_queue_duration", "vllm:request_queue_time_seconds")
     ),
-    ServerMetric("inference_s", "Inference time", "s", "histogram", ("tgi_request_inference_duration",)),
+    ServerMetric(
+        "inference_s",
+        "Inference time",
+        "s",
+        "histogram",
+        (
+            "tgi_request_inference_duration",
+            "vllm:request_prefill_time_seconds + vllm:request_decode_time_seconds",
+            "vllm:request_inference_time_seconds",
+        ),
+    ),
+    ServerMetric("prefill_s", "Prefill of a request", "s", "histogram", ("vllm:request_prefill_time_seconds",)),
     ServerMetric("validation_s", "Validation time", "s", "histogram", ("tgi_request_validation_duration",)),
     ServerMetric("ttft_s", "TTFT, server's", "s", "histogram", ("vllm:time_to_first_token_seconds",)),
     ServerMetric(
@@ -57,7 +74,16 @@ SERVER_METRICS = (
         "Decode call",
         "s",
         "histogram",
-        ('tgi_batch_inference_duration{method="decode"}', "tgi_batch_decode_duration"),
+        ('tgi_batch_inference_duration{method="decode"}',),
+    ),
+    ServerMetric(
+        "prefill_forward_s", "Prefill forward", "s", "histogram", ('tgi_batch_forward_duration{method="prefill"}',)
+    ),
+    ServerMetric(
+        "decode_forward_s", "Decode forward", "s", "histogram", ('tgi_batch_forward_duration{method="decode"}',)
+    ),
+    ServerMetric(
+        "decode_tokens_s", "Token choice and text", "s", "histogram", ('tgi_batch_decode_duration{method="decode"}',)
     ),
     ServerMetric(
         "queue_size", "Waiting requests", "requests", "gauge", ("tgi_queue_size", "vllm:num_requests_waiting")
@@ -67,47 +93,68 @@ SERVER_METRICS = (
     ),
     ServerMetric("batch_tokens", "Tokens in the batch", "tokens", "gauge", ("tgi_batch_current_max_tokens",)),
     ServerMetric(
-        "cache_usage", "Cache in use", "share", "gauge", ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+        "cache_usage",
+        "Token budget in use",
+        "share",
+        "gauge",
+        (
+            "tgi_batch_current_max_tokens / tgi_batch_max_total_tokens",
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+        ),
     ),
     ServerMetric("requests", "Requests", "requests", "counter", ("tgi_request_count",)),
     ServerMetric(
         "successes", "Successes", "requests", "counter", ("tgi_request_success", "vllm:request_success_total")
     ),
     ServerMetric("failures", "Failures", "requests", "counter", ("tgi_request_failure",)),
+    ServerMetric(
+        "input_tokens",
+        "Input tokens",
+        "tokens",
+        "counter",
+        ("tgi_request_input_length_sum", "vllm:prompt_tokens_total"),
+    ),
+    ServerMetric(
+        "output_tokens",
+        "Output tokens",
+        "tokens",
+        "counter",
+        ("tgi_request_generated_tokens_sum", "vllm:generation_tokens_total"),
+    ),
     ServerMetric("batch_joins", "Batch joins", "joins", "counter", ("tgi_batch_concat",)),
     ServerMetric(
-        "prefix_hit_tokens",
-        "Prefix tokens found",
-        "tokens",
+        "prefix_hits",
+        "Prefix tokens found / asked",
+        "share",
         "counter",
-        ("tgi_prefix_hit_tokens", "vllm:prefix_cache_hits_total"),
+        (
+            "tgi_prefix_hit_tokens / tgi_prompt_tokens",
+            "vllm:prefix_cache_hits_total / vllm:prefix_cache_queries_total",
+            "vllm:gpu_prefix_cache_hits_total / vllm:gpu_prefix_cache_queries_total",
+        ),
     ),
     ServerMetric(
-        "prefix_asked_tokens",
-        "Prefix tokens asked",
-        "tokens",
+        "accepted_drafts",
+        "Draft tokens accepted / proposed",
+        "share",
         "counter",
-        ("tgi_prompt_tokens", "vllm:prefix_cache_queries_total"),
-    ),
-    ServerMetric(
-        "accepted_tokens",
-        "Draft tokens accepted",
-        "tokens",
-        "counter",
-        ("tgi_accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total"),
-    ),
-    ServerMetric(
-        "draft_tokens",
-        "Draft tokens proposed",
-        "tokens",
-        "counter",
-        ("tgi_draft_tokens", "vllm:spec_decode_num_draft_tokens_total"),
+        (
+            "tgi_accepted_tokens / tgi_draft_tokens",
+            "vllm:spec_decode_num_accepted_tokens_total / vllm:spec_decode_num_draft_tokens_total",
+        ),
     ),
 )
 
+QUANTILES = (50.0, 95.0, 99.0)
+
 
 def server_summary(rows: Iterable[Mapping[str, Any]], window: Window) -> dict[str, Any]:
-    """Name -> {kind, unit, series, ...} for each meaning that the scraped series carry."""
+    """Name -> {kind, unit, series, ...} for each meaning that the scraped series carry.
+
+    A histogram has mean, count and, of a single one, percentiles with the bucket they fall into; a gauge mean and max;
+    a counter its change, or mean where it is a share of two.
+    """
     samples = _by_series(rows)
     found: dict[str, Any] = {}
     for metric in SERVER_METRICS:
@@ -124,7 +171,7 @@ def gauge_series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[flo
     metric = next(each for each in SERVER_METRICS if each.name == name)
     samples = _by_series(rows)
     for series in metric.series:
-        points = _summed(samples, series)
+        points = _levels(samples, series)
         if points:
             return sorted(points), [points[t_s] for t_s in sorted(points)]
     return [], []
@@ -145,27 +192,101 @@ def _summed(samples: Samples, series: str) -> dict[float, float]:
     """Value per scrape, summed over label sets that hold the wanted label, if `series` names one."""
     match = re.fullmatch(r"([^{]+)(?:\{(.*)\})?", series)
     assert match is not None, series
-    name, label = match[1], match[2] or ""
+    return _summed_where(samples, match[1], (match[2] or "",))
+
+
+def _summed_where(samples: Samples, name: str, wanted: Iterable[str]) -> dict[float, float]:
     points: dict[float, float] = {}
     for labels, t_s, value in samples.get(name, ()):
-        if label in labels:
+        if all(label in labels for label in wanted):
             points[t_s] = points.get(t_s, 0.0) + value
     return points
 
 
-def _reduce(kind: str, samples: Samples, series: str, window: Window) -> dict[str, float] | None:
-    if kind == "histogram":
-        base, _, label = series.partition("{")
-        suffix = "{" + label if label else ""
-        total = _difference(_summed(samples, f"{base}_sum{suffix}"), window)
-        count = _difference(_summed(samples, f"{base}_count{suffix}"), window)
-        return None if total is None or not count else {"mean": total / count, "count": count}
-    points = _summed(samples, series)
-    if kind == "counter":
-        change = _difference(points or _summed(samples, f"{series}_total"), window)
-        return None if change is None else {"change": change}
+def _reduce(kind: str, samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
+    return {"histogram": _histogram, "counter": _counter, "gauge": _gauge}[kind](samples, series, window)
+
+
+def _histogram(samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
+    parts = [_mean_and_count(samples, part, window) for part in series.split(" + ")]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    found = {"mean": sum(mean for mean, _ in known), "count": known[0][1]}
+    return found | ({"percentiles": _bucket_percentiles(samples, series, window)} if len(parts) == 1 else {})
+
+
+def _mean_and_count(samples: Samples, series: str, window: Window) -> tuple[float, float] | None:
+    total = _difference(_summed(samples, _with_suffix(series, "_sum")), window)
+    count = _difference(_summed(samples, _with_suffix(series, "_count")), window)
+    return None if total is None or not count else (total / count, count)
+
+
+def _with_suffix(series: str, suffix: str) -> str:
+    """`a{b="c"}` and `_sum` make `a_sum{b="c"}`."""
+    name, brace, labels = series.partition("{")
+    return f"{name}{suffix}{brace}{labels}"
+
+
+def _bucket_percentiles(samples: Samples, series: str, window: Window) -> dict[str, dict[str, float | None]]:
+    """Percentiles of the values that fell into the window: linear inside a bucket, whose bounds stand beside.
+
+    The last bucket has no upper bound, and then neither has the value.
+    """
+    counts = _bucket_counts(samples, series, window)
+    if not counts or counts[-1][1] <= 0:
+        return {}
+    bounds, below = np.array([bound for bound, _ in counts]), np.array([count for _, count in counts])
+    found: dict[str, dict[str, float | None]] = {}
+    for percentile in QUANTILES:
+        wanted = percentile / 100 * below[-1]
+        index = int(np.searchsorted(below, wanted))
+        lo, before = (float(bounds[index - 1]), float(below[index - 1])) if index else (0.0, 0.0)
+        hi = float(bounds[index]) if math.isfinite(bounds[index]) else None
+        inside = float(below[index]) - before
+        value = None if hi is None else lo + (hi - lo) * (wanted - before) / inside
+        found[percentile_name(percentile)] = {"value": value, "lo": lo, "hi": hi}
+    return found
+
+
+def _bucket_counts(samples: Samples, series: str, window: Window) -> list[tuple[float, float]]:
+    """Upper bounds in order, and how many values of the window were at or below each."""
+    name, _, label = _with_suffix(series, "_bucket").rstrip("}").partition("{")
+    bounds = {match[1] for labels, _, _ in samples.get(name, ()) if (match := _BOUND.search(labels)) is not None}
+    grown = {
+        float(bound): _difference(_summed_where(samples, name, (label, f'le="{bound}"')), window) for bound in bounds
+    }
+    return sorted((bound, count) for bound, count in grown.items() if count is not None)
+
+
+def _counter(samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
+    changes = [_difference(_counted(samples, part), window) for part in series.split(" / ")]
+    if any(change is None for change in changes):
+        return None
+    if len(changes) == 1:
+        return {"change": changes[0]}
+    part, whole = changes
+    return {"mean": (part or 0.0) / whole, "change": whole} if whole else None
+
+
+def _counted(samples: Samples, series: str) -> dict[float, float]:
+    return _summed(samples, series) or _summed(samples, f"{series}_total")
+
+
+def _gauge(samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
+    points = _levels(samples, series)
     inside = [value for t_s, value in points.items() if window.start_s <= t_s <= window.end_s]
     return {"mean": float(np.mean(inside)), "max": max(inside)} if inside else None
+
+
+def _levels(samples: Samples, series: str) -> dict[float, float]:
+    """A gauge at each scrape, or the quotient of two."""
+    part, _, whole = series.partition(" / ")
+    points = _summed(samples, part)
+    if not whole:
+        return points
+    wholes = _summed(samples, whole)
+    return {t_s: value / wholes[t_s] for t_s, value in points.items() if wholes.get(t_s)}
 
 
 def _difference(points: Mapping[float, float], window: Window) -> float | None:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from reports.plots import PALETTE, Size, _figure, _label_axis, _number, series_colour, styled
+from reports.plots import PALETTE, Size, label_axis, new_figure, series_colour, styled, tick_number
 
 
 def throughput_latency(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
@@ -16,7 +16,7 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, size: Size) -> Figure
     frame: load, output_tokens_per_s, value_ms, is_knee, is_valid. A point that was no valid measurement is hollow.
     """
     with styled():
-        figure, [axes] = _figure(size)
+        figure, [axes] = new_figure(size)
         axes.plot(frame["output_tokens_per_s"], frame["value_ms"], color=series_colour(0), linewidth=1.2)
         for is_valid, fill in ((True, series_colour(0)), (False, "white")):
             rows = frame[frame["is_valid"] == is_valid]
@@ -33,14 +33,14 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, size: Size) -> Figure
         _axes(axes, "output tokens/s  → better", size)
         axes.set_ylim(bottom=0, top=1.12 * float(frame["value_ms"].max()))
         axes.margins(x=0.08)
-        _label_axis(axes, f"{quantity}, ms  ↓ better")
+        label_axis(axes, f"{quantity}, ms  ↓ better")
         return figure
 
 
 def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
     """Throughput against load. frame: load, output_tokens_per_s, lo, hi, is_knee."""
     with styled():
-        figure, [axes] = _figure(size)
+        figure, [axes] = new_figure(size)
         axes.fill_between(frame["load"], frame["lo"], frame["hi"], color=series_colour(0), alpha=0.15, linewidth=0)
         axes.plot(frame["load"], frame["output_tokens_per_s"], "o-", color=series_colour(0), markersize=4)
         for load_value, speed in frame.loc[frame["is_knee"], ["load", "output_tokens_per_s"]].to_numpy():
@@ -56,7 +56,7 @@ def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
         _axes(axes, load, size)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0, top=1.12 * float(frame["output_tokens_per_s"].max()))
-        _label_axis(axes, "output tokens/s  ↑ better")
+        label_axis(axes, "output tokens/s  ↑ better")
         return figure
 
 
@@ -74,5 +74,5 @@ def _name_point(axes: Axes, row: Any) -> None:
 
 def _axes(axes: Axes, label: str, size: Size) -> None:
     axes.set_xlabel(label)
-    axes.xaxis.set_major_formatter(FuncFormatter(_number))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
     axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 7))

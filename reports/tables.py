@@ -267,17 +267,18 @@ def server_table(analysis: Analysis) -> pd.DataFrame:
         found = analysis.summary["server"].get(metric.name)
         if found is None:
             continue
-        seconds = metric.unit == "s"
-        scale = 1e3 if seconds else 1.0
+        scale, unit = {"s": (1e3, "ms"), "share": (100.0, "%")}.get(metric.unit, (1.0, metric.unit))
+        p95 = (found.get("percentiles") or {}).get("p95")
         mine = analysis.summary["metrics"][ours[metric.name]]["mean"] if metric.name in ours else None
         rows.append(
             {
                 "server metric": metric.title,
                 "mean": scale * found["mean"] if "mean" in found else None,
-                "max": found.get("max"),
+                "p95 (its bucket)": None if p95 is None else _scaled(p95, scale),
+                "max": None if found.get("max") is None else scale * found["max"],
                 "over the window": found.get("change", found.get("count")),
                 "client's mean": None if mine is None else 1e3 * mine,
-                "unit": "ms" if seconds else metric.unit,
+                "unit": unit,
                 "series": found["series"],
             }
         )

@@ -1,7 +1,8 @@
-"""Where the time of an average request went: waiting in the client, on the wire, and in the server's stages.
+"""Where the time went: in the client, on the wire, and in the server's stages; on average and request by request.
 
-Server stages are means of the server's own histograms over the window, or of the timing headers of blocking calls; what
-they and the client's own times leave over is shown, not hidden.
+Server stages are means of the server's own histograms over the window, or of the timing headers of blocking calls.
+Streams carry no such headers, so a streamed request is split by its own moments, and the server's means are set against
+the time up to its first token. What the known parts leave over is shown, not hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,15 @@ NOTE = (
     "Prefill is the mean prefill call of the server, decode the rest of its inference time. Not explained is what is "
     "left of the whole."
 )
+FIRST_TOKEN_NOTE = (
+    "Means in ms. Between is the client's TTFT less a round trip and the server's validation, queue and prefill: "
+    "routing, sending, and what a mean prefill call does not say of this load's."
+)
+SLOWEST_NOTE = (
+    "In ms, the slowest first. Waiting is from the intended start to the sending, connections included; up to the "
+    "first token and streaming are the client's own times. The server tells its stages in blocking calls only."
+)
+MOST_SLOW = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +64,13 @@ def time_split(analysis: Analysis) -> TimeSplit | None:
     stages, source = _stages(done, analysis.summary["server"])
     if not len(done) or stages.get("inference") is None:
         return None
-    prefill = _mean(analysis.summary["server"].get("prefill_step_s"))
+    prefill = _prefill_s(analysis)
     inference = stages["inference"]
     known = prefill is not None and inference is not None and prefill <= inference
-    connects = analysis.measured.requests["connect_s"]
-    opened = connects[connects > 0]
     return TimeSplit(
         total_s=float(((end_ns - start_ns) / 1e9).mean()),
         client_wait_s=float(((done["t_sent_ns"] - start_ns) / 1e9).mean() - _opening_s(done)),
-        network_s=float(opened.median()) if len(opened) else None,
+        network_s=_round_trip_s(analysis),
         validation_s=stages.get("validation"),
         queue_s=stages.get("queue"),
         prefill_s=prefill if known else None,
@@ -70,6 +78,18 @@ def time_split(analysis: Analysis) -> TimeSplit | None:
         inference_s=inference,
         source=source,
     )
+
+
+def _prefill_s(analysis: Analysis) -> float | None:
+    """Prefill of a request where the server counts it by request, else its mean prefill call."""
+    server = analysis.summary["server"]
+    return _mean(server.get("prefill_s") or server.get("prefill_step_s"))
+
+
+def _round_trip_s(analysis: Analysis) -> float | None:
+    connects = analysis.measured.requests["connect_s"]
+    opened = connects[connects > 0]
+    return float(opened.median()) if len(opened) else None
 
 
 def _opening_s(done: pd.DataFrame) -> float:
@@ -109,7 +129,73 @@ def time_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def first_token_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """Client and server side by side up to the first token: a row per streamed run whose server tells its stages."""
+    rows = []
+    for analysis in analyses:
+        ttft_s, server = analysis.summary["metrics"]["ttft_s"]["mean"], analysis.summary["server"]
+        queue_s, prefill_s = _mean(server.get("queue_s")), _prefill_s(analysis)
+        if ttft_s is None or queue_s is None or prefill_s is None:
+            continue
+        parts = {
+            "network": _round_trip_s(analysis),
+            "validation": _mean(server.get("validation_s")),
+            "queue": queue_s,
+            "prefill": prefill_s,
+        }
+        between_s = ttft_s - sum(part for part in parts.values() if part is not None)
+        told = {"TTFT seen": ttft_s, **parts, "between": between_s, "TTFT, server's": _mean(server.get("ttft_s"))}
+        rows.append(
+            {"run": analysis.label, **{name: None if part is None else 1e3 * part for name, part in told.items()}}
+        )
+    return pd.DataFrame(rows).dropna(axis=1, how="all")
+
+
+def slowest_table(analysis: Analysis, count: int = MOST_SLOW) -> pd.DataFrame:
+    """The slowest requests that succeeded, each with its own parts."""
+    population = analysis.measured.population
+    done = population[population["status"] == Status.OK]
+    start_ns = done["t_intended_ns"] if analysis.run.manifest.is_open_loop else done["t_dispatch_ns"]
+    end_ns = done["t_last_ns"].fillna(done["t_end_ns"])
+    parts = pd.DataFrame(
+        {
+            "started, s": start_ns / 1e9,
+            "whole": end_ns - start_ns,
+            "waiting": done["t_sent_ns"] - start_ns,
+            "up to first token": done["t_first_ns"] - done["t_sent_ns"],
+            "streaming": done["t_last_ns"] - done["t_first_ns"],
+        }
+    )
+    parts[["whole", "waiting", "up to first token", "streaming"]] /= 1e6
+    for name, column in HEADERS.items():
+        parts[name] = 1e3 * done[column]
+    known = parts[["waiting", "up to first token", "streaming", *HEADERS]].sum(axis=1)
+    parts["not explained"] = parts["whole"] - known
+    slowest = parts.nlargest(count, "whole").dropna(axis=1, how="all")
+    if "streaming" in slowest:
+        # A stream's own moments explain all of it.
+        slowest = slowest.drop(columns="not explained")
+    rows = done.loc[slowest.index]
+    return pd.DataFrame(
+        {
+            "request": list(rows["request_id"]),
+            "input tokens": [_whole(value) for value in rows["input_tokens"]],
+            "output tokens": [_whole(value) for value in rows["output_tokens"]],
+            **{str(name): list(values) for name, values in slowest.items()},
+        }
+    )
+
+
+def _whole(value: float) -> int | None:
+    return None if value != value else int(value)
+
+
 def time_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
-    """The section of a report; none where no run can tell."""
-    frame = time_table(analyses)
-    return (Section("Where the time went", (Table("", frame, NOTE),)),) if len(frame) else ()
+    """The section of a report; of single runs only means, where they can tell, and one run's slowest requests."""
+    blocks = [Table("An average request", frame, NOTE)] if len(frame := time_table(analyses)) else []
+    first = first_token_table(analyses)
+    if len(first):
+        blocks.append(Table("Up to the first token", first, FIRST_TOKEN_NOTE))
+    if len(analyses) == 1 and len(slowest := slowest_table(analyses[0])):
+        blocks.append(Table("The slowest requests", slowest, SLOWEST_NOTE))
+    return (Section("Where the time went", tuple(blocks)),) if blocks else ()

@@ -4,7 +4,7 @@ import pytest
 
 from reports.results import RequestRecord, RunManifest, RunResult
 from reports.summary import Analysis
-from reports.time_split import time_section, time_split, time_table
+from reports.time_split import first_token_table, slowest_table, time_section, time_split, time_table
 
 MS = 1_000_000
 
@@ -72,11 +72,11 @@ def test_headers_of_blocking_calls_win_over_the_servers_metrics() -> None:
     assert (split.queue_s, split.inference_s) == (pytest.approx(0.002), pytest.approx(0.090))
 
 
-def test_a_server_that_tells_nothing_has_no_such_section() -> None:
+def test_of_a_server_that_tells_nothing_only_the_clients_own_times_are_shown() -> None:
     silent = analysis([record(number) for number in range(10)], [])
 
     assert time_split(silent) is None
-    assert time_section([silent]) == ()
+    assert [block.title for section in time_section([silent]) for block in section.blocks] == ["The slowest requests"]
 
 
 def test_every_run_that_can_tell_has_its_row_in_milliseconds() -> None:
@@ -85,3 +85,44 @@ def test_every_run_that_can_tell_has_its_row_in_milliseconds() -> None:
     assert row["whole"] == pytest.approx(103)
     assert row["not explained"] == pytest.approx(6)
     assert row["told by"] == "server metrics"
+
+
+def test_client_and_server_stand_side_by_side_up_to_the_first_token() -> None:
+    [row] = first_token_table([analysis([record(number) for number in range(10)], TGI)]).to_dict("records")
+
+    assert row["TTFT seen"] == pytest.approx(50)
+    assert (row["network"], row["validation"], row["queue"], row["prefill"]) == pytest.approx((2, 4, 20, 30))
+    assert row["between"] == pytest.approx(50 - 2 - 4 - 20 - 30)
+
+
+def test_vllm_tells_prefill_and_decode_of_a_request() -> None:
+    vllm = [
+        *histogram("vllm:request_queue_time_seconds", 0.010),
+        *histogram("vllm:request_prefill_time_seconds", 0.025),
+        *histogram("vllm:request_decode_time_seconds", 0.050),
+        *histogram("vllm:time_to_first_token_seconds", 0.036),
+    ]
+    split = time_split(analysis([record(number) for number in range(10)], vllm))
+    [row] = first_token_table([analysis([record(number) for number in range(10)], vllm)]).to_dict("records")
+
+    assert (split.queue_s, split.prefill_s, split.decode_s) == pytest.approx((0.010, 0.025, 0.050))
+    assert (row["between"], row["TTFT, server's"]) == pytest.approx((50 - 2 - 10 - 25, 36))
+
+
+def test_the_slowest_streams_are_split_by_their_own_moments() -> None:
+    slow = {"t_last_ns": 5 * 200 * MS + 153 * MS, "t_end_ns": 5 * 200 * MS + 160 * MS}
+    records = [record(number, **(slow if number == 5 else {})) for number in range(10)]
+    first, second, *_ = slowest_table(analysis(records, []), count=3).to_dict("records")
+
+    assert (first["request"], first["started, s"], first["output tokens"]) == ("5", 1.0, 2)
+    assert (first["whole"], first["waiting"], first["up to first token"]) == pytest.approx((153, 3, 50))
+    assert (first["streaming"], second["streaming"]) == pytest.approx((100, 50))
+
+
+def test_the_slowest_blocking_calls_are_split_by_their_headers() -> None:
+    blocking = {"t_first_ns": None, "t_last_ns": None, "gap_ns": [], "events": 0}
+    told = {"srv_validation_s": 0.001, "srv_queue_s": 0.002, "srv_inference_s": 0.090}
+    rows = slowest_table(analysis([record(number, **blocking, **told) for number in range(10)], []))
+
+    assert list(rows["inference"]) == pytest.approx([90] * 10)
+    assert list(rows["not explained"]) == pytest.approx([104 - 3 - 1 - 2 - 90] * 10)
