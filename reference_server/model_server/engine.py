@@ -16,19 +16,17 @@ import torch
 
 from reference_server.errors import ArgumentError, ShardError
 from reference_server.messages import Batch, Image, ModelInfo, Request, WarmupReply, WarmupRequest
-from reference_server.model_server.attention import backend
 from reference_server.model_server.attention.state import AttentionState
 from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.forward.ragged import RaggedForward
+from reference_server.model_server.forward import tiers
 from reference_server.model_server.generate import ChoosingOptions, Generator, StepOutput
 from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
-from reference_server.model_server.models import fuse, hooks, loader
+from reference_server.model_server.models import loader
 from reference_server.model_server.models.loader import LoadedModel
-from reference_server.model_server.models.packed_linear import pack_linears
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.run_ahead import RunAhead
 from reference_server.model_server.sequence import Sequence
@@ -36,6 +34,9 @@ from reference_server.model_server.warmup import GIB, PeakTensorBytes, blocks_th
 from reference_server.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+_BLOCKS_WITHOUT_KEYS = 1 << 20
+"""A recurrent model's requests are given block numbers like all others; nothing is kept in them."""
 
 
 class Engine:
@@ -54,39 +55,30 @@ class Engine:
         self._loaded = loaded
         self._tokenizer = tokenizer
         self._tokenizer_max_len = tokenizer_max_len
-        layers = hooks.probe(loaded.model)
-        self._choice = backend.choose(options, hooks.needs_of(layers, loaded.device, loaded.dtype))
-        self._shapes = [layer.shape for layer in layers]
         self._state = AttentionState()
-        hooks.attach(layers, self._state, self._choice)
-        self._weight_bytes = loaded.weight_bytes
-        decoder = fuse.fuse(loaded.model) if options.fuse else None
-        if decoder is not None:
-            self._weight_bytes += decoder.added_bytes
-        elif options.fuse:
-            self._weight_bytes += pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
-        forward = RaggedForward(loaded.model, self._state, loaded.device, decoder)
+        self._model = tiers.prepare(loaded, options, tokenizer, self._state)
+        self._block_size = self._model.choice.block_size
+        self._weight_bytes = loaded.weight_bytes + self._model.added_bytes
         watermark = Watermark(options.watermark_gamma, options.watermark_delta)
-        choosing = ChoosingOptions(loaded.eos_ids, watermark, options.request_logprobs)
-        self._generator = Generator(forward, tokenizer, group, choosing)
-        # A device that computes by itself is kept busy; a CPU answers first.
-        self.run_ahead = RunAhead(self._generator, options.run_ahead, launches_first=loaded.device.type != "cpu")
+        # A model that pads computes all logits of its prompts anyway.
+        prompt_logprobs = options.request_logprobs or self._model.requires_padding
+        choosing = ChoosingOptions(loaded.eos_ids, watermark, prompt_logprobs)
+        self._generator = Generator(self._model.forward, tokenizer, group, choosing)
+        # A device that computes by itself is kept busy; a CPU answers first. A recurrent state cannot be stepped back.
+        may_run_ahead = options.run_ahead and not self._model.requires_padding
+        self.run_ahead = RunAhead(self._generator, may_run_ahead, launches_first=loaded.device.type != "cpu")
         self.info = ModelInfo(
-            requires_padding=False,
+            requires_padding=self._model.requires_padding,
             dtype=str(loaded.dtype),
             device_type=loaded.device.type,
-            support_chunking=options.prefill_chunking and self._choice.supports_chunking,
+            support_chunking=(
+                options.prefill_chunking and self._model.choice.supports_chunking and not self._model.requires_padding
+            ),
             use_prefix_caching=options.prefix_caching,
-            attention_impl=self._choice.impl,
-            block_size=self._choice.block_size,
+            attention_impl=self._model.choice.impl,
+            block_size=self._block_size,
         )
-        self.backends = {
-            "prefill": self._choice.prefill.name,
-            "decode": self._choice.decode.name,
-            "reason": self._choice.reason,
-            "kernels": "modules" if decoder is None else "fused",
-            "quantize": "none",
-        }
+        self.backends = self._model.backends
 
     @classmethod
     def load(cls, options: EngineOptions, rank: int, world_size: int) -> "Engine":
@@ -151,7 +143,7 @@ class Engine:
         sequences = tuple(self._make_sequence(request) for request in batch.requests)
         if any(not request.blocks for request in batch.requests):
             self._assign_blocks(sequences, running)
-        return SequenceBatch(batch.id, sequences, self._choice.block_size)
+        return SequenceBatch(batch.id, sequences, self._block_size)
 
     def _make_sequence(self, request: Request) -> Sequence:
         if any(isinstance(chunk, Image) for chunk in request.chunks) and not request.text:
@@ -174,21 +166,24 @@ class Engine:
                     "remain; router and model server tokenize differently"
                 )
             input_len = request.chunk_len
-        needed = blocks_for(prompt_len + request.stopping.max_new_tokens - 1, self._choice.block_size)
+        needed = blocks_for(self._model.tokens_kept(prompt_len, request.stopping.max_new_tokens), self._block_size)
         if request.blocks and len(request.blocks) < needed:
             raise ShardError(
                 f"request {request.id} needs {needed} blocks and has {len(request.blocks)}; router and model server "
                 "tokenize differently"
             )
+        start_id = self._model.start_id
+        decoder_ids = ids if start_id is None else [start_id]
         return Sequence(
             request=request,
-            ids=ids,
-            prompt_len=prompt_len,
+            ids=decoder_ids,
+            prompt_len=len(decoder_ids),
             cache_len=request.cache_len,
-            input_len=input_len,
+            input_len=input_len if start_id is None else 1,
             blocks=np.array(request.blocks or range(needed), dtype=np.int64),
             stopping=StoppingCriteria(request.stopping, self._loaded.eos_ids),
-            detokenizer=IncrementalDetokenizer(self._tokenizer, ids),
+            detokenizer=IncrementalDetokenizer(self._tokenizer, decoder_ids),
+            encoder_ids=[] if start_id is None else ids,
         )
 
     def _assign_blocks(self, sequences: tuple[Sequence, ...], running: Iterable[Sequence]) -> None:
@@ -208,7 +203,8 @@ class Engine:
             blocks = list(itertools.islice(free, len(sequence.blocks)))
             if len(blocks) < len(sequence.blocks):
                 raise ShardError(
-                    f"request {sequence.request.id} needs {len(sequence.blocks)} blocks, {len(blocks)} are free"
+                    f"request {sequence.request.id} needs {len(sequence.blocks)} blocks, {len(blocks)} are free: "
+                    "lower `--max-batch-total-tokens`"
                 )
             sequence.blocks = np.array(blocks, dtype=np.int64)
 
@@ -221,11 +217,11 @@ class Engine:
 
     def warmup(self, request: WarmupRequest) -> WarmupReply:
         """Run the largest prefill, then allocate the blocks that fit beside it (model-server.md section 5.1)."""
-        block_size = self._choice.block_size
+        block_size = self._block_size
         self._generator.max_prefill_tokens = blocks_for(request.max_prefill_tokens, block_size) * block_size
         self._state.cache = None
         batch = self.make_batch(request.batch)
-        prompt_tokens = sum(sequence.prompt_len for sequence in batch.sequences)
+        prompt_tokens = sum(len(sequence.encoder_ids or sequence.ids) for sequence in batch.sequences)
         self._allocate(sum(len(sequence.blocks) for sequence in batch.sequences))
         try:
             with torch.no_grad(), PeakTensorBytes() as tensors:
@@ -243,7 +239,8 @@ class Engine:
         max_total = request.max_total_tokens or self._default_max_total(capacity, prompt_tokens)
         logger.info("K/V cache: %d blocks of %d tokens", num_blocks, block_size)
         return WarmupReply(
-            max_supported_total_tokens=capacity,
+            # The router budgets a padded model by rows and longest prompt, as the operator set it.
+            max_supported_total_tokens=None if self._model.requires_padding else capacity,
             max_input_tokens=request.max_input_tokens or max_total - 1,
             max_total_tokens=max_total,
             weight_bytes=self._weight_bytes,
@@ -252,18 +249,20 @@ class Engine:
         )
 
     def _blocks_that_fit(self, peak_bytes: int) -> int:
+        if not self._model.shapes:
+            return _BLOCKS_WITHOUT_KEYS
         budget = device_bytes(self._options) * self._options.memory_fraction / self._group.world_size
         return blocks_that_fit(
             budget,
             self._weight_bytes,
             peak_bytes,
-            bytes_per_block(self._shapes, self._choice.block_size, self._loaded.dtype),
+            bytes_per_block(self._model.shapes, self._block_size, self._loaded.dtype),
         )
 
     def _allocate(self, num_blocks: int) -> None:
         self._state.cache = None
         self._state.cache = KVCache(
-            self._shapes, num_blocks, self._choice.block_size, self._loaded.dtype, self._loaded.device
+            self._model.shapes, num_blocks, self._block_size, self._loaded.dtype, self._loaded.device
         )
 
     def _default_max_total(self, capacity: int, prompt_tokens: int) -> int:

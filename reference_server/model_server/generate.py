@@ -27,8 +27,7 @@ from reference_server.model_server.decoding.sampling import (
 )
 from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.forward.inputs import PromptSpan, build_inputs
-from reference_server.model_server.forward.ragged import RaggedForward
+from reference_server.model_server.forward.inputs import Forward, PromptSpan, build_inputs
 from reference_server.model_server.sequence import Sequence
 from reference_server.tokenizer import Tokenizer
 
@@ -92,9 +91,7 @@ class Launched:
 class Generator:
     """Steps batches through a forward. `max_prefill_tokens` is the chunk budget of a step, a block multiple."""
 
-    def __init__(
-        self, forward: RaggedForward, tokenizer: Tokenizer, group: RankGroup, choosing: ChoosingOptions
-    ) -> None:
+    def __init__(self, forward: Forward, tokenizer: Tokenizer, group: RankGroup, choosing: ChoosingOptions) -> None:
         self.max_prefill_tokens = NO_CHUNK_LIMIT
         self._forward = forward
         self._tokenizer = tokenizer

@@ -5,6 +5,8 @@ from typing import Literal
 
 WIGGLE_ROOM = 0.90
 
+Tier = Literal["ragged", "padded", "encoder_decoder", "recurrent"]
+
 
 @dataclass(frozen=True, slots=True)
 class RopeOverride:
@@ -21,6 +23,7 @@ class EngineOptions:
     `dtype` None takes bfloat16 where the CPU multiplies it natively, else float32. `cpu_memory_gib` is the memory that
     counts as the device's on a CPU, for all ranks together; None takes the smaller of 4 GiB and half of what is
     available. `wiggle_room` scales `memory_fraction` on accelerators only. `compute_threads` None takes cores - 1.
+    `tier` None takes the family's own.
     """
 
     model_id: str
@@ -43,3 +46,4 @@ class EngineOptions:
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
     seed: int = 0
+    tier: Tier | None = None

@@ -19,6 +19,9 @@ class Sequence:
     token seen so far, filled only if asked for. stopped: it has ended and waits to be filtered out. unread: tokens
     that were chosen and are not in `ids` yet; their K/V is what the next forward adds.
 
+    Behind an encoder the prompt is `encoder_ids`, and `ids` begins with the decoder's start token. `state` is what a
+    recurrent forward keeps of the past.
+
         ids     |---- prompt ----|-- generated --|- unread -|
         cache   |---- cache_len ---------------|- input_len -|
     """
@@ -34,6 +37,8 @@ class Sequence:
     prompt_logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
     unread: int = 0
+    encoder_ids: list[int] = field(default_factory=list)
+    state: object = None
 
     @property
     def id(self) -> int:

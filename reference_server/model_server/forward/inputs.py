@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,14 @@ class RaggedInputs:
     sampled: tuple[Sequence, ...]
     prompt_spans: tuple[PromptSpan, ...]
     attention: AttentionMetadata
+
+
+class Forward(Protocol):
+    """Logits of what was planned."""
+
+    def __call__(self, inputs: RaggedInputs) -> Tensor:
+        """[logit rows, vocab_size], in the model's dtype."""
+        ...
 
 
 def build_inputs(

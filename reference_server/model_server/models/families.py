@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from reference_server.errors import UnsupportedError
+from reference_server.model_server.models import transformers_compat
 from reference_server.model_server.models.shims import bloom, falcon, gptj, mpt
+from reference_server.model_server.options import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class ModelFamily:
 
     name: str
     model_type: str
-    tier: Literal["ragged", "padded", "encoder_decoder", "recurrent"] = "ragged"
+    tier: Tier = "ragged"
     shim: Callable[[nn.Module], None] | None = None
     shardable: bool = False
 
@@ -62,16 +64,33 @@ FAMILIES = (
     ModelFamily("DBRX", "dbrx"),
     ModelFamily("DeepSeek-V2", "deepseek_v2"),
     ModelFamily("DeepSeek-V3", "deepseek_v3"),
+    ModelFamily("GPT-Neo", "gpt_neo", tier="padded"),
+    ModelFamily("CodeGen", "codegen", tier="padded"),
+    ModelFamily("T5", "t5", tier="encoder_decoder"),
+    ModelFamily("mT5", "mt5", tier="encoder_decoder"),
+    ModelFamily("BART", "bart", tier="encoder_decoder"),
+    ModelFamily("Mamba", "mamba", tier="recurrent"),
+    ModelFamily("Mamba 2", "mamba2", tier="recurrent"),
+    ModelFamily("Falcon Mamba", "falcon_mamba", tier="recurrent"),
 )
 
 
 def find_family(config: dict[str, Any]) -> ModelFamily:
     """The family of a raw `config.json`; what is not served is refused by name."""
     model_type = config.get("model_type")
-    if model_type is None and "ssm_cfg" not in config:
+    if "ssm_cfg" in config:
+        raise UnsupportedError("this is Mamba's original format; its `-hf` checkpoints are served")
+    if model_type is None:
         raise UnsupportedError("config.json has no `model_type`, so the architecture is not known")
     for family in FAMILIES:
         if family.model_type == model_type:
             return family
+    if model_type in transformers_compat.seq2seq_model_types() and config.get("is_encoder_decoder", True):
+        return ModelFamily(model_type, model_type, tier="encoder_decoder")
+    if model_type in transformers_compat.causal_model_types():
+        return ModelFamily(model_type, model_type, tier="padded")
     served = ", ".join(f"{family.name} ({family.model_type})" for family in FAMILIES)
-    raise UnsupportedError(f"Unsupported model type {model_type or 'mamba'}; served are {served}")
+    raise UnsupportedError(
+        f"Unsupported model type {model_type}; served are {served}, and any other that Transformers has a "
+        "causal or sequence-to-sequence language model for"
+    )

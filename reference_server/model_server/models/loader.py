@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import parallel, transformers_compat
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
-from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.presets import catalog
 
 # What initializer_range is in most published configs.
@@ -90,36 +90,44 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
     dtype = resolve_dtype(options, device)
     config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
     _override_rope(config, options)
-    model_class = AutoModelForCausalLM._model_mapping[type(config)]
-    if family.shim is None and not model_class.is_backend_compatible():
+    tier = options.tier or family.tier
+    model_class = _model_class(config, tier)
+    if tier == "ragged" and family.shim is None and not model_class.is_backend_compatible():
         raise UnsupportedError(f"{model_class.__name__} does not offer Transformers' attention interface")
-    attention = ATTENTION_NAME if family.shim is None else "eager"
+    attention = ATTENTION_NAME if tier == "ragged" and family.shim is None else "eager"
     dummy = options.load_format == "dummy" or not files.has_weights
     model: Any
     if dummy:
         model = _build_random(config, model_class, dtype, options.seed)
+        model.set_attn_implementation(attention)
     else:
         model = model_class.from_pretrained(files.directory, config=config, dtype=dtype, attn_implementation=attention)
     model.eval().requires_grad_(False)
     _refuse_unloaded(model)
     if group.world_size > 1:
         parallel.shard(model, group)
-    if family.shim is not None:
-        family.shim(model)
-    # The name alone keeps Transformers from building a mask; shimmed classes would refuse it at load time.
-    model.config._attn_implementation = ATTENTION_NAME
+    if tier == "ragged":
+        if family.shim is not None:
+            family.shim(model)
+        # The name alone keeps Transformers from building a mask; shimmed classes would refuse it at load time.
+        model.config._attn_implementation = ATTENTION_NAME
     return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config))
 
 
 def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
     """Bytes that the whole model's parameters will take, read off its config alone."""
-    find_family(json.loads((files.directory / "config.json").read_text()))
+    family = find_family(json.loads((files.directory / "config.json").read_text()))
     config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
     with torch.device("meta"), transformers_compat.without_weight_init():
-        model: Any = AutoModelForCausalLM._model_mapping[type(config)]._from_config(config)
+        model: Any = _model_class(config, options.tier or family.tier)._from_config(config)
     model.tie_weights()
     num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
     return num_parameters * resolve_dtype(options, torch.device("cpu")).itemsize
+
+
+def _model_class(config: PretrainedConfig, tier: Tier) -> Any:
+    auto_class = AutoModelForSeq2SeqLM if tier == "encoder_decoder" else AutoModelForCausalLM
+    return auto_class._model_mapping[type(config)]
 
 
 def resolve_dtype(options: EngineOptions, device: torch.device) -> torch.dtype:

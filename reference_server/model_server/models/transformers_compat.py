@@ -1,10 +1,11 @@
 """What differs between the supported Transformers releases (5.17 to 5.23). The other files ask this one."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from transformers import PretrainedConfig, initialization
+from transformers.models.auto import modeling_auto
 from transformers.utils import logging as transformers_logging
 
 
@@ -30,6 +31,16 @@ def tensor_parallel_plan(model: Any) -> dict[str, str]:
         return {}
     prefix = model.base_model_prefix
     return {f"{prefix}.{pattern}": style for pattern, style in base.items()} | dict(type(model)._tp_plan or {})
+
+
+def causal_model_types() -> Collection[str]:
+    """Model types that `AutoModelForCausalLM` knows."""
+    return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
+
+
+def seq2seq_model_types() -> Collection[str]:
+    """Model types that `AutoModelForSeq2SeqLM` knows."""
+    return modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
 
 
 def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:

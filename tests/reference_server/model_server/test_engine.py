@@ -103,9 +103,9 @@ def test_model_server_M22_unknown_attention_fails_at_start(directory: Path) -> N
 
 
 def test_an_unserved_family_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
 
-    with pytest.raises(UnsupportedError, match=r"mamba; served are Llama \(llama\), .*BLOOM \(bloom\)"):
+    with pytest.raises(UnsupportedError, match=r"vit; served are Llama \(llama\), .*BLOOM \(bloom\)"):
         LocalShard.load(tiny_options(tmp_path))
 
 

@@ -1,0 +1,107 @@
+"""Does a forward over the cache compute what the model computes alone? Asked of a few tokens before serving.
+
+The forwards of the lower tiers run model code that nobody has looked at. What a model does with padding, positions or
+its cache is found out here, so that one which would answer wrongly is refused instead.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_server.messages import ChooserParameters, Request, StoppingParameters
+from reference_server.model_server.attention.state import AttentionState
+from reference_server.model_server.batch import SequenceBatch
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.forward.inputs import Forward, build_inputs
+from reference_server.model_server.kv_cache import KVCache, LayerShape, blocks_for
+from reference_server.model_server.models.loader import LoadedModel
+from reference_server.model_server.sequence import Sequence
+from reference_server.tokenizer import Tokenizer
+
+# Share of the logits' spread. Rounding stays far below these, a wrong position or a seen neighbour far above.
+FLOAT32_LIMIT, HALF_LIMIT = 1e-3, 0.3
+
+_PROMPT_LENGTHS = (3, 6, 1)
+# Rows of each forward: two prompts, a step of theirs, one that joins, all three, and two in another order.
+_STEPS = ((0, 1), (0, 1), (2,), (0, 1, 2), (2, 0))
+
+
+@torch.no_grad()
+def is_exact(
+    forward: Forward,
+    loaded: LoadedModel,
+    tokenizer: Tokenizer,
+    state: AttentionState,
+    shapes: tuple[LayerShape, ...],
+    block_size: int,
+) -> bool:
+    """Whether rows of unequal lengths that join and leave get the logits of each alone, within rounding."""
+    with_encoder = bool(loaded.config.is_encoder_decoder)
+    sequences = [
+        _sequence(number, length, loaded, tokenizer, block_size, with_encoder)
+        for number, length in enumerate(_PROMPT_LENGTHS)
+    ]
+    num_blocks = 1 + max(int(sequence.blocks.max()) for sequence in sequences)
+    state.cache = KVCache(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
+    limit = FLOAT32_LIMIT if loaded.dtype == torch.float32 else HALF_LIMIT
+    try:
+        for members in _STEPS:
+            batch = SequenceBatch(0, tuple(sequences[member] for member in members), block_size)
+            logits = forward(build_inputs(batch, prompt_logprobs=False))
+            for sequence, row in zip(batch.sequences, logits, strict=True):
+                if not _distance(row, _alone(loaded.model, sequence)) <= limit:
+                    return False
+                sequence.cache_len += sequence.input_len
+                sequence.input_len = 1
+                sequence.ids.append(_token(loaded, len(sequence.ids)))
+    finally:
+        state.cache = None
+    return True
+
+
+def _alone(model: Any, sequence: Sequence) -> Tensor:
+    """[vocab_size], of the sequence's next token from the model's own forward without any cache."""
+    ids = torch.tensor([sequence.ids], device=model.device)
+    if sequence.encoder_ids:
+        prompt = torch.tensor([sequence.encoder_ids], device=model.device)
+        output = model(input_ids=prompt, decoder_input_ids=ids, use_cache=False)
+    else:
+        output = model(input_ids=ids, use_cache=False)
+    logits: Tensor = output.logits[0, -1]
+    return logits
+
+
+def _distance(got: Tensor, expected: Tensor) -> float:
+    spread = (expected.float() - expected.float().mean()).norm()
+    return float((got.float() - expected.float()).norm() / spread)
+
+
+def _sequence(
+    number: int, length: int, loaded: LoadedModel, tokenizer: Tokenizer, block_size: int, with_encoder: bool
+) -> Sequence:
+    ids = [_token(loaded, 7 * number + place) for place in range(length)]
+    stopping = StoppingParameters(max_new_tokens=len(_STEPS))
+    decoder_ids = ids[:1] if with_encoder else ids
+    needed = blocks_for(length + stopping.max_new_tokens, block_size)
+    first_block = 1 + number * blocks_for(max(_PROMPT_LENGTHS) + stopping.max_new_tokens, block_size)
+    return Sequence(
+        request=Request(number, (), length, ChooserParameters(), stopping),
+        ids=decoder_ids,
+        prompt_len=len(decoder_ids),
+        cache_len=0,
+        input_len=len(decoder_ids),
+        blocks=np.arange(first_block, first_block + needed, dtype=np.int64),
+        stopping=StoppingCriteria(stopping, frozenset()),
+        detokenizer=IncrementalDetokenizer(tokenizer, decoder_ids),
+        encoder_ids=ids if with_encoder else [],
+    )
+
+
+def _token(loaded: LoadedModel, number: int) -> int:
+    """Some id that means nothing special to the model."""
+    special = {getattr(loaded.config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos", "decoder_start")}
+    vocab_size: int = loaded.config.vocab_size
+    return next(id_ for step in range(vocab_size) if (id_ := (13 + 29 * number + step) % vocab_size) not in special)

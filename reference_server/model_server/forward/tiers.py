@@ -1,0 +1,159 @@
+"""A loaded model made ready to run, as its tier wants it: hooked and fused, or wrapped and tried out."""
+
+from dataclasses import dataclass, replace
+
+from reference_server.errors import UnsupportedError
+from reference_server.model_server.attention import backend
+from reference_server.model_server.attention.backend import AttentionChoice, AttentionNeeds
+from reference_server.model_server.attention.state import AttentionState
+from reference_server.model_server.forward.encoder_decoder import EncoderDecoderForward
+from reference_server.model_server.forward.inputs import Forward
+from reference_server.model_server.forward.padded import PaddedForward
+from reference_server.model_server.forward.ragged import RaggedForward
+from reference_server.model_server.forward.recurrent import RecurrentForward
+from reference_server.model_server.forward.self_check import is_exact
+from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.models import fuse, hooks
+from reference_server.model_server.models.loader import LoadedModel
+from reference_server.model_server.models.packed_linear import pack_linears
+from reference_server.model_server.options import EngineOptions, Tier
+from reference_server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A forward, the K/V geometry that its cache needs, and what the server says of both.
+
+    added_bytes: what fusing keeps beside the weights. start_id: what the decoder behind an encoder begins with.
+    """
+
+    tier: Tier
+    forward: Forward
+    shapes: tuple[LayerShape, ...]
+    choice: AttentionChoice
+    kernels: str = "modules"
+    added_bytes: int = 0
+    start_id: int | None = None
+
+    @property
+    def requires_padding(self) -> bool:
+        return self.tier != "ragged"
+
+    @property
+    def backends(self) -> dict[str, str]:
+        own = self.requires_padding
+        return {
+            "prefill": "transformers" if own else self.choice.prefill.name,
+            "decode": "transformers" if own else self.choice.decode.name,
+            "reason": f"the {self.tier} tier runs the model's own modules" if own else self.choice.reason,
+            "kernels": self.kernels,
+            "quantize": "none",
+        }
+
+    def tokens_kept(self, prompt_len: int, max_new_tokens: int) -> int:
+        """Tokens whose K/V a request needs at its longest."""
+        # The last generated token is never fed back; a decoder behind an encoder has its start token on top.
+        return prompt_len + max_new_tokens - (0 if self.tier == "encoder_decoder" else 1)
+
+
+def prepare(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: AttentionState) -> PreparedModel:
+    """The forward of a model; raises UnsupportedError, naming the class, for one that would not be served right."""
+    tier = options.tier or loaded.family.tier
+    if tier == "ragged":
+        return _ragged(loaded, options, state)
+    try:
+        match tier:
+            case "padded":
+                prepared = _padded(loaded, options, tokenizer, state)
+            case "encoder_decoder":
+                prepared = _encoder_decoder(loaded, options, tokenizer, state)
+            case "recurrent":
+                prepared = _recurrent(loaded, options, tokenizer, state)
+    except UnsupportedError:
+        raise
+    except ValueError as error:
+        raise _refusal(loaded, str(error)) from error
+    except Exception as error:  # whatever code the model brings
+        raise _refusal(loaded, f"its forward failed with {type(error).__name__}: {error}") from error
+    return prepared
+
+
+def _ragged(loaded: LoadedModel, options: EngineOptions, state: AttentionState) -> PreparedModel:
+    layers = hooks.probe(loaded.model)
+    choice = backend.choose(options, hooks.needs_of(layers, loaded.device, loaded.dtype))
+    hooks.attach(layers, state, choice)
+    added_bytes = 0
+    decoder = fuse.fuse(loaded.model) if options.fuse else None
+    if decoder is not None:
+        added_bytes = decoder.added_bytes
+    elif options.fuse:
+        added_bytes = pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
+    return PreparedModel(
+        tier="ragged",
+        forward=RaggedForward(loaded.model, state, loaded.device, decoder),
+        shapes=tuple(layer.shape for layer in layers),
+        choice=choice,
+        kernels="modules" if decoder is None else "fused",
+        added_bytes=added_bytes,
+    )
+
+
+def _padded(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: AttentionState) -> PreparedModel:
+    forward = PaddedForward(loaded.model, state, loaded.device)
+    prepared = _own_attention("padded", loaded, options, forward, forward.probe())
+    return _first_exact([prepared], loaded, tokenizer, state)
+
+
+def _encoder_decoder(
+    loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: AttentionState
+) -> PreparedModel:
+    """Rows of all decoder lengths together where the model allows it, else those of one length at a time."""
+    candidates = []
+    for equal_lengths in (False, True):
+        forward = EncoderDecoderForward(loaded.model, state, loaded.device, equal_lengths=equal_lengths)
+        candidates.append(_own_attention("encoder_decoder", loaded, options, forward, forward.probe()))
+    prepared = _first_exact(candidates, loaded, tokenizer, state)
+    return replace(prepared, start_id=_start_id(loaded))
+
+
+def _recurrent(
+    loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: AttentionState
+) -> PreparedModel:
+    forward = RecurrentForward(loaded.model, loaded.device)
+    forward.probe()
+    return _first_exact([_own_attention("recurrent", loaded, options, forward, ())], loaded, tokenizer, state)
+
+
+def _own_attention(
+    tier: Tier, loaded: LoadedModel, options: EngineOptions, forward: Forward, shapes: tuple[LayerShape, ...]
+) -> PreparedModel:
+    """A model that needs no kernel of ours; `--attention` still names the page."""
+    if options.prefix_caching:
+        raise _refusal(loaded, "`--prefix-caching true` needs a model of the ragged tier")
+    head_dims = frozenset(shape.head_dim for shape in shapes)
+    choice = backend.choose(options, AttentionNeeds(loaded.device.type, loaded.dtype, head_dims))
+    return PreparedModel(tier, forward, shapes, choice)
+
+
+def _first_exact(
+    candidates: list[PreparedModel], loaded: LoadedModel, tokenizer: Tokenizer, state: AttentionState
+) -> PreparedModel:
+    for prepared in candidates:
+        block_size = prepared.choice.block_size
+        if is_exact(prepared.forward, loaded, tokenizer, state, prepared.shapes, block_size):
+            return prepared
+    raise _refusal(loaded, "its outputs in a batch differ from those of each prompt alone")
+
+
+def _start_id(loaded: LoadedModel) -> int:
+    for config in (getattr(loaded.model, "generation_config", None), loaded.config):
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            start_id = getattr(config, name, None)
+            if isinstance(start_id, int):
+                return start_id
+    raise _refusal(loaded, "its config names no `decoder_start_token_id`")
+
+
+def _refusal(loaded: LoadedModel, reason: str) -> UnsupportedError:
+    tier = loaded.family.tier.replace("_", "-")
+    return UnsupportedError(f"{type(loaded.model).__name__} cannot be served through the {tier} tier: {reason}")

@@ -1,0 +1,186 @@
+"""Encoder-decoder models: what a batch generates equals generate alone, at unequal decoder lengths too."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from reference_server.errors import ShardError
+from reference_server.messages import ChooserParameters, FinishReason, StoppingParameters
+from reference_server.model_server.shard import LocalShard
+from tests.support.lower_tiers import (
+    ENCODER_DECODER,
+    PROMPTS,
+    as_joined,
+    generate_alone,
+    join_and_leave,
+    run_together,
+    save_model,
+    unplaced,
+)
+from tests.support.shard_driver import ShardDriver
+from tests.support.tiny_shards import SEEDED, tiny_options, warm_up
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A shard of the encoder-decoder tier, and what Transformers makes of the prompts."""
+
+    shard: LocalShard
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module", params=ENCODER_DECODER)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    directory: Path = tmp_path_factory.mktemp("model")
+    model = save_model(directory, ENCODER_DECODER[request.param])
+    shard = LocalShard.load(tiny_options(directory))
+    yield Loaded(shard, [generate_alone(model, prompt) for prompt in PROMPTS])
+    shard.close()
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalShard]:
+    directory = tmp_path_factory.mktemp("t5")
+    save_model(directory, ENCODER_DECODER["t5"])
+    shard = LocalShard.load(tiny_options(directory))
+    yield shard
+    shard.close()
+
+
+@pytest.fixture
+async def driver(t5: LocalShard) -> ShardDriver:
+    await warm_up(t5)
+    return ShardDriver(t5)
+
+
+async def test_model_server_M31_a_batch_equals_generate_alone(loaded: Loaded) -> None:
+    await warm_up(loaded.shard)
+
+    assert await run_together(loaded.shard) == loaded.expected
+
+
+async def test_model_server_M31_requests_of_different_length_filter_and_concatenate(loaded: Loaded) -> None:
+    await warm_up(loaded.shard)
+
+    assert await join_and_leave(loaded.shard) == as_joined(loaded.expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_five_random_models_at_other_decoder_lengths(tmp_path: Path, seed: int) -> None:
+    model = save_model(tmp_path, ENCODER_DECODER["t5"], seed=seed)
+    shard = LocalShard.load(tiny_options(tmp_path))
+    await warm_up(shard)
+    joined = await join_and_leave(shard)
+    shard.close()
+
+    assert joined == as_joined([generate_alone(model, prompt) for prompt in PROMPTS])
+
+
+async def test_what_an_encoder_decoder_tells_the_router(loaded: Loaded) -> None:
+    info = await loaded.shard.info()
+    reply = await warm_up(loaded.shard, max_prefill_tokens=40)
+
+    assert info.requires_padding
+    assert not info.support_chunking
+    assert reply.max_supported_total_tokens is None
+    assert (reply.max_input_tokens, reply.max_total_tokens) == (39, 40)
+
+
+async def test_prompt_details_are_the_start_token_alone(driver: ShardDriver) -> None:
+    [outcome] = await driver.run(unplaced(driver, 0, PROMPTS[1], 3, prefill_logprobs=True))
+
+    assert outcome.prefill_tokens is not None
+    assert outcome.prefill_tokens.ids == (1,)
+    assert outcome.prefill_tokens.texts == ("w1",)
+    [logprob] = outcome.prefill_tokens.logprobs
+    assert math.isnan(logprob)
+
+
+async def test_each_prompt_is_cut_to_its_own_last_tokens(driver: ShardDriver) -> None:
+    [short] = await driver.run(unplaced(driver, 0, PROMPTS[1][-7:]))
+    cut, whole = await driver.run(unplaced(driver, 1, PROMPTS[1], truncate=7), unplaced(driver, 2, PROMPTS[1]))
+    [alone] = await driver.run(unplaced(driver, 3, PROMPTS[1]))
+
+    assert cut.ids == short.ids
+    assert whole.ids == alone.ids
+
+
+async def test_a_seed_and_penalties_do_not_see_batch_mates(driver: ShardDriver) -> None:
+    kinds = [SEEDED, ChooserParameters(repetition_penalty=1.3), ChooserParameters(frequency_penalty=0.7), SEEDED]
+    alone = [
+        (await driver.run(unplaced(driver, id_, prompt, parameters=kind)))[0].ids
+        for id_, (prompt, kind) in enumerate(zip(PROMPTS, kinds, strict=True))
+    ]
+
+    together = await driver.run(
+        *(
+            unplaced(driver, 10 + id_, prompt, parameters=kind)
+            for id_, (prompt, kind) in enumerate(zip(PROMPTS, kinds, strict=True))
+        )
+    )
+
+    assert [outcome.ids for outcome in together] == alone
+
+
+async def test_a_penalty_counts_what_the_decoder_wrote_not_the_prompt(driver: ShardDriver) -> None:
+    [plain] = await driver.run(unplaced(driver, 0, PROMPTS[1], 1))
+    prompt_holding_it = [plain.ids[0], *PROMPTS[1]]
+    [free] = await driver.run(unplaced(driver, 1, prompt_holding_it, 1))
+
+    [penalized] = await driver.run(
+        unplaced(driver, 2, prompt_holding_it, 1, parameters=ChooserParameters(repetition_penalty=1.5))
+    )
+
+    assert penalized.ids == free.ids
+    # The start token is the decoder's own, so its share of the probability changes a little.
+    assert penalized.logprobs == pytest.approx(free.logprobs, abs=0.01)
+
+
+async def test_a_stop_string_and_the_length_end_a_generation(driver: ShardDriver) -> None:
+    [whole] = await driver.run(unplaced(driver, 0, PROMPTS[1]))
+    third = whole.texts[2]
+    request = unplaced(driver, 1, PROMPTS[1])
+    stopping = StoppingParameters(10, stop_sequences=(third,), ignore_eos_token=True)
+
+    [stopped] = await driver.run(replace(request, stopping=stopping))
+
+    assert stopped.generated_text is not None
+    assert stopped.generated_text.finish_reason is FinishReason.STOP_SEQUENCE
+    assert stopped.ids == whole.ids[: len(stopped.ids)]
+    assert stopped.texts[-1] == third
+    assert stopped.generated_text.text == "".join(stopped.texts)
+    assert whole.generated_text is not None
+    assert whole.generated_text.finish_reason is FinishReason.LENGTH
+
+
+async def test_an_eos_of_the_decoder_ends_a_generation(tmp_path: Path) -> None:
+    model = save_model(tmp_path, ENCODER_DECODER["t5"])
+    eos = generate_alone(model, PROMPTS[1], 4)[3]
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{eos}], "decoder_start_token_id": 1}}')
+    shard = LocalShard.load(tiny_options(tmp_path))
+    await warm_up(shard)
+    driver = ShardDriver(shard)
+
+    [outcome] = await driver.run(unplaced(driver, 0, PROMPTS[1], stopping=StoppingParameters(9)))
+    shard.close()
+
+    assert outcome.generated_text is not None
+    assert outcome.generated_text.finish_reason is FinishReason.EOS_TOKEN
+    assert outcome.ids[-1] == eos
+
+
+async def test_prompts_that_find_no_room_fail_alone(t5: LocalShard) -> None:
+    await warm_up(t5)
+    driver = ShardDriver(t5)
+    running = await driver.prefill(unplaced(driver, 0, PROMPTS[0]))
+    # The tiny cache of this shard holds less than this many tokens.
+    huge = replace(unplaced(driver, 1, PROMPTS[1]), stopping=StoppingParameters(1_000_000))
+
+    with pytest.raises(ShardError, match="--max-batch-total-tokens"):
+        await driver.prefill(huge)
+    await driver.finish(running)
+
+    assert len(driver.outcomes[0].ids) == 10

@@ -1,0 +1,124 @@
+"""Decoders outside our attention, padded: what a batch generates equals Transformers' generate alone."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from reference_server.errors import UnsupportedError
+from reference_server.model_server.shard import LocalShard
+from tests.support.lower_tiers import (
+    PADDED,
+    PROMPTS,
+    as_joined,
+    generate_alone,
+    join_and_leave,
+    run_together,
+    save_model,
+    unplaced,
+)
+from tests.support.shard_driver import ShardDriver
+from tests.support.tiny_configs import CONFIGS
+from tests.support.tiny_models import make_tiny_model, save_tiny_model
+from tests.support.tiny_shards import tiny_options, warm_up
+
+# Families that have a faster tier, forced through this one.
+FORCED = ("llama", "mistral-window", "gpt2", "bloom", "gpt-neox", "opt")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A shard of the padded tier, and what Transformers makes of the prompts."""
+
+    shard: LocalShard
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module", params=[*PADDED, *FORCED])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    directory: Path = tmp_path_factory.mktemp("model")
+    if request.param in PADDED:
+        model = save_model(directory, PADDED[request.param])
+    else:
+        model = make_tiny_model(request.param)
+        save_tiny_model(directory, request.param)
+    shard = LocalShard.load(tiny_options(directory, tier=None if request.param in PADDED else "padded"))
+    yield Loaded(shard, [generate_alone(model, prompt) for prompt in PROMPTS])
+    shard.close()
+
+
+async def test_a_padded_batch_equals_generate_alone(loaded: Loaded) -> None:
+    await warm_up(loaded.shard)
+
+    assert await run_together(loaded.shard) == loaded.expected
+
+
+async def test_padded_requests_join_and_leave_midway(loaded: Loaded) -> None:
+    await warm_up(loaded.shard)
+
+    assert await join_and_leave(loaded.shard) == as_joined(loaded.expected)
+
+
+async def test_what_a_padded_model_tells_the_router(loaded: Loaded) -> None:
+    info = await loaded.shard.info()
+    reply = await warm_up(loaded.shard, max_prefill_tokens=40)
+
+    assert info.requires_padding
+    assert not info.support_chunking
+    assert not info.use_prefix_caching
+    assert reply.max_supported_total_tokens is None
+    assert (reply.max_input_tokens, reply.max_total_tokens) == (39, 40)
+    assert reply.backends["decode"] == "transformers"
+
+
+async def test_prompt_logprobs_of_padded_rows_equal_a_full_forward(tmp_path: Path) -> None:
+    model = save_model(tmp_path, PADDED["gpt-neo"])
+    # No REQUEST_LOGPROBS: it is the packed path that has to be told.
+    shard = LocalShard.load(tiny_options(tmp_path, request_logprobs=False))
+    await warm_up(shard)
+    driver = ShardDriver(shard)
+
+    outcomes = await driver.run(
+        *(unplaced(driver, id_, prompt, 2, prefill_logprobs=True) for id_, prompt in enumerate(PROMPTS))
+    )
+    shard.close()
+
+    for prompt, outcome in zip(PROMPTS, outcomes, strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert outcome.prefill_tokens is not None
+        assert outcome.prefill_tokens.ids == tuple(prompt)
+        assert math.isnan(outcome.prefill_tokens.logprobs[0])
+        expected = [float(logprobs[place, id_]) for place, id_ in enumerate(prompt[1:])]
+        assert outcome.prefill_tokens.logprobs[1:] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model_type": "bert", "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 80}, "differ"),
+        ({"model_type": "rwkv", "hidden_size": 48, "context_length": 64}, "keeps nothing in the cache"),
+    ],
+    ids=["sees later tokens", "has no cache"],
+)
+def test_a_model_that_would_answer_wrongly_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, object], reason: str
+) -> None:
+    model = save_model(tmp_path, {"num_hidden_layers": 2, **settings})
+
+    with pytest.raises(UnsupportedError, match=rf"{type(model).__name__} cannot be served.*{reason}"):
+        LocalShard.load(tiny_options(tmp_path))
+
+
+def test_prefix_caching_is_refused_for_a_model_that_pads(tmp_path: Path) -> None:
+    save_model(tmp_path, PADDED["codegen"])
+
+    with pytest.raises(UnsupportedError, match=r"CodeGenForCausalLM .*`--prefix-caching true`"):
+        LocalShard.load(tiny_options(tmp_path, prefix_caching=True))
+
+
+def test_the_forced_families_are_ragged_by_themselves() -> None:
+    assert set(FORCED) <= set(CONFIGS)
