@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadgen import machine, workload
+from loadgen.accelerator import open_accelerators
 from loadgen.capacity import stored_capacity
 from loadgen.config import BenchConfig
 from loadgen.control import ControlClient
@@ -31,6 +32,7 @@ from loadgen.objectives import objectives_of
 from loadgen.plan import WorkerPlan
 from loadgen.progress import Progress, Silent
 from loadgen.protocols.dialect import Sampling
+from loadgen.redaction import redacted, redacted_argv
 from loadgen.target import ServerFacts, Target
 from loadgen.telemetry import Telemetry
 from loadgen.workload import Workload
@@ -86,11 +88,14 @@ def run(
     make_run_directory(out)
     prepared = _prepare(config, target, progress)
     manifest = _manifest(config, target, prepared, out, command)
+    accelerators = open_accelerators(target.url)
+    if accelerators is not None:
+        manifest.target["accelerator"] = accelerators.description
     write_manifest(out, manifest)
     _write_schedule(out, prepared.work)
     if config.prefix_cache == "warm":
         _warm(prepared.work, target, prepared.facts, progress)
-    telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"))
+    telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"), accelerators)
     telemetry.start()
     watch = _Watch(progress, telemetry)
     follow_up = _follow_up(config, manifest, out, watch.stop)
@@ -229,7 +234,7 @@ def _manifest(
     return RunManifest(
         run_id=out.name or new_run_id(),
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        command=list(command),
+        command=redacted_argv(command),
         config=config.resolved() | {"api": facts.api},
         mode=config.mode,
         label=config.label,
@@ -251,9 +256,9 @@ def _manifest(
             "url": target.url,
             "api": facts.api,
             "model": facts.model,
-            "info": facts.info,
-            "config": facts.config,
-            "launch_argv": list(target.launch_argv) if target.launch_argv is not None else None,
+            "info": redacted(facts.info),
+            "config": redacted(facts.config),
+            "launch_argv": redacted_argv(target.launch_argv) if target.launch_argv is not None else None,
             "launch_chosen": list(target.launch_chosen),
             "token_counter": counter.source if counter is not None else None,
             "prompts_verified": round_trip.checked if round_trip is not None else 0,
@@ -381,7 +386,7 @@ def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, t
     if manifest.stop_reason == ASKED_TO_STOP:
         manifest.stop_reason = watch.asked_reason or ASKED_TO_STOP
     manifest.clipped = end.get("clipped") or {}
-    manifest.target["info_end"] = target.info()
+    manifest.target["info_end"] = redacted(target.info())
     if target.process is not None:
         manifest.target["server_exit_code"] = target.process.exit_code
     if watch.started:

@@ -1,4 +1,4 @@
-"""The server's own metrics during a run: `/metrics` on a clock, written as rows on the run's time axis."""
+"""The server's own metrics during a run: `/metrics` and GPU samples on a clock, as rows on the run's time axis."""
 
 import re
 import threading
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from loadgen.accelerator import Accelerators
 from loadgen.control import ControlClient
 from loadgen.errors import TargetError
 from reports.results import JsonlWriter
@@ -54,14 +55,16 @@ class Scrape:
 
 
 class Telemetry:
-    """Scrapes once a second from a thread, from before the load to after it.
+    """Scrapes once a second from a thread, from before the load to after it, and samples the GPUs at the same moments.
 
     A server without metrics is asked once and then left alone.
     """
 
-    def __init__(self, control: ControlClient, writer: JsonlWriter) -> None:
+    def __init__(self, control: ControlClient, writer: JsonlWriter, accelerators: Accelerators | None = None) -> None:
         self._control = control
         self._writer = writer
+        self._accelerators = accelerators
+        self._has_metrics = True
         self._start_ns: int | None = None
         self._held: list[Scrape] = []
         self._stop = threading.Event()
@@ -72,7 +75,8 @@ class Telemetry:
 
     def start(self) -> None:
         """Take the first scrape now, the others in the background."""
-        if self._scrape():
+        self._sample()
+        if self._has_metrics or self._accelerators is not None:
             self._thread.start()
 
     def begin_run(self, start_ns: int) -> None:
@@ -84,8 +88,10 @@ class Telemetry:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=30)
-            self._scrape()
+            self._sample()
         self._control.close()
+        if self._accelerators is not None:
+            self._accelerators.close()
         self._writer.close()
 
     @property
@@ -102,21 +108,27 @@ class Telemetry:
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
-            self._scrape()
+            self._sample()
 
-    def _scrape(self) -> bool:
+    def _sample(self) -> None:
+        if self._has_metrics:
+            self._scrape()
+        if self._accelerators is not None:
+            self._held.append(Scrape(time.perf_counter_ns(), self._accelerators.sample()))
+        self._write_held()
+
+    def _scrape(self) -> None:
         try:
             status, body = self._control.get(ROUTE, timeout_s=5.0)
         except TargetError:
-            return True
+            return
         if status != 200:
-            return False
+            self._has_metrics = False
+            return
         scrape = Scrape(time.perf_counter_ns(), list(parse_prometheus(body.decode(errors="replace"))))
         self._first = self._first or scrape
         self._last = scrape
         self._held.append(scrape)
-        self._write_held()
-        return True
 
     def _write_held(self) -> None:
         if self._start_ns is None:

@@ -1,8 +1,9 @@
 """A run made ready for measuring: derived columns, token events, and the window found."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ class Measured:
         requests = derive(records, run.manifest)
         events = token_events(records)
         window = find_window(requests, events, run.manifest)
-        watts = sorted((row["t_s"], row["value"]) for row in run.server_metrics if row["name"] == POWER_SERIES)
+        watts = sorted(_power(run.server_metrics).items())
         return cls(
             run.manifest,
             requests,
@@ -67,6 +68,15 @@ class Measured:
         sums, _ = np.histogram(moments[inside], edges, weights=amounts)
         found = mean_interval(sums * NUM_BATCHES / self.window.length_s)
         return Interval(found.value, max(found.lo, 0.0), found.hi)
+
+
+def _power(rows: Iterable[Mapping[str, Any]]) -> dict[float, float]:
+    """Watts of all devices together, by the moment they were sampled at."""
+    watts: dict[float, float] = {}
+    for row in rows:
+        if row["name"] == POWER_SERIES:
+            watts[row["t_s"]] = watts.get(row["t_s"], 0.0) + row["value"]
+    return watts
 
 
 def _start_key(record: RequestRecord) -> int:

@@ -21,9 +21,9 @@ _BOUND = re.compile(r'le="([^"]+)"')
 class ServerMetric:
     """A meaning and the series that carry it; the first one present counts.
 
-    `kind`: histogram (mean and percentiles over the window), counter (difference), gauge (mean and maximum). A series
-    of histograms may be a sum, `a + b`; one of gauges a quotient, `a / b`, taken at each scrape; one of counters a
-    quotient of differences.
+    `kind`: histogram (mean and percentiles over the window), counter (difference), gauge (mean and maximum of the sum
+    over label sets), average (the same of their mean). A series of histograms may be a sum, `a + b`; one of gauges a
+    quotient, `a / b`, taken at each scrape; one of counters a quotient of differences. Gauges are stored times `scale`.
     """
 
     name: str
@@ -31,6 +31,7 @@ class ServerMetric:
     unit: str
     kind: str
     series: tuple[str, ...]
+    scale: float = 1.0
 
 
 SERVER_METRICS = (
@@ -103,6 +104,10 @@ SERVER_METRICS = (
             "vllm:gpu_cache_usage_perc",
         ),
     ),
+    ServerMetric("gpu_utilization", "GPU utilization", "share", "average", ("accelerator_utilization_ratio",)),
+    ServerMetric("gpu_memory", "GPU memory", "GiB", "gauge", ("accelerator_memory_used_bytes",), 2**-30),
+    ServerMetric("gpu_power", "GPU power", "W", "gauge", ("accelerator_power_watts",)),
+    ServerMetric("gpu_clock", "GPU clock", "GHz", "average", ("accelerator_clock_hertz",), 1e-9),
     ServerMetric("requests", "Requests", "requests", "counter", ("tgi_request_count",)),
     ServerMetric(
         "successes", "Successes", "requests", "counter", ("tgi_request_success", "vllm:request_success_total")
@@ -159,7 +164,7 @@ def server_summary(rows: Iterable[Mapping[str, Any]], window: Window) -> dict[st
     found: dict[str, Any] = {}
     for metric in SERVER_METRICS:
         for series in metric.series:
-            values = _reduce(metric.kind, samples, series, window)
+            values = _reduce(metric, samples, series, window)
             if values is not None:
                 found[metric.name] = {"kind": metric.kind, "unit": metric.unit, "series": series, **values}
                 break
@@ -203,8 +208,16 @@ def _summed_where(samples: Samples, name: str, wanted: Iterable[str]) -> dict[fl
     return points
 
 
-def _reduce(kind: str, samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
-    return {"histogram": _histogram, "counter": _counter, "gauge": _gauge}[kind](samples, series, window)
+def _reduce(metric: ServerMetric, samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
+    match metric.kind:
+        case "histogram":
+            return _histogram(samples, series, window)
+        case "counter":
+            return _counter(samples, series, window)
+        case "gauge":
+            return _gauge(_levels(samples, series), metric.scale, window)
+        case _:
+            return _gauge(_averaged(samples, series), metric.scale, window)
 
 
 def _histogram(samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
@@ -273,10 +286,17 @@ def _counted(samples: Samples, series: str) -> dict[float, float]:
     return _summed(samples, series) or _summed(samples, f"{series}_total")
 
 
-def _gauge(samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
-    points = _levels(samples, series)
-    inside = [value for t_s, value in points.items() if window.start_s <= t_s <= window.end_s]
+def _gauge(points: Mapping[float, float], scale: float, window: Window) -> dict[str, Any] | None:
+    inside = [scale * value for t_s, value in points.items() if window.start_s <= t_s <= window.end_s]
     return {"mean": float(np.mean(inside)), "max": max(inside)} if inside else None
+
+
+def _averaged(samples: Samples, series: str) -> dict[float, float]:
+    """Per scrape, the mean over label sets."""
+    values: dict[float, list[float]] = {}
+    for _, t_s, value in samples.get(series, ()):
+        values.setdefault(t_s, []).append(value)
+    return {t_s: sum(each) / len(each) for t_s, each in values.items()}
 
 
 def _levels(samples: Samples, series: str) -> dict[float, float]:

@@ -51,6 +51,7 @@ def judge_run(run: RunResult, measured: Measured, facts: Mapping[str, Any]) -> V
     findings = [found for check in CHECKS if (found := check(facts)) is not None]
     findings += _steadiness(measured)
     findings += _identity(run)
+    findings += _accelerator(run, measured)
     findings.sort(key=lambda found: -RANK[found.level])
     return Verdict(findings[0].level if findings else Level.VALID, tuple(findings))
 
@@ -225,6 +226,27 @@ def _identity(run: RunResult) -> list[Finding]:
     return [
         Finding("server_identity", Level.INVALID, f"the server changed during the run: {', '.join(changed)} differs")
     ]
+
+
+# Bits of NVML's clock event reasons: hardware slowdown, software and hardware thermal slowdown, power brake. A cap on
+# power is how a GPU under full load runs, and no fault.
+THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
+
+
+def _accelerator(run: RunResult, measured: Measured) -> list[Finding]:
+    """A GPU that another process used, or that slowed down, in the window."""
+    rows = [row for row in run.server_metrics if measured.window.start_s <= row["t_s"] <= measured.window.end_s]
+    most = max((row["value"] for row in rows if row["name"] == "accelerator_processes"), default=0)
+    reasons = [int(row["value"]) for row in rows if row["name"] == "accelerator_throttle_reasons"]
+    slowed = sum(bool(each & THROTTLED) for each in reasons)
+    found = []
+    if most > 1:
+        message = f"the accelerator was shared: {most:.0f} processes computed on one device"
+        found.append(Finding("accelerator_shared", Level.INVALID, message))
+    if slowed:
+        message = f"the accelerator was throttled in {slowed} of {len(reasons)} samples"
+        found.append(Finding("accelerator_throttled", Level.INVALID, message))
+    return found
 
 
 def _server_requests(run: RunResult) -> int | None:

@@ -82,3 +82,17 @@ def test_counters_are_summed_over_their_labels():
     found = server_summary(rows, WINDOW)
 
     assert (found["batch_joins"]["change"], found["output_tokens"]["change"]) == (5.0, 900.0)
+
+
+def test_gpus_are_summed_or_averaged_as_their_unit_asks():
+    rows = []
+    for gpu, watts, share in (("0", 300.0, 0.9), ("1", 500.0, 0.5)):
+        rows += samples("accelerator_power_watts", {10: watts, 20: watts}, f'gpu="{gpu}"')
+        rows += samples("accelerator_utilization_ratio", {10: share, 20: share}, f'gpu="{gpu}"')
+        rows += samples("accelerator_memory_used_bytes", {10: 2.0**30}, f'gpu="{gpu}"')
+
+    found = server_summary(rows, WINDOW)
+
+    assert found["gpu_power"]["mean"] == 800.0
+    assert found["gpu_utilization"]["mean"] == pytest.approx(0.7)
+    assert found["gpu_memory"]["max"] == 2.0

@@ -116,3 +116,32 @@ def test_client_errors_are_counted_from_the_records() -> None:
 
     assert client_facts(run, Measured.of(run))["client_errors"] == 1
     assert verdict_of(run)["status"] == "invalid"
+
+
+def gpu(name: str, *values: float) -> list[dict[str, Any]]:
+    return [{"t_s": 20.0 + second, "name": name, "labels": 'gpu="0"', "value": v} for second, v in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (gpu("accelerator_processes", 1, 2, 1), "shared: 2 processes"),
+        (gpu("accelerator_throttle_reasons", 0, 0x40, 4), "throttled in 1 of 3 samples"),
+    ],
+)
+def test_metrics_11_a_shared_or_throttled_accelerator_invalidates(rows: list[dict[str, Any]], message: str) -> None:
+    run = sample_run(SampleLoad(mode="closed"))
+    run.server_metrics += rows
+
+    verdict = verdict_of(run)
+
+    assert verdict["status"] == "invalid"
+    assert message in verdict["reasons"][0]["message"]
+
+
+def test_a_gpu_at_its_power_cap_is_at_full_load_not_throttled() -> None:
+    run = sample_run(SampleLoad(mode="closed"))
+    before = verdict_of(run)["status"]
+    run.server_metrics += gpu("accelerator_throttle_reasons", 4, 4) + gpu("accelerator_processes", 1, 1)
+
+    assert verdict_of(run)["status"] == before

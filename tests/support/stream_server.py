@@ -54,6 +54,7 @@ class ServerState:
     extensions: list[str] = field(default_factory=lambda: ["ignore_eos_token", "min_new_tokens"])
     has_info: bool = True
     has_metrics: bool = True
+    config: dict[str, Any] = field(default_factory=lambda: {"max_waiting_tokens": 20})
     metrics: str | None = None
     health: Iterator[int] = field(default_factory=lambda: itertools.repeat(200))
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -82,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
             }
             self._json(200, info)
         elif self.path == "/config" and self.state.has_info:
-            self._json(200, {"max_waiting_tokens": 20})
+            self._json(200, self.state.config)
         elif self.path == "/health":
             self._json(next(self.state.health), {})
         elif self.path == "/v1/models":
