@@ -19,6 +19,7 @@ from pydantic import (
 
 from loadgen.conflicts import conflicts
 from loadgen.datasets.lengths import EXAMPLES, Lengths
+from loadgen.limits import MAX_LINE_BYTES, MAX_RESPONSE_BYTES, RequestLimits
 from loadgen.modes import COMMAND_MODES, GENERATED_WORKLOADS, TRACE_WORKLOADS, ApiName, Mode, WorkloadName
 from loadgen.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.objectives import WIDTH_EXAMPLE, parse_objective, parse_width
@@ -148,6 +149,14 @@ class BenchConfig(BaseModel):
         None, ge=1, le=100_000, description="Most requests of an open loop in flight; waiting there is part of latency."
     )
     timeout: Seconds = Field(600.0, gt=0, description="Limit of one request.")
+    first_event_timeout: Seconds | None = Field(
+        None, gt=0, description="Limit on the first token of a stream, from the request's last byte on."
+    )
+    stall_timeout: Seconds | None = Field(
+        None, gt=0, description="Limit on the time between two tokens of a stream; comments are no tokens."
+    )
+    max_line_bytes: int = Field(MAX_LINE_BYTES, ge=1_024, le=2**30, description="Longest line of a stream.")
+    max_response_bytes: int = Field(MAX_RESPONSE_BYTES, ge=1_024, le=2**32, description="Largest response.")
     max_errors: int | None = Field(None, ge=1, description="End the run after this many failed requests.")
     max_error_share: float | None = Field(
         None, gt=0, lt=1, description="End the run when more than this share of the last 50 requests failed."
@@ -349,6 +358,17 @@ class BenchConfig(BaseModel):
         if self.warmup is not None or self.stages is not None:
             return self.warmup or 0.0
         return DEFAULT_WARMUP_S if self.duration_s is not None and self.mode not in ("trace", "burst") else 0.0
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """How long each request may take and how much its answer may hold."""
+        return RequestLimits(
+            self.timeout,
+            self.first_event_timeout,
+            self.stall_timeout,
+            line_bytes=self.max_line_bytes,
+            response_bytes=self.max_response_bytes,
+        )
 
     @property
     def drain_s(self) -> float:

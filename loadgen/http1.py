@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 MAX_HEAD_BYTES = 65_536
 MAX_CHUNK_LINE_BYTES = 1_024
 MAX_LENGTH_DIGITS = 18
+MAX_INTERIM_HEADS = 8
 
 
 class ProtocolError(Exception):
@@ -47,6 +48,8 @@ class ResponseParser:
         self._left = 0
         self._after_chunk = False
         self._in_trailers = False
+        self._interim_heads = 0
+        self._has_excess = False
 
     def feed(self, data: bytes) -> bytes:
         """The body bytes that `data` completes. Raises ProtocolError."""
@@ -58,13 +61,17 @@ class ResponseParser:
             if rest is None:
                 return b""
             data = rest
-        if self.is_complete or not data:
+        if not data:
+            return b""
+        if self.is_complete:
+            self._has_excess = True
             return b""
         if self._is_chunked:
             return self._read_chunks(data)
         if self._until_close:
             return data
         body = data[: self._left]
+        self._has_excess = len(data) > len(body)
         self._left -= len(body)
         self.is_complete = self._left == 0
         return body
@@ -77,7 +84,9 @@ class ResponseParser:
     @property
     def may_reuse(self) -> bool:
         """Whether the connection can carry another request."""
-        return self.is_complete and not self._until_close and self.head is not None and self.head.keeps_alive
+        if self._until_close or self._has_excess:
+            return False
+        return self.is_complete and self.head is not None and self.head.keeps_alive
 
     def _read_head(self, data: bytes) -> bytes | None:
         """The bytes after the head, None while it is incomplete; interim (1xx) heads are skipped."""
@@ -96,6 +105,9 @@ class ResponseParser:
                 self.head = head
                 self._choose_framing(head)
                 return data
+            self._interim_heads += 1
+            if self._interim_heads > MAX_INTERIM_HEADS:
+                raise ProtocolError(f"more than {MAX_INTERIM_HEADS} interim responses")
             if not data:
                 return None
 
@@ -135,7 +147,9 @@ class ResponseParser:
             line = data[at:end]
             at = end + 2
             self._read_chunk_line(line)
-        return b"".join(pieces)
+        else:
+            self._has_excess = at < len(data)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _read_chunk_line(self, line: bytes) -> None:
         if self._in_trailers:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from loadgen.connection import Clock
 from loadgen.datasets.prompt import ClipCount, Prompt
-from loadgen.exchange import Client, Cut, Exchange
+from loadgen.exchange import Client, Cut
+from loadgen.reception import Exchange
 from loadgen.recorder import Recorder, Times, make_record
 from reports.results import Phase, RequestRecord, Status
 

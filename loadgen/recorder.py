@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from loadgen.datasets.prompt import Prompt
-from loadgen.exchange import Exchange
 from loadgen.protocols.dialect import Answer
+from loadgen.reception import Exchange
 from reports.results import Phase, RequestRecord, Status, TokensSource
 
 RECENT_TTFTS = 512

@@ -112,7 +112,6 @@ def compare(streams: int, result: RunResult, truth: Sequence[dict[str, Any]], pl
     ]
     found = [(quantile(seen, share), quantile(true, share)) for seen, true, share in pairs]
     errors_ms = [1e3 * (seen - true) for seen, true in found]
-    [worker] = result.client["workers"]
     elapsed_s = max(row["t_s"] for row in result.timeseries)
     rate = sum(each.events for each in result.records) / elapsed_s
     return Level(
@@ -120,7 +119,7 @@ def compare(streams: int, result: RunResult, truth: Sequence[dict[str, Any]], pl
         requests=measured,
         events=events,
         events_per_s=rate,
-        cpu_us_per_event=1e6 * worker["cpu_share"] / rate,
+        cpu_us_per_event=1e6 * cpu_s_per_event(result.timeseries),
         ttft_error_mean_ms=1e3 * (mean(seen_ttft) - mean(true_ttft)),
         ttft_error_p50_ms=errors_ms[0],
         ttft_error_p99_ms=errors_ms[1],
@@ -132,6 +131,15 @@ def compare(streams: int, result: RunResult, truth: Sequence[dict[str, Any]], pl
         server_late_p99_ms=1e3 * quantile(late_s, 0.99),
         is_accurate=lost == 0 and all(abs(seen - true) <= ALLOWED_S + ALLOWED_SHARE * true for seen, true in found),
     )
+
+
+def cpu_s_per_event(seconds: Sequence[dict[str, Any]]) -> float:
+    """Processor time over events, without the seconds that hold the start and the end where others are left."""
+    inner = list(itertools.pairwise(seconds[:-1])) or list(
+        itertools.pairwise(({"t_s": 0.0, "tokens_out": 0}, *seconds))
+    )
+    cpu_s = sum(row["cpu_share"] * (row["t_s"] - before["t_s"]) for before, row in inner)
+    return float(cpu_s / max(1, inner[-1][1]["tokens_out"] - inner[0][0]["tokens_out"]))
 
 
 def mean(values: Sequence[float]) -> float:

@@ -1,35 +1,77 @@
-"""Server-sent events out of body bytes: the payload of every `data:` event, comments and other fields dropped."""
+"""Server-sent events out of body bytes: the payload of every event, comments and other fields dropped."""
 
-MAX_LINE_BYTES = 16 * 2**20
+from collections.abc import Sequence
+
+from loadgen.limits import MAX_LINE_BYTES
 
 
 class LineTooLongError(Exception):
-    """A line over `MAX_LINE_BYTES`."""
+    """A line, or the lines of one event, over the limit."""
 
 
 class EventSplitter:
-    """Cuts a body into event payloads, whatever the reads they came in.
+    """Cuts a body into event payloads, whatever the reads they came in and whichever line ends it has.
 
-    Every `data:` line is one event: the servers that stream tokens write one JSON object a line, so nothing waits for
-    the empty line that closes an event.
+    A `data:` line that ends as a JSON object or `[DONE]` does is an event as soon as it is there: the servers that
+    stream tokens write one object a line. Any other is joined with those that follow it, up to the empty line.
 
     >>> splitter = EventSplitter()
     >>> splitter.feed(b'data: {"a":1}\\n\\n: ping\\n\\nda'), splitter.feed(b'ta:[DONE]\\r\\n\\r\\n')
     ([b'{"a":1}'], [b'[DONE]'])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_line_bytes = max_line_bytes
         self._rest = b""
+        self._held: list[bytes] = []
+        # The carriage return that ended the last read may be the first half of a line end.
+        self._after_return = False
 
-    def feed(self, body: bytes) -> list[bytes]:
-        """Payloads of the lines that `body` completes. Raises LineTooLongError."""
+    def feed(self, body: bytes) -> Sequence[bytes]:
+        """Payloads of the events that `body` completes. Raises LineTooLongError."""
+        if not (self._rest or self._held or self._after_return) and _is_one_event(body):
+            return [body[5:-2].strip()]
+        if self._after_return:
+            body = body.removeprefix(b"\n")
+        self._after_return = body.endswith(b"\r") or (self._after_return and not body)
+        if b"\r" in body:
+            body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = (self._rest + body).split(b"\n")
         self._rest = lines.pop()
-        if len(self._rest) > MAX_LINE_BYTES:
-            raise LineTooLongError(f"a line of the stream exceeds {MAX_LINE_BYTES} bytes")
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        payloads: list[bytes] = []
+        for line in lines:
+            self._take(line, payloads)
+        if len(self._rest) + sum(map(len, self._held)) > self._max_line_bytes:
+            raise LineTooLongError(f"a line of the stream exceeds {self._max_line_bytes} bytes")
+        return payloads
 
-    def finish(self) -> list[bytes]:
-        """The payload of a last line without its line feed."""
-        rest, self._rest = self._rest, b""
-        return [rest[5:].strip()] if rest.startswith(b"data:") else []
+    def finish(self) -> Sequence[bytes]:
+        """The payload of a last event that lacks its line feed or its empty line."""
+        payloads: list[bytes] = []
+        self._take(self._rest, payloads)
+        self._take(b"", payloads)
+        self._rest = b""
+        return payloads
+
+    def _take(self, line: bytes, payloads: list[bytes]) -> None:
+        if len(line) > self._max_line_bytes:
+            raise LineTooLongError(f"a line of the stream exceeds {self._max_line_bytes} bytes")
+        if line.startswith(b"data:"):
+            payload = line[5:].strip()
+            if not self._held and payload.endswith((b"}", b"[DONE]")):
+                payloads.append(payload)
+            else:
+                self._held.append(payload)
+        elif not line and self._held:
+            payloads.append(b"\n".join(self._held))
+            self._held.clear()
+
+
+def _is_one_event(body: bytes) -> bool:
+    """Whether this is nothing but one `data:` line and the empty line after it, as nearly every read is."""
+    return (
+        body.startswith(b"data:")
+        and body.endswith(b"}\n\n")
+        and body.find(b"\n") == len(body) - 2
+        and b"\r" not in body
+    )

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from loadgen import workload
@@ -32,6 +33,7 @@ from loadgen.deal import Seat
 from loadgen.exchange import Client
 from loadgen.feed import Feed
 from loadgen.health import UNHEALTHY_SIGNAL
+from loadgen.hub_connection import HubConnection
 from loadgen.load import NS_PER_S, Load, StopRules
 from loadgen.machine import run_before_others
 from loadgen.plan import JoinPlan, WorkerPlan
@@ -40,6 +42,7 @@ from loadgen.recorder import Recorder, RowSink, latest, live_row, quantile
 from loadgen.self_monitor import TIMER_S, SelfMonitor
 from loadgen.shapes import ConstantShape, Shape
 from loadgen.tether import tie_to_parent
+from loadgen.ticker import Ticker
 from loadgen.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
 from reports.results import REQUESTS, TIMESERIES, JsonlWriter, RequestRecord, Status, write_client
 
@@ -127,6 +130,7 @@ class Worker:
         self.outlet = outlet
         self.seat = seat
         self.monitor = SelfMonitor()
+        self.is_over = Event()
         config = BenchConfig.model_validate(plan.config)
         self.config = config
         self.runs_before_others = config.priority == "auto" and run_before_others()
@@ -143,10 +147,10 @@ class Worker:
             rules=self._rules(),
             feed=iter(self.feed),
             client=Client(
-                ConnectionPool(Origin.parse(plan.url), time.perf_counter_ns),
+                ConnectionPool(Origin.parse(plan.url), time.perf_counter_ns, HubConnection),
                 dialect,
                 plan.headers,
-                config.timeout,
+                config.request_limits,
                 time.perf_counter_ns,
             ),
             recorder=Recorder(outlet.records, on_record),
@@ -194,13 +198,13 @@ class Worker:
 
     def follow(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Watch a load that has begun until it is drained: how it ended, and how this process was meanwhile."""
-        helpers = [gevent.spawn(self._watch_loop), gevent.spawn(self._report_every_second)]
-        while not self.load.is_over:
-            gevent.sleep(POLL_S)
-            self.load.tick()
+        ticker = Ticker(TIMER_S, self._tick)
+        reporter = gevent.spawn(self._report_every_second)
+        self.is_over.wait()
         self.outlet.say(type="stopping", reason=self.load.stop_reason)
         drained_s = self._drain()
-        gevent.killall(helpers, block=True)
+        ticker.close()
+        reporter.kill()
         self._report()
         self.outlet.records.close()
         self.outlet.series.close()
@@ -215,14 +219,14 @@ class Worker:
         self.users.cut(Status.CANCELLED if self.users.is_interrupted else Status.UNFINISHED)
         return (self.load.clock_ns() - started_ns) / NS_PER_S
 
-    def _watch_loop(self) -> None:
-        while True:
-            asked_ns = time.perf_counter_ns()
-            gevent.sleep(TIMER_S)
-            late_s = (time.perf_counter_ns() - asked_ns) / NS_PER_S - TIMER_S
-            self.monitor.note_timer(late_s)
-            if late_s > MAX_LOOP_GAP_S:
-                self.load.stop("client_limit")
+    def _tick(self, late_s: float) -> None:
+        """One timer for the lag of the loop and for the phases of the load: idle wake-ups cost more than events."""
+        self.monitor.note_timer(late_s)
+        if late_s > MAX_LOOP_GAP_S:
+            self.load.stop("client_limit")
+        self.load.tick()
+        if self.load.is_over:
+            self.is_over.set()
 
     def _report_every_second(self) -> None:
         while True:

@@ -144,5 +144,6 @@ def _read_usage(usage: Any, answer: Answer, *, is_open: bool) -> int | None:
     completion_details = usage.get("completion_tokens_details")
     if isinstance(completion_details, dict):
         answer.usage_reasoning_tokens = whole_number(completion_details, "reasoning_tokens")
-    answer.counts_are_exact = answer.counts_are_exact or is_open
+    is_counted = answer.usage_output_tokens is not None
+    answer.counts_are_exact = is_counted and (answer.counts_are_exact or is_open)
     return (answer.usage_output_tokens or 0) - before if answer.counts_are_exact else None

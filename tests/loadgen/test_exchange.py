@@ -4,9 +4,11 @@ import pytest
 
 from loadgen.connection import ConnectionPool, Origin
 from loadgen.datasets.prompt import Prompt
-from loadgen.exchange import Client, Exchange
+from loadgen.exchange import Client
+from loadgen.limits import RequestLimits
 from loadgen.protocols.dialect import Sampling
 from loadgen.protocols.dialects import DIALECTS
+from loadgen.reception import Exchange
 from loadgen.recorder import count_output
 from reports.results import Status, TokensSource
 from tests.support.stream_server import Script, ServerState, stream_server
@@ -30,9 +32,11 @@ def connect():
     """Makes clients whose connections are closed with the test."""
     pools = []
 
-    def make(url, api="tgi", timeout_s=5.0, headers=None):
+    def make(url, api="tgi", limits=None, headers=None):
         pools.append(ConnectionPool(Origin.parse(url), time.perf_counter_ns))
-        return Client(pools[-1], DIALECTS[api](Sampling()), headers or {}, timeout_s, time.perf_counter_ns)
+        return Client(
+            pools[-1], DIALECTS[api](Sampling()), headers or {}, limits or RequestLimits(5.0), time.perf_counter_ns
+        )
 
     yield make
     for pool in pools:
@@ -127,7 +131,7 @@ def test_nobody_listening_is_a_connect_error(connect):
 def test_a_limit_that_passes_is_a_timeout_and_names_where(url, state, script, phase, connect):
     state.script = lambda body: script
 
-    exchange = exchange_with(connect(url, timeout_s=0.1))
+    exchange = exchange_with(connect(url, limits=RequestLimits(0.1)))
 
     assert exchange.status == Status.TIMEOUT
     assert exchange.error_type == f"{phase}/timeout"

@@ -6,17 +6,18 @@ import time
 
 import pytest
 
-from loadgen import exchange as exchange_module
-from loadgen import sse
 from loadgen.connection import ConnectionPool, Origin
 from loadgen.datasets.prompt import Prompt
-from loadgen.exchange import Client, Exchange
+from loadgen.exchange import Client
+from loadgen.limits import RequestLimits
 from loadgen.protocols.dialect import Sampling
 from loadgen.protocols.dialects import DIALECTS
-from loadgen.recorder import Times, make_record
-from reports.results import Phase, RequestPhase, Status
+from loadgen.reception import Exchange
+from loadgen.recorder import Times, count_output, make_record
+from reports.results import Phase, RequestPhase, Status, TokensSource
 from tests.support.raw_server import raw_server
 
+LIMITS = RequestLimits(5.0)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 TOKEN = b'data:{"index":1,"token":{"id":1,"text":"a","logprob":0,"special":false}}\n\n'
@@ -26,11 +27,11 @@ def final(**details):
     return json.dumps({"token": {"id": 1, "text": "x"}, "generated_text": "x", "details": details}).encode()
 
 
-def exchange_with(pieces, api="tgi", timeout_s=5.0, streams=True, **server):
+def exchange_with(pieces, api="tgi", limits=LIMITS, streams=True, **server):
     exchange = Exchange()
     with raw_server(pieces, **server) as url:
         pool = ConnectionPool(Origin.parse(url), time.perf_counter_ns)
-        client = Client(pool, DIALECTS[api](Sampling(streams=streams)), {}, timeout_s, time.perf_counter_ns)
+        client = Client(pool, DIALECTS[api](Sampling(streams=streams)), {}, limits, time.perf_counter_ns)
         client.run(b"{}", exchange)
         pool.close()
     return exchange
@@ -42,13 +43,11 @@ def exchange_with(pieces, api="tgi", timeout_s=5.0, streams=True, **server):
         (b'data:{"token":{"id":1,"text":"\xff\xfe"}}\n\n', Status.BAD_PAYLOAD),
         (b"data:" + b"[" * 100_000 + b"\n\n", Status.BAD_PAYLOAD),
         (b"data:{" + b'"a":{' * 100_000 + b"\n\n", Status.BAD_PAYLOAD),
-        (b"data:" + final(generated_tokens=10**30) + b"\n\n", Status.BAD_PAYLOAD),
-        (b"data:" + final(generated_tokens=-1) + b"\n\n", Status.BAD_PAYLOAD),
         (b'data:{"token":7}\n\n', Status.BAD_PAYLOAD),
         (b"data:" + final(generated_tokens=1, finish_reason="r" * 10**6) + b"\n\n", Status.OK),
         (b": keep-alive\r\n\r\n" * 1_000 + TOKEN.replace(b"\n", b"\r\n"), Status.TRUNCATED),
         (b"\x00" * 10_000, Status.TRUNCATED),
-        (b'data:{"error":"' + b"e" * 10**6 + b'","error_type":"' + b"t" * 10**6 + b'"}\n\n', Status.STREAM_ERROR),
+        (b'data:{"error":"' + b"e" * 400_000 + b'","error_type":"' + b"t" * 400_000 + b'"}\n\n', Status.STREAM_ERROR),
     ],
 )
 def test_whatever_a_stream_holds_has_a_status(body, status):
@@ -90,21 +89,21 @@ def test_headers_without_end_are_given_up():
     assert exchange.bytes_received < 2 * 2**20
 
 
-def test_a_line_without_end_is_given_up(monkeypatch):
-    monkeypatch.setattr(sse, "MAX_LINE_BYTES", 200_000)
+def test_a_line_without_end_is_given_up():
+    limits = RequestLimits(5.0, line_bytes=200_000)
 
-    exchange = exchange_with(lambda: itertools.chain([HEAD, b"data:"], itertools.repeat(b"x" * 10_000)))
+    exchange = exchange_with(lambda: itertools.chain([HEAD, b"data:"], itertools.repeat(b"x" * 10_000)), limits=limits)
 
     assert exchange.status == Status.PROTOCOL_ERROR
     assert exchange.bytes_received < 2**20
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_response_without_end_is_given_up(monkeypatch, streams):
-    monkeypatch.setattr(exchange_module, "MAX_RESPONSE_BYTES", 300_000)
-    head = HEAD if streams else JSON_HEAD + b"\r\n"
+def test_a_response_without_end_is_given_up(streams):
+    limits = RequestLimits(5.0, response_bytes=300_000)
+    pieces = itertools.chain([HEAD if streams else JSON_HEAD + b"\r\n"], itertools.repeat(b": x\n" * 2_500))
 
-    exchange = exchange_with(lambda: itertools.chain([head], itertools.repeat(b": x\n" * 2_500)), streams=streams)
+    exchange = exchange_with(lambda: pieces, streams=streams, limits=limits)
 
     assert exchange.status == Status.PROTOCOL_ERROR
     assert exchange.bytes_received < 2**20
@@ -112,7 +111,9 @@ def test_a_response_without_end_is_given_up(monkeypatch, streams):
 
 @pytest.mark.parametrize("head", [b"", HEAD])
 def test_a_slow_drip_runs_into_the_limit(head):
-    exchange = exchange_with(lambda: itertools.chain([head], itertools.repeat(b":")), timeout_s=0.3, pause_s=0.02)
+    exchange = exchange_with(
+        lambda: itertools.chain([head], itertools.repeat(b":")), limits=RequestLimits(0.3), pause_s=0.02
+    )
 
     assert exchange.status in (Status.TIMEOUT, Status.PROTOCOL_ERROR)
 
@@ -132,13 +133,73 @@ def test_a_reset_has_the_status_of_its_moment(pieces, status, phase):
     assert exchange.error_type.startswith(f"{phase}/")
 
 
-def test_an_event_of_a_megabyte_is_an_event():
-    text = b"x" * 2**20
-    event = b'data:{"token":{"id":1,"text":"%s"},"generated_text":"x"}\n\n' % text
+@pytest.mark.parametrize(
+    ("limits", "status"),
+    [(RequestLimits(5.0), Status.PROTOCOL_ERROR), (RequestLimits(5.0, line_bytes=2**21), Status.OK)],
+)
+def test_an_event_of_a_megabyte_is_an_event_where_lines_may_be_that_long(limits, status):
+    event = b'data:{"token":{"id":1,"text":"%s"},"generated_text":"x"}\n\n' % (b"x" * 2**20)
 
-    exchange = exchange_with(lambda: [HEAD, event])
+    assert exchange_with(lambda: [HEAD, event], limits=limits).status == status
 
-    assert (exchange.status, len(exchange.answer.event_ns)) == (Status.OK, 1)
+
+@pytest.mark.parametrize("count", [b"-1", b"1" + b"0" * 300, b'"two"', b"NaN", b"1.5", b"true", b"[]"])
+def test_reliability_4_10_95_a_token_count_that_is_none_is_null_and_the_next_source_counts(count):
+    usage = b'data:{"choices":[{"delta":{"content":"a"},"finish_reason":%s}],"usage":{"completion_tokens":%s}}\n\n'
+
+    exchange = exchange_with(lambda: [HEAD, usage % (b"null", count) + usage % (b'"stop"', count)], "openai-chat")
+    tgi = exchange_with(
+        lambda: [HEAD, b'data:{"token":{},"generated_text":"","details":{"generated_tokens":%s}}' % count]
+    )
+
+    assert (exchange.status, count_output(exchange.answer)) == (Status.OK, (2, TokensSource.EVENTS))
+    assert (tgi.status, count_output(tgi.answer)) == (Status.OK, (1, TokensSource.SERVER_STREAM))
+    assert tgi.answer.usage_output_tokens is None
+
+
+def test_reliability_4_10_93_what_follows_the_end_is_ignored_and_noted():
+    done = b'data:{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata:[DONE]\n\n'
+
+    for after in (b"data:[DONE]\n\n", b'data:{"choices":[{"delta":{"content":"b"}}]}\n\n', b'data:{"error":{}}\n\n'):
+        exchange = exchange_with(lambda after=after: [HEAD, done, after], "openai-chat")
+
+        assert (exchange.status, len(exchange.answer.event_ns)) == (Status.OK, 1)
+        assert exchange.error_type == "stream/data after the end"
+
+
+@pytest.mark.parametrize(
+    ("head", "limits", "cause"),
+    [
+        (b"", RequestLimits(5.0, first_event_s=0.2), "headers/first_event_timeout"),
+        (HEAD, RequestLimits(5.0, first_event_s=0.2), "first_event/first_event_timeout"),
+        (HEAD + TOKEN, RequestLimits(5.0, stall_s=0.2), "stream/stall_timeout"),
+        (HEAD + TOKEN, RequestLimits(0.2, stall_s=5.0), "stream/timeout"),
+    ],
+)
+def test_reliability_T41_comments_are_no_progress_and_the_limit_that_passed_is_named(head, limits, cause):
+    drip = itertools.repeat(b": x\n\n" if head else b"")
+
+    exchange = exchange_with(lambda: itertools.chain([head], drip), limits=limits, pause_s=0.02)
+
+    assert (exchange.status, exchange.error_type) == (Status.TIMEOUT, cause)
+
+
+def test_interim_responses_without_end_are_given_up():
+    exchange = exchange_with(lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"))
+
+    assert exchange.status == Status.PROTOCOL_ERROR
+    assert exchange.bytes_received < 2**20
+
+
+def test_reliability_4_10_97_a_reset_at_every_byte_is_a_connect_error_before_the_headers_and_truncated_after():
+    response = HEAD + TOKEN
+    is_over = len(HEAD)
+
+    for cut in range(0, len(response), 3):
+        exchange = exchange_with(lambda cut=cut: [response[:cut]], resets=True)
+
+        expected = Status.CONNECT_ERROR if cut < is_over else Status.TRUNCATED
+        assert exchange.status == expected, cut
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,16 @@ from reports.summary import summarize
 from tests.support.sample_run import sample_run
 
 MS = 1_000_000
+# The first second has the start in it, the last the end: neither is the cost of events.
+SECONDS = [
+    {"t_s": t_s, "cpu_share": share, "tokens_out": tokens}
+    for t_s, share, tokens in ((1.0, 0.9, 10), (2.0, 0.1, 110), (4.0, 0.05, 310), (4.5, 0.8, 330))
+]
 
 
 def run_of(*records):
     manifest = RunManifest("r", clock={"monotonic_at_start_s": 2.0})
-    return RunResult(manifest, list(records), timeseries=[{"t_s": 1.0}], client={"workers": [{"cpu_share": 0.1}]})
+    return RunResult(manifest, list(records), timeseries=SECONDS)
 
 
 def seen(number, first_ms, gaps_ms, **changes):
@@ -55,6 +60,11 @@ def test_an_event_that_was_never_counted_makes_a_load_untrue():
     level = selftest.compare(1, run_of(seen(0, 150, [20], output_tokens=3)), [true(0, 150, 170, 190)], (0.05, 0.02))
 
     assert (level.lost_events, level.is_accurate) == (1, False)
+
+
+def test_the_cost_of_an_event_is_that_of_the_whole_seconds_in_between():
+    assert selftest.cpu_s_per_event(SECONDS) == pytest.approx(0.2 / 300)
+    assert selftest.cpu_s_per_event(SECONDS[:2]) == pytest.approx(1.0 / 110)
 
 
 # It judges times, so a machine that is busy with something else can fail it: not for every change.

@@ -1,0 +1,77 @@
+"""A periodic timer on gevent's loop that is on time to the microsecond, where the system has one.
+
+The loop's own timers are rounded up to the milliseconds of epoll, which is not lateness of the loop: what a timer file
+descriptor wakes is as late as a socket would be. Imported by the worker only.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+NS_PER_S = 1_000_000_000
+READABLE = 1
+CLOCK_MONOTONIC = 1
+TFD_TIMER_ABSTIME = 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+    @classmethod
+    def of(cls, ns: int) -> "_Timespec":
+        return cls(*divmod(ns, NS_PER_S))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
+
+
+class Ticker:
+    """Calls `on_tick` on the loop every `interval_s`, with how many seconds late it is."""
+
+    def __init__(self, interval_s: float, on_tick: Callable[[float], None]) -> None:
+        self._interval_ns = round(interval_s * NS_PER_S)
+        self._on_tick = on_tick
+        self._due_ns = time.perf_counter_ns() + self._interval_ns
+        self._fd = _open_timer(self._due_ns, self._interval_ns)
+        loop = gevent.get_hub().loop
+        self._watcher: Any
+        if self._fd is not None:
+            self._watcher = loop.io(self._fd, READABLE)
+        else:
+            self._watcher = loop.timer(interval_s, interval_s)
+        self._watcher.start(self._tick)
+
+    def _tick(self) -> None:
+        now_ns = time.perf_counter_ns()
+        late_ns = now_ns - self._due_ns
+        if self._fd is not None:
+            os.read(self._fd, 8)
+        self._due_ns += self._interval_ns * (1 + max(0, late_ns) // self._interval_ns)
+        self._on_tick(late_ns / NS_PER_S)
+
+    def close(self) -> None:
+        self._watcher.stop()
+        self._watcher.close()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _open_timer(first_ns: int, interval_ns: int) -> int | None:
+    """A timer descriptor on the clock of `time.perf_counter_ns`; None where there is none."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "timerfd_create"):
+        return None
+    fd = int(library.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
+    if fd < 0:
+        return None
+    spec = _Itimerspec(_Timespec.of(interval_ns), _Timespec.of(first_ns))
+    if library.timerfd_settime(fd, TFD_TIMER_ABSTIME, ctypes.byref(spec), None):
+        os.close(fd)
+        return None
+    return fd
