@@ -11,6 +11,14 @@ from pathlib import Path
 
 from loadgen import settings
 from loadgen.config import BenchConfig
+from loadgen.distribution import Distribution
+from loadgen.distribution_flags import (
+    add_distribution_flags,
+    distribution_of,
+    join_address,
+    join_key,
+    warnings_of,
+)
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.objectives import objectives_of
 from loadgen.program import COULD_NOT_MEASURE, Command, Program
@@ -52,49 +60,47 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="Print the server command and the load as JSON, and do nothing."
     )
-    _add_later_flags(parser)
-
-
-# Flags that the documents name and this version does not have.
-LATER_FLAGS = ("master", "join", "web")
-
-
-def _add_later_flags(parser: argparse.ArgumentParser) -> None:
-    for name in LATER_FLAGS:
-        parser.add_argument(f"--{name}", nargs="?", const="", help="Not available in this version.")
-
-
-def _refuse_later_flags(given: argparse.Namespace) -> None:
-    for name in LATER_FLAGS:
-        if getattr(given, name) is not None:
-            raise UsageError(f"`--{name}` is not available in this version: one process on this machine makes the load")
+    add_distribution_flags(parser)
 
 
 def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    _refuse_later_flags(given)
+    if given.join is not None:
+        return _join(given)
     from loadgen.runner import make_run_directory, new_run_id
     from loadgen.target import server_command
 
     config = load_config(given)
+    distribution = distribution_of(given, config)
     if given.dry_run:
         print(json.dumps({"server": server_command(config), "load": config.resolved()}, indent=2))
         return 0
     out: Path = given.out or Path("runs") / new_run_id()
     make_run_directory(out)
     try:
-        return _measure(config, out, arguments, is_json=given.json)
+        return _measure(config, distribution, out, arguments, is_json=given.json)
     except LoadgenError:
         with contextlib.suppress(OSError):
             out.rmdir()  # only where nothing was written
         raise
 
 
-def _measure(config: BenchConfig, out: Path, arguments: Sequence[str], *, is_json: bool) -> int:
+def _join(given: argparse.Namespace) -> int:
+    from loadgen.join import join
+    from loadgen.progress import open_progress
+
+    return join(join_address(given), join_key(), open_progress())
+
+
+def _measure(
+    config: BenchConfig, distribution: Distribution, out: Path, arguments: Sequence[str], *, is_json: bool
+) -> int:
     from loadgen.progress import open_progress
     from loadgen.runner import InterruptedRun, run
     from loadgen.target import open_target
 
     progress = open_progress()
+    for warning in warnings_of(distribution):
+        progress.say(f"warning: {warning}")
     if config.url is None:
         progress.say(f"starting {config.server or config.model_id}, log in {out / 'server.log'}")
     exit_code = None
@@ -104,7 +110,7 @@ def _measure(config: BenchConfig, out: Path, arguments: Sequence[str], *, is_jso
     with waiting as target:
         progress.say(f"measuring {target.url}")
         try:
-            run(config, target, out, progress, ["tgi-bench", *arguments])
+            run(config, target, out, progress, ["tgi-bench", *arguments], distribution)
         except InterruptedRun as interrupted:
             progress.say("interrupted; reporting what was measured")
             exit_code = interrupted.exit_code

@@ -5,13 +5,12 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from loadgen.config import BenchConfig
+from loadgen.config import MAX_WORKERS, BenchConfig
 from loadgen.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 MASTER_PORT = 5_557
 WEB_PORT = 8_089
-MAX_WORKERS = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class StopRules:
 class Load:
     """What the users share. `start` begins it; once `stop_reason` is set nothing more is sent.
 
-    `on_warm` is for one worker of several: it is told once that the warm-up is over here, and `measure_from` later
+    `on_warm` is for one worker of several: it is told once when the warm-up was over here, and `measure_from` later
     says when it was over everywhere.
     """
 
@@ -55,7 +55,7 @@ class Load:
     recorder: Recorder
     clock_ns: Clock
     worker: int = 0
-    on_warm: Callable[[], None] | None = None
+    on_warm: Callable[[int], None] | None = None
     clipped: ClipCount = field(default_factory=ClipCount)
     start_ns: int = 0
     measure_ns: int | None = None
@@ -151,7 +151,7 @@ class Load:
             self.measure_ns = warm_ns
             return
         self._is_warm = True
-        self.on_warm()
+        self.on_warm(warm_ns)
 
     def _warm_since(self, now_ns: int) -> int | None:
         """When the warm-up ended; None while it lasts."""

@@ -25,6 +25,7 @@ from loadgen.config import BenchConfig
 from loadgen.control import ControlClient
 from loadgen.counting import RoundTrip, TokenCounter, make_vocabulary, open_counter, verify
 from loadgen.datasets.vocabulary import Vocabulary
+from loadgen.distribution import Distribution
 from loadgen.errors import MeasurementError, TargetError, UsageError, WorkerError
 from loadgen.health import ASKED_TO_STOP, UNHEALTHY_SIGNAL, HealthProbe
 from loadgen.interrupts import FirstAsksSecondEnds, Interrupted
@@ -76,18 +77,21 @@ def run(
     out: Path,
     progress: Progress | None = None,
     command: Sequence[str] = (),
+    distribution: Distribution | None = None,
 ) -> RunResult:
-    """Measure a target that answers; `out` becomes the run directory.
+    """Measure a target that answers; `out` becomes the run directory. This machine makes the load by default.
 
     Raises UsageError when the directory holds a run or the workload is wrong, TargetError when the server does not
     answer, WorkerError when the load could not be made, InterruptedRun when a signal ended it.
     """
     progress = progress or Silent()
     objectives_of(config.slo)
+    distribution = distribution or on_this_machine(config)
+    distribution.check(config)
     _stop_rules(config)
     make_run_directory(out)
     prepared = _prepare(config, target, progress)
-    manifest = _manifest(config, target, prepared, out, command)
+    manifest = _manifest(config, target, prepared, out, command, distribution)
     accelerators = open_accelerators(target.url)
     if accelerators is not None:
         manifest.target["accelerator"] = accelerators.description
@@ -103,7 +107,7 @@ def run(
     watch.health = health = HealthProbe(target.control(), config.unhealthy_probes, watch.stop_unhealthy)
     try:
         with FirstAsksSecondEnds(watch.ask_to_finish, watch.kill) as signals:
-            watch.follow(_start_worker(_plan(config, target, prepared, manifest, out), out))
+            watch.follow(_start_load(_plan(config, target, prepared, manifest, out), distribution, out))
     finally:
         progress.close()
         health.finish()
@@ -114,6 +118,8 @@ def run(
     result = load_run(out)
     if signals.first is not None:
         raise InterruptedRun(signals.first, result)
+    if watch.failure is not None:
+        raise WorkerError(watch.failure)
     if watch.end is None:
         raise WorkerError(
             f"the load generator's process ended early (exit code {watch.exit_code}); what it measured is in {out}\n"
@@ -228,7 +234,12 @@ def choose_length_control(config: BenchConfig, facts: ServerFacts) -> str:
 
 
 def _manifest(
-    config: BenchConfig, target: Target, prepared: Prepared, out: Path, command: Sequence[str]
+    config: BenchConfig,
+    target: Target,
+    prepared: Prepared,
+    out: Path,
+    command: Sequence[str],
+    distribution: Distribution,
 ) -> RunManifest:
     facts, counter, round_trip = prepared.facts, prepared.counter, prepared.round_trip
     return RunManifest(
@@ -243,7 +254,7 @@ def _manifest(
         python=sys.version.split()[0],
         libraries=machine.library_versions(),
         machine=machine.describe_machine(),
-        workers=config.workers,
+        workers=distribution.count,
         seed=config.seed,
         workload_hash=prepared.work.digest,
         schedule_hash=prepared.work.schedule_hash,
@@ -284,14 +295,29 @@ def _plan(config: BenchConfig, target: Target, prepared: Prepared, manifest: Run
         vocabulary=dataclasses.asdict(prepared.vocabulary) if prepared.vocabulary is not None else None,
         answer_tokens=prepared.answer_tokens,
         headers=target.headers,
+        workload_hash=prepared.work.digest,
+        schedule_hash=prepared.work.schedule_hash,
     )
 
 
-def _start_worker(plan: WorkerPlan, out: Path) -> "subprocess.Popen[bytes]":
-    """Start the worker in a session of its own, so that a Ctrl-C reaches it through us alone."""
+def on_this_machine(config: BenchConfig) -> Distribution:
+    """The processes that make a load where nothing but the load is said."""
+    return Distribution(config.workers, key=secrets.token_hex(16))
+
+
+def _start_load(plan: WorkerPlan, distribution: Distribution, out: Path) -> "subprocess.Popen[bytes]":
+    """Start the one worker, or the master of several."""
+    if distribution.is_alone:
+        return _start_process("loadgen.worker", plan.to_json(), out)
+    told = {"plan": plan.to_json(), "distribution": distribution.to_json()}
+    return _start_process("loadgen.master", told, out)
+
+
+def _start_process(module: str, told: dict[str, Any], out: Path) -> "subprocess.Popen[bytes]":
+    """In a session of its own, so that a Ctrl-C reaches it through us alone."""
     with (out / WORKER_LOG).open("wb") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -299,7 +325,7 @@ def _start_worker(plan: WorkerPlan, out: Path) -> "subprocess.Popen[bytes]":
         )
     assert worker.stdin is not None
     try:
-        worker.stdin.write(json.dumps(plan.to_json()).encode())
+        worker.stdin.write(json.dumps(told).encode())
         worker.stdin.close()
     except OSError as error:
         worker.kill()
@@ -321,6 +347,7 @@ class _Watch:
         self.asked_reason: str | None = None
         self.started: dict[str, Any] = {}
         self.end: dict[str, Any] | None = None
+        self.failure: str | None = None
 
     @property
     def exit_code(self) -> int | None:
@@ -373,6 +400,10 @@ class _Watch:
                     self.follow_up.start()
             case "progress":
                 self._progress.update(message)
+            case "say":
+                self._progress.say(message["text"])
+            case "failed":
+                self.failure = message["text"]
             case "done":
                 self.end = message
 
@@ -395,8 +426,8 @@ def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, t
         manifest.clock = {
             "wall_at_start_s": zero_s,
             "monotonic_at_start_s": started["start_ns"] / 1e9,
-            "offset_s": 0.0,
-            "offset_uncertainty_s": 0.0,
+            "offset_s": end.get("clock_offset_s", 0.0),
+            "offset_uncertainty_s": end.get("clock_error_s", 0.0),
         }
     write_manifest(out, manifest)
     client = _read_client(out)
@@ -406,7 +437,7 @@ def _complete(manifest: RunManifest, watch: _Watch, target: Target, out: Path, t
         | {
             "server_requests": telemetry.server_requests,
             "capacity_events_per_s": stored_capacity(),
-            "lost_workers": int(watch.end is None and not watch.is_asked_to_finish),
+            "lost_workers": len(end.get("lost") or ()) or int(watch.end is None and not watch.is_asked_to_finish),
             "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,
         },
     )

@@ -1,8 +1,7 @@
 """`python -m loadgen.worker`: the process that makes the load, with locust as a library.
 
 Reads a `WorkerPlan` as JSON on stdin, writes records and its own health into the run directory, and says once a second
-on stdout how far it is. SIGINT or SIGTERM: stop sending, drain, finish. With a `JoinPlan` it is one worker of several
-and is told its load by a master: joined.py.
+on stdout how far it is. SIGINT or SIGTERM: stop sending, drain, finish. One worker of several: joined.py.
 """
 
 # locust first: it makes the sockets of everything imported after it cooperative.
@@ -32,11 +31,11 @@ from loadgen.datasets.prompt import Limits
 from loadgen.deal import Seat
 from loadgen.exchange import Client
 from loadgen.feed import Feed
-from loadgen.health import UNHEALTHY_SIGNAL
+from loadgen.health import ASKED_TO_STOP, UNHEALTHY_SIGNAL
 from loadgen.hub_connection import HubConnection
 from loadgen.load import NS_PER_S, Load, StopRules
 from loadgen.machine import run_before_others
-from loadgen.plan import JoinPlan, WorkerPlan
+from loadgen.plan import WorkerPlan
 from loadgen.protocols.dialects import DIALECTS
 from loadgen.recorder import Recorder, RowSink, latest, live_row, quantile
 from loadgen.self_monitor import TIMER_S, SelfMonitor
@@ -64,16 +63,11 @@ class UsersOverTime(locust.LoadTestShape):  # type: ignore[misc]
 
 
 def main() -> int:
-    told = json.load(sys.stdin)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    logging.getLogger("locust").setLevel(logging.ERROR)
-    if "join" in told:
-        from loadgen.joined import work_for_master
-
-        return work_for_master(JoinPlan(**told["join"]))
-    plan = WorkerPlan.from_json(told)
+    plan = WorkerPlan.from_json(json.load(sys.stdin))
     if not tie_to_parent(plan.parent_pid, signal.SIGKILL):
         return 1
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    logging.getLogger("locust").setLevel(logging.ERROR)
     _work_alone(plan)
     return 0
 
@@ -188,7 +182,7 @@ class Worker:
         """SIGINT and SIGTERM end the load in an orderly way; so does word that the server is gone."""
         for number in (signal.SIGINT, signal.SIGTERM):
             gevent.signal_handler(number, self.stop, "interrupted")
-        gevent.signal_handler(UNHEALTHY_SIGNAL, self.stop, "server_unhealthy")
+        gevent.signal_handler(UNHEALTHY_SIGNAL, self.stop, ASKED_TO_STOP)
 
     def stop(self, reason: str) -> None:
         """Send nothing more, and cut no answer short before the drain limit."""
