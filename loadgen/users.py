@@ -17,6 +17,7 @@ from loadgen.datasets.prompt import Prompt
 from loadgen.exchange import Cut
 from loadgen.load import NS_PER_S, Load
 from loadgen.recorder import Times
+from loadgen.timers import Alarm
 from reports.results import Status
 
 # A user whose connection was refused waits, or a dead server would be asked thousands of times a second.
@@ -119,9 +120,11 @@ class OpenLoopUser(LoadUser):
         runner = self.runner
         load = runner.load
         runner.wait_for_begin()
+        alarm = Alarm()
         for due_ns in runner.times_ns or ():
             due_ns += load.start_ns
-            self._sleep_until(due_ns)
+            while not load.is_over and (now_ns := load.clock_ns()) < due_ns:
+                alarm.sleep_until(min(due_ns, now_ns + NS_PER_S // 4))
             if load.is_over:
                 raise StopUser
             session = load.next_session()

@@ -11,6 +11,7 @@ import locust.env
 import locust.runners
 
 # isort: split
+import gc
 import json
 import logging
 import signal
@@ -41,7 +42,7 @@ from loadgen.recorder import Recorder, RowSink, latest, live_row, quantile
 from loadgen.self_monitor import TIMER_S, SelfMonitor
 from loadgen.shapes import ConstantShape, Shape
 from loadgen.tether import tie_to_parent
-from loadgen.ticker import Ticker
+from loadgen.timers import Ticker
 from loadgen.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
 from reports.results import REQUESTS, TIMESERIES, JsonlWriter, RequestRecord, Status, write_client
 
@@ -121,6 +122,9 @@ class Worker:
         outlet: Outlet,
         on_record: Callable[[RequestRecord], None] | None = None,
     ) -> None:
+        # What was imported lives as long as the process: no collection during the load need look through it.
+        gc.collect()
+        gc.freeze()
         self.outlet = outlet
         self.seat = seat
         self.monitor = SelfMonitor()

@@ -24,7 +24,7 @@ from loadgen.limits import RequestLimits
 from loadgen.protocols.dialect import Sampling
 from loadgen.protocols.tgi import Tgi
 from loadgen.reception import Exchange
-from loadgen.ticker import Ticker
+from loadgen.timers import Ticker
 from reports.results import Status
 
 LIMITS = RequestLimits(total_s=5.0, stall_s=0.2, line_bytes=100_000)

@@ -1,6 +1,6 @@
-"""A periodic timer on gevent's loop that is on time to the microsecond, where the system has one.
+"""Timers on gevent's loop that are on time to the microsecond, where the system has them.
 
-The loop's own timers are rounded up to the milliseconds of epoll, which is not lateness of the loop: what a timer file
+The loop's own timers are rounded up to the milliseconds of epoll, which is no lateness of the loop: what a timer file
 descriptor wakes is as late as a socket would be. Imported by the worker only.
 """
 
@@ -16,6 +16,8 @@ NS_PER_S = 1_000_000_000
 READABLE = 1
 CLOCK_MONOTONIC = 1
 TFD_TIMER_ABSTIME = 1
+
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 
 class _Timespec(ctypes.Structure):
@@ -62,16 +64,38 @@ class Ticker:
             self._fd = None
 
 
+class Alarm:
+    """Wakes one greenlet at a time of `time.perf_counter_ns`. Not for several at once."""
+
+    def __init__(self) -> None:
+        self._fd = _open_timer(0, 0)
+        self._watcher: Any = None if self._fd is None else gevent.get_hub().loop.io(self._fd, READABLE)
+
+    def sleep_until(self, at_ns: int) -> None:
+        left_ns = at_ns - time.perf_counter_ns()
+        if left_ns <= 0:
+            gevent.sleep(0)
+        elif self._fd is None:
+            gevent.sleep(left_ns / NS_PER_S)
+        else:
+            _set_timer(self._fd, at_ns, 0)
+            gevent.get_hub().wait(self._watcher)
+            os.read(self._fd, 8)
+
+
 def _open_timer(first_ns: int, interval_ns: int) -> int | None:
     """A timer descriptor on the clock of `time.perf_counter_ns`; None where there is none."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "timerfd_create"):
+    if not hasattr(_LIBRARY, "timerfd_create"):
         return None
-    fd = int(library.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
+    fd = int(_LIBRARY.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
     if fd < 0:
         return None
-    spec = _Itimerspec(_Timespec.of(interval_ns), _Timespec.of(first_ns))
-    if library.timerfd_settime(fd, TFD_TIMER_ABSTIME, ctypes.byref(spec), None):
-        os.close(fd)
-        return None
+    _set_timer(fd, first_ns, interval_ns)
     return fd
+
+
+def _set_timer(fd: int, first_ns: int, interval_ns: int) -> None:
+    """From `first_ns` on, every `interval_ns`; 0 is never, and once."""
+    spec = _Itimerspec(_Timespec.of(interval_ns), _Timespec.of(first_ns))
+    if _LIBRARY.timerfd_settime(fd, TFD_TIMER_ABSTIME, ctypes.byref(spec), None):
+        raise OSError(ctypes.get_errno(), "timerfd_settime")
