@@ -74,7 +74,7 @@ class Engine:
             support_chunking=(
                 options.prefill_chunking and self._model.choice.supports_chunking and not self._model.requires_padding
             ),
-            use_prefix_caching=options.prefix_caching,
+            use_prefix_caching=options.prefix_caching and not self._model.requires_padding,
             attention_impl=self._model.choice.impl,
             block_size=self._block_size,
         )

@@ -113,11 +113,17 @@ def test_a_model_that_would_answer_wrongly_is_refused_by_name(
         LocalShard.load(tiny_options(tmp_path))
 
 
-def test_prefix_caching_is_refused_for_a_model_that_pads(tmp_path: Path) -> None:
+async def test_prefix_caching_is_off_for_a_model_that_pads_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save_model(tmp_path, PADDED["codegen"])
 
-    with pytest.raises(UnsupportedError, match=r"CodeGenForCausalLM .*`--prefix-caching true`"):
-        LocalShard.load(tiny_options(tmp_path, prefix_caching=True))
+    shard = LocalShard.load(tiny_options(tmp_path, prefix_caching=True))
+    info = await shard.info()
+    shard.close()
+
+    assert not info.use_prefix_caching
+    assert "prefix caching is off: CodeGenForCausalLM" in caplog.text
 
 
 def test_the_forced_families_are_ragged_by_themselves() -> None:

@@ -1,5 +1,6 @@
 """A loaded model made ready to run, as its tier wants it: hooked and fused, or wrapped and tried out."""
 
+import logging
 from dataclasses import dataclass, replace
 
 from reference_server.errors import UnsupportedError
@@ -18,6 +19,8 @@ from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.models.packed_linear import pack_linears
 from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,8 @@ def _own_attention(
 ) -> PreparedModel:
     """A model that needs no kernel of ours; `--attention` still names the page."""
     if options.prefix_caching:
-        raise _refusal(loaded, "`--prefix-caching true` needs a model of the ragged tier")
+        # The launcher asks for it unless it is told otherwise, and cannot know how a model will run.
+        logger.warning("prefix caching is off: %s runs in the %s tier", type(loaded.model).__name__, tier)
     head_dims = frozenset(shape.head_dim for shape in shapes)
     choice = backend.choose(options, AttentionNeeds(loaded.device.type, loaded.dtype, head_dims))
     return PreparedModel(tier, forward, shapes, choice)
