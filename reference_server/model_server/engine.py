@@ -26,6 +26,7 @@ from reference_server.model_server.forward import tiers
 from reference_server.model_server.generate import ChoosingOptions, Generator, StepOutput
 from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.models import loader
+from reference_server.model_server.models.families import max_positions
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.run_ahead import RunAhead
@@ -166,6 +167,7 @@ class Engine:
                     "remain; router and model server tokenize differently"
                 )
             input_len = request.chunk_len
+        self._check_positions(request.id, prompt_len, request.stopping.max_new_tokens)
         needed = blocks_for(self._model.tokens_kept(prompt_len, request.stopping.max_new_tokens), self._block_size)
         if request.blocks and len(request.blocks) < needed:
             raise ShardError(
@@ -185,6 +187,19 @@ class Engine:
             detokenizer=IncrementalDetokenizer(self._tokenizer, decoder_ids),
             encoder_ids=[] if start_id is None else ids,
         )
+
+    def _check_positions(self, request_id: int, prompt_len: int, max_new_tokens: int) -> None:
+        """Raise ShardError for a request past the end of a table: the lookup would end the process."""
+        positions = max_positions(self._loaded.config)
+        if positions is None or not self._loaded.family.has_position_table:
+            return
+        decoder_only = self._model.start_id is None
+        needed = prompt_len + max_new_tokens - 1 if decoder_only else max(prompt_len, max_new_tokens)
+        if needed > positions:
+            raise ShardError(
+                f"request {request_id} needs {needed} positions and the model has {positions}: lower "
+                "`--max-input-tokens` and `--max-total-tokens`"
+            )
 
     def _assign_blocks(self, sequences: tuple[Sequence, ...], running: Iterable[Sequence]) -> None:
         """Place what the router leaves to the shard: warm-up, before there is a cache, and every prompt of schema v2.
@@ -268,7 +283,7 @@ class Engine:
     def _default_max_total(self, capacity: int, prompt_tokens: int) -> int:
         if not self.info.support_chunking:
             return prompt_tokens
-        positions = getattr(self._loaded.config, "max_position_embeddings", None)
+        positions = max_positions(self._loaded.config)
         return min(limit for limit in (capacity, positions, self._tokenizer_max_len) if limit)
 
 

@@ -13,6 +13,7 @@ _EXPERTS = {
     "head_dim": 12,
 }
 _LATENT = {
+    "num_key_value_heads": 4,
     **_ROTARY,
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 12,
@@ -53,6 +54,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "llama-linear-rope": {"model_type": "llama", **_GROUPED, **_rope("linear", factor=4.0)},
     "llama-yarn-rope": {"model_type": "llama", **_GROUPED, **_YARN},
+    # The prompts of the tests begin below and above these positions, and cross them.
+    "llama-dynamic-rope": {
+        "model_type": "llama",
+        **_GROUPED,
+        **_rope("dynamic", factor=2.0),
+        "max_position_embeddings": 16,
+    },
     "mistral-window": {"model_type": "mistral", **_GROUPED, "sliding_window": 6},
     "mixtral": {"model_type": "mixtral", **_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {"model_type": "qwen2", "num_key_value_heads": 1, **_ROTARY},

@@ -26,7 +26,11 @@ def make_tiny_model(name: str, **changes: Any) -> PreTrainedModel:
     """The model itself. Every parameter is random, biases and norms included, so that none can be left out unseen."""
     settings = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 256, **CONFIGS[name], **changes}
     settings |= {"bos_token_id": 0, "eos_token_id": EOS_ID, "pad_token_id": None}
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32)
+    # SDPA leaves Gemma 2's softcap out (Transformers 5.17); Falcon's eager attention adds the ALiBi bias twice.
+    attention = "sdpa" if settings.get("alibi") else "eager"
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**settings), dtype=torch.float32, attn_implementation=attention
+    )
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():

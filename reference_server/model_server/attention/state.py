@@ -18,6 +18,7 @@ class AttentionMetadata:
 
     slots: [tokens] int64, where each token's K/V goes. block_table: [rows, blocks] int64, padded with block 0.
     seqlen_q, seqlen_k: [rows] int64 on the host: new tokens, and tokens whose K/V exist after the store.
+    prompt_len: [rows] int64, None where every row decodes.
     `step_memo` keeps what kernels derive once a forward; `batch_memo` what holds while the same rows decode.
     """
 
@@ -26,6 +27,7 @@ class AttentionMetadata:
     seqlen_q: NDArray[np.int64]
     seqlen_k: NDArray[np.int64]
     num_decode_rows: int
+    prompt_len: NDArray[np.int64] | None = None
     step_memo: dict[Hashable, Any] = field(default_factory=dict)
     batch_memo: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -36,6 +38,11 @@ class AttentionMetadata:
     @property
     def max_k(self) -> int:
         return int(self.seqlen_k.max())
+
+    @property
+    def request_len(self) -> NDArray[np.int64]:
+        """[rows]: each request's length so far, of which a prompt counts as a whole from its first chunk on."""
+        return self.seqlen_k if self.prompt_len is None else np.maximum(self.seqlen_k, self.prompt_len)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.forward.recurrent import RecurrentForward
 from reference_server.model_server.forward.self_check import is_exact
 from reference_server.model_server.kv_cache import LayerShape
-from reference_server.model_server.models import fuse, hooks
+from reference_server.model_server.models import fuse, hooks, rotary
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.models.packed_linear import pack_linears
 from reference_server.model_server.options import EngineOptions, Tier
@@ -82,6 +82,7 @@ def prepare(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, s
 
 
 def _ragged(loaded: LoadedModel, options: EngineOptions, state: AttentionState) -> PreparedModel:
+    rotary.install(loaded.model, state, options.prefix_caching)
     layers = hooks.probe(loaded.model)
     choice = backend.choose(options, hooks.needs_of(layers, loaded.device, loaded.dtype))
     hooks.attach(layers, state, choice)
@@ -102,6 +103,7 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: AttentionState) 
 
 
 def _padded(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: AttentionState) -> PreparedModel:
+    rotary.refuse(loaded.model)
     forward = PaddedForward(loaded.model, state, loaded.device)
     prepared = _own_attention("padded", loaded, options, forward, forward.probe())
     return _first_exact([prepared], loaded, tokenizer, state)

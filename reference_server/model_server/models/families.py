@@ -18,6 +18,7 @@ class ModelFamily:
 
     tier: which forward runs it.
     shim: replaces inline attention modules, for a class that does not offer Transformers' attention interface.
+    has_position_table: positions are, or may be, rows of a table, so that a longer request cannot be computed.
     shardable: whether a tensor-parallel plan exists for it.
     """
 
@@ -25,6 +26,7 @@ class ModelFamily:
     model_type: str
     tier: Tier = "ragged"
     shim: Callable[[nn.Module], None] | None = None
+    has_position_table: bool = False
     shardable: bool = False
 
 
@@ -46,12 +48,12 @@ FAMILIES = (
     ModelFamily("Phi", "phi"),
     ModelFamily("Phi-3", "phi3"),
     ModelFamily("PhiMoE", "phimoe"),
-    ModelFamily("GPT-2", "gpt2"),
+    ModelFamily("GPT-2", "gpt2", has_position_table=True),
     ModelFamily("GPT-NeoX", "gpt_neox", shardable=True),
-    ModelFamily("GPT-J", "gptj", shim=gptj.install),
-    ModelFamily("GPT-BigCode", "gpt_bigcode"),
+    ModelFamily("GPT-J", "gptj", shim=gptj.install, has_position_table=True),
+    ModelFamily("GPT-BigCode", "gpt_bigcode", has_position_table=True),
     ModelFamily("StarCoder2", "starcoder2"),
-    ModelFamily("OPT", "opt"),
+    ModelFamily("OPT", "opt", has_position_table=True),
     ModelFamily("MPT", "mpt", shim=mpt.install),
     ModelFamily("Falcon", "falcon", shim=falcon.install),
     ModelFamily("BLOOM", "bloom", shim=bloom.install),
@@ -64,15 +66,30 @@ FAMILIES = (
     ModelFamily("DBRX", "dbrx"),
     ModelFamily("DeepSeek-V2", "deepseek_v2"),
     ModelFamily("DeepSeek-V3", "deepseek_v3"),
-    ModelFamily("GPT-Neo", "gpt_neo", tier="padded"),
-    ModelFamily("CodeGen", "codegen", tier="padded"),
+    ModelFamily("GPT-Neo", "gpt_neo", tier="padded", has_position_table=True),
+    ModelFamily("CodeGen", "codegen", tier="padded", has_position_table=True),
     ModelFamily("T5", "t5", tier="encoder_decoder"),
     ModelFamily("mT5", "mt5", tier="encoder_decoder"),
-    ModelFamily("BART", "bart", tier="encoder_decoder"),
+    ModelFamily("BART", "bart", tier="encoder_decoder", has_position_table=True),
     ModelFamily("Mamba", "mamba", tier="recurrent"),
     ModelFamily("Mamba 2", "mamba2", tier="recurrent"),
     ModelFamily("Falcon Mamba", "falcon_mamba", tier="recurrent"),
 )
+
+
+# What is known and not served in any tier.
+REFUSED = {
+    "RefinedWeb": "an old name: convert the config to Transformers' `falcon`",
+    "RefinedWebModel": "an old name: convert the config to Transformers' `falcon`",
+    "ssm": "use the model in Transformers' `mamba` format",
+    **dict.fromkeys(
+        (
+            *("idefics", "idefics2", "idefics3", "llava", "llava_next", "paligemma", "qwen2_vl", "qwen2_5_vl"),
+            *("mllama", "gemma3", "gemma3n", "llama4", "mistral3", "phi4_multimodal"),
+        ),
+        "models that see images are not served",
+    ),
+}
 
 
 def find_family(config: dict[str, Any]) -> ModelFamily:
@@ -82,15 +99,23 @@ def find_family(config: dict[str, Any]) -> ModelFamily:
         raise UnsupportedError("this is Mamba's original format; its `-hf` checkpoints are served")
     if model_type is None:
         raise UnsupportedError("config.json has no `model_type`, so the architecture is not known")
+    if model_type in REFUSED:
+        raise UnsupportedError(f"Unsupported model type {model_type}: {REFUSED[model_type]}")
     for family in FAMILIES:
         if family.model_type == model_type:
             return family
     if model_type in transformers_compat.seq2seq_model_types() and config.get("is_encoder_decoder", True):
-        return ModelFamily(model_type, model_type, tier="encoder_decoder")
+        return ModelFamily(model_type, model_type, tier="encoder_decoder", has_position_table=True)
     if model_type in transformers_compat.causal_model_types():
-        return ModelFamily(model_type, model_type, tier="padded")
+        return ModelFamily(model_type, model_type, tier="padded", has_position_table=True)
     served = ", ".join(f"{family.name} ({family.model_type})" for family in FAMILIES)
     raise UnsupportedError(
         f"Unsupported model type {model_type}; served are {served}, and any other that Transformers has a "
         "causal or sequence-to-sequence language model for"
     )
+
+
+def max_positions(config: Any) -> int | None:
+    """The longest request that the model was made for, if its config says so."""
+    names = ("max_position_embeddings", "max_seq_len")
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.models import parallel, transformers_compat
+from reference_server.model_server.models import parallel, rotary, transformers_compat
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
 from reference_server.model_server.options import EngineOptions, Tier
@@ -89,7 +89,8 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
     device = torch.device("cpu")
     dtype = resolve_dtype(options, device)
     config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
-    _override_rope(config, options)
+    if options.rope is not None:
+        rotary.override(config, options.rope)
     tier = options.tier or family.tier
     model_class = _model_class(config, tier)
     if tier == "ragged" and family.shim is None and not model_class.is_backend_compatible():
@@ -137,17 +138,6 @@ def resolve_dtype(options: EngineOptions, device: torch.device) -> torch.dtype:
     assert device.type == "cpu"
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if native else torch.float32
-
-
-def _override_rope(config: PretrainedConfig, options: EngineOptions) -> None:
-    if options.rope is None:
-        return
-    if options.rope.type == "dynamic":
-        raise UnsupportedError("`--rope-scaling dynamic` is not served yet; `linear` is")
-    parameters = transformers_compat.rope_parameters(config)
-    if not parameters:
-        raise ArgumentError(f"`--rope-scaling` has no effect on {config.model_type}: it has no rotary positions")
-    config.rope_parameters = parameters | {"rope_type": options.rope.type, "factor": options.rope.factor}
 
 
 def _build_random(config: PretrainedConfig, model_class: Any, dtype: torch.dtype, seed: int) -> nn.Module:

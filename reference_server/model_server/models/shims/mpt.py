@@ -43,6 +43,7 @@ def install(model: Any) -> None:
         (attention.qk_ln, "norms of queries and keys"),
         (attention.prefix_lm, "a bidirectional prefix"),
         (model.config.logit_scale is not None, "`logit_scale`"),
+        (not model.config.no_bias, "biases"),
     ):
         if asked:
             raise UnsupportedError(f"MPT with {left_out} is not served: Transformers' class does not compute it")

@@ -8,14 +8,20 @@ import torch
 from torch import Tensor
 
 from reference_server.model_server.attention import torch_backend
-from reference_server.model_server.attention.backend import BACKENDS, AttentionBackend, AttentionChoice
+from reference_server.model_server.attention.backend import (
+    BACKENDS,
+    AttentionBackend,
+    AttentionChoice,
+    AttentionNeeds,
+)
 from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions, AttentionState
 from reference_server.model_server.kv_cache import KVCache, LayerShape
 
 HEAD_DIM = 24
 DECODES = [(1, 1), (1, 17), (1, 40)]
-PREFILLS = [(4, 4), (20, 20), (5, 33), (2, 16)]
+# The last one is longer than the rows of a mask.
+PREFILLS = [(4, 4), (20, 20), (5, 33), (2, 16), (280, 290)]
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class Case:
     num_heads: int = 4
     num_kv_heads: int = 4
     window: int | None = None
+    softcap: float | None = None
     alibi: bool = False
     block_size: int = 16
 
@@ -34,6 +41,8 @@ CASES = {
     "grouped": Case(num_kv_heads=2),
     "multi-query": Case(num_kv_heads=1),
     "window": Case(window=6, num_kv_heads=2),
+    "softcap": Case(softcap=1.5),
+    "softcap, grouped, window": Case(softcap=1.5, num_kv_heads=2, window=6),
     "alibi": Case(alibi=True),
     "page of one": Case(block_size=1),
     "page of 256": Case(block_size=256, num_kv_heads=2),
@@ -45,6 +54,8 @@ def dense(query: Tensor, keys: Tensor, values: Tensor, case: Case, slopes: Tenso
     group = case.num_heads // case.num_kv_heads
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * HEAD_DIM**-0.5
+    if case.softcap is not None:
+        scores = torch.tanh(scores / case.softcap) * case.softcap
     distance = torch.arange(len(keys))[None] - torch.arange(len(keys) - len(query), len(keys))[:, None]
     if slopes is not None:
         scores = scores + slopes.double().view(-1, 1, 1) * distance
@@ -61,6 +72,14 @@ def dense(query: Tensor, keys: Tensor, values: Tensor, case: Case, slopes: Tenso
 def test_paged_attention_equals_dense_attention(
     case: Case, rows: list[tuple[int, int]], backend: AttentionBackend
 ) -> None:
+    needs = AttentionNeeds(
+        *("cpu", torch.float32, frozenset({HEAD_DIM})),
+        has_window=case.window is not None,
+        has_softcap=case.softcap is not None,
+        has_alibi=case.alibi,
+    )
+    if not (backend.prefill.supports(needs) and backend.decode.supports(needs)):
+        pytest.skip(f"{backend.name} does not offer {needs}")
     generator = torch.Generator().manual_seed(7)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]) if case.alibi else None
     lengths = [seqlen_k for _, seqlen_k in rows]
@@ -122,7 +141,7 @@ def paged_layer(case: Case, num_blocks: int, backend: AttentionBackend, slopes: 
     # What no row owns must never be read.
     state.cache.layers[0].fill_(1e9)
     choice = AttentionChoice(backend.prefill, backend.decode, case.block_size, backend.name, "test")
-    options = AttentionOptions(HEAD_DIM**-0.5, case.window, alibi_slopes=slopes)
+    options = AttentionOptions(HEAD_DIM**-0.5, case.window, case.softcap, slopes)
     return PagedLayer(state, 0, choice, options)
 
 

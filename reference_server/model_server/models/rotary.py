@@ -1,0 +1,135 @@
+"""Rotary positions whose frequencies depend on a length, taken from each request's own length.
+
+Transformers derives them from the longest row of a forward, so a request would be computed otherwise beside a longer
+one. Rope types that depend on the position alone stay with Transformers' module.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from reference_server.errors import ArgumentError, UnsupportedError
+from reference_server.model_server.attention.state import AttentionState
+from reference_server.model_server.models import transformers_compat
+from reference_server.model_server.options import RopeOverride
+
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+# What an override keeps of the config's own parameters: what turns how far, not how it is scaled.
+UNSCALED = ("rope_theta", "partial_rotary_factor")
+
+
+def override(config: PretrainedConfig, rope: RopeOverride) -> None:
+    """Put `--rope-scaling` in the place of the config's own; where layers differ, in that of the global ones."""
+    parameters = transformers_compat.rope_parameters(config)
+    if not parameters:
+        raise ArgumentError(f"`--rope-scaling` has no effect on {config.model_type}: it has no rotary positions")
+    if "full_attention" in parameters:
+        config.rope_parameters = parameters | {"full_attention": _scaled(parameters["full_attention"], rope)}
+    else:
+        config.rope_parameters = _scaled(parameters, rope)
+
+
+def _scaled(parameters: dict[str, Any], rope: RopeOverride) -> dict[str, Any]:
+    kept = {name: parameters[name] for name in UNSCALED if name in parameters}
+    return kept | {"rope_type": rope.type, "factor": rope.factor}
+
+
+def install(model: nn.Module, state: AttentionState, prefix_caching: bool) -> None:
+    """Replace every rotary module of a length-dependent type; what cannot be served right is refused."""
+    for name, module in _length_dependent(model):
+        rope_type = module.rope_type
+        if isinstance(rope_type, dict):
+            raise UnsupportedError(f"length-dependent rope types per layer are not served: {rope_type}")
+        if rope_type == "dynamic" and prefix_caching:
+            raise ArgumentError(
+                "`--prefix-caching true` cannot be served with dynamic rope scaling: the keys of a prefix depend on "
+                "the length of the whole prompt"
+            )
+        parent, _, child = name.rpartition(".")
+        own = DynamicRotary(module, state) if rope_type == "dynamic" else LongRotary(module)
+        _refuse_another_form(module, own)
+        setattr(model.get_submodule(parent), child, own)
+
+
+def refuse(model: nn.Module) -> None:
+    """For a forward that leaves the model's rows together: what depends on the longest of them is refused."""
+    for _, module in _length_dependent(model):
+        raise UnsupportedError(f"rope type {module.rope_type} is not served for {type(model).__name__}")
+
+
+def _length_dependent(model: nn.Module) -> list[tuple[str, Any]]:
+    found = []
+    for name, module in model.named_modules():
+        rope_type: Any = getattr(module, "rope_type", None)
+        types = rope_type.values() if isinstance(rope_type, dict) else (rope_type,)
+        if any(each in LENGTH_DEPENDENT for each in types):
+            found.append((name, module))
+    return found
+
+
+class DynamicRotary(nn.Module):
+    """`dynamic`: the base grows with the request's length; that of the whole prompt while it is prefilled."""
+
+    def __init__(self, rotary: Any, state: AttentionState) -> None:
+        super().__init__()
+        self.rope_type = "dynamic"
+        self._config = rotary.config
+        self._state = state
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """position_ids: [1, tokens]. Cosines and sines, each [1, tokens, rotary size]."""
+        frequencies, scaling = ROPE_INIT_FUNCTIONS["dynamic"](
+            self._config, hidden.device, seq_len=self._lengths(position_ids[0])[:, None]
+        )
+        return _turns(position_ids, frequencies, scaling, hidden.dtype)
+
+    def _lengths(self, positions: Tensor) -> Tensor:
+        metadata = self._state.metadata
+        if metadata is None:
+            return positions + 1
+        return torch.from_numpy(np.repeat(metadata.request_len, metadata.seqlen_q)).to(positions.device)
+
+
+class LongRotary(nn.Module):
+    """`longrope`: short factors for positions within the original maximum, long ones after it."""
+
+    def __init__(self, rotary: Any) -> None:
+        super().__init__()
+        self.rope_type = "longrope"
+        config = rotary.config
+        device = rotary.inv_freq.device
+        parameters = config.rope_parameters
+        self._original: int = parameters["original_max_position_embeddings"]
+        short, scaling = ROPE_INIT_FUNCTIONS["longrope"](config, device)
+        long, _ = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=self._original + 1)
+        self._frequencies = torch.stack((short, long))
+        # PhiMoE states the two scalings; the others have one, computed from the maxima.
+        scalings = [parameters.get("short_mscale", scaling), parameters.get("long_mscale", scaling)]
+        self._scalings = torch.tensor(scalings, device=device)[:, None]
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """position_ids: [1, tokens]. Cosines and sines, each [1, tokens, rotary size]."""
+        is_long = (position_ids[0] >= self._original).long()
+        return _turns(position_ids, self._frequencies[is_long], self._scalings[is_long], hidden.dtype)
+
+
+def _turns(
+    position_ids: Tensor, frequencies: Tensor, scaling: float | Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """frequencies: [tokens, half the rotary size]."""
+    angles = position_ids[0, :, None].float() * frequencies
+    doubled = torch.cat((angles, angles), -1)[None]
+    return (doubled.cos() * scaling).to(dtype), (doubled.sin() * scaling).to(dtype)
+
+
+def _refuse_another_form(rotary: Any, own: nn.Module) -> None:
+    """Some families interleave the halves or give complex numbers."""
+    positions = torch.arange(2)[None]
+    hidden = torch.zeros(1, dtype=torch.float32)
+    expected, ours = rotary(hidden, positions), own(hidden, positions)
+    if not (isinstance(expected, tuple) and all(map(torch.allclose, expected, ours))):
+        raise UnsupportedError(f"rope type {rotary.rope_type!r} of {type(rotary).__name__} is not served")

@@ -1,0 +1,81 @@
+"""What the table of families says, and what is refused by name."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from reference_server.errors import ShardError, UnsupportedError
+from reference_server.model_server.models.families import FAMILIES, find_family, max_positions
+from reference_server.model_server.models.shims import mpt
+from reference_server.model_server.shard import LocalShard
+from tests.support.shard_driver import ShardDriver
+from tests.support.tiny_configs import CONFIGS
+from tests.support.tiny_models import make_tiny_model, random_prompt, save_tiny_model
+from tests.support.tiny_shards import tiny_options, warm_up
+
+
+def test_every_ragged_family_has_a_tiny_model() -> None:
+    ragged = {family.model_type for family in FAMILIES if family.tier == "ragged"}
+
+    assert ragged <= {config["model_type"] for config in CONFIGS.values()}
+
+
+def test_a_model_type_has_one_row() -> None:
+    assert len({family.model_type for family in FAMILIES}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("RefinedWebModel", "convert the config to Transformers' `falcon`"),
+        ("qwen2_vl", "models that see images are not served"),
+        ("ssm", "`mamba` format"),
+    ],
+)
+def test_what_is_not_served_says_why(model_type: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"Unsupported model type {model_type}: .*{reason}"):
+        find_family({"model_type": model_type})
+
+
+@pytest.mark.parametrize(("model_type", "positions"), [("gpt2", 1024), ("opt", 2048), ("mpt", 2048), ("bloom", None)])
+def test_the_longest_request_is_read_off_the_config(model_type: str, positions: int | None) -> None:
+    assert max_positions(AutoConfig.for_model(model_type)) == positions
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "gpt-bigcode", "opt"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+async def test_a_position_table_refuses_a_longer_request(tmp_path: Path, name: str) -> None:
+    shard = LocalShard.load(tiny_options(save_tiny_model(tmp_path, name, max_position_embeddings=32)))
+    await warm_up(shard, 16)
+    driver = ShardDriver(shard)
+
+    [outcome] = await driver.run(driver.request(0, random_prompt(23), max_new_tokens=10))
+    with pytest.raises(ShardError, match="request 1 needs 33 positions and the model has 32: lower `--max-input-tok"):
+        await driver.prefill(driver.request(1, random_prompt(24), max_new_tokens=10))
+    shard.close()
+
+    assert len(outcome.ids) == 10
+
+
+async def test_a_warm_up_beyond_the_position_table_is_refused(tmp_path: Path) -> None:
+    shard = LocalShard.load(tiny_options(save_tiny_model(tmp_path, "gpt2", max_position_embeddings=32)))
+
+    with pytest.raises(ShardError, match="needs 64 positions and the model has 32"):
+        await warm_up(shard, 64)
+    shard.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        ({"attn_config": {"alibi": False}}, "learned positions"),
+        ({"attn_config": {"qk_ln": True}}, "norms of queries and keys"),
+        ({"attn_config": {"alibi_bias_max": 16}}, "`alibi_bias_max` 16"),
+        ({"logit_scale": 0.5}, "`logit_scale`"),
+        ({"no_bias": False}, "biases"),
+    ],
+)
+def test_an_mpt_that_transformers_computes_otherwise_is_refused(changes: dict[str, object], left_out: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"MPT with {left_out} is not served"):
+        mpt.install(make_tiny_model("mpt", **changes))

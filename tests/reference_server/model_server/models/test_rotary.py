@@ -1,0 +1,127 @@
+"""Rotary positions of the length-dependent types: each request as if it were alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+
+from reference_server.errors import ArgumentError, UnsupportedError
+from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
+from reference_server.model_server.engine import Engine
+from reference_server.model_server.models import rotary
+from reference_server.model_server.options import RopeOverride
+from reference_server.model_server.shard import LocalShard
+from tests.support.shard_driver import ShardDriver
+from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model
+from tests.support.tiny_shards import tiny_options, warm_up
+
+HIDDEN = torch.zeros(1)
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
+
+
+def installed(model: PreTrainedModel, state: AttentionState | None = None) -> nn.Module:
+    rotary.install(model, state or AttentionState(), prefix_caching=False)
+    module: nn.Module = model.get_submodule("model.rotary_emb")
+    return module
+
+
+def metadata(*rows: tuple[int, int, int]) -> AttentionMetadata:
+    """Of rows (prompt_len, first position, one past the last)."""
+    prompt_len, first, end = np.array(rows).T
+    return AttentionMetadata(np.empty(0), np.empty((0, 0)), end - first, end, 0, prompt_len)
+
+
+def alone(name: str, longest: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """What Transformers turns `positions` by in a forward that reaches the position before `longest`."""
+    reaching = torch.cat((positions, torch.tensor([longest - 1])))[None]
+    cos, sin = make_tiny_model(name).get_submodule("model.rotary_emb")(HIDDEN, reaching)
+    return cos[0, :-1], sin[0, :-1]
+
+
+def test_model_server_D7_dynamic_rope_follows_the_length_of_each_request() -> None:
+    state = AttentionState()
+    module = installed(make_tiny_model("llama-dynamic-rope"), state)
+    # A chunk of a prompt of 60, a whole short one, and a row that decodes its 31st token. The maximum is 16.
+    rows = [(60, 10, 15), (6, 0, 6), (20, 30, 31)]
+    positions = [torch.arange(first, end) for _, first, end in rows]
+
+    with state.use(metadata(*rows)):
+        cos, sin = module(HIDDEN, torch.cat(positions)[None])
+
+    expected = [alone("llama-dynamic-rope", length, each) for length, each in zip((60, 6, 31), positions, strict=True)]
+    torch.testing.assert_close(cos[0], torch.cat([each[0] for each in expected]))
+    torch.testing.assert_close(sin[0], torch.cat([each[1] for each in expected]))
+
+
+def test_model_server_D7_longrope_chooses_the_factors_by_position() -> None:
+    positions = torch.arange(120, 140)
+
+    cos, _ = installed(make_tiny_model("phi3-longrope"))(HIDDEN, positions[None])
+
+    short, _ = alone("phi3-longrope", 128, positions[:8])
+    long, _ = alone("phi3-longrope", 200, positions[8:])
+    torch.testing.assert_close(cos[0], torch.cat((short, long)))
+
+
+def test_phimoe_states_a_scaling_for_each_side_of_the_original_maximum() -> None:
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "short_mscale": 1.5, "long_mscale": 3.0}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 128, **factors}
+
+    cos, _ = installed(make_tiny_model("phimoe", rope_parameters=rope))(HIDDEN, torch.tensor([[0, 64, 128]]))
+
+    assert cos[0, 0, 0] == 1.5
+    assert cos[0, 1, 0] == pytest.approx(1.5 * np.cos(64), abs=1e-5)
+    assert cos[0, 2, 0] == pytest.approx(3.0 * np.cos(64), abs=1e-5)
+
+
+def test_a_rotary_of_another_form_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="rope type 'dynamic' of CohereRotaryEmbedding is not served"):
+        installed(make_tiny_model("cohere", **DYNAMIC))
+
+
+def test_a_forward_that_keeps_rows_together_refuses_a_length_dependent_type() -> None:
+    rotary.refuse(make_tiny_model("llama"))
+
+    with pytest.raises(UnsupportedError, match="rope type longrope is not served for Phi3ForCausalLM"):
+        rotary.refuse(make_tiny_model("phi3-longrope"))
+
+
+def test_dynamic_rope_refuses_a_prefix_cache(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path, "llama-dynamic-rope")
+
+    with pytest.raises(ArgumentError, match="`--prefix-caching true` cannot be served with dynamic rope scaling"):
+        Engine.load(tiny_options(directory, prefix_caching=True), 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+async def test_model_server_D6_a_rope_override_is_applied(tmp_path: Path, kind: str) -> None:
+    prompt = random_prompt(30)
+    small = {"max_position_embeddings": 16}
+    shard = LocalShard.load(tiny_options(save_tiny_model(tmp_path, "llama", **small), rope=RopeOverride(kind, 4.0)))
+    await warm_up(shard)
+    driver = ShardDriver(shard)
+
+    [outcome] = await driver.run(driver.request(0, prompt))
+    shard.close()
+
+    scaled = {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0}, **small}
+    assert outcome.ids == generate_alone(make_tiny_model("llama", **scaled), prompt, 10)
+    assert outcome.ids != generate_alone(make_tiny_model("llama", **small), prompt, 10)
+
+
+def test_an_override_scales_the_global_layers_where_layers_differ() -> None:
+    config = AutoConfig.for_model("gemma3_text")
+    local = dict(config.rope_parameters["sliding_attention"])
+
+    rotary.override(config, RopeOverride("linear", 8.0))
+
+    assert config.rope_parameters["full_attention"] == {"rope_theta": 1_000_000.0, "rope_type": "linear", "factor": 8.0}
+    assert config.rope_parameters["sliding_attention"] == local
+
+
+def test_an_override_without_rotary_positions_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="`--rope-scaling` has no effect on gpt2"):
+        rotary.override(AutoConfig.for_model("gpt2"), RopeOverride("linear", 2.0))
