@@ -129,6 +129,7 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         revision=config.revision,
         dtype=config.dtype,
         load_format=config.load_format,
+        weights_override=config.weights_cache_override,
         memory_fraction=config.cuda_memory_fraction,
         wiggle_room=WIGGLE_ROOM if config.wiggle_room is None else config.wiggle_room,
         cpu_memory_gib=config.cpu_memory_gib,

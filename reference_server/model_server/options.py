@@ -1,6 +1,7 @@
 """What the engine needs of the configuration, as a plain frozen dataclass; no reading of flags or environment here."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 WIGGLE_ROOM = 0.90
@@ -20,16 +21,17 @@ class RopeOverride:
 class EngineOptions:
     """How one model is loaded and run.
 
-    `dtype` None takes bfloat16 where the CPU multiplies it natively, else float32. `cpu_memory_gib` is the memory that
-    counts as the device's on a CPU, for all ranks together; None takes the smaller of 4 GiB and half of what is
-    available. `wiggle_room` scales `memory_fraction` on accelerators only. `compute_threads` None takes cores - 1.
-    `tier` None takes the family's own.
+    `weights_override` is a flat directory that holds the weight files. `dtype` None takes bfloat16 where the CPU
+    multiplies it natively, else float32. `cpu_memory_gib` is the memory that counts as the device's on a CPU, for all
+    ranks together; None takes the smaller of 4 GiB and half of what is available. `wiggle_room` scales
+    `memory_fraction` on accelerators only. `compute_threads` None takes cores - 1. `tier` None takes the family's own.
     """
 
     model_id: str
     revision: str | None = None
     dtype: Literal["float16", "bfloat16", "float32"] | None = None
     load_format: Literal["auto", "dummy"] = "auto"
+    weights_override: Path | None = None
     memory_fraction: float = 1.0
     wiggle_room: float = WIGGLE_ROOM
     cpu_memory_gib: float | None = None

@@ -1,25 +1,27 @@
-"""Load one model: config, family, dtype, weights or seeded random ones; what is not served is refused by name."""
+"""Load one model: config, family, dtype, weights or seeded random ones; what is not served is refused by name.
 
-import hashlib
+The model is built without memory, cut to this rank's share, and only then given weights, so that no rank ever holds
+what is another's.
+"""
+
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
+from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import parallel, rotary, transformers_compat
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
+from reference_server.model_server.models.materialize import Materializer
 from reference_server.model_server.options import EngineOptions, Tier
+from reference_server.model_server.weights.checkpoint import Checkpoint
 from reference_server.presets import catalog
-
-# What initializer_range is in most published configs.
-RANDOM_WEIGHT_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,14 @@ def _hub_snapshot(options: EngineOptions) -> Path:
 
 
 def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedModel:
-    """Bring the model into memory with our attention registered, ready for the probe."""
+    """Bring this rank's share of the model into memory with our attention registered, ready for the probe."""
     register()
     transformers_compat.quiet()
     raw = json.loads((files.directory / "config.json").read_text())
     family = find_family(raw)
-    if group.world_size > 1 and not family.shardable:
-        raise UnsupportedError(f"sharded {family.name} is not supported: Transformers has no plan for it")
-    device = torch.device("cpu")
+    if group.world_size > 1:
+        parallel.check_family(family)
+    device = choose_device(group.rank)
     dtype = resolve_dtype(options, device)
     config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
     if options.rope is not None:
@@ -95,23 +97,25 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
     model_class = _model_class(config, tier)
     if tier == "ragged" and family.shim is None and not model_class.is_backend_compatible():
         raise UnsupportedError(f"{model_class.__name__} does not offer Transformers' attention interface")
-    attention = ATTENTION_NAME if tier == "ragged" and family.shim is None else "eager"
-    dummy = options.load_format == "dummy" or not files.has_weights
-    model: Any
-    if dummy:
-        model = _build_random(config, model_class, dtype, options.seed)
-        model.set_attn_implementation(attention)
+    model = transformers_compat.build_empty(model_class, config, dtype)
+    if tier == "ragged":
+        # The name alone keeps Transformers from building a mask; shimmed classes would refuse it in the constructor.
+        model.config._attn_implementation = ATTENTION_NAME
     else:
-        model = model_class.from_pretrained(files.directory, config=config, dtype=dtype, attn_implementation=attention)
+        model.set_attn_implementation("eager")
+    shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    cuts = parallel.shard(model, family, group) if group.world_size > 1 else {}
+    materializer = Materializer(model, shapes, cuts, dtype, device)
+    if options.load_format == "dummy" or not files.has_weights:
+        materializer.fill_random(options.seed)
+    else:
+        materializer.fill(Checkpoint.open(options.weights_override or files.directory))
     model.eval().requires_grad_(False)
     _refuse_unloaded(model)
+    if tier == "ragged" and family.shim is not None:
+        family.shim(model)
     if group.world_size > 1:
-        parallel.shard(model, group)
-    if tier == "ragged":
-        if family.shim is not None:
-            family.shim(model)
-        # The name alone keeps Transformers from building a mask; shimmed classes would refuse it at load time.
-        model.config._attn_implementation = ATTENTION_NAME
+        parallel.finish(model, group)
     return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config))
 
 
@@ -119,11 +123,11 @@ def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
     """Bytes that the whole model's parameters will take, read off its config alone."""
     family = find_family(json.loads((files.directory / "config.json").read_text()))
     config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
+    dtype = resolve_dtype(options, choose_device())
     with torch.device("meta"), transformers_compat.without_weight_init():
-        model: Any = _model_class(config, options.tier or family.tier)._from_config(config)
-    model.tie_weights()
-    num_parameters: int = sum(parameter.numel() for parameter in model.parameters())
-    return num_parameters * resolve_dtype(options, torch.device("cpu")).itemsize
+        model: Any = _model_class(config, options.tier or family.tier)._from_config(config, dtype=dtype)
+    tied = transformers_compat.tied_names(model)
+    return sum(parameter.nbytes for name, parameter in model.named_parameters() if name not in tied)
 
 
 def _model_class(config: PretrainedConfig, tier: Tier) -> Any:
@@ -140,27 +144,7 @@ def resolve_dtype(options: EngineOptions, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def _build_random(config: PretrainedConfig, model_class: Any, dtype: torch.dtype, seed: int) -> nn.Module:
-    with transformers_compat.without_weight_init():
-        model: nn.Module = model_class._from_config(config, dtype=dtype)
-    model.tie_weights()  # type: ignore[operator]
-    fill_random(model.named_parameters(), seed)
-    return model
-
-
-@torch.no_grad()
-def fill_random(parameters: Any, seed: int) -> None:
-    """Seeded random weights, drawn per name: equal on every rank and in every run, whatever the order."""
-    for name, parameter in parameters:
-        if parameter.dim() == 1:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            continue
-        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest, "little"))
-        parameter.normal_(0.0, RANDOM_WEIGHT_STD, generator=generator)
-
-
-def _refuse_unloaded(model: nn.Module) -> None:
+def _refuse_unloaded(model: Any) -> None:
     names = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if names:
         raise StartupError(f"no weights were found for {', '.join(names)}")

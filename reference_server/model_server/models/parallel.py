@@ -1,15 +1,24 @@
-"""Tensor parallelism: a loaded model's linears cut to one rank's share, by the plan that Transformers has for it.
+"""Tensor parallelism: which part of each weight a rank holds, and the modules that put the ranks' results together.
 
-The plan is data (module pattern -> style) and is taken as it is; the linears are our own, so that the cut weights stay
-plain tensors and nothing beside torch is needed.
+A plan is data (module pattern -> style). Transformers' plans are taken as they are; `PLANS` holds what they lack. A
+model is cut before it has any memory, so that only a rank's own part of a weight is ever read.
 
-    colwise                  this rank's output rows; the result stays cut
-    rowwise                  this rank's input columns; partial results are summed over the ranks
-    colwise_gather_output    this rank's output rows; the result is put together again
+    colwise        this rank's outputs, which are whole heads in an attention; the result stays cut
+    rowwise        this rank's inputs; partial results are summed over the ranks
+    packed_qkv     colwise, for queries, keys and values in one weight
+    packed_halves  colwise, for gate and up in one weight
+    experts        every expert's share of its inner dimension; the experts' result is summed over the ranks
+    query_heads    a weight with one row for each query head; key_heads: for each K/V head
+    replicated     the whole of it on every rank
+
+The embedding and the head are cut by vocabulary in every family. Where there are fewer K/V heads than ranks, each rank
+holds the one that its queries read.
 """
 
+import copy
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,14 +29,74 @@ from torch import Tensor, nn
 from reference_server.errors import UnsupportedError
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import transformers_compat
+from reference_server.model_server.models.families import ModelFamily
+from reference_server.model_server.models.shims.bloom import alibi_slopes
+from reference_server.model_server.weights.cut import Cut, even, vocabulary
+
+Plan = Mapping[str, str]
+
+_GPT2: Plan = {
+    "h.*.attn.c_attn": "packed_qkv", "h.*.attn.c_proj": "rowwise",
+    "h.*.mlp.c_fc": "colwise", "h.*.mlp.c_proj": "rowwise",
+}  # fmt: skip
+# Each head's query, key and value lie together, so whole heads are whole rows.
+_BLOOM: Plan = {
+    "h.*.self_attention.query_key_value": "colwise", "h.*.self_attention.dense": "rowwise",
+    "h.*.mlp.dense_h_to_4h": "colwise", "h.*.mlp.dense_4h_to_h": "rowwise",
+}  # fmt: skip
+_OPT: Plan = {
+    **{f"decoder.layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
+    "decoder.layers.*.self_attn.out_proj": "rowwise",
+    "decoder.layers.*.fc1": "colwise", "decoder.layers.*.fc2": "rowwise",
+}  # fmt: skip
+_PHI3: Plan = {
+    "layers.*.self_attn.qkv_proj": "packed_qkv", "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_up_proj": "packed_halves", "layers.*.mlp.down_proj": "rowwise",
+}  # fmt: skip
+# The latent projections are small and have no heads: they stay whole.
+_LATENT_ATTENTION: Plan = {
+    "layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.q_b_proj": "colwise",
+    "layers.*.self_attn.kv_b_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise",
+}  # fmt: skip
+
+# Command R+ normalises each head with a weight of its own.
+_COHERE: Plan = {"layers.*.self_attn.q_norm": "query_heads", "layers.*.self_attn.k_norm": "key_heads"}
+
+PLANS: Mapping[str, Plan] = {
+    "bloom": _BLOOM,
+    "cohere": _COHERE,
+    "cohere2": {},
+    "deepseek_v2": _LATENT_ATTENTION,
+    "deepseek_v3": _LATENT_ATTENTION,
+    "gemma": {},
+    "gemma2": {},
+    "gemma3_text": {},
+    "gpt2": _GPT2,
+    "gpt_neox": {},
+    "granite": {},
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "olmo": {},
+    "opt": _OPT,
+    "phi": {},
+    "phi3": _PHI3,
+    "phimoe": {},
+    "qwen2": {},
+    "qwen2_moe": {},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "starcoder2": {},
+}
+"""The families that are sharded, by `model_type`, with what Transformers' own plan lacks or has in another way."""
 
 
 class RowParallelLinear(nn.Module):
     """`y = sum over ranks of x_r W_r + b`: each rank holds some input columns, the bias is added once."""
 
-    def __init__(self, linear: nn.Linear, group: RankGroup) -> None:
+    def __init__(self, linear: Any) -> None:
         super().__init__()
-        self.weight = _cut(linear.weight, 1, group)
+        self.weight = linear.weight
         self.bias = linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -36,76 +105,239 @@ class RowParallelLinear(nn.Module):
         return partial if self.bias is None else partial + self.bias
 
 
+class RowParallelConv1D(RowParallelLinear):
+    """GPT-2's linear, whose weight is [inputs, outputs]."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        partial = torch.matmul(hidden, self.weight)
+        dist.all_reduce(partial)
+        return partial if self.bias is None else partial + self.bias
+
+
 class GatheredLinear(nn.Module):
     """Each rank computes some outputs, every rank gets all. Shares are equal; the last may be padded with zeros."""
 
-    def __init__(self, linear: nn.Linear, group: RankGroup) -> None:
+    def __init__(self, linear: Any, group: RankGroup) -> None:
         super().__init__()
         self.out_features: int = linear.out_features
         self._world_size = group.world_size
-        share = -(-linear.out_features // group.world_size)
-        own = linear.weight.detach()[group.rank * share : (group.rank + 1) * share]
-        self.weight = nn.Parameter(F.pad(own, (0, 0, 0, share - len(own))), requires_grad=False)
+        self.weight = linear.weight
+        self.bias = linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        own = F.linear(hidden, self.weight)
+        own = F.linear(hidden, self.weight, self.bias)
         parts = [torch.empty_like(own) for _ in range(self._world_size)]
         dist.all_gather(parts, own)
         return torch.cat(parts, -1)[..., : self.out_features]
 
 
-def shard(model: Any, group: RankGroup) -> None:
-    """Cut `model` in place. Raises UnsupportedError, naming what is in the way, if its plan cannot be kept."""
-    plan = transformers_compat.tensor_parallel_plan(model)
-    if not plan:
-        raise UnsupportedError(f"sharded {type(model).__name__} is not supported: Transformers has no plan for it")
-    _check_heads(model.config, group.world_size)
-    for name, module in list(model.named_modules()):
-        style = _style(plan, name)
-        if style is not None:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, _sharded(module, style, name, group))
+class VocabularyEmbedding(nn.Module):
+    """Each rank looks up the ids that it has rows of; the sum over the ranks is the whole lookup."""
+
+    def __init__(self, embedding: Any, group: RankGroup) -> None:
+        super().__init__()
+        self._first = group.rank * -(-embedding.num_embeddings // group.world_size)
+        self.weight = embedding.weight
+        # Gemma multiplies what it looks up.
+        self.embed_scale = getattr(embedding, "embed_scale", None)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """[..., hidden] for ids of any shape."""
+        rows = input_ids - self._first
+        is_foreign = (rows < 0) | (rows >= self.weight.shape[0])
+        found = F.embedding(rows.masked_fill(is_foreign, 0), self.weight)
+        found = found.masked_fill_(is_foreign[..., None], 0.0)
+        dist.all_reduce(found)
+        return found if self.embed_scale is None else found * self.embed_scale.to(found.dtype)
 
 
-def _sharded(module: Any, style: str, name: str, group: RankGroup) -> nn.Module:
-    kind = type(module)
-    if kind is not nn.Linear:
-        raise UnsupportedError(f"{name} is a {kind.__name__}: only plain linears are sharded")
-    match style:
-        case "colwise":
-            module.weight = _cut(module.weight, 0, group)
-            if module.bias is not None:
-                module.bias = _cut(module.bias, 0, group)
-            module.out_features = len(module.weight)
-            cut: nn.Module = module
-            return cut
-        case "rowwise":
-            return RowParallelLinear(module, group)
-        case "colwise_gather_output" | "colwise_rep" if module.bias is None:
-            return GatheredLinear(module, group)
-    raise UnsupportedError(f"{name}: the tensor-parallel style {style!r} is not supported")
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """The attention heads of the model, and of one rank: `[first, first + own)` and the K/V heads that they read."""
+
+    total: int
+    total_kv: int
+    group: RankGroup
+
+    @property
+    def own(self) -> int:
+        return self.total // self.group.world_size
+
+    @property
+    def own_kv(self) -> int:
+        return max(1, self.total_kv // self.group.world_size)
+
+    @property
+    def first(self) -> int:
+        return self.group.rank * self.own
+
+    @property
+    def first_kv(self) -> int:
+        return self.group.rank * self.total_kv // self.group.world_size
+
+    def queries(self, head_size: int, offset: int = 0) -> tuple[int, int]:
+        return offset + self.first * head_size, offset + (self.first + self.own) * head_size
+
+    def keys(self, head_size: int, offset: int = 0) -> tuple[int, int]:
+        return offset + self.first_kv * head_size, offset + (self.first_kv + self.own_kv) * head_size
 
 
-def _style(plan: Mapping[str, str], name: str) -> str | None:
-    """The style of a module: patterns have `*` for a layer's number.
+def check_family(family: ModelFamily) -> None:
+    """Raise UnsupportedError for a family without a plan."""
+    if family.model_type not in PLANS:
+        raise UnsupportedError(f"sharded {family.name} is not supported: it has no tensor-parallel plan")
 
-    >>> _style({"layers.*.mlp": "colwise"}, "layers.12.mlp")
-    'colwise'
+
+def shard(model: Any, family: ModelFamily, group: RankGroup) -> dict[str, Cut]:
+    """Cut a model that has no weights yet, in place: this rank's part of each weight that is not whole.
+
+    Raises UnsupportedError, naming what is in the way, for a size that cannot be divided.
     """
-    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+    return _Sharder(model, PLANS[family.model_type], group).run()
 
 
-def _check_heads(config: Any, world_size: int) -> None:
-    for field in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, field, None)
-        if heads is not None and heads % world_size:
-            raise UnsupportedError(f"the model's {field} is {heads}, which {world_size} shards cannot divide")
+def finish(model: Any, group: RankGroup) -> None:
+    """After the shims are in place: the ALiBi slopes of this rank's heads."""
+    heads = _heads(model.config, group)
+    for module in model.modules():
+        options = getattr(module, "options", None)
+        if options is not None and options.alibi_slopes is not None:
+            own = alibi_slopes(heads.total)[heads.first : heads.first + heads.own]
+            module.options = replace(options, alibi_slopes=own)
 
 
-def _cut(tensor: Tensor, dim: int, group: RankGroup) -> nn.Parameter:
-    """This rank's equal share along `dim`, in memory of its own."""
-    size = tensor.shape[dim]
-    if size % group.world_size:
-        raise UnsupportedError(f"a weight of {tuple(tensor.shape)} cannot be divided over {group.world_size} shards")
-    share = size // group.world_size
-    return nn.Parameter(tensor.detach().narrow(dim, group.rank * share, share).clone(), requires_grad=False)
+class _Sharder:
+    """One model being cut."""
+
+    def __init__(self, model: Any, own_plan: Plan, group: RankGroup) -> None:
+        self._model = model
+        self._group = group
+        self._heads = _heads(model.config, group)
+        prefix = model.base_model_prefix
+        self._plan = transformers_compat.tensor_parallel_plan(model)
+        self._plan |= {f"{prefix}.{pattern}": style for pattern, style in own_plan.items()}
+        self._cuts: dict[str, Cut] = {}
+
+    def run(self) -> dict[str, Cut]:
+        embedding, head = self._model.get_input_embeddings(), self._model.get_output_embeddings()
+        for name, module in list(self._model.named_modules()):
+            if module is embedding:
+                self._vocabulary(name, module, VocabularyEmbedding(module, self._group))
+            elif module is head:
+                self._vocabulary(name, module, GatheredLinear(module, self._group))
+            else:
+                self._apply(name, module, self._style(name))
+            if getattr(module, "layer_idx", None) is not None:
+                _localise(module, self._heads)
+        return self._cuts
+
+    def _vocabulary(self, name: str, module: Any, replacement: nn.Module) -> None:
+        for leaf, parameter in module.named_parameters(recurse=False):
+            self._cuts[f"{name}.{leaf}"] = vocabulary(parameter.shape[0], self._group.rank, self._group.world_size)
+        self._replace(name, replacement)
+
+    def _apply(self, name: str, module: Any, style: str | None) -> None:
+        match style:
+            case None | "replicated" | "replicated_with_grad_allreduce" | "mla_kv_a_proj":
+                return
+            case "colwise" | "packed_qkv" | "packed_halves":
+                self._columns(name, module, style)
+            case "rowwise":
+                self._rows(name, module)
+            case "query_heads" | "key_heads":
+                span = self._heads.queries(1) if style == "query_heads" else self._heads.keys(1)
+                self._cuts[f"{name}.weight"] = Cut(0, (span,))
+            case "moe_tp_experts":
+                self._experts(name, module)
+            case _:
+                raise UnsupportedError(f"{name}: the tensor-parallel style {style!r} is not supported")
+
+    def _style(self, name: str) -> str | None:
+        """The style of a module: patterns have `*` for a layer's number."""
+        return self._plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+
+    def _columns(self, name: str, module: Any, style: str) -> None:
+        kind = _kind(name, module)
+        outputs = 1 if kind == "Conv1D" else 0
+        cut = self._column_cut(name, module.weight.shape[outputs], style)
+        self._cuts[f"{name}.weight"] = replace(cut, dim=outputs)
+        if module.bias is not None:
+            self._cuts[f"{name}.bias"] = cut
+        if kind == "Conv1D":
+            module.nf = cut.size
+        else:
+            module.out_features = cut.size
+
+    def _column_cut(self, name: str, size: int, style: str) -> Cut:
+        heads = self._heads
+        if style == "packed_qkv":
+            head_size = size // (heads.total + 2 * heads.total_kv)
+            first_key, first_value = heads.total * head_size, (heads.total + heads.total_kv) * head_size
+            keys, values = heads.keys(head_size, first_key), heads.keys(head_size, first_value)
+            return Cut(0, (heads.queries(head_size), keys, values))
+        if name.endswith((".k_proj", ".v_proj")):
+            return Cut(0, (heads.keys(size // heads.total_kv),))
+        return self._even(name, size, (1, 1) if style == "packed_halves" else (1,))
+
+    def _rows(self, name: str, module: Any) -> None:
+        kind = _kind(name, module)
+        inputs = 0 if kind == "Conv1D" else 1
+        self._cuts[f"{name}.weight"] = replace(self._even(name, module.weight.shape[inputs]), dim=inputs)
+        self._replace(name, RowParallelConv1D(module) if kind == "Conv1D" else RowParallelLinear(module))
+
+    def _experts(self, name: str, module: Any) -> None:
+        inner = self._even(name, module.down_proj.shape[2])
+        self._cuts[f"{name}.gate_up_proj"] = replace(self._even(name, module.gate_up_proj.shape[1], (1, 1)), dim=1)
+        self._cuts[f"{name}.down_proj"] = replace(inner, dim=2)
+        module.intermediate_dim = inner.size
+        module.register_forward_hook(_sum_over_ranks)
+
+    def _even(self, name: str, size: int, blocks: tuple[int, ...] = (1,)) -> Cut:
+        try:
+            return even(size, 0, self._group.rank, self._group.world_size, blocks)
+        except ValueError as error:
+            raise UnsupportedError(f"{name}: {error}") from error
+
+    def _replace(self, name: str, replacement: nn.Module) -> None:
+        parent, _, child = name.rpartition(".")
+        setattr(self._model.get_submodule(parent), child, replacement)
+
+
+def _heads(config: Any, group: RankGroup) -> _Heads:
+    total = config.num_attention_heads
+    total_kv = getattr(config, "num_key_value_heads", None) or total
+    ranks = group.world_size
+    if total % ranks or (total_kv % ranks and ranks % total_kv):
+        raise UnsupportedError(
+            f"the model's num_attention_heads is {total} and its num_key_value_heads {total_kv}, which {ranks} shards "
+            "cannot divide"
+        )
+    return _Heads(total, total_kv, group)
+
+
+def _localise(attention: Any, heads: _Heads) -> None:
+    """What an attention module knows of its heads becomes this rank's share of them."""
+    if isinstance(getattr(attention, "num_heads", None), int):
+        attention.num_heads = heads.own
+    if isinstance(getattr(attention, "num_key_value_heads", None), int):
+        attention.num_key_value_heads = heads.own_kv
+    if isinstance(getattr(attention, "split_size", None), int):
+        attention.split_size = attention.split_size // heads.group.world_size
+    if isinstance(getattr(attention, "num_key_value_groups", None), int):
+        attention.num_key_value_groups = heads.own // heads.own_kv
+    if hasattr(attention, "qkv_proj"):
+        # Phi-3 asks its config where the queries end.
+        attention.config = copy.copy(attention.config)
+        attention.config.num_attention_heads = heads.own
+
+
+def _kind(name: str, module: Any) -> str:
+    kind = type(module).__name__
+    if type(module) is not nn.Linear and kind != "Conv1D":
+        raise UnsupportedError(f"{name} is a {kind}: only plain linears are sharded")
+    return kind
+
+
+def _sum_over_ranks(_: nn.Module, __: object, result: Tensor) -> Tensor:
+    dist.all_reduce(result)
+    return result

@@ -25,7 +25,7 @@ class BloomPagedAttention(PagedAttentionModule):
         # The fused projection is interleaved per head: [tokens, heads, (q, k, v), head_dim].
         fused = self.query_key_value(hidden_states).view(-1, self.num_heads, 3, self.head_dim)
         attended = self.paged(fused[:, :, 0], fused[:, :, 1:].transpose(1, 2), self.options)
-        return residual + self.dense(attended.reshape(hidden_states.shape)), None
+        return residual + self.dense(attended.reshape(*hidden_states.shape[:-1], -1)), None
 
 
 def install(model: Any) -> None:

@@ -1,0 +1,150 @@
+"""Give a model that was built without memory its weights: this rank's part of each, from files or drawn at random."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reference_server.errors import StartupError
+from reference_server.model_server.models import transformers_compat
+from reference_server.model_server.models.transformers_compat import Conversion
+from reference_server.model_server.weights.checkpoint import Checkpoint
+from reference_server.model_server.weights.cut import Cut
+from reference_server.model_server.weights.random_weights import random_weight
+
+logger = logging.getLogger(__name__)
+
+NAMES_SHOWN = 8
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Materializer:
+    """Where a model's weights go. `shapes` are those of the whole model, `cuts` this rank's parts of some of them."""
+
+    def __init__(
+        self, model: Any, shapes: Shapes, cuts: Mapping[str, Cut], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._model = model
+        self._shapes = shapes
+        self._cuts = cuts
+        self._dtype = dtype
+        self._device = device
+        self._float32 = transformers_compat.float32_names(model, shapes, dtype)
+        self._tied = {name: source for name, source in transformers_compat.tied_names(model).items() if name in shapes}
+
+    def fill_random(self, seed: int) -> None:
+        """Seeded random weights, drawn per name: equal on every rank and in every run, whatever the order."""
+        for name, parameter in list(self._model.named_parameters()):
+            if name not in self._tied:
+                cut = self._cuts.get(name)
+                drawn = random_weight(name, self._shapes[name], cut, seed, parameter.dtype, self._device)
+                self._put(name, drawn)
+        self._tie()
+        self._place_buffers()
+
+    def fill(self, checkpoint: Checkpoint) -> None:
+        """The checkpoint's weights; raises StartupError naming those that are missing, mis-shaped or unexpected."""
+        conversions, unexpected = transformers_compat.conversions(self._model, checkpoint.shapes)
+        missing = self._missing({name for conversion in conversions for name in conversion.targets})
+        problems = [*self._unplaced(unexpected), *_listed("missing", missing)]
+        if problems:
+            raise StartupError(f"the weights do not fit {type(self._model).__name__}: {'; '.join(problems)}")
+        wrong = []
+        for conversion in conversions:
+            for name, tensor in self._read(conversion, checkpoint).items():
+                expected = self._own_shape(name)
+                if tuple(tensor.shape) == expected:
+                    self._put(name, self._own(name, tensor))
+                else:
+                    wrong.append(f"{name} is {tuple(tensor.shape)} and should be {expected}")
+        if wrong:
+            raise StartupError(f"the weights do not fit the model's config: {'; '.join(wrong[:NAMES_SHOWN])}")
+        self._tie()
+        self._place_buffers()
+
+    def _missing(self, given: set[str]) -> list[str]:
+        """Weights that the checkpoint gives under no name that they are tied to."""
+        covered = {self._tied.get(name, name) for name in given}
+        return sorted(
+            name
+            for name in self._shapes
+            if self._tied.get(name, name) not in covered and not transformers_compat.is_optional(self._model, name)
+        )
+
+    def _unplaced(self, names: list[str]) -> list[str]:
+        """What is wrong with weights that the model has no place for; those of no module of it are only logged."""
+        left = [name for name in names if not transformers_compat.is_ignored(self._model, name)]
+        modules = {name for name, _ in self._model.named_modules()}
+        inside = [name for name in left if name.rpartition(".")[0] in modules]
+        if outside := [name for name in left if name not in inside]:
+            logger.warning("the checkpoint has weights that the model does not use: %s", _some(outside))
+        return _listed("unexpected", inside)
+
+    def _read(self, conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        cut = self._cuts.get(conversion.target)
+        self._check_shape(conversion, checkpoint)
+        names = [name for name, _ in conversion.sources]
+        source_cuts = None if cut is None else conversion.source_cuts(cut, checkpoint.shapes)
+        if source_cuts is not None:
+            tensors = [checkpoint.read(name, part) for name, part in zip(names, source_cuts, strict=True)]
+            return conversion.convert(tensors, self._model)
+        whole = conversion.convert([checkpoint.read(name) for name in names], self._model)
+        return {name: self._cuts[name].take(tensor) if name in self._cuts else tensor for name, tensor in whole.items()}
+
+    def _check_shape(self, conversion: Conversion, checkpoint: Checkpoint) -> None:
+        """A weight that is not converted has the shape that the config says, as a whole."""
+        name = conversion.sources[0][0]
+        given, expected = checkpoint.shapes[name], self._shapes[conversion.target]
+        if conversion.converter is None and given != expected:
+            raise StartupError(f"weight {name} is {given}, but by the model's config it should be {expected}")
+
+    def _own_shape(self, name: str) -> tuple[int, ...]:
+        cut = self._cuts.get(name)
+        return self._shapes[name] if cut is None else cut.shape(self._shapes[name])
+
+    def _own(self, name: str, value: Tensor) -> Tensor:
+        """A copy in any case: what was read lies in the file, and a part of a tensor would keep the whole."""
+        dtype = self._dtype if value.is_floating_point() else value.dtype
+        if name in self._float32:
+            dtype = torch.float32
+        return torch.empty(value.shape, dtype=dtype, device=self._device).copy_(value)
+
+    def _put(self, name: str, value: Tensor) -> None:
+        parent_name, _, leaf = name.rpartition(".")
+        parent = self._model.get_submodule(parent_name)
+        if leaf in parent._buffers:
+            parent._buffers[leaf] = value
+        else:
+            parent._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+
+    def _tie(self) -> None:
+        """Make tied weights one. A checkpoint may hold any of the names, or several: those that differ stay apart."""
+        for name, source in self._tied.items():
+            given = self._model.get_parameter(name)
+            if self._model.get_parameter(source).is_meta and not given.is_meta:
+                self._put(source, given)
+        for name, source in self._tied.items():
+            given, kept = self._model.get_parameter(name), self._model.get_parameter(source)
+            if not given.is_meta and not torch.equal(given, kept):
+                logger.warning("%s and %s should be one weight but differ: both are kept", name, source)
+                continue
+            parent_name, _, leaf = name.rpartition(".")
+            self._model.get_submodule(parent_name)._parameters[leaf] = kept
+
+    def _place_buffers(self) -> None:
+        for module in self._model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(self._device)
+
+
+def _listed(word: str, names: list[str]) -> list[str]:
+    return [f"{word}: {_some(names)}"] if names else []
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
