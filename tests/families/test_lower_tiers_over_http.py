@@ -30,8 +30,8 @@ from tests.support.wire import served, socket_urls
 MODELS = {"gpt-neo": PADDED["gpt-neo"], "t5": ENCODER_DECODER["t5"], "mamba": RECURRENT["mamba"]}
 PROMPTS = [random_prompt(length, seed=5) for length in (4, 20, 2, 11, 40, 7, 16, 3)]
 NEW_TOKENS = (10, 6, 12, 8, 5, 9, 1, 7)
-# Forty tokens a prefill: one prompt alone, or a few short ones padded to the longest of them.
-PREFILL_TOKENS = 40
+# One long prompt and a few short ones a prefill, and three prompts in the warm-up.
+PREFILL_TOKENS, INPUT_TOKENS = 100, 40
 
 
 @pytest.mark.parametrize("version", ["v3", "v2"])
@@ -95,7 +95,7 @@ async def http_client(directory: Path, version: str) -> AsyncIterator[httpx.Asyn
 @asynccontextmanager
 async def router_on(shard: Shard, directory: Path, version: str) -> AsyncIterator[httpx.AsyncClient]:
     info = await shard.info()
-    asked = AskedLimits(PREFILL_TOKENS, max_input_tokens=PREFILL_TOKENS, max_total_tokens=60)
+    asked = AskedLimits(PREFILL_TOKENS, max_input_tokens=INPUT_TOKENS, max_total_tokens=60)
     limits = resolve_limits(asked, await shard.warmup(warmup_request(asked)), info)
     scheduler = Scheduler(
         SchedulerOptions(

@@ -47,9 +47,10 @@ class RecurrentForward:
         sequences = inputs.sampled
         if all(sequence.cache_len > 0 for sequence in sequences):
             return self._decode(sequences, torch.as_tensor(inputs.input_ids, device=self._device))
-        prompts = {sequence.id: self._prefill(sequence) for sequence in sequences}
-        last = [prompts[sequence.id][-1:] for sequence in sequences]
-        spans = [prompts[span.sequence.id][: len(span.target_ids)] for span in inputs.prompt_spans]
+        # By sequence and not by id: the prompts of the warm-up all have the same one.
+        prompts = {sequence: self._prefill(sequence) for sequence in sequences}
+        last = [prompts[sequence][-1:] for sequence in sequences]
+        spans = [prompts[span.sequence][: len(span.target_ids)] for span in inputs.prompt_spans]
         return torch.cat([*last, *spans])
 
     def _prefill(self, sequence: Sequence) -> Tensor:
