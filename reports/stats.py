@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse, special
 
+from reports.dependence import chosen_block, widening
+
 Array = npt.NDArray[np.float64]
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
@@ -72,7 +74,7 @@ def adjusted_quantile(values: Array, failures: int, percentile: float) -> float 
 
 
 def block_length(count: int, mean_concurrency: float) -> int:
-    """Requests per bootstrap block: as many as overlap, at least n^(1/3), at most a third of them."""
+    """Fewest requests per bootstrap block: as many as overlap, at least n^(1/3), at most a third of them."""
     wanted: float = max(mean_concurrency, math.cbrt(count))
     return max(1, min(math.ceil(wanted), count // 3))
 
@@ -80,7 +82,7 @@ def block_length(count: int, mean_concurrency: float) -> int:
 def bootstrap_percentiles(
     values: Array,
     sizes: npt.NDArray[np.int64],
-    block: int,
+    least_block: int,
     percentiles: Sequence[float] = PERCENTILES,
     resamples: int = RESAMPLES,
 ) -> list[Interval]:
@@ -89,45 +91,63 @@ def bootstrap_percentiles(
     values: [sum of sizes], those of unit 0, then of unit 1, ...; units in order of their start.
     sizes: [units]; all ones for a per-request series, the number of gaps for a pooled one.
 
-    A resample's percentile is read off its counts between cut points, which are order statistics of the sample: exact
-    where the sample is small, within a fraction of a standard error where it is not.
+    Blocks have `least_block` units, or more where the series asks for it, and the intervals are widened by what blocks
+    cannot see (`dependence`). A resample's percentile is read off its counts between cut points, which are order
+    statistics of the sample: exact where the sample is small, within a fraction of a standard error where it is not.
     """
     if not len(values):
         return [Interval(math.nan, math.nan, math.nan) for _ in percentiles]
-    cuts = _cuts(values, len(sizes), percentiles)
-    unit = np.repeat(np.arange(len(sizes)), sizes)
+    units = len(sizes)
+    cuts = cut_points(values, units, percentiles)
+    unit = np.repeat(np.arange(units), sizes)
     cell = np.minimum(np.searchsorted(cuts, values, side="left"), len(cuts) - 1)
-    below = np.cumsum(_resampled_counts(unit, cell, (len(sizes), len(cuts)), block, resamples), axis=1)
+    share = np.cumsum(np.bincount(cell, minlength=len(cuts))) / len(values)
+    block = chosen_block(_unit_sums(unit, share[cell], sizes), least_block)
+    below = np.cumsum(resampled_counts(unit, cell, (units, len(cuts)), block, resamples), axis=1)
     totals = below[:, -1]
     results = []
     for percentile in percentiles:
-        draws = _counted_quantile(cuts, below, totals, percentile / 100)
+        draws = counted_quantile(cuts, below, totals, percentile / 100)
         lo, hi = np.quantile(draws, (0.025, 0.975))
         value = quantile(values, percentile)
-        results.append(Interval(value, min(float(lo), value), max(float(hi), value)))
+        index = min(int(np.searchsorted(cuts, value)), len(cuts) - 1)
+        factor = widening(_unit_sums(unit, (cell <= index).astype(np.float64), sizes), block)
+        lo, hi = value - factor * max(value - lo, 0.0), value + factor * max(hi - value, 0.0)
+        results.append(Interval(value, max(float(lo), float(cuts[0])), min(float(hi), float(cuts[-1]))))
     return results
 
 
-def bootstrap_mean(values: Array, sizes: npt.NDArray[np.int64], block: int, resamples: int = RESAMPLES) -> Interval:
+def _unit_sums(unit: npt.NDArray[np.int64], amounts: Array, sizes: npt.NDArray[np.int64]) -> Array:
+    """Per unit, the sum of its values' amounts less what as many average values would have."""
+    sums = np.bincount(unit, weights=amounts, minlength=len(sizes))
+    excess: Array = sums - sizes * (sums.sum() / len(unit))
+    return excess
+
+
+def bootstrap_mean(
+    values: Array, sizes: npt.NDArray[np.int64], least_block: int, resamples: int = RESAMPLES
+) -> Interval:
     """The mean with its 95 % moving-block bootstrap interval; values and sizes as in `bootstrap_percentiles`."""
     if not len(values):
         return Interval(math.nan, math.nan, math.nan)
     units = len(sizes)
-    ends = np.cumsum(sizes)
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    totals, counts = sums[ends] - sums[ends - sizes], sizes.astype(np.float64)
+    unit = np.repeat(np.arange(units), sizes)
+    excess = _unit_sums(unit, values, sizes)
+    block = chosen_block(excess, least_block)
+    totals = np.bincount(unit, weights=values, minlength=units)
     running = np.zeros((units + 1, 2))
-    np.cumsum(np.column_stack((totals, counts)), axis=0, out=running[1:])
+    np.cumsum(np.column_stack((totals, sizes)), axis=0, out=running[1:])
     blocks = running[block:] - running[: units - block + 1]
     picks = np.random.default_rng(BOOTSTRAP_SEED).integers(0, len(blocks), size=(resamples, math.ceil(units / block)))
     drawn = blocks[picks].sum(axis=1)
     means = drawn[:, 0] / np.maximum(drawn[:, 1], 1.0)
-    value = float(np.mean(values))
-    lo, hi = np.quantile(means, (0.025, 0.975))
-    return Interval(value, min(float(lo), value), max(float(hi), value))
+    value, factor = float(np.mean(values)), widening(excess, block)
+    lo, hi = (float(each) for each in np.quantile(means, (0.025, 0.975)))
+    return Interval(value, value - factor * max(value - lo, 0.0), value + factor * max(hi - value, 0.0))
 
 
-def _cuts(values: Array, units: int, percentiles: Sequence[float]) -> Array:
+def cut_points(values: Array, units: int, percentiles: Sequence[float]) -> Array:
+    """Order statistics of the sample, dense around the percentiles; every value where there are few."""
     ordered = np.sort(values)
     if len(ordered) <= EVEN_CUTS:
         return np.unique(ordered)
@@ -140,7 +160,7 @@ def _cuts(values: Array, units: int, percentiles: Sequence[float]) -> Array:
     return np.unique(ordered[ranks])
 
 
-def _resampled_counts(
+def resampled_counts(
     unit: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], shape: tuple[int, int], block: int, resamples: int
 ) -> Array:
     """How many values of each moving-block resample fall into each cell.
@@ -165,8 +185,11 @@ def _resampled_counts(
     return drawn
 
 
-def _counted_quantile(cuts: Array, below: Array, totals: Array, share: float) -> Array:
-    """Per resample, the value at a share of its count, linear between cut points."""
+def counted_quantile(cuts: Array, below: Array, totals: Array, share: float) -> Array:
+    """Per resample, the value at a share of its count, linear between cut points.
+
+    cuts: [cells]; below: [resamples, cells], running counts; totals: [resamples].
+    """
     wanted = share * totals
     index = np.minimum((below < wanted[:, None]).sum(axis=1), len(cuts) - 1)
     rows = np.arange(len(below))

@@ -67,15 +67,15 @@ def test_bootstrap_interval_of_a_median_covers_it_about_as_often_as_promised() -
     assert 88 <= covered <= 99
 
 
-def test_bootstrap_of_dependent_values_is_wider_with_blocks_than_without() -> None:
+def test_bootstrap_of_dependent_values_is_wider_than_of_the_same_values_shuffled() -> None:
     random = np.random.default_rng(2)
     values = np.repeat(random.exponential(size=60), 10)
     ones = np.ones(600, dtype=np.int64)
 
-    [blocks] = stats.bootstrap_percentiles(values, ones, 40, (50.0,))
-    [singles] = stats.bootstrap_percentiles(values, ones, 1, (50.0,))
+    [dependent] = stats.bootstrap_percentiles(values, ones, 1, (50.0,))
+    [shuffled] = stats.bootstrap_percentiles(random.permutation(values), ones, 1, (50.0,))
 
-    assert blocks.hi - blocks.lo > 1.5 * (singles.hi - singles.lo)
+    assert dependent.hi - dependent.lo > 2 * (shuffled.hi - shuffled.lo)
 
 
 def test_pooled_series_is_resampled_by_request() -> None:
