@@ -111,3 +111,21 @@ async def test_requests_join_and_leave_midway(loaded: Loaded) -> None:
 
     expected = [ids[:4] if id_ == 1 else ids for id_, ids in enumerate(loaded.expected)]
     assert [driver.outcomes[id_].ids for id_ in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CONFIGS if name.count("-") == 0 or name in ("gpt-neox", "gpt-bigcode")]
+)
+async def test_bfloat16_stays_close_to_float32(name: str, tmp_path: Path) -> None:
+    options = replace(tiny_options(save_tiny_model(tmp_path, name), fuse=True), dtype="bfloat16")
+    shard = LocalShard.load(options)
+    driver = await warmed(Loaded(shard, [], []))
+
+    outcomes = await driver.run(
+        *(driver.request(id_, prompt, prefill_logprobs=True) for id_, prompt in enumerate(PROMPTS))
+    )
+    shard.close()
+
+    for outcome, prompt in zip(outcomes, PROMPTS, strict=True):
+        assert outcome.prefill_tokens is not None
+        assert outcome.prefill_tokens.logprobs[1:] == pytest.approx(prompt_logprobs(name, prompt), abs=0.2)

@@ -139,8 +139,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "qk_layernorm": True,
         "use_qkv_bias": True,
     },
-    "cohere": {"model_type": "cohere", **_GROUPED, "use_qk_norm": True},
-    "cohere2": {"model_type": "cohere2", **_GROUPED, "sliding_window": 6, "sliding_window_pattern": 2},
+    "cohere": {"model_type": "cohere", **_GROUPED, "use_qk_norm": True, "logit_scale": 1.0},
+    "cohere2": {
+        "model_type": "cohere2",
+        **_GROUPED,
+        "sliding_window": 6,
+        "sliding_window_pattern": 2,
+        "logit_scale": 1.0,
+    },
     "granite": {
         "model_type": "granite",
         **_GROUPED,

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.models import transformers_compat
+from reference_server.model_server.models import config_limits, transformers_compat
 from reference_server.model_server.models.shims import bloom, falcon, gptj, mpt
 from reference_server.model_server.options import Tier
 
@@ -93,7 +93,8 @@ REFUSED = {
 
 
 def find_family(config: dict[str, Any]) -> ModelFamily:
-    """The family of a raw `config.json`; what is not served is refused by name."""
+    """The family of a raw `config.json`; what is not served is refused by name, and numbers out of bounds."""
+    config_limits.check(config)
     model_type = config.get("model_type")
     if "ssm_cfg" in config:
         raise UnsupportedError("this is Mamba's original format; its `-hf` checkpoints are served")

@@ -19,7 +19,8 @@ class BloomPagedAttention(PagedAttentionModule):
         self.num_heads: int = inline.num_heads
         self.head_dim: int = inline.head_dim
         self.layer_idx: int = inline.layer_idx
-        self.options = AttentionOptions(scaling=self.head_dim**-0.5, alibi_slopes=alibi_slopes(self.num_heads))
+        slopes = alibi_slopes(self.num_heads).to(inline.dense.weight.device)
+        self.options = AttentionOptions(scaling=self.head_dim**-0.5, alibi_slopes=slopes)
 
     def forward(self, hidden_states: Tensor, residual: Tensor, **_: object) -> tuple[Tensor, None]:
         # The fused projection is interleaved per head: [tokens, heads, (q, k, v), head_dim].

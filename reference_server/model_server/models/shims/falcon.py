@@ -27,7 +27,7 @@ class FalconPagedAttention(PagedAttentionModule):
             # Transformers rounds the slopes to bfloat16, and scales the bias with the scores. It rounds each bias
             # too, which past 256 tokens blurs the distances; that is not reproduced.
             slopes = alibi_slopes(self.num_heads).bfloat16().float() * self.options.scaling
-            self.options = replace(self.options, alibi_slopes=slopes)
+            self.options = replace(self.options, alibi_slopes=slopes.to(inline.dense.weight.device))
 
     def forward(
         self,

@@ -23,7 +23,8 @@ class MptPagedAttention(PagedAttentionModule):
         self.num_heads: int = inline.n_heads
         self.head_dim: int = inline.head_dim
         self.layer_idx: int = inline.layer_idx
-        self.options = AttentionOptions(inline.softmax_scale, alibi_slopes=alibi_slopes(self.num_heads))
+        slopes = alibi_slopes(self.num_heads).to(inline.out_proj.weight.device)
+        self.options = AttentionOptions(inline.softmax_scale, alibi_slopes=slopes)
 
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, None]:
         fused = self.Wqkv(hidden_states)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from reference_server.errors import ShardError, UnsupportedError
+from reference_server.errors import ShardError, StartupError, UnsupportedError
 from reference_server.model_server.models.families import FAMILIES, find_family, max_positions
 from reference_server.model_server.models.shims import mpt
 from reference_server.model_server.shard import LocalShard
@@ -36,6 +36,24 @@ def test_a_model_type_has_one_row() -> None:
 def test_what_is_not_served_says_why(model_type: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"Unsupported model type {model_type}: .*{reason}"):
         find_family({"model_type": model_type})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("num_hidden_layers", 1001, "`num_hidden_layers` is 1001, but has to be a number from 1 to 1000"),
+        ("n_head", 0, "`n_head` is 0, but has to be a number from 1 to 4096"),
+        ("num_local_experts", 5000, "`num_local_experts` is 5000, .* 0 to 4096"),
+        ("vocab_size", 1 << 22, "`vocab_size` is 4194304, .* 1 to 2097152"),
+        ("max_seq_len", 10**30, "`max_seq_len` is 1000000000000000000000000000000, .* 134217728"),
+        ("hidden_size", "4096", "`hidden_size` is '4096', .* 131072"),
+        ("head_dim", 64.5, "`head_dim` is 64.5"),
+        ("ffn_config", {"moe_num_experts": -1}, "`ffn_config.moe_num_experts` is -1"),
+    ],
+)
+def test_reliability_T24_a_number_out_of_bounds_names_its_field(field: str, value: object, said: str) -> None:
+    with pytest.raises(StartupError, match=f"^config.json: {said}"):
+        find_family({"model_type": "llama", "num_key_value_heads": None, field: value})
 
 
 @pytest.mark.parametrize(("model_type", "positions"), [("gpt2", 1024), ("opt", 2048), ("mpt", 2048), ("bloom", None)])
