@@ -140,7 +140,7 @@ class Crew:
         if member.is_at_work:
             member.stage = Stage.LOST
             member.lost_because = because
-            member.progress["in_flight"] = 0
+            member.progress |= {"in_flight": 0, "waiting": 0} if member.progress else {}
 
     def note_progress(self, member: Member, message: Mapping[str, Any]) -> None:
         member.progress = dict(message)

@@ -84,6 +84,7 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
         "requests": int((requests["t_sent_ns"].notna() & (requests["status"] != Status.CONNECT_ERROR)).sum()),
         "server_requests": _server_requests(run),
         "lost_workers": int(run.client.get("lost_workers") or 0),
+        "lost": run.client.get("lost") or [],
         "client_errors": max(
             int((requests["status"] == Status.CLIENT_ERROR).sum()), len(run.client.get("client_errors") or [])
         ),
@@ -169,6 +170,10 @@ def _loop_gap(facts: Mapping[str, Any]) -> Finding | None:
 def _generator(facts: Mapping[str, Any]) -> Finding | None:
     counts = {"lost workers": "lost_workers", "client errors": "client_errors", "records not written": "write_errors"}
     broken = [f"{facts[name]} {title}" for title, name in counts.items() if facts[name]]
+    broken += [
+        f"worker {lost['worker']} with {100 * lost['share']:.0f} % of the load ({lost['because']})"
+        for lost in facts.get("lost") or ()
+    ]
     return Finding("generator", Level.INVALID, "the generator failed: " + ", ".join(broken)) if broken else None
 
 

@@ -76,7 +76,7 @@ def test_objectives_are_given_once_each():
         ({"prefix_cache": "warm"}, "`prefix_cache` is 'warm' but only workload 'shared_prefix' knows"),
         ({"mode": "stages"}, "`stages` is None but mode is 'stages'"),
         ({"mode": "stages", "stages": "30s"}, "'30s' is no stage"),
-        ({"workers": "2"}, "more than one worker is not available in this version"),
+        ({"workers": "0"}, "`workers` is '0': input should be greater than or equal to 1"),
         ({"duration": "20 parsecs"}, "`duration` is '20 parsecs': not a duration"),
         ({"duration": "0"}, "`duration` is 0 but must be above 0"),
         ({"input_tokens": "zipf:3"}, "`input_tokens` is 'zipf:3'"),
