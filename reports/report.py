@@ -1,6 +1,7 @@
 """What a report of one or several runs says, in order; `write_report` puts it on disk with its figures."""
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from reports import figures, plots, tables
+from reports.across_runs import across_section
 from reports.document import Block, Facts, Plot, Report, Section, Table, Text, Tiles, VerdictLine, format_number
 from reports.facts import load_sentence, run_facts, start_time
 from reports.renderers import csv, html, json, markdown
@@ -62,9 +64,12 @@ def build_report(runs: Sequence[RunResult]) -> Report:
 def build_from(analyses: Sequence[Analysis]) -> Report:
     """`build_report` for runs that are analysed already."""
     assert analyses, "a report needs a run"
+    across = across_section(analyses)
+    analyses = _told_apart(analyses)
     sections = (
         Section("Summary", _summary_blocks(analyses)),
         Section("What was run", tuple(run_facts(analysis) for analysis in analyses)),
+        *across,
         Section("Throughput", _throughput_blocks(analyses)),
         Section("Latency", _latency_blocks(analyses)),
         Section("Requests", _request_blocks(analyses)),
@@ -77,6 +82,18 @@ def build_from(analyses: Sequence[Analysis]) -> Report:
     return Report(
         _title(analyses), _subtitle(analyses), tuple(_verdict(analysis, analyses) for analysis in analyses), sections
     )
+
+
+def _told_apart(analyses: Sequence[Analysis]) -> list[Analysis]:
+    """The same runs, those that share a label numbered: tables have a column per label."""
+    counts = Counter(analysis.label for analysis in analyses)
+    seen: Counter[str] = Counter()
+    told = []
+    for analysis in analyses:
+        seen[analysis.label] += 1
+        is_shared = counts[analysis.label] > 1
+        told.append(analysis.named(f"{analysis.label} #{seen[analysis.label]}") if is_shared else analysis)
+    return told
 
 
 READING = (

@@ -117,6 +117,13 @@ def bootstrap_percentiles(
     return results
 
 
+def bootstrap_block(values: Array, sizes: npt.NDArray[np.int64], least_block: int) -> int:
+    """Units per block for these values, by the dependence of their ranks."""
+    ranks = np.empty(len(values))
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values)) / max(len(values), 1)
+    return chosen_block(_unit_sums(np.repeat(np.arange(len(sizes)), sizes), ranks, sizes), least_block)
+
+
 def _unit_sums(unit: npt.NDArray[np.int64], amounts: Array, sizes: npt.NDArray[np.int64]) -> Array:
     """Per unit, the sum of its values' amounts less what as many average values would have."""
     sums = np.bincount(unit, weights=amounts, minlength=len(sizes))

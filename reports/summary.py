@@ -1,5 +1,6 @@
 """`summary.json`: every metric of a run with its count, percentiles and intervals, and the verdict on the run."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class Analysis:
     @property
     def label(self) -> str:
         return self.run.manifest.title
+
+    def named(self, label: str) -> "Analysis":
+        """The same analysis under another label."""
+        run = dataclasses.replace(self.run, manifest=dataclasses.replace(self.run.manifest, label=label))
+        return dataclasses.replace(self, run=run)
 
 
 def summarize(run: RunResult) -> dict[str, Any]:
