@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from loadgen import machine
 from loadgen.control import ControlClient
-from loadgen.selftest import FIRST_S, GAP_S, TOKENS, mean, measure_level, quantile
+from loadgen.selftest import FIRST_S, GAP_S, LEAST_TOKENS, MOST_TOKENS, mean, measure_level, quantile
 from loadgen.truth_server import truth_server
 
 CLIENTS = ("ours", "asyncio", "aiohttp", "locust")
@@ -45,9 +45,11 @@ class Log:
 
     def begin(self) -> tuple[Request, dict[str, Any]]:
         """A new row and the request's JSON."""
-        inputs = f"request {next(self._numbers)}"
+        number = next(self._numbers)
+        inputs = f"request {number}"
+        tokens = LEAST_TOKENS + 37 * number % (MOST_TOKENS - LEAST_TOKENS + 1)
         row: Request = {"inputs": inputs, "sent_ns": time.perf_counter_ns(), "event_ns": []}
-        return row, {"inputs": inputs, "parameters": {"max_new_tokens": TOKENS}}
+        return row, {"inputs": inputs, "parameters": {"max_new_tokens": tokens}}
 
     def end(self, row: Request) -> None:
         self._requests.append(row)

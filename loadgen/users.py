@@ -107,8 +107,9 @@ class ClosedLoopUser(LoadUser):
                 break
             self.report(prompt, status, times.dispatch_ns)
             pause_s = runner.think_time_s or (PAUSE_AFTER_REFUSAL_S if status == Status.CONNECT_ERROR else 0.0)
-            free_ns = load.clock_ns() + round(pause_s * NS_PER_S)
-            gevent.sleep(pause_s)
+            free_ns = (load.last_end_ns or load.clock_ns()) + round(pause_s * NS_PER_S)
+            if pause_s:
+                gevent.sleep(pause_s)
         raise StopUser
 
 
