@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from reference_server.errors import ArgumentError, UnsupportedError
-from reference_server.model_server.attention import torch_backend
+from reference_server.model_server.attention import compiled_backend, torch_backend
 from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
 from reference_server.model_server.options import EngineOptions
 
@@ -42,16 +42,27 @@ class AttentionKernel(Protocol):
         ...
 
 
+class DecodeKernel(AttentionKernel, Protocol):
+    """A decode kernel also writes the cache, for the rows of both phases."""
+
+    def store(self, key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None: ...
+
+
+Kernel = TypeVar("Kernel", bound=AttentionKernel)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
     """A kernel for each phase."""
 
     name: str
     prefill: AttentionKernel
-    decode: AttentionKernel
+    decode: DecodeKernel
 
 
-BACKENDS = (AttentionBackend("torch", torch_backend.TorchPrefill(), torch_backend.TorchDecode()),)
+TORCH = AttentionBackend("torch", torch_backend.TorchPrefill(), torch_backend.TorchDecode())
+COMPILED = AttentionBackend("compiled", torch_backend.TorchPrefill(), compiled_backend.CompiledDecode())
+BACKENDS = (COMPILED, TORCH)
 
 # TGI's names fix the page size only (model-server.md section 5.2).
 PAGE_SIZES = {"paged": 16, "flashdecoding": 256, "flashinfer": 1}
@@ -63,7 +74,7 @@ class AttentionChoice:
     """The kernels in use, the page, the name that the wire reports, and why."""
 
     prefill: AttentionKernel
-    decode: AttentionKernel
+    decode: DecodeKernel
     block_size: int
     impl: str
     reason: str
@@ -74,7 +85,7 @@ class AttentionChoice:
         return self.impl != "paged"
 
 
-def select(kernels: Iterable[AttentionKernel], needs: AttentionNeeds) -> AttentionKernel:
+def select(kernels: Iterable[Kernel], needs: AttentionNeeds) -> Kernel:
     """The first kernel that serves `needs`."""
     for kernel in kernels:
         if kernel.supports(needs):
@@ -91,6 +102,8 @@ def choose(options: EngineOptions, needs: AttentionNeeds) -> AttentionChoice:
             f"`--attention {asked}` is not served on this device; the choices are {', '.join([*PAGE_SIZES, *names])}"
         )
     backends = [backend for backend in BACKENDS if asked in (None, backend.name) or asked in PAGE_SIZES]
+    if asked != COMPILED.name and not options.fuse:
+        backends = [backend for backend in backends if backend is not COMPILED]
     prefill = select((backend.prefill for backend in backends), needs)
     decode = select((backend.decode for backend in backends), needs)
     if options.prefix_caching and asked == "paged":

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from reference_server.model_server.attention.backend import AttentionChoice
 from reference_server.model_server.attention.state import AttentionOptions, AttentionState
-from reference_server.model_server.attention.torch_backend import store
 
 
 @dataclass(slots=True)
@@ -29,7 +28,7 @@ class PagedLayer:
         assert metadata is not None, "attention outside a step"
         assert cache is not None, "attention before the cache is allocated"
         layer = cache.layers[self.index]
-        store(key_value, layer, metadata)
+        self.choice.decode.store(key_value, layer, metadata)
         num_decode = metadata.num_decode_rows
         if num_decode == metadata.num_rows:
             return self.choice.decode(query, layer, metadata, self.options)

@@ -61,6 +61,7 @@ class TorchDecode:
 
     name = "torch"
     block_size = 16
+    store = staticmethod(store)
 
     def supports(self, _needs: "AttentionNeeds", /) -> bool:
         return True

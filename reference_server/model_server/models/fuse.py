@@ -1,93 +1,46 @@
 """Run the layers of a loaded model with fewer operators, where its structure is recognised.
 
-A decoder is recognised by what its modules are and hold, not by its family's name: pre-norm layers with RMS norms,
-separate q/k/v and gate/up projections, half-split rotary positions and a plain output head. Its projections of one
-input are packed into one product and its layers are walked in a straight line; everything else keeps Transformers'
-modules. The result is tested against those modules (tests/families).
+A decoder is recognised by what its modules are and hold, not by its family's name: pre-norm layers with root-mean-
+square norms, q/k/v and gate/up projections (apart or packed), half-split rotary positions, a gated MLP, a plain output
+head; heads, attention and MLP may be normed, residuals scaled. Its projections of one input become one product and its
+layers are walked in a straight line (`walk.py`). Before the modules give their weights up, the first layer is run both
+ways; where they differ, or the structure is another, everything keeps Transformers' modules.
 """
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.models.packed_linear import PackedLinear, can_pack
 from reference_server.model_server.models.parallel import GatheredLinear, RowParallelLinear
+from reference_server.model_server.models.walk import (
+    FusedLayer,
+    Heads,
+    Linear,
+    Norm,
+    RotaryTable,
+    Walk,
+    operators_for,
+)
+
+logger = logging.getLogger(__name__)
 
 Decoder = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
-Linear = Callable[[Tensor], Tensor]
 
-INITIAL_POSITIONS = 4096
-"""What a rotary table holds from the start; a few megabytes at most."""
-
-
-class RMSNorm:
-    """A root-mean-square norm as one normalising operator.
-
-    The row [x, -x] has mean 0 and variance mean(x^2), so its layer norm begins with the RMS norm of x. On a CPU torch
-    has a kernel for the one, and eight operators for the other.
-    """
-
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self._size = weight.shape[0]
-        self._doubled_shape = (2 * self._size,)
-        self._doubled_weight = torch.cat((weight, weight))
-        self._epsilon = epsilon
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., size]; returns the same shape, a view."""
-        doubled = torch.cat((hidden, -hidden), -1)
-        normed = torch.layer_norm(doubled, self._doubled_shape, self._doubled_weight, None, self._epsilon)
-        return normed[..., : self._size]
-
-
-class RotaryTable:
-    """Cosines and sines of every position so far, as the model's own rotary module computes them.
-
-    It serves rope types whose values depend on the position alone; it grows by powers of two.
-    """
-
-    def __init__(self, rotary: Any, like: Tensor) -> None:
-        self._rotary = rotary
-        self._like = like
-        self._rows: Tensor
-        self._grow(INITIAL_POSITIONS)
-
-    def __call__(self, positions: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
-        """[tokens, 1, head_dim] each; the sine carries the sign of the half that is turned."""
-        if max_position >= len(self._rows):
-            self._grow(1 << max_position.bit_length())
-        cos, sin = self._rows.index_select(0, positions).chunk(2, 1)
-        return cos, sin
-
-    @torch.no_grad()
-    def _grow(self, num_positions: int) -> None:
-        positions = torch.arange(num_positions, device=self._like.device)[None]
-        cos, sin = self._rotary(self._like, positions)
-        half = cos.shape[-1] // 2
-        signed_sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
-        self._rows = torch.stack((cos[0], signed_sin), 1)
-
-
-@dataclass(frozen=True, slots=True)
-class FusedLayer:
-    """One decoder layer with few operators.
-
-    qkv gives [tokens, (num_heads + 2 * num_kv_heads) * head_dim], gate_up [tokens, 2 * intermediate]. With several
-    ranks these are one rank's share, and output and down sum over the ranks.
-    """
-
-    input_norm: RMSNorm
-    qkv: Linear
-    attention: PagedLayer
-    output: Linear
-    post_norm: RMSNorm
-    gate_up: Linear
-    down: Linear
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Those whose angles depend on the position alone."""
+SEPARATE = {"q_proj", "k_proj", "v_proj", "o_proj"}
+PACKED = {"qkv_proj", "o_proj"}
+HEAD_NORMS = {"q_norm", "k_norm"}
+LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+NORMED_DELTAS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+DROPOUTS = {"resid_attn_dropout", "resid_mlp_dropout"}
+MULTIPLIERS = {"residual_multiplier", "embedding_multiplier"}
 
 
 class FusedDecoder:
@@ -95,35 +48,28 @@ class FusedDecoder:
 
     def __init__(self, model: Any) -> None:
         inner = model.model
-        attention = inner.layers[0].self_attn
-        self._head_dim: int = attention.head_dim
-        self._num_heads = attention.q_proj.out_features // self._head_dim
-        self._num_kv_heads = attention.k_proj.out_features // self._head_dim
-        self._embedding: Tensor = inner.embed_tokens.weight.detach()
-        self._rotary = RotaryTable(inner.rotary_emb, self._embedding)
-        self._layers = [_fuse_layer(layer) for layer in inner.layers]
+        self._embed = inner.embed_tokens
+        self._multiplier: float = getattr(inner, "embedding_multiplier", 1.0)
+        embedding: Tensor = inner.embed_tokens.weight.detach()
+        self._rotary = RotaryTable(inner.rotary_emb, embedding)
+        heads, operators = _heads(inner.layers[0].self_attn), operators_for(embedding)
+        self._walk = Walk([_fuse_layer(layer) for layer in inner.layers], heads, operators)
         self._norm = _norm(inner.norm)
-        is_tied = _is_linear(model.lm_head) and model.lm_head.weight.data_ptr() == self._embedding.data_ptr()
+        is_tied = _is_linear(model.lm_head) and model.lm_head.weight.data_ptr() == embedding.data_ptr()
         self._head = _linear(model.lm_head, keep=is_tied)
-        self.added_bytes = self._embedding.nbytes if is_tied and can_pack(self._embedding) else 0
+        self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        self._divisor: float = getattr(model.config, "logits_scaling", 1.0)
+        self.added_bytes = embedding.nbytes if is_tied and can_pack(embedding) else 0
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, max_position: int) -> Tensor:
-        tokens = input_ids.shape[0]
-        heads, kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
-        hidden = F.embedding(input_ids, self._embedding)
-        cos, signed_sin = self._rotary(positions, max_position)
-        for layer in self._layers:
-            qkv = layer.qkv(layer.input_norm(hidden)).view(tokens, heads + 2 * kv_heads, head_dim)
-            turned = qkv[:, : heads + kv_heads]
-            rotated = torch.addcmul(turned * cos, turned.roll(head_dim // 2, -1), signed_sin)
-            key_value = torch.cat((rotated[:, heads:], qkv[:, heads + kv_heads :]), 1)
-            attended = layer.attention(rotated[:, :heads], key_value.view(tokens, 2, kv_heads, head_dim))
-            hidden = hidden + layer.output(attended.reshape(tokens, heads * head_dim))
-            gate, up = layer.gate_up(layer.post_norm(hidden)).chunk(2, -1)
-            hidden = hidden + layer.down(F.silu(gate).mul_(up))
-        if logits_index is not None:
-            hidden = hidden.index_select(0, logits_index)
-        return self._head(self._norm(hidden))
+        hidden = self._embed(input_ids)
+        if self._multiplier != 1:
+            hidden = hidden * self._multiplier
+        table = self._rotary.up_to(max_position)
+        logits = self._head(self._walk(hidden, table, positions, logits_index, self._norm))
+        if self._divisor != 1:
+            logits = logits / self._divisor
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 
 def fuse(model: Any) -> FusedDecoder | None:
@@ -131,52 +77,112 @@ def fuse(model: Any) -> FusedDecoder | None:
 
     The walk takes the weights over: the modules are left without them, so that nothing is held twice.
     """
-    return FusedDecoder(model) if _is_plain_decoder(model) else None
+    if not _is_known_decoder(model):
+        return None
+    if not _first_layer_agrees(model):
+        logger.warning("%s looks like a decoder that is fused, but computes something else", type(model).__name__)
+        return None
+    return FusedDecoder(model)
 
 
-def _is_plain_decoder(model: Any) -> bool:
-    """Whether every module is one the walk reproduces."""
-    if {name for name, _ in model.named_children()} != {"model", "lm_head"}:
+@torch.no_grad()
+def _first_layer_agrees(model: Any) -> bool:
+    """Whether the first layer gives in one walk what its modules give, with a stand-in for attention in both."""
+    layer = model.model.layers[0]
+    attached = layer.self_attn.attached
+    weight = model.model.embed_tokens.weight
+    hidden = torch.randn((3, weight.shape[1]), generator=torch.Generator().manual_seed(3)).to(weight)
+    positions = torch.arange(3, device=weight.device)
+    layer.self_attn.attached = _stand_in
+    try:
+        angles = model.model.rotary_emb(hidden[None], positions[None])
+        output = layer(hidden[None], attention_mask=None, position_embeddings=angles, position_ids=positions[None])
+        expected = (output[0] if isinstance(output, tuple) else output)[0]
+        fused = replace(_fuse_layer(layer, keep=True), attention=_stand_in)
+        table = RotaryTable(model.model.rotary_emb, weight.detach()).up_to(3)
+        walk = Walk([fused], _heads(layer.self_attn), operators_for(weight))
+        norm = Norm(torch.ones_like(hidden[0]), 1e-6)
+        found = walk(hidden.clone(), table, positions, None, norm)
+        expected = operators_for(weight).add_norm(expected.contiguous(), None, norm)
+    finally:
+        layer.self_attn.attached = attached
+    tolerance = 1e-4 if weight.dtype == torch.float32 else 6e-2
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def _stand_in(query: Tensor, key_value: Tensor) -> Tensor:
+    """Something of query, keys and values that notices when one of them is wrong."""
+    group = query.shape[1] // key_value.shape[2]
+    key, value = (part.repeat_interleave(group, 1) for part in key_value.unbind(1))
+    return torch.tanh(query * key) + value
+
+
+def _is_known_decoder(model: Any) -> bool:
+    """Whether every module is one that the walk reproduces."""
+    if _children(model) != {"model", "lm_head"}:
         return False
     inner: Any = model.model
-    if {name for name, _ in inner.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
-        return False
     return (
-        type(inner.embed_tokens) is nn.Embedding
+        _children(inner) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and isinstance(inner.embed_tokens.weight, Tensor)
         and _is_linear(model.lm_head, GatheredLinear)
-        and _is_rms_norm(inner.norm)
-        and inner.rotary_emb.rope_type in ("default", "linear", "llama3")
-        and not _has_multiplier(inner)
-        and all(_is_plain_layer(layer) for layer in inner.layers)
+        and _norm_of(inner.norm) is not None
+        and getattr(inner.rotary_emb, "rope_type", None) in ROPE_TYPES
+        and not _has_other_multiplier(inner)
+        and all(_is_known_layer(layer) for layer in inner.layers)
     )
 
 
-def _is_plain_layer(layer: Any) -> bool:
-    names = {name for name, _ in layer.named_children()}
-    if names != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+def _is_known_layer(layer: Any) -> bool:
+    children = _children(layer) - DROPOUTS
+    if children not in (LAYER, LAYER | NORMED_DELTAS) or _has_other_multiplier(layer):
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    if {name for name, _ in attention.named_children()} != {"q_proj", "k_proj", "v_proj", "o_proj"}:
+    if _children(attention) - HEAD_NORMS not in (SEPARATE, PACKED):
         return False
-    if {name for name, _ in mlp.named_children()} != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
-        return False
-    split = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
+    norms = [getattr(layer, name) for name in children if name.endswith("norm")]
+    head_norms = [getattr(attention, name) for name in HEAD_NORMS if hasattr(attention, name)]
     return (
-        all(_is_linear(linear) for linear in split)
-        and len({linear.bias is None for linear in split[:3]}) == 1
-        and len({linear.bias is None for linear in split[3:]}) == 1
+        _can_stack(_projections(attention))
         and _is_linear(attention.o_proj, RowParallelLinear)
-        and _is_linear(mlp.down_proj, RowParallelLinear)
-        and _is_silu(mlp.act_fn)
-        and _is_rms_norm(layer.input_layernorm)
-        and _is_rms_norm(layer.post_attention_layernorm)
-        and not _has_multiplier(layer)
+        and _is_known_mlp(mlp)
+        and all(_norm_of(norm) is not None for norm in norms + head_norms)
+        # OLMo 2's are over all heads together.
+        and all(len(norm.weight) == attention.head_dim for norm in head_norms)
+        and len(head_norms) in (0, 2)
     )
 
 
-def _has_multiplier(module: Any) -> bool:
-    """Whether a plain number of the module's own scales what passes through it, as in Granite's."""
-    return any(isinstance(value, float) for value in vars(module).values())
+def _is_known_mlp(mlp: Any) -> bool:
+    if _children(mlp) not in (
+        {"gate_proj", "up_proj", "down_proj", "act_fn"},
+        {"gate_up_proj", "down_proj", "activation_fn"},
+    ):
+        return False
+    return _can_stack(_gates(mlp)) and _is_linear(mlp.down_proj, RowParallelLinear)
+
+
+def _children(module: Any) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _projections(attention: Any) -> list[Any]:
+    if hasattr(attention, "qkv_proj"):
+        return [attention.qkv_proj]
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def _gates(mlp: Any) -> list[Any]:
+    return [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
+
+
+def _can_stack(linears: list[Any]) -> bool:
+    return all(_is_linear(linear) for linear in linears) and len({linear.bias is None for linear in linears}) == 1
+
+
+def _has_other_multiplier(module: Any) -> bool:
+    """Whether a plain number of the module's own, that the walk does not know, scales what passes through it."""
+    return any(isinstance(value, float) and name not in MULTIPLIERS for name, value in vars(module).items())
 
 
 def _is_linear(module: Any, sharded: type[nn.Module] = nn.Linear) -> bool:
@@ -184,44 +190,72 @@ def _is_linear(module: Any, sharded: type[nn.Module] = nn.Linear) -> bool:
     return type(module) in (nn.Linear, sharded)
 
 
-def _is_rms_norm(module: Any) -> bool:
-    """A root-mean-square norm whose weight multiplies as it is (Gemma's adds one)."""
-    if not (hasattr(module, "weight") and hasattr(module, "variance_epsilon")):
-        return False
-    sample = torch.linspace(-2.0, 3.0, module.weight.shape[0], dtype=module.weight.dtype)
-    expected = module(sample[None])[0]
-    return torch.allclose(_norm(module)(sample), expected, rtol=2e-2, atol=2e-2)
-
-
-def _is_silu(module: Any) -> bool:
+def _is_silu(activation: Any) -> bool:
     sample = torch.linspace(-3.0, 3.0, 7)
-    return torch.equal(module(sample), F.silu(sample))
+    return torch.equal(activation(sample), F.silu(sample))
 
 
-def _norm(module: Any) -> RMSNorm:
-    return RMSNorm(module.weight.detach(), module.variance_epsilon)
+@torch.no_grad()
+def _norm_of(module: Any) -> Norm | None:
+    """A root-mean-square norm, whose weight multiplies as it is or with one added, as Gemma's; else None."""
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = getattr(module, "weight", None)
+    if epsilon is None or weight is None or isinstance(module, nn.LayerNorm):
+        return None
+    sample = torch.linspace(-2.0, 3.0, weight.shape[0], dtype=weight.dtype, device=weight.device)
+    expected = module(sample[None])
+    for multiplied in (weight.detach(), 1 + weight.detach()):
+        norm = Norm(multiplied, epsilon)
+        if torch.allclose(operators_for(weight).add_norm(sample[None], None, norm), expected, rtol=2e-2, atol=2e-2):
+            return norm
+    return None
 
 
-def _fuse_layer(layer: Any) -> FusedLayer:
+def _norm(module: Any) -> Norm:
+    norm = _norm_of(module)
+    assert norm is not None, "a norm that was recognised before"
+    return norm
+
+
+def _heads(attention: Any) -> Heads:
+    head_dim: int = attention.head_dim
+    num_heads = attention.o_proj.weight.shape[1] // head_dim
+    rows = sum(linear.weight.shape[0] for linear in _projections(attention))
+    return Heads(num_heads, (rows // head_dim - num_heads) // 2, head_dim)
+
+
+def _fuse_layer(layer: Any, keep: bool = False) -> FusedLayer:
+    """The layer's fused form; its modules lose their weights unless told to keep them."""
     attention, mlp = layer.self_attn, layer.mlp
+    normed_deltas = hasattr(layer, "pre_feedforward_layernorm")
+    has_head_norms = hasattr(attention, "q_norm")
+    activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
     return FusedLayer(
         input_norm=_norm(layer.input_layernorm),
-        qkv=_linear(stacked(attention.q_proj, attention.k_proj, attention.v_proj)),
+        qkv=_linear(stacked(*_projections(attention), keep=keep), keep=keep),
         attention=attention.attached,
-        output=_linear(attention.o_proj),
-        post_norm=_norm(layer.post_attention_layernorm),
-        gate_up=_linear(stacked(mlp.gate_proj, mlp.up_proj)),
-        down=_linear(mlp.down_proj),
+        output=_linear(attention.o_proj, keep=keep),
+        post_norm=_norm(layer.pre_feedforward_layernorm if normed_deltas else layer.post_attention_layernorm),
+        gate_up=_linear(stacked(*_gates(mlp), keep=keep), keep=keep),
+        down=_linear(mlp.down_proj, keep=keep),
+        query_norm=_norm(attention.q_norm) if has_head_norms else None,
+        key_norm=_norm(attention.k_norm) if has_head_norms else None,
+        attended_norm=_norm(layer.post_attention_layernorm) if normed_deltas else None,
+        mlp_norm=_norm(layer.post_feedforward_layernorm) if normed_deltas else None,
+        activation=None if _is_silu(activation) else activation,
+        multiplier=getattr(layer, "residual_multiplier", 1.0),
     )
 
 
-def stacked(*linears: nn.Linear) -> nn.Linear:
-    """One linear that gives the outputs of all, which are left without their weights."""
+def stacked(*linears: Any, keep: bool = False) -> Any:
+    """One linear that gives the outputs of all, which are left without their weights unless told to keep them."""
+    if len(linears) == 1:
+        return linears[0]
     whole = nn.Linear(1, 1, bias=linears[0].bias is not None, device="meta")
     whole.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
     if whole.bias is not None:
         whole.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
-    for linear in linears:
+    for linear in linears if not keep else ():
         _empty(linear)
     return whole
 
@@ -235,7 +269,7 @@ def _linear(module: Any, keep: bool = False) -> Linear:
     if not keep:
         _empty(module)
     # Not the module itself, whose call costs as much as a small product.
-    return packed.forward
+    return packed.rows
 
 
 def _empty(module: Any) -> None:

@@ -1,0 +1,135 @@
+"""The compiled CPU kernels: built by the machine's own compiler when first asked for, then read from a cache.
+
+They are an addition: without a compiler, or where the build fails, `kernels` says why once and gives None, and the
+plain torch versions run. Nothing is built when this module is imported.
+"""
+
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reference_server.model_server.cpu_kernels import fakes
+
+logger = logging.getLogger(__name__)
+
+COMPILERS = ("c++", "g++", "clang++")
+SOURCES = ("linear.cpp", "attention.cpp", "elementwise.cpp")
+HEADERS = ("rows.h",)
+# The last names torch's stable interface as of 2.11, the oldest release supported.
+FLAGS = (
+    *("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-fno-math-errno"),
+    *(
+        "-fno-trapping-math",
+        "-ffp-contract=fast",
+        "-fPIC",
+        "-shared",
+        "-w",
+        "-DTORCH_TARGET_VERSION=0x020b000000000000",
+    ),
+)
+BUILD_TIMEOUT_S = 180
+
+
+@functools.cache
+def kernels() -> Any | None:
+    """The operators (`torch.ops.reference_server_cpu`), or None where they cannot be had; the reason is logged once."""
+    try:
+        library = build(_cache_directory())
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        logger.warning("the compiled CPU kernels are not used: %s", _reason(error))
+        return None
+    operators = torch.ops.reference_server_cpu
+    fakes.register(operators)
+    return operators
+
+
+def build(directory: Path) -> Path:
+    """The library for this source, torch and processor in `directory`, compiled if it is not there.
+
+    Of several processes one compiles and the others wait; a build that is killed leaves nothing that would be taken
+    for a library. Raises OSError or subprocess.SubprocessError.
+    """
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise FileNotFoundError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    library = directory / f"{_key(compiler)}.so"
+    if library.is_file():
+        return library
+    with _lock(library.with_suffix(".lock")):
+        if not library.is_file():
+            _compile(compiler, library)
+    return library
+
+
+def _compile(compiler: str, library: Path) -> None:
+    logger.info("compiling the CPU kernels into %s", library)
+    source = Path(__file__).parent
+    torch_root = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as place:
+        unfinished = Path(place) / library.name
+        words = [compiler, *_flags(), f"-I{torch_root}/include", *(str(source / name) for name in SOURCES)]
+        words += ["-o", str(unfinished), f"-L{torch_root}/lib", "-ltorch_cpu", "-lc10"]
+        subprocess.run(words, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+        unfinished.replace(library)
+
+
+def _flags() -> Sequence[str]:
+    """Vectors of 512 bits are a matter of x86 alone."""
+    return FLAGS if platform.machine() == "x86_64" else [flag for flag in FLAGS if "vector-width" not in flag]
+
+
+def _key(compiler: str) -> str:
+    """Names everything that the library depends on; a home directory may be shared by unlike machines."""
+    digest = hashlib.sha256()
+    for name in (*HEADERS, *SOURCES):
+        digest.update((Path(__file__).parent / name).read_bytes())
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+    digest.update("\n".join((version, torch.__version__, platform.machine(), _processor(), *_flags())).encode())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """The line of /proc/cpuinfo that lists the instruction sets."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the system lets go of it when that process ends, however it ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cache_directory() -> Path:
+    """In the user's cache; for a user without a writable home a directory of this process's own, built anew."""
+    directory = Path.home() / ".cache" / "tgi-bench" / "kernels"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="tgi-bench-kernels-"))
+    return directory if os.access(directory, os.W_OK) else Path(tempfile.mkdtemp(prefix="tgi-bench-kernels-"))
+
+
+def _reason(error: Exception) -> str:
+    """What the compiler said first, or the error itself."""
+    if isinstance(error, subprocess.CalledProcessError):
+        first = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
+        return f"the compiler failed: {first}"
+    return str(error)

@@ -1,0 +1,38 @@
+"""What torch has to know of the compiled operators beside their code: shapes of results, for tracing and checks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def register(operators: Any) -> None:
+    """Tell torch the shape of every operator's result."""
+    if hasattr(operators, "linear"):
+        torch.library.register_fake("reference_server_cpu::linear")(_linear)
+    torch.library.register_fake("reference_server_cpu::attend_decode")(_attend_decode)
+    torch.library.register_fake("reference_server_cpu::store")(_nothing)
+    torch.library.register_fake("reference_server_cpu::add_norm")(_add_norm)
+    torch.library.register_fake("reference_server_cpu::norm_heads")(_nothing)
+    torch.library.register_fake("reference_server_cpu::rotate")(_nothing)
+    torch.library.register_fake("reference_server_cpu::silu_mul")(_silu_mul)
+
+
+def _linear(hidden: Tensor, _packed: Tensor, _bias: Tensor | None, outputs: int) -> Tensor:
+    return hidden.new_empty((hidden.shape[0], outputs))
+
+
+def _attend_decode(query: Tensor, *_: object) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+def _add_norm(residual: Tensor, *_: object) -> Tensor:
+    return residual.new_empty(residual.shape)
+
+
+def _silu_mul(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+
+
+def _nothing(*_: object) -> None:
+    return None

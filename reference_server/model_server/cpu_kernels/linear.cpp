@@ -1,0 +1,125 @@
+// Products with a weight packed for vdpbf16ps: panels of 32 outputs, two inputs of each beside one another.
+//
+//     packed   [outputs / 32, inputs / 2, 32, 2] bfloat16
+//
+// A panel is read from memory once, front to back, for up to 12 rows at a time. Every output is one running sum over
+// the inputs in order, so a row's result does not depend on what it is computed beside.
+#include "rows.h"
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace {
+
+constexpr int64_t kPanel = 32;
+constexpr int64_t kMaxRows = 12;
+// Input rows that stay in the second-level cache while the panels pass by.
+constexpr int64_t kCachedInputBytes = 384 << 10;
+constexpr int64_t kPrefetchBytes = 3072;
+
+inline void write(__m512 sum, const BFloat16* bias, BFloat16* output, __mmask16 mask) {
+  if (bias) {
+    const __m256i narrow = _mm256_maskz_loadu_epi16(mask, bias);
+    sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16)));
+  }
+  _mm256_mask_storeu_epi16(output, mask, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sum)));
+}
+
+// Rows `input` against `kPanels` neighbouring panels. Few rows take several at once: each running sum waits for its last
+// product, so there have to be others to go on with.
+template <int kRows, int kPanels>
+void multiply(
+    const BFloat16* input, int64_t input_stride, const BFloat16* packed, int64_t pairs, const BFloat16* bias,
+    BFloat16* output, int64_t output_stride, int64_t outputs) {
+  __m512 sums[kRows][kPanels][2];
+  for (auto& row : sums) {
+    for (auto& panel : row) panel[0] = panel[1] = _mm512_setzero_ps();
+  }
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+#pragma GCC unroll 4
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const BFloat16* weights = packed + (panel * pairs + pair) * 2 * kPanel;
+      _mm_prefetch(reinterpret_cast<const char*>(weights) + kPrefetchBytes, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(weights) + kPrefetchBytes + 64, _MM_HINT_T0);
+      const __m512bh low = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weights));
+      const __m512bh high = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weights + kPanel));
+#pragma GCC unroll 12
+      for (int row = 0; row < kRows; ++row) {
+        int32_t two;
+        std::memcpy(&two, input + row * input_stride + 2 * pair, 4);
+        const __m512bh values = reinterpret_cast<__m512bh>(_mm512_set1_epi32(two));
+        sums[row][panel][0] = _mm512_dpbf16_ps(sums[row][panel][0], values, low);
+        sums[row][panel][1] = _mm512_dpbf16_ps(sums[row][panel][1], values, high);
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    for (int part = 0; part < 2 * kPanels; ++part) {
+      const int64_t first = part * 16, left = std::clamp<int64_t>(outputs - first, 0, 16);
+      const __mmask16 mask = __mmask16((1u << left) - 1);
+      write(sums[row][part / 2][part % 2], bias ? bias + first : nullptr, output + row * output_stride + first, mask);
+    }
+  }
+}
+
+using Multiply = decltype(&multiply<1, 1>);
+constexpr Multiply kMultiply[kMaxRows] = {multiply<1, 1>, multiply<2, 1>,  multiply<3, 1>,  multiply<4, 1>,
+                                          multiply<5, 1>, multiply<6, 1>,  multiply<7, 1>,  multiply<8, 1>,
+                                          multiply<9, 1>, multiply<10, 1>, multiply<11, 1>, multiply<12, 1>};
+// By rows, from 1 on: how many panels at once, and the function.
+struct Wide {
+  int64_t panels;
+  Multiply function;
+};
+constexpr Wide kWide[] = {{4, multiply<1, 4>}, {4, multiply<2, 4>}, {2, multiply<3, 2>}, {2, multiply<4, 2>}};
+
+// input: [rows, inputs], rows contiguous; packed as above. Returns [rows, outputs].
+Tensor linear(Tensor input, Tensor packed, std::optional<Tensor> bias, int64_t outputs) {
+  const int64_t rows = input.size(0), inputs = input.size(1), pairs = packed.size(1);
+  STD_TORCH_CHECK(inputs == 2 * pairs && input.stride(1) == 1, "the input does not fit the packed weight");
+  Tensor output = torch::stable::new_empty(input, {rows, outputs});
+  const BFloat16* in = data<BFloat16>(input);
+  const BFloat16* weights = data<BFloat16>(packed);
+  const BFloat16* biases = data<BFloat16>(bias);
+  BFloat16* out = data<BFloat16>(output);
+  const int64_t stride = input.stride(0);
+  const int64_t cached = std::max(kMaxRows, kCachedInputBytes / (2 * inputs) / kMaxRows * kMaxRows);
+  const auto call = [&](Multiply function, int64_t row, int64_t panel) {
+    const int64_t column = panel * kPanel;
+    function(
+        in + row * stride, stride, weights + panel * pairs * 2 * kPanel, pairs, biases ? biases + column : nullptr,
+        out + row * outputs + column, outputs, outputs - column);
+  };
+  torch::stable::parallel_for(0, packed.size(0), 4, [&](int64_t first_panel, int64_t last_panel) {
+    int64_t panel = first_panel;
+    if (0 < rows && rows <= int64_t(std::size(kWide))) {
+      const Wide wide = kWide[rows - 1];
+      for (; panel + wide.panels <= last_panel; panel += wide.panels) call(wide.function, 0, panel);
+    }
+    const int64_t rest = panel;
+    for (int64_t chunk = 0; chunk < rows; chunk += cached) {
+      const int64_t chunk_rows = std::min(cached, rows - chunk), groups = (chunk_rows + kMaxRows - 1) / kMaxRows;
+      for (panel = rest; panel < last_panel; ++panel) {
+        for (int64_t group = 0; group < groups; ++group) {
+          const int64_t row = chunk + chunk_rows * group / groups;
+          call(kMultiply[chunk + chunk_rows * (group + 1) / groups - row - 1], row, panel);
+        }
+      }
+    }
+  });
+  return output;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(reference_server_cpu, library) {
+  library.def("linear(Tensor input, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(reference_server_cpu, CPU, library) {
+  library.impl("linear", TORCH_BOX(&linear));
+}
+#endif

@@ -1,0 +1,94 @@
+"""Where the compiled kernels come from: one build for any number of processes, and none where there is no compiler."""
+
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from reference_server.model_server.cpu_kernels import build
+
+FAKE_COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo fake 1; exit; fi
+echo started >> {log}
+while [ "$1" != -o ]; do shift; done
+sleep {seconds}
+echo library > "$2"
+"""
+BUILD = "import sys; from reference_server.model_server.cpu_kernels import build; from pathlib import Path; \
+print(build.build(Path(sys.argv[1])))"
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that takes its time; returns the log of its runs."""
+    log = tmp_path / "log"
+    place_compiler(tmp_path / "bin", FAKE_COMPILER.format(log=log, seconds=0.5))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(build, "COMPILERS", ("c++",))
+    return log
+
+
+def place_compiler(directory: Path, script: str) -> None:
+    directory.mkdir(exist_ok=True)
+    compiler = directory / "c++"
+    compiler.write_text(script)
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+
+
+def test_of_two_processes_one_builds(tmp_path: Path, fake_compiler: Path) -> None:
+    command = [sys.executable, "-c", BUILD, str(tmp_path / "cache")]
+
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate()[0] for process in processes]
+
+    assert answers[0] == answers[1]
+    assert Path(answers[0].strip()).read_text() == "library\n"
+    assert fake_compiler.read_text() == "started\n"
+
+
+def test_a_killed_build_leaves_nothing_and_blocks_nobody(tmp_path: Path, fake_compiler: Path) -> None:
+    cache = tmp_path / "cache"
+    place_compiler(tmp_path / "bin", FAKE_COMPILER.format(log=fake_compiler, seconds=3600))
+    killed = subprocess.Popen([sys.executable, "-c", BUILD, str(cache)], start_new_session=True)
+    while not fake_compiler.is_file():
+        assert killed.poll() is None
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not list(cache.glob("*.so"))
+
+    place_compiler(tmp_path / "bin", FAKE_COMPILER.format(log=fake_compiler, seconds=0))
+    assert build.build(cache).read_text() == "library\n"
+
+
+def test_without_a_compiler_the_reason_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    build.kernels.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert build.kernels() is None
+            assert build.kernels() is None
+    finally:
+        build.kernels.cache_clear()
+
+    assert caplog.messages == ["the compiled CPU kernels are not used: there is no C++ compiler (no-such-compiler)"]
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place_compiler(
+        tmp_path / "bin", '#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "x.cpp:1: error: no" >&2\nexit 1\n'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        build.build(tmp_path / "cache")
+
+    assert build._reason(failed.value) == "the compiler failed: x.cpp:1: error: no"
+    assert not list((tmp_path / "cache").glob("*.so"))

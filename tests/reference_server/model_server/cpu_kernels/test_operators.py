@@ -1,0 +1,163 @@
+"""The compiled operators against plain torch; what torch itself checks of a custom operator."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reference_server.model_server.attention.compiled_backend import CompiledDecode
+from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
+from reference_server.model_server.attention.torch_backend import TorchDecode
+from reference_server.model_server.cpu_kernels import build
+from reference_server.model_server.models.packed_linear import in_panels
+from reference_server.model_server.models.walk import CompiledOperators, Norm, TorchOperators
+
+kernels = build.kernels()
+pytestmark = pytest.mark.skipif(kernels is None, reason="the compiled kernels cannot be built here")
+multiplies = pytest.mark.skipif(
+    not hasattr(kernels, "linear"), reason="this processor has no bfloat16 product instruction"
+)
+BF16, FP32 = torch.bfloat16, torch.float32
+TOLERANCE = {FP32: 1e-5, BF16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(5)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("head_dim", [20, 64])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "alibi"), [(None, None, False), (7, None, False), (None, 3.0, False), (9, None, True)]
+)
+def test_decode_equals_the_torch_backend(
+    dtype: torch.dtype, head_dim: int, heads: tuple[int, int], window: int | None, softcap: float | None, alibi: bool
+) -> None:
+    num_heads, num_kv_heads = heads
+    slopes = torch.rand(num_heads) if alibi else None
+    options = AttentionOptions(head_dim**-0.5, window, softcap, slopes)
+    cache = torch.randn(12, 2, num_kv_heads, 16, head_dim).to(dtype)
+    query = torch.randn(3, num_heads, head_dim).to(dtype)
+    results = [kernel(query, cache, metadata([1, 16, 45]), options) for kernel in (CompiledDecode(), TorchDecode())]
+
+    torch.testing.assert_close(results[0], results[1], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_store_equals_the_torch_backend(dtype: torch.dtype) -> None:
+    caches = [torch.zeros(12, 2, 2, 16, 24).to(dtype) for _ in range(2)]
+    key_value = torch.randn(2, 3, 2, 24).to(dtype).transpose(0, 1)
+
+    for kernel, cache in zip((CompiledDecode(), TorchDecode()), caches, strict=True):
+        kernel.store(key_value, cache, metadata([1, 16, 45]))
+
+    assert torch.equal(*caches)
+
+
+@multiplies
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 12, 13, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (48, 33), (192, 576), (2048, 160)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_equals_the_one_in_float64(rows: int, inputs: int, outputs: int, has_bias: bool) -> None:
+    weight, hidden = (torch.randn(size, inputs).to(BF16) for size in (outputs, rows))
+    bias = torch.randn(outputs).to(BF16) if has_bias else None
+    expected = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+
+    found = torch.ops.reference_server_cpu.linear(hidden, in_panels(weight), bias, outputs)
+
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-5 * inputs)
+
+
+@multiplies
+def test_a_rows_product_does_not_depend_on_the_rows_beside_it() -> None:
+    weight, hidden = torch.randn(96, 256).to(BF16), torch.randn(40, 256).to(BF16)
+    packed = in_panels(weight)
+    together = torch.ops.reference_server_cpu.linear(hidden, packed, None, 96)
+
+    for rows in (1, 2, 3, 7, 12, 13):
+        alone = torch.ops.reference_server_cpu.linear(hidden[:rows], packed, None, 96)
+        assert torch.equal(alone, together[:rows])
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_the_work_between_products_equals_torch(dtype: torch.dtype) -> None:
+    norm, head_norm = Norm(torch.rand(48).to(dtype), 1e-5), Norm(torch.rand(24).to(dtype), 1e-6)
+    table = torch.randn(50, 2, 16).to(dtype)
+    tokens = [torch.randn(5, 48).to(dtype), torch.randn(5, 48).to(dtype), torch.randn(5, 4, 24).to(dtype)]
+    results = []
+    for operators in (CompiledOperators(kernels), TorchOperators()):
+        residual, delta, heads = (tensor.clone() for tensor in tokens)
+        normed = operators.add_norm(residual, delta, norm)
+        operators.norm_heads(heads[:, :2], head_norm)
+        operators.rotate(heads[:, 1:], table, torch.tensor([0, 3, 49, 7, 1]))
+        results.append((residual, normed, heads, operators.silu_mul(normed)))
+
+    torch.testing.assert_close(results[0], results[1], atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+
+def test_the_exponential_is_right_from_end_to_end() -> None:
+    gate = torch.linspace(-100, 100, 4001)[None]
+    up = torch.ones_like(gate)
+
+    found = CompiledOperators(kernels).silu_mul(torch.cat((gate, up), 1))
+
+    torch.testing.assert_close(found, F.silu(gate), rtol=1e-6, atol=1e-36)
+
+
+def test_what_is_not_a_number_stays_visible() -> None:
+    operators = CompiledOperators(kernels)
+    broken = torch.full((1, 32), float("nan"))
+
+    assert operators.silu_mul(broken).isnan().all()
+    assert operators.add_norm(broken.clone(), None, Norm(torch.ones(32), 1e-5)).isnan().all()
+    assert (
+        CompiledDecode()(broken.view(1, 1, 32), torch.zeros(12, 2, 1, 16, 32), metadata([20]), AttentionOptions(1.0))
+        .isnan()
+        .all()
+    )
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "attend_decode": (torch.randn(2, 4, 16), torch.randn(3, 2, 2, 16, 16), torch.tensor([[1], [2]]),
+                      torch.tensor([3, 16]), 0.25, 0, 0.0, None),
+    "store": (torch.zeros(3, 2, 2, 16, 16), torch.randn(2, 2, 2, 16), torch.tensor([16, 40])),
+    "add_norm": (torch.randn(2, 32), torch.randn(2, 32), torch.rand(32), None, 1e-5, False),
+    "norm_heads": (torch.randn(2, 4, 16), torch.rand(16), 1e-5),
+    "rotate": (torch.randn(2, 4, 16), torch.randn(8, 2, 16), torch.tensor([1, 5])),
+    "silu_mul": (torch.randn(2, 32),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_torch_finds_no_fault_with_the_operator(name: str) -> None:
+    torch.library.opcheck(getattr(torch.ops.reference_server_cpu, name).default, CALLS[name])
+
+
+@multiplies
+def test_torch_finds_no_fault_with_the_product() -> None:
+    packed = in_panels(torch.randn(40, 32).to(BF16))
+
+    torch.library.opcheck(
+        torch.ops.reference_server_cpu.linear.default, (torch.randn(3, 32).to(BF16), packed, None, 40)
+    )
+
+
+def metadata(lengths: list[int]) -> AttentionMetadata:
+    """Decode rows of these lengths, over blocks in descending order."""
+    blocks = iter(range(11, 0, -1))
+    table = np.zeros((len(lengths), 4), dtype=np.int64)
+    for row, length in zip(table, lengths, strict=True):
+        count = -(-length // 16)
+        row[:count] = [next(blocks) for _ in range(count)]
+    last = np.array(lengths, dtype=np.int64) - 1
+    return AttentionMetadata(
+        slots=table[np.arange(len(lengths)), last // 16] * 16 + last % 16,
+        block_table=table,
+        seqlen_q=np.ones(len(lengths), dtype=np.int64),
+        seqlen_k=last + 1,
+        num_decode_rows=len(lengths),
+    )
