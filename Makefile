@@ -56,6 +56,7 @@ proto: $(STAMP)  ## write the descriptor set after a change of proto/
 
 docs: $(STAMP)  ## write the generated pages under docs/
 	$(BIN)/python -m reference_server.launcher.settings_page > docs/settings.md
+	$(BIN)/python -m reference_server.model_server.support_page > docs/support.md
 
 run-bloom-560m: $(STAMP)  ## serve bloom-560m (its preset with seeded random weights when the hub is closed)
 	$(BIN)/text-generation-launcher --port $(PORT) --model-id $$( \

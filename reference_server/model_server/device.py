@@ -4,8 +4,11 @@ import torch
 
 from reference_server.errors import UnsupportedError
 
-UNUSED = ("cuda", "mps")
-"""Accelerators that this version leaves alone, to compute on the CPU. ROCm's are `cuda` to torch."""
+UNUSED = {
+    "cuda": "NVIDIA GPUs, and AMD's by a torch for ROCm",
+    "mps": "Apple's GPUs",
+}
+"""Accelerators that this version leaves alone, to compute on the CPU, by torch's name for them."""
 
 
 def choose_device(rank: int = 0) -> torch.device:

@@ -21,7 +21,7 @@ from tests.support.tiny_models import save_tiny_model
 # One config a family; K/V heads are shared by two ranks in Qwen2, and cut elsewhere.
 ONE_OF_EACH = {config["model_type"]: name for name, config in reversed(CONFIGS.items())}
 AT_TWO = [*(ONE_OF_EACH[model_type] for model_type in PLANS), "bloom-6-heads", "llama-tied-llama3-rope"]
-AT_FOUR = ("llama", "gpt2", "bloom", "mixtral")
+AT_FOUR = ("llama", "bloom", "mixtral")
 
 
 async def run_ranks(world_size: int, rendezvous: Path, directories: list[Path]) -> list[list[dict[str, Any]]]:

@@ -19,7 +19,6 @@ class ModelFamily:
     tier: which forward runs it.
     shim: replaces inline attention modules, for a class that does not offer Transformers' attention interface.
     has_position_table: positions are, or may be, rows of a table, so that a longer request cannot be computed.
-    shardable: whether a tensor-parallel plan exists for it.
     """
 
     name: str
@@ -27,7 +26,6 @@ class ModelFamily:
     tier: Tier = "ragged"
     shim: Callable[[nn.Module], None] | None = None
     has_position_table: bool = False
-    shardable: bool = False
 
 
 def _calls_the_interface(_: nn.Module) -> None:
@@ -35,10 +33,10 @@ def _calls_the_interface(_: nn.Module) -> None:
 
 
 FAMILIES = (
-    ModelFamily("Llama", "llama", shardable=True),
-    ModelFamily("Mistral", "mistral", shardable=True),
+    ModelFamily("Llama", "llama"),
+    ModelFamily("Mistral", "mistral"),
     ModelFamily("Mixtral", "mixtral"),
-    ModelFamily("Qwen2", "qwen2", shardable=True),
+    ModelFamily("Qwen2", "qwen2"),
     ModelFamily("Qwen2-MoE", "qwen2_moe"),
     ModelFamily("Qwen3", "qwen3"),
     ModelFamily("Qwen3-MoE", "qwen3_moe"),
@@ -49,7 +47,7 @@ FAMILIES = (
     ModelFamily("Phi-3", "phi3"),
     ModelFamily("PhiMoE", "phimoe"),
     ModelFamily("GPT-2", "gpt2", has_position_table=True),
-    ModelFamily("GPT-NeoX", "gpt_neox", shardable=True),
+    ModelFamily("GPT-NeoX", "gpt_neox"),
     ModelFamily("GPT-J", "gptj", shim=gptj.install, has_position_table=True),
     ModelFamily("GPT-BigCode", "gpt_bigcode", has_position_table=True),
     ModelFamily("StarCoder2", "starcoder2"),

@@ -86,14 +86,14 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
     transformers_compat.quiet()
     raw = json.loads((files.directory / "config.json").read_text())
     family = find_family(raw)
+    tier = options.tier or family.tier
     if group.world_size > 1:
-        parallel.check_family(family)
+        parallel.check(family, tier)
     device = choose_device(group.rank)
     dtype = resolve_dtype(options, device)
     config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
     if options.rope is not None:
         rotary.override(config, options.rope)
-    tier = options.tier or family.tier
     model_class = _model_class(config, tier)
     if tier == "ragged" and family.shim is None and not model_class.is_backend_compatible():
         raise UnsupportedError(f"{model_class.__name__} does not offer Transformers' attention interface")

@@ -31,6 +31,7 @@ from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import transformers_compat
 from reference_server.model_server.models.families import ModelFamily
 from reference_server.model_server.models.shims.bloom import alibi_slopes
+from reference_server.model_server.options import Tier
 from reference_server.model_server.weights.cut import Cut, even, vocabulary
 
 Plan = Mapping[str, str]
@@ -89,6 +90,9 @@ PLANS: Mapping[str, Plan] = {
     "starcoder2": {},
 }
 """The families that are sharded, by `model_type`, with what Transformers' own plan lacks or has in another way."""
+
+
+NO_PLAN = "it has no tensor-parallel plan"
 
 
 class RowParallelLinear(nn.Module):
@@ -182,10 +186,12 @@ class _Heads:
         return offset + self.first_kv * head_size, offset + (self.first_kv + self.own_kv) * head_size
 
 
-def check_family(family: ModelFamily) -> None:
-    """Raise UnsupportedError for a family without a plan."""
+def check(family: ModelFamily, tier: Tier) -> None:
+    """Raise UnsupportedError, with the reason, for a family that is not sharded in this tier."""
     if family.model_type not in PLANS:
-        raise UnsupportedError(f"sharded {family.name} is not supported: it has no tensor-parallel plan")
+        raise UnsupportedError(f"sharded {family.name} is not supported: {NO_PLAN}")
+    if tier != "ragged":
+        raise UnsupportedError(f"sharded {family.name} is not supported in the {tier} tier")
 
 
 def shard(model: Any, family: ModelFamily, group: RankGroup) -> dict[str, Cut]:

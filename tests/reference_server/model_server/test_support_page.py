@@ -1,0 +1,57 @@
+"""docs/support.md says what the tables say; each of its cells is tested here or where it says so."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+import torch
+
+from reference_server.config import Quantize, ShardConfig
+from reference_server.config_support import unsupported_settings
+from reference_server.errors import UnsupportedError
+from reference_server.model_server.device import choose_device
+from reference_server.model_server.models.families import FAMILIES, REFUSED, find_family
+from reference_server.model_server.support_page import render_page, sharding_of
+from tests.families import test_sharded
+
+PAGE = Path(__file__).parents[3] / "docs" / "support.md"
+
+
+def test_the_page_is_what_make_docs_writes() -> None:
+    assert PAGE.read_text() == "\n".join(render_page()) + "\n"
+
+
+def test_every_family_that_is_sharded_is_tested_so() -> None:
+    tested = {test_sharded.CONFIGS[name]["model_type"] for name in test_sharded.AT_TWO}
+
+    # Those that are not are refused one by one beside those tests.
+    assert {family.model_type for family in FAMILIES if sharding_of(family) == "served"} == tested
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_refused_model_gives_its_reason(model_type: str) -> None:
+    with pytest.raises(UnsupportedError, match=REFUSED[model_type].partition(":")[0]):
+        find_family({"model_type": model_type})
+
+
+@pytest.mark.parametrize("method", get_args(Quantize))
+def test_a_quantization_method_is_refused_where_the_page_says_so(method: str) -> None:
+    config = ShardConfig.model_validate({"model_id": "m", "quantize": method})
+
+    refused = any("`--quantize" in sentence for sentence in unsupported_settings(config))
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{method}` |"))
+    assert refused == ("| refused" in row)
+
+
+@pytest.mark.parametrize(("name", "is_left_alone"), [("cuda", True), ("mps", True), ("xpu", False), ("hpu", False)])
+def test_other_accelerators_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, is_left_alone: bool
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: SimpleNamespace(type=name))
+
+    if is_left_alone:
+        assert choose_device().type == "cpu"
+        return
+    with pytest.raises(UnsupportedError, match=f"the accelerator '{name}' is not supported"):
+        choose_device()
