@@ -335,8 +335,11 @@ class ProcessConfig(CommonConfig):
         None, min_length=1, description="Rendezvous host of the shards over TCP. Unset: a file in the socket directory."
     )
     master_port: Port = Field(29500, description="Rendezvous port.")
-    num_nodes: Positive = Field(1, description="Hosts that share one model, meeting at --master-addr.")
-    node_rank: NonNegative = Field(0, description="This host among --num-nodes.")
+    num_nodes: Positive = Field(
+        1,
+        description="Hosts that share one model: --num-shard shards on each, at --shard-addr, meeting at --master-addr.",
+    )
+    node_rank: NonNegative = Field(0, description="This host among --num-nodes; the first one has the router.")
     no_shards: bool = Field(False, description="Start the router alone, for the model servers of --shard-addr.")
     env: Annotated[bool, Source(short="e", env=())] = Field(False, description="Log the environment, then start.")
     graceful_termination_timeout: Annotated[NonNegative, Source(short="g")] = Field(
@@ -354,7 +357,12 @@ class ProcessConfig(CommonConfig):
             raise ValueError("`num_shard` is 0 but one shard is the least")
         if self.sharded and self.num_shard is not None and self.num_shard <= 1:
             raise ValueError(f"`sharded` is true but `num_shard` is {self.num_shard}")
-        if self.no_shards != bool(self.shard_addr):
+        if self.num_nodes > 1:
+            if self.no_shards or not self.shard_addr or self.master_addr is None:
+                raise ValueError(
+                    "`num_nodes` needs `master_addr`, and `shard_addr` with every node's shards in rank order"
+                )
+        elif self.no_shards != bool(self.shard_addr):
             raise ValueError("`no_shards` and `shard_addr` need each other")
         if self.node_rank >= self.num_nodes:
             raise ValueError(f"`node_rank` is {self.node_rank} but `num_nodes` is {self.num_nodes}")

@@ -42,8 +42,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "max_image_fetch_size": Refusal(_only(33_554_432), "no served model takes images"),
     "step_trace": Refusal(_UNSET, "leave it out: /metrics has the step times"),
     "check_invariants": Refusal(_UNSET, "leave it out"),
-    "num_nodes": Refusal(_only(1), "run one host per model"),
-    "node_rank": Refusal(_only(0), "run one host per model"),
     "upload_to_model_id": Refusal(_UNSET, "upload the directory with the hub's own client"),
     "merge_lora": Refusal(_UNSET, "merge the adapter with peft (merge_and_unload)"),
 }

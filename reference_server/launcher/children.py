@@ -17,7 +17,7 @@ ROUTER_PROGRAM = "text-generation-router"
 SHARD_FLAGS = frozenset({
     "model_id", "revision", "trust_remote_code", "json_output", "sharded", "quantize", "speculate", "dtype",
     "kv_cache_dtype", "load_format", "otlp_service_name", "max_input_tokens", "uds_path",
-    "logger_level",
+    "logger_level", "listen",
 })  # fmt: skip
 ROUTER_ALWAYS = frozenset({
     "max_client_batch_size", "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
@@ -82,17 +82,22 @@ def download_command(plan: LaunchPlan, programs: Programs, environ: Mapping[str,
 def shard_command(
     plan: LaunchPlan, programs: Programs, environ: Mapping[str, str], rank: int, uds_path: str, rendezvous: Path
 ) -> ChildCommand:
-    """Serve one shard on the socket `uds_path`-`rank`."""
+    """Serve one shard on the socket `uds_path`-`rank`, or at its address where several nodes share the model."""
     config = plan.config
+    several = config.num_nodes > 1
+    # What is told is for one node; a shard takes it as what all ranks have together.
+    memory_gib = None if config.cpu_memory_gib is None else config.cpu_memory_gib * config.num_nodes
     shard = config.part(
         ShardConfig,
         config_file=None,
-        shard_addr=(),
+        shard_addr=config.shard_addr if several else (),
+        listen=config.shard_addr[rank] if several else None,
+        cpu_memory_gib=memory_gib,
         # Only the router makes spans.
         otlp_endpoint=None,
         json_output=True,
         uds_path=uds_path,
-        sharded=plan.num_shards > 1,
+        sharded=plan.world_size > 1,
         logger_level=logger_level(config.log_level),
     )
     by_flag = {name: value for name, value in shard if name in SHARD_FLAGS}
@@ -101,7 +106,7 @@ def shard_command(
     variables = {
         **_inherited(environ, ShardConfig),
         **_shard_settings(shard),
-        **_process_group(config, plan.num_shards, rank, rendezvous, environ),
+        **_process_group(config, plan.world_size, rank, rendezvous, environ),
         **{name: environ.get(name, value) for name, value in _runtime_defaults(config).items()},
     }
     return ChildCommand(words, variables)
@@ -119,12 +124,12 @@ def router_command(
     router = config.part(
         RouterConfig,
         config_file=None,
-        **({} if config.no_shards else {"master_shard_uds_path": f"{uds_path}-0"}),
+        **({} if config.shard_addr else {"master_shard_uds_path": f"{uds_path}-0"}),
         compute_type=plan.compute_type,
         shard_attention=config.attention,
         launch_settings=json.dumps(launch_settings(plan, sources), separators=(",", ":")),
     )
-    always = ROUTER_ALWAYS if config.no_shards else ROUTER_ALWAYS | {"master_shard_uds_path"}
+    always = ROUTER_ALWAYS if config.shard_addr else ROUTER_ALWAYS | {"master_shard_uds_path"}
     words = (*programs.router, *argv_of(router, always=always))
     adapters = {"LORA_ADAPTERS": ",".join(config.lora_adapters)} if config.lora_adapters else {}
     return ChildCommand(words, _inherited(environ, RouterConfig) | environ_of(router) | adapters)
@@ -179,16 +184,16 @@ def _shard_settings(shard: ShardConfig) -> dict[str, str]:
 
 
 def _process_group(
-    config: ServerConfig, num_shards: int, rank: int, rendezvous: Path, environ: Mapping[str, str]
+    config: ServerConfig, world_size: int, rank: int, rendezvous: Path, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Who this shard is and where the group meets: at a file, unless an address was asked for."""
     group = {
         "RANK": str(rank),
-        "WORLD_SIZE": str(num_shards),
+        "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": config.master_addr or "localhost",
         "MASTER_PORT": str(config.master_port),
     }
-    if num_shards > 1 and config.master_addr is None:
+    if world_size > 1 and config.master_addr is None:
         loopback = {name: environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
         return {**group, **loopback, "RENDEZVOUS_FILE": str(rendezvous)}
     return group

@@ -50,6 +50,22 @@ class LaunchPlan:
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def world_size(self) -> int:
+        """Shards of all nodes together."""
+        return self.num_shards * self.config.num_nodes
+
+    @property
+    def ranks(self) -> range:
+        """The shards that this node starts."""
+        first = self.config.node_rank * self.num_shards
+        return range(first, first + self.num_shards)
+
+    @property
+    def has_router(self) -> bool:
+        """Whether this node starts the router: the first one does."""
+        return self.config.node_rank == 0
+
     @classmethod
     def resolve(cls, config: ServerConfig, facts: ModelFacts | None, devices: Devices) -> "LaunchPlan":
         """Fill the defaults of `config` for a model and a machine; `facts` None means an unknown model.
@@ -57,6 +73,7 @@ class LaunchPlan:
         Raises `ArgumentError` for settings that cannot work together, `NotEnoughDevicesError`.
         """
         num_shards, shard_reason = count_shards(config, devices)
+        _check_addresses(config, num_shards)
         method = config.quantize or (facts.quantize if facts else None)
         attention, prefix_caching, attention_reason = choose_attention(config, facts, devices)
         compute_type = _compute_type(config, devices, num_shards)
@@ -103,6 +120,16 @@ def count_shards(config: ServerConfig, devices: Devices) -> tuple[int, str]:
     if number == 0:
         raise ArgumentError("`num_shard` is 0 but one shard is the least")
     return number, reason
+
+
+def _check_addresses(config: ServerConfig, num_shards: int) -> None:
+    """Several nodes are told where every shard listens."""
+    world_size = num_shards * config.num_nodes
+    if config.num_nodes > 1 and len(config.shard_addr) != world_size:
+        raise ArgumentError(
+            f"`shard_addr` names {len(config.shard_addr)} shards but {config.num_nodes} nodes of {num_shards} have "
+            f"{world_size}"
+        )
 
 
 def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: Devices) -> tuple[str, bool, str]:

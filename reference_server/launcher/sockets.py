@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reference_server.errors import ArgumentError
+from reference_server.transport.address import TCP, is_tcp
 
 MAX_SOCKET_PATH_BYTES = 107
 
@@ -27,6 +28,15 @@ def private_directory() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def check_address(address: str) -> None:
+    """Make sure that a shard can listen at `address`, a socket's path or a TCP url. Raises `ArgumentError`."""
+    if not is_tcp(address):
+        check_socket(Path(address))
+        return
+    host, _, port = address.removeprefix(TCP).rpartition(":")
+    check_port(host.strip("[]"), int(port))
 
 
 def check_port(hostname: str, port: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference_server.errors import ShardError, StartupError
+from reference_server.errors import ArgumentError, ShardError, StartupError
 from reference_server.launcher.child import Child, Guardian, describe_end
 from reference_server.launcher.children import (
     ChildCommand,
@@ -25,8 +25,9 @@ from reference_server.launcher.children import (
 from reference_server.launcher.log_relay import Scope
 from reference_server.launcher.plan import LaunchPlan
 from reference_server.launcher.signals import StopSignals
-from reference_server.launcher.sockets import check_port, check_socket, private_directory
+from reference_server.launcher.sockets import check_address, check_port, private_directory
 from reference_server.presets.catalog import PRESETS
+from reference_server.transport.address import tcp_url
 from reference_server.transport.client import GrpcShard
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ WAITING_LINE_S = 10.0
 HEALTH_TIMEOUT_S = 5.0
 DOWNLOAD_GRACE_S = 10.0
 FAILURE_GRACE_S = 3.0
+NODE_POLL_S = 2.0
+NODE_MISSES = 3
 # `timeout` and some process managers signal the process and its group: that is one request.
 SAME_SIGNAL_S = 0.5
 
@@ -66,12 +69,13 @@ async def supervise(launch: Launch, signals: StopSignals) -> None:
     config = launch.plan.config
     with private_directory() as directory:
         prefix = config.shard_uds_path or str(directory / "shard")
-        check_port(config.hostname, config.port)
-        if config.prometheus_port is not None:
-            check_port(config.hostname, config.prometheus_port)
+        if launch.plan.has_router:
+            check_port(config.hostname, config.port)
+            if config.prometheus_port is not None:
+                check_port(config.hostname, config.prometheus_port)
         if not config.no_shards:
-            for rank in range(launch.plan.num_shards):
-                check_socket(Path(f"{prefix}-{rank}"))
+            for rank in launch.plan.ranks:
+                check_address(shard_address(launch.plan, prefix, rank))
         async with _guardian(directory) as guardian:
             supervisor = _Supervisor(launch, guardian, directory, prefix)
             loop = asyncio.get_running_loop()
@@ -122,9 +126,13 @@ class _Supervisor:
             await self._download()
             if not self._stop.is_set():
                 await self._start_shards()
-        if not self._stop.is_set():
+        if self._stop.is_set():
+            return
+        if self._plan.has_router:
             await self._start_router()
             await self._watch()
+        else:
+            await self._watch_shards()
 
     async def _download(self) -> None:
         config = self._plan.config
@@ -155,7 +163,7 @@ class _Supervisor:
     async def _start_shards(self) -> None:
         started = time.monotonic()
         rendezvous = self._directory / "rendezvous"
-        for rank in range(self._plan.num_shards):
+        for rank in self._plan.ranks:
             command = shard_command(
                 self._plan, self._launch.programs, self._launch.environ, rank, self._prefix, rendezvous
             )
@@ -163,10 +171,11 @@ class _Supervisor:
             self._shards.append(await self._spawn(f"shard {rank}", command, scope, "ShardCannotStart"))
         logger.info("Waiting for %d shard(s)", len(self._shards))
         waiting_line = started + WAITING_LINE_S
-        waiting = list(range(self._plan.num_shards))
+        # The router dials every node's shards; another node waits for its own.
+        waiting = list(range(self._plan.world_size) if self._plan.has_router else self._plan.ranks)
         while waiting and not self._stop.is_set():
             await self._refuse_dead_shards("ShardCannotStart")
-            ready = await asyncio.gather(*(_is_ready(f"{self._prefix}-{rank}") for rank in waiting))
+            ready = await asyncio.gather(*(_is_ready(self._address(rank)) for rank in waiting))
             waiting = [rank for rank, is_ready in zip(waiting, ready, strict=True) if not is_ready]
             if time.monotonic() >= waiting_line:
                 waiting_line += WAITING_LINE_S
@@ -194,6 +203,24 @@ class _Supervisor:
         await self._refuse_dead_shards("ShardFailed")
         raise LaunchError("WebserverFailed", f"the router {describe_end(status)}")
 
+    async def _watch_shards(self) -> None:
+        """On a node without the router: return at a stop signal; raise when a shard ends or the first node is gone."""
+        logger.info("The router is on the first node")
+        missed = 0
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(NODE_POLL_S):
+                    await self._first(*self._shards)
+            if self._stop.is_set():
+                return
+            await self._refuse_dead_shards("ShardFailed")
+            missed = 0 if await _is_ready(self._address(0)) else missed + 1
+            if missed == NODE_MISSES:
+                raise LaunchError("ShardDisconnected", f"the first node's shard at {self._address(0)} is gone")
+
+    def _address(self, rank: int) -> str:
+        return shard_address(self._plan, self._prefix, rank)
+
     async def _refuse_dead_shards(self, kind: str) -> None:
         dead = [shard for shard in self._shards if not shard.running]
         if not dead:
@@ -201,7 +228,9 @@ class _Supervisor:
         ends = []
         for shard in dead:
             end, errors = f"{shard.name} {describe_end(shard.returncode)}", await shard.errors()
-            self._shard_scope(self._shards.index(shard)).log(logging.ERROR, f"{end}: {errors}" if errors else end)
+            self._shard_scope(self._plan.ranks[self._shards.index(shard)]).log(
+                logging.ERROR, f"{end}: {errors}" if errors else end
+            )
             ends.append(": ".join([end, *errors.splitlines()[-1:]]))
         raise LaunchError(kind, "; ".join(ends))
 
@@ -246,17 +275,27 @@ class _Supervisor:
         return child
 
 
-async def _is_ready(socket_path: str) -> bool:
-    """Whether a shard answers Health on its socket; a socket file alone is not enough."""
+def shard_address(plan: LaunchPlan, prefix: str, rank: int) -> str:
+    """Where a shard listens: a socket's path, or with several nodes a TCP url. Raises ArgumentError."""
+    if plan.config.num_nodes == 1:
+        return f"{prefix}-{rank}"
+    try:
+        return tcp_url(plan.config.shard_addr[rank])
+    except ValueError as error:
+        raise ArgumentError(f"`shard_addr`: {error}") from None
+
+
+async def _is_ready(address: str) -> bool:
+    """Whether a shard answers Health at its address; a socket file alone is not enough."""
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
-            shard = await GrpcShard.open(socket_path)
+            shard = await GrpcShard.open(address)
             try:
                 await shard.health()
             finally:
                 await shard.close()
     except (ShardError, TimeoutError) as error:
-        logger.debug("%s is not ready: %s", socket_path, error)
+        logger.debug("%s is not ready: %s", address, error)
         return False
     return True
 

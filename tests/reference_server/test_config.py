@@ -44,6 +44,8 @@ def test_an_empty_server_config_is_valid_and_served() -> None:
         ({"no_shards": True}, "need each other"),
         ({"shard_addr": "127.0.0.1:1"}, "need each other"),
         ({"node_rank": 1}, "`node_rank` is 1 but `num_nodes` is 1"),
+        ({"num_nodes": 2}, "`num_nodes` needs `master_addr`, and `shard_addr`"),
+        ({"num_nodes": 2, "master_addr": "a"}, "`num_nodes` needs `master_addr`, and `shard_addr`"),
         ({"attention": "paged", "prefix_caching": True}, "not possible with `attention` paged"),
     ],
 )
@@ -97,7 +99,7 @@ def test_a_part_takes_the_settings_of_another_command() -> None:
         {"quantize": "gptq"}, {"speculate": 2}, {"kv_cache_dtype": "fp8_e5m2"}, {"lora_adapters": "a/b"},
         {"cuda_graphs": "1,2"},
         {"allow_image_fetch": True},
-        {"step_trace": "t"}, {"check_invariants": True}, {"num_nodes": 2},
+        {"step_trace": "t"}, {"check_invariants": True},
         {"attention": "flash"}, {"attention": "flashdecoding-ipex"},
     ],
 )  # fmt: skip

@@ -48,7 +48,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "aip_health_route": st.just("/alive"), "docker_label": texts, "compute_type": texts,
     "tuned_by": texts, "launch_settings": texts, "sharded": st.just(False),
     "num_shard": positive, "max_input_length": positive, "shard_uds_path": texts, "master_addr": texts,
-    "master_port": st.integers(0, 65535), "num_nodes": positive, "node_rank": st.just(0), "no_shards": st.just(False),
+    "master_port": st.integers(0, 65535), "num_nodes": st.just(1), "node_rank": st.just(0), "no_shards": st.just(False),
     "compute_threads": positive, "env": switches, "graceful_termination_timeout": positive,
 }  # fmt: skip
 

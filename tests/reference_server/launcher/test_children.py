@@ -51,7 +51,7 @@ def test_a_plain_shard() -> None:
     assert command.environ == {
         "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "SAFETENSORS_FAST_GPU": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "CUDA_MEMORY_FRACTION": "1.0", "PREFIX_CACHING": "true", "CPU_MEMORY_GIB": "4.0", "RUN_AHEAD": "false",
+        "CUDA_MEMORY_FRACTION": "1.0", "PREFIX_CACHING": "true", "CPU_MEMORY_GIB": "4.0", "RUN_AHEAD": "true",
         "OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "PASSIVE",
     }  # fmt: skip
 
@@ -233,3 +233,27 @@ def test_programs_are_modules_where_no_script_is_installed(tmp_path: Path) -> No
 
     (tmp_path / "text-generation-router").write_text("")
     assert Programs.beside(python).router == (str(tmp_path / "text-generation-router"),)
+
+
+TWO_NODES = {"num_nodes": 2, "num_shard": 1, "master_addr": "10.0.0.1", "shard_addr": "10.0.0.1:81,10.0.0.2:81"}
+
+
+def test_a_shard_of_several_nodes_listens_at_its_address() -> None:
+    command = shard(rank=1, node_rank=1, cpu_memory_gib=3.0, **TWO_NODES)
+
+    assert value_of(command, "--listen") == "10.0.0.2:81"
+    assert "--sharded" in command.argv
+    group = {name: command.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SHARD_ADDR")}
+    assert group == {
+        "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "SHARD_ADDR": "10.0.0.1:81,10.0.0.2:81",
+    }  # fmt: skip
+    assert "RENDEZVOUS_FILE" not in command.environ
+    # Each node gives what it was told; the shard divides by the ranks of both.
+    assert command.environ["CPU_MEMORY_GIB"] == "6.0"
+
+
+def test_the_router_of_several_nodes_dials_every_shard() -> None:
+    command = router(**TWO_NODES)
+
+    assert "--master-shard-uds-path" not in command.argv
+    assert (*command.argv, *command.environ.values()).count("10.0.0.1:81,10.0.0.2:81") == 1

@@ -308,3 +308,16 @@ def test_running_ahead_is_on_unless_it_is_turned_off() -> None:
 )
 def test_head_size_of_a_config(config: dict[str, Any], head_dim: int | None) -> None:
     assert ModelFacts.parse(config).head_dim == head_dim
+
+
+def test_each_node_starts_its_own_ranks_and_the_first_the_router() -> None:
+    nodes = {"num_nodes": 2, "num_shard": 2, "master_addr": "a", "shard_addr": "a:1,a:2,b:1,b:2"}
+    first, second = (plan(node_rank=node_rank, **nodes) for node_rank in (0, 1))
+
+    assert (list(first.ranks), first.has_router, first.world_size) == ([0, 1], True, 4)
+    assert (list(second.ranks), second.has_router, second.world_size) == ([2, 3], False, 4)
+
+
+def test_several_nodes_need_the_address_of_every_shard() -> None:
+    with pytest.raises(ArgumentError, match="names 1 shards but 2 nodes of 2 have 4"):
+        plan(num_nodes=2, num_shard=2, master_addr="a", shard_addr="a:1")
