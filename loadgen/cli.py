@@ -57,6 +57,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_load_flags(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="Run directory. Default runs/<id>.")
     parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
+    _add_export_flag(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="Print the server command and the load as JSON, and do nothing."
     )
@@ -77,11 +78,13 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     out: Path = given.out or Path("runs") / new_run_id()
     make_run_directory(out)
     try:
-        return _measure(config, distribution, out, arguments, is_json=given.json)
+        exit_code = _measure(config, distribution, out, arguments, is_json=given.json)
     except LoadgenError:
         with contextlib.suppress(OSError):
             out.rmdir()  # only where nothing was written
         raise
+    _export([out], given.export)
+    return exit_code
 
 
 def _join(given: argparse.Namespace) -> int:
@@ -118,14 +121,38 @@ def _measure(
     return exit_code if exit_code is not None else judged
 
 
+def _add_export_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--export",
+        action="append",
+        choices=("csv", "events", "otel"),
+        default=[],
+        help="Write requests.csv, events.parquet or otel.json (OpenTelemetry histograms) into the run directory too; "
+        "repeatable.",
+    )
+
+
+def _export(directories: Sequence[Path], formats: Sequence[str]) -> None:
+    """Write the exports that were asked for beside the runs."""
+    if not formats:
+        return
+    from reports.export import export_run
+
+    for directory in directories:
+        for path in export_run(directory, formats):
+            print(f"export: {path}", file=sys.stderr)
+
+
 def _add_report_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="Run directories.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Where to write. Default the (first) run directory.")
     parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
+    _add_export_flag(parser)
 
 
 def _report(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
     _show(given.directories, given.out or given.directories[0], is_json=given.json)
+    _export(given.directories, given.export)
     return 0
 
 
