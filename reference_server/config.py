@@ -336,8 +336,7 @@ class ProcessConfig(CommonConfig):
     )
     master_port: Port = Field(29500, description="Rendezvous port.")
     num_nodes: Positive = Field(
-        1,
-        description="Hosts that share one model: --num-shard shards on each, at --shard-addr, meeting at --master-addr.",
+        1, description="Hosts that share one model: --num-shard shards on each, listening at --shard-addr."
     )
     node_rank: NonNegative = Field(0, description="This host among --num-nodes; the first one has the router.")
     no_shards: bool = Field(False, description="Start the router alone, for the model servers of --shard-addr.")
