@@ -166,6 +166,7 @@ async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str]) -> i
 
 def _load(config: ShardConfig, rank: RankConfig) -> Shard:
     try:
+        from reference_server.model_server.device import choose_device
         from reference_server.model_server.distributed import Rendezvous, open_group
         from reference_server.model_server.shard import LocalShard
 
@@ -173,7 +174,7 @@ def _load(config: ShardConfig, rank: RankConfig) -> Shard:
             rank.rank,
             rank.world_size,
             Rendezvous(rank.master_addr, rank.master_port, rank.rendezvous_file),
-            device_type="cpu",  # where loader.load puts every model so far
+            device_type=choose_device(rank.rank).type,
         )
         return LocalShard.load(engine_options(config), rank.rank, rank.world_size)
     except StartupError:
