@@ -7,8 +7,8 @@ escapes the forward is the shard's.
 import logging
 import math
 import time
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as SequenceOf
-from collections.abc import Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -133,7 +133,7 @@ class Generator:
             plan_chunks(kept.sequences, self.max_prefill_tokens)
         over = all(sequence.stopped for sequence in kept.sequences)
         return StepOutput(
-            generations=tuple(generations[sequence.id] for sequence in batch.sequences if sequence.id in generations),
+            generations=tuple(generations.values()) if len(steps) == 1 else _in_order(batch, generations),
             batch=None if over else kept,
             dropped=tuple(dropped),
             forward_ns=forward_ns + started - waiting,
@@ -249,6 +249,10 @@ class Generator:
         ids, logprobs = top
         texts = tuple(self._tokenizer.text_of(id_) for id_ in ids)
         return Tokens(tuple(ids), tuple(logprobs), texts, tuple(id_ in self._tokenizer.special_ids for id_ in ids))
+
+
+def _in_order(batch: SequenceBatch, generations: Mapping[int, Generation]) -> tuple[Generation, ...]:
+    return tuple(generations[sequence.id] for sequence in batch.sequences if sequence.id in generations)
 
 
 def _prompt_logprobs(span: PromptSpan, logits: Tensor) -> Tensor:

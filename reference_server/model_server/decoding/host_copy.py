@@ -11,10 +11,11 @@ class HostCopy:
     """Copies of some tensors, begun when made. Reading waits for them alone, not for what was launched after them."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        # To pinned memory on CUDA; nothing is copied on a CPU.
-        self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        self._tensors = tensors
         self._copied: torch.cuda.Event | None = None
         if tensors[0].is_cuda:
+            # To pinned memory.
+            self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 

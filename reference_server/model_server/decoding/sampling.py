@@ -124,7 +124,7 @@ class TokenChooser:
         """
         scores = self._pipeline.process(logits, ids, newest)
         if not self._sampled:
-            chosen = scores.argmax(-1)
+            chosen = greedy(scores)
         else:
             positions = np.array([len(ids[row]) for row in self._sampled], dtype=np.uint64)
             draws = uniforms(self._seeds, positions + np.uint64(newest is not None))
@@ -133,7 +133,7 @@ class TokenChooser:
                 chosen = inverse_cdf(scores, uniform)
             else:
                 drawn = inverse_cdf(scores[self._sampled_index], uniform)
-                chosen = scores.argmax(-1).index_copy_(0, self._sampled_index, drawn)
+                chosen = greedy(scores).index_copy_(0, self._sampled_index, drawn)
         log_probs = scores.log_softmax(-1)
         logprobs = log_probs.gather(1, chosen[:, None]).squeeze(1)
         return Choice(chosen, logprobs, (self._top_n.of(log_probs),) if self._top_n else ())
@@ -212,6 +212,14 @@ def _rounded_down(draws: NDArray[np.float64]) -> NDArray[np.float32]:
     """To float32 without ever reaching 1: a float32 sum exceeds the result exactly if it exceeds the draw."""
     rounded = draws.astype(np.float32)
     return np.where(rounded > draws, np.nextafter(rounded, np.float32(0)), rounded)
+
+
+def greedy(scores: Tensor) -> Tensor:
+    """The best id of each row, the first of equals: [rows] int64."""
+    if scores.is_cpu:
+        # numpy's argmax is vectorised where torch's is not: 10 against 110 us for 32 rows of 4,096 scores.
+        return torch.from_numpy(scores.numpy().argmax(-1))
+    return scores.argmax(-1)
 
 
 def inverse_cdf(scores: Tensor, uniform: Tensor) -> Tensor:

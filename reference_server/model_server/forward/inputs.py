@@ -73,6 +73,7 @@ def _decode_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], newest
         batch.memo["decode rows"] = sequences
         batch.memo["tables"] = _block_table(sequences)
         batch.memo["row numbers"] = np.arange(len(sequences))
+        batch.memo["ones"] = np.ones(len(sequences), dtype=np.int64)
         batch.memo["attention"] = {}
     table: IntArray = batch.memo["tables"]
     positions = np.array([sequence.cache_len for sequence in sequences], dtype=np.int64)
@@ -86,7 +87,7 @@ def _decode_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], newest
         attention=AttentionMetadata(
             slots=table[batch.memo["row numbers"], block] * batch.block_size + offset,
             block_table=table,
-            seqlen_q=np.ones(len(sequences), dtype=np.int64),
+            seqlen_q=batch.memo["ones"],
             seqlen_k=positions + 1,
             num_decode_rows=len(sequences),
             batch_memo=batch.memo["attention"],
