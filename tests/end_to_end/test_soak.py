@@ -1,0 +1,105 @@
+"""A long run of mixed requests over a real model: memory and blocks stay where they were, and so does every answer.
+
+Thirty minutes in the long mode; `SOAK_SECONDS` in the environment makes it shorter or longer.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.shard import LocalShard
+from reference_server.router.infer import Infer
+from reference_server.router.radix import RadixAllocator
+from tests.support.mixed_load import MODEL, answers, mixed_calls, router_over
+
+SOAK_S = float(os.environ.get("SOAK_SECONDS", "1800"))
+AT_ONCE = 8
+NUM_LEAVING = 10
+# Python and torch keep what they once took; after the first fifth of the run no more than this may be added.
+ALLOWED_GROWTH_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The state of the idle server between two rounds."""
+
+    resident_bytes: int
+    free_and_cached_blocks: int
+    live_allocations: int
+    cached_batches: int
+    tasks: int
+
+
+@pytest.fixture
+def shard() -> Iterator[LocalShard]:
+    options = EngineOptions(MODEL, dtype="float32", cpu_memory_gib=0.15, compute_threads=1, prefix_caching=True)
+    shard = LocalShard.load(options)
+    yield shard
+    shard.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SOAK_S + 300)
+async def test_memory_and_blocks_stay_flat_and_answers_the_same(shard: LocalShard) -> None:
+    calls = mixed_calls(60)
+    chance = random.Random(3)
+    readings: list[Reading] = []
+
+    async with router_over(shard) as infer:
+        end = time.monotonic() + SOAK_S
+        first = await answers(infer, calls, AT_ONCE)
+        while time.monotonic() < end:
+            order = chance.sample(range(len(calls)), len(calls))
+            again, _ = await asyncio.gather(answers(infer, [calls[place] for place in order], AT_ONCE), leave(infer))
+            assert again == [first[place] for place in order]
+            readings.append(await read_when_idle(infer, shard))
+
+    print(f"{len(readings)} rounds; resident MiB: {[reading.resident_bytes >> 20 for reading in readings]}")
+    assert {reading.free_and_cached_blocks for reading in readings} == {allocator_of(infer).capacity}
+    assert {reading.live_allocations for reading in readings} == {0}
+    assert {reading.cached_batches for reading in readings} == {0}
+    assert len({reading.tasks for reading in readings}) == 1
+    fifth = max(1, len(readings) // 5)
+    early = median(reading.resident_bytes for reading in readings[fifth : 2 * fifth])
+    late = median(reading.resident_bytes for reading in readings[-fifth:])
+    assert late - early <= ALLOWED_GROWTH_BYTES
+
+
+async def leave(infer: Infer) -> None:
+    """Clients that go away while they wait, in the middle of their answer, or at its end."""
+    for number, call in enumerate(mixed_calls(NUM_LEAVING)):
+        task = asyncio.create_task(infer.generate(call))
+        await asyncio.sleep(0.01 * number)
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def read_when_idle(infer: Infer, shard: LocalShard) -> Reading:
+    allocator = allocator_of(infer)
+    while allocator._live or shard._batches:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return Reading(
+        resident_bytes=resident_bytes(),
+        free_and_cached_blocks=len(allocator.free_blocks) + allocator.trie.num_blocks,
+        live_allocations=len(allocator._live),
+        cached_batches=len(shard._batches),
+        tasks=len(asyncio.all_tasks()),
+    )
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def allocator_of(infer: Infer) -> RadixAllocator:
+    allocator = infer.batcher._scheduler.queue._admission._allocator  # type: ignore[attr-defined]
+    assert isinstance(allocator, RadixAllocator)
+    return allocator
