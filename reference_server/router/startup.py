@@ -272,6 +272,7 @@ def _facts(
             max_best_of=config.max_best_of,
             max_stop_sequences=config.max_stop_sequences,
             max_top_n_tokens=config.max_top_n_tokens,
+            may_continue=not files.read_json("config.json").get("is_encoder_decoder", False),
         ),
         version=metadata.version("tgi-bench"),
         max_concurrent_requests=config.max_concurrent_requests,

@@ -26,13 +26,17 @@ MAX_TOKENIZE_JOBS = 64
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How much one request may ask for."""
+    """How much one request may ask for.
+
+    may_continue: a long generation may go on as a longer prompt. An encoder's prompt may not be added to.
+    """
 
     max_input_tokens: int
     max_total_tokens: int
     max_best_of: int = 2
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
+    may_continue: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Validator:
         if after:
             min_new_tokens = after.progress.min_new_tokens(min_new_tokens)
         requested = requested_tokens(max_new_tokens, self.limits.max_total_tokens, len(ids))
-        segment = segment_tokens(requested)
+        segment = segment_tokens(requested) if self.limits.may_continue else requested
         self._check_lengths(len(ids), segment)
         if asked.grammar is not None:
             raise ValidationError("grammar is not supported")

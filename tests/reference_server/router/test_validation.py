@@ -48,6 +48,14 @@ async def test_unlimited_generations_take_what_is_left():
     assert (request.requested_tokens, request.stopping.max_new_tokens) == (2046, 1024)
 
 
+async def test_what_an_encoder_reads_is_never_continued():
+    limits = RequestLimits(max_input_tokens=1024, max_total_tokens=2048, may_continue=False)
+
+    request = (await validate(call(max_new_tokens=1500), limits=limits)).request
+
+    assert (request.requested_tokens, request.stopping.max_new_tokens) == (1500, 1500)
+
+
 async def test_truncate_keeps_the_last_tokens_and_loses_the_first_special_one():
     validated = await validate(call("one two three", truncate=2))
     whole = (await validate(call("one two three"))).request.input_ids
