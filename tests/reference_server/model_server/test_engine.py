@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from reference_server.errors import ArgumentError, ShardError, UnsupportedError
+from reference_server.model_server.forward.inputs import RaggedInputs
+from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.shard import LocalShard
 from tests.support.tiny_models import save_tiny_model
@@ -63,6 +66,20 @@ async def test_model_server_M21_half_the_memory_fraction_gives_fewer_blocks(dire
     assert whole is not None
     assert half is not None
     assert half < whole / 2 < whole
+
+
+async def test_model_server_M21_running_out_of_memory_says_what_to_lower(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(self: RaggedForward, inputs: RaggedInputs) -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    shard = LocalShard.load(tiny_options(directory))
+    monkeypatch.setattr(RaggedForward, "__call__", out_of_memory)
+
+    with pytest.raises(RuntimeError, match=r"handle 40 prefill tokens\. You need to decrease `--max-batch-prefill-"):
+        await warm_up(shard, max_prefill_tokens=40)
+    shard.close()
 
 
 async def test_model_server_M21_no_room_for_a_block_names_the_flags(directory: Path) -> None:
