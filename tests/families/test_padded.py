@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from reference_server.errors import UnsupportedError
+from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.models import loader
 from reference_server.model_server.shard import LocalShard
 from tests.support.lower_tiers import (
     PADDED,
@@ -124,6 +126,19 @@ async def test_prefix_caching_is_off_for_a_model_that_pads_and_says_so(
 
     assert not info.use_prefix_caching
     assert "prefix caching is off: CodeGenForCausalLM" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"), [(PADDED["gpt-neo"], "GPT-Neo"), (PADDED["biogpt, by no record"], "biogpt")]
+)
+def test_two_ranks_of_a_model_that_pads_are_refused_by_name(
+    tmp_path: Path, settings: dict[str, object], name: str
+) -> None:
+    save_model(tmp_path, settings)
+    options = tiny_options(tmp_path)
+
+    with pytest.raises(UnsupportedError, match=f"sharded {name} is not supported"):
+        loader.load(options, loader.locate(options), RankGroup(0, 2))
 
 
 def test_the_forced_families_are_ragged_by_themselves() -> None:

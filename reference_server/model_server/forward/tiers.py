@@ -137,7 +137,9 @@ def _own_attention(
         # The launcher asks for it unless it is told otherwise, and cannot know how a model will run.
         logger.warning("prefix caching is off: %s runs in the %s tier", type(loaded.model).__name__, tier)
     head_dims = frozenset(shape.head_dim for shape in shapes)
-    choice = backend.choose(options, AttentionNeeds(loaded.device.type, loaded.dtype, head_dims))
+    # Without the fused kernels, none of which is ever called here and some of which are compiled when chosen.
+    needs = AttentionNeeds(loaded.device.type, loaded.dtype, head_dims)
+    choice = backend.choose(replace(options, fuse=False), needs)
     return PreparedModel(tier, forward, shapes, choice)
 
 
