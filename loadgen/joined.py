@@ -25,6 +25,7 @@ from gevent.event import AsyncResult, Event
 
 from loadgen.deal import Seat
 from loadgen.errors import LoadgenError
+from loadgen.load_files import unpack
 from loadgen.messages import SAID, TOLD, Hello
 from loadgen.plan import JoinPlan, WorkerPlan
 from loadgen.recorder import RowSink, tpot_of, ttft_of
@@ -130,7 +131,7 @@ class Joined:
     def _make_worker(self, told: dict[str, Any]) -> Worker:
         """Raises UsageError where a file of the load cannot be read here."""
         plan = WorkerPlan.from_json(told["plan"])
-        config = plan.config | {name: self._keep(*file) for name, file in told["files"].items()}
+        config = plan.config | unpack(told["files"], Path(self._files.name))
         seat = Seat(told["index"], told["count"])
         records, series = (self._sink(table, seat) for table in (REQUESTS, TIMESERIES))
         on_record = self._show if told["is_watched"] else None
@@ -139,11 +140,6 @@ class Joined:
         worker.load.on_warm = lambda at_ns: self._say(type="warm", at_ns=at_ns)
         worker.take_signals()
         return worker
-
-    def _keep(self, name: str, content: bytes) -> str:
-        path = Path(self._files.name) / Path(name).name
-        path.write_bytes(content)
-        return str(path)
 
     def _sink(self, table: str, seat: Seat) -> RowSink:
         if self._plan.directory is not None:

@@ -31,6 +31,7 @@ from loadgen.crew import Crew, Member, Stage
 from loadgen.distribution import Address, Distribution
 from loadgen.errors import MeasurementError
 from loadgen.health import ASKED_TO_STOP, UNHEALTHY_SIGNAL
+from loadgen.load_files import pack
 from loadgen.messages import SAID, TOLD, Hello
 from loadgen.plan import JoinPlan, WorkerPlan
 from loadgen.tether import tie_to_parent
@@ -43,8 +44,6 @@ PINGS = 16
 PONG_S = 5.0
 # From the word that a load begins to its beginning: it has to reach every worker.
 BEGIN_IN_S = 0.25
-# Fields of a config that name a file, which a worker elsewhere is sent.
-FILE_FIELDS = ("prompts_file", "trace_file")
 LEAVE_S = 5.0
 
 
@@ -309,16 +308,11 @@ class Master:
             plan=self._plan.to_json(),
             index=member.index,
             count=self._crew.count,
-            files=self._files() if self._distribution.is_open else {},
+            files=pack(self._config) if self._distribution.is_open else {},
             is_watched=self._page is not None,
         )
         if self._distribution.is_open:
             say(type="say", text=f"worker {member.index} joined from {hello.host}")
-
-    def _files(self) -> dict[str, tuple[str, bytes]]:
-        """Name and content of every file that the load is read from."""
-        paths = {name: getattr(self._config, name) for name in FILE_FIELDS}
-        return {name: (Path(path).name, Path(path).read_bytes()) for name, path in paths.items() if path is not None}
 
     def _note_ready(self, member: Member, said: dict[str, Any]) -> None:
         wanted = (self._plan.workload_hash, self._plan.schedule_hash)

@@ -131,9 +131,9 @@ def _from_file(
         rows = _conversations(config, answer_tokens)
     if config.prompts_order == "shuffled":
         rows = shuffled(rows, config.seed)
-    output = config.output_tokens or DEFAULT_OUTPUT_TOKENS
-    prompts = PromptFile(path.stem, rows, Lengths.parse(output), limits, config.seed, config.prefix_cache == "cold")
-    return prompts, [output, [asdict(row) for row in rows]]
+    output = Lengths.parse(config.output_tokens or DEFAULT_OUTPUT_TOKENS)
+    prompts = PromptFile(path.stem, rows, output, limits, config.seed, config.prefix_cache == "cold")
+    return prompts, [_described(output), *output.values, [asdict(row) for row in rows]]
 
 
 def _conversations(config: BenchConfig, answer_tokens: Sequence[int | None] | None) -> list[PromptRow]:
@@ -159,7 +159,12 @@ def _lengths(config: BenchConfig) -> tuple[PairedLengths, Any]:
         return Joint(pairs), pairs
     texts = (config.input_tokens or DEFAULT_INPUT_TOKENS, config.output_tokens or DEFAULT_OUTPUT_TOKENS)
     own, output = (Lengths.parse(text) for text in texts)
-    return Independent(own, output), [*texts, own.values, output.values]
+    return Independent(own, output), [_described(own), _described(output), own.values, output.values]
+
+
+def _described(lengths: Lengths) -> str:
+    """Without the path of a file: what counts is what it holds."""
+    return lengths.kind if lengths.values else str(lengths)
 
 
 def _written(config: BenchConfig, vocabulary: Vocabulary, limits: Limits) -> tuple[Iterable[Prompt], Any]:
@@ -180,7 +185,11 @@ def _written(config: BenchConfig, vocabulary: Vocabulary, limits: Limits) -> tup
         return shared, [source, num_groups, prefix_tokens, is_zipf]
     if config.workload == "multi_turn":
         turns = Lengths.parse(config.turns or DEFAULT_TURNS)
-        return MultiTurn(vocabulary, turns, lengths, limits, config.seed, is_cold), [source, str(turns), turns.values]
+        return MultiTurn(vocabulary, turns, lengths, limits, config.seed, is_cold), [
+            source,
+            _described(turns),
+            turns.values,
+        ]
     return Synthetic(vocabulary, lengths, limits, config.seed), source
 
 
