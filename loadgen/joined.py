@@ -24,7 +24,6 @@ from typing import Any
 from gevent.event import AsyncResult, Event
 
 from loadgen.deal import Seat
-from loadgen.errors import LoadgenError
 from loadgen.load_files import unpack
 from loadgen.messages import SAID, TOLD, Hello
 from loadgen.plan import JoinPlan, WorkerPlan
@@ -39,6 +38,8 @@ SEND_ROWS_S = 0.5
 MASTER_SILENCE_S = 15.0
 END_S = 30.0
 LEAVE_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -112,8 +113,9 @@ class Joined:
         self._tell_command(type="joined", index=told["index"], count=told["count"])
         try:
             worker = self._worker = self._make_worker(told)
-        except LoadgenError as error:
-            self._say(type="failed", text=str(error))
+        except Exception as error:
+            logger.exception("the load cannot be made here")
+            self._say(type="failed", text=f"{type(error).__name__}: {error}")
             self._ended.wait(END_S)
             self._tell_command(type="failed", text=str(error))
             return 1
@@ -129,7 +131,6 @@ class Joined:
         return 0
 
     def _make_worker(self, told: dict[str, Any]) -> Worker:
-        """Raises UsageError where a file of the load cannot be read here."""
         plan = WorkerPlan.from_json(told["plan"])
         config = plan.config | unpack(told["files"], Path(self._files.name))
         seat = Seat(told["index"], told["count"])

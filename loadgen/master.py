@@ -249,9 +249,11 @@ class Master:
                 raise MeasurementError(f"worker {index} ended with exit code {code} before it said hello")
             if member.is_at_work:
                 self._lose(member, f"its process ended with exit code {code}")
-        for member in self._crew.at_work if self._crew.has_begun else ():
+        for member in self._crew.at_work:
             node = self._runner.clients.get(member.client_id)
-            if node is None or node.state == locust.runners.STATE_MISSING:
+            # One that still makes its load may be silent for a while: locust drops it after a minute.
+            is_missing = self._crew.has_begun and node is not None and node.state == locust.runners.STATE_MISSING
+            if node is None or is_missing:
                 self._lose(member, "its heartbeats stopped")
 
     def _lose(self, member: Member, because: str) -> None:
