@@ -3,21 +3,25 @@
 A server in a process of its own writes every token at a known moment (`loadgen.truth_server`). Each client in turn puts
 the same closed loop on it: ours; a bare asyncio socket client; aiohttp; locust's HttpUser with `iter_lines`. Every one
 decodes the JSON of every event. Prints, per client and load, CPU seconds per 1,000 events, events a core could take,
-and the error of TTFT and gaps; `--json` for one object with machine and versions.
+and the error of TTFT and gaps; then the processor time that `tgi-bench run` takes up to its first request. Clients take
+turns, `--rounds` times, and rows hold medians; `--json` for one object with machine and versions.
 
     python benchmarks/client.py
-    python benchmarks/client.py --streams 16,64 --clients ours,aiohttp --seconds 10
+    python benchmarks/client.py --streams 16,64 --clients ours,aiohttp --seconds 10 --rounds 3
 """
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -177,6 +181,54 @@ def measure(client: str, streams: int, seconds: float) -> dict[str, Any]:
     return describe(client, streams, json.loads(done.stdout), {row["inputs"]: row["written_ns"] for row in truth})
 
 
+def measure_start() -> dict[str, Any]:
+    """What `tgi-bench run` and its worker have used when the first request arrives, and when all is written."""
+    import psutil
+
+    samples: list[tuple[int, float]] = []
+    with truth_server(0.01, 0.01) as url, tempfile.TemporaryDirectory() as folder:
+        words = ["-m", "loadgen.cli", "run", "--url", url, "--out", f"{folder}/run", "--duration", "1s"]
+        words += ["--warmup", "0s", "--concurrency", "1", "--output-tokens", "4"]
+        begun_ns = time.perf_counter_ns()
+        command = psutil.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while command.poll() is None:
+            samples.append((time.perf_counter_ns(), tree_cpu_s(command)))
+            time.sleep(0.01)
+        control = ControlClient(url)
+        first_ns = min(row["arrived_ns"] for row in json.loads(control.get("/truth")[1]))
+        control.close()
+    return {
+        "client": "ours",
+        "start_cpu_s": round(max(cpu_s for at_ns, cpu_s in samples if at_ns <= first_ns), 2),
+        "start_wall_s": round((first_ns - begun_ns) / 1e9, 2),
+        "whole_cpu_s": round(max(cpu_s for _, cpu_s in samples), 2),
+    }
+
+
+def tree_cpu_s(command: Any) -> float:
+    """Processor time of a process, of its children, and of those that have ended; 0 when it is gone."""
+    import psutil
+
+    total_s = 0.0
+    with contextlib.suppress(psutil.Error):
+        own = command.cpu_times()
+        total_s += own.user + own.system + own.children_user + own.children_system
+        for child in command.children(recursive=True):
+            used = child.cpu_times()
+            total_s += used.user + used.system
+    return total_s
+
+
+def median_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One client under one load, over the rounds; what was lost is summed."""
+    middle = {
+        name: round(statistics.median(row[name] for row in rows), 4)
+        for name in rows[0]
+        if name not in ("client", "lost")
+    }
+    return {"client": rows[0]["client"], **middle, "lost": sum(row["lost"] for row in rows)}
+
+
 def describe(client: str, streams: int, seen: dict[str, Any], written: dict[str, list[int]]) -> dict[str, Any]:
     """Seen against true, over all requests."""
     ttft: dict[str, list[float]] = {"seen": [], "true": []}
@@ -212,6 +264,7 @@ def main() -> None:
     parser.add_argument("--streams", default="1,16,64,256")
     parser.add_argument("--clients", default=",".join(CLIENTS))
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--client", choices=tuple(RUN), help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
@@ -220,13 +273,18 @@ def main() -> None:
         RUN[given.client](given.url, int(given.streams), given.seconds)
         return
     rows = []
-    for streams, client in itertools.product(map(int, given.streams.split(",")), given.clients.split(",")):
-        rows.append(measure(client, streams, given.seconds))
-        print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), file=sys.stderr)
+    for streams in map(int, given.streams.split(",")):
+        clients = given.clients.split(",")
+        rounds = [[measure(client, streams, given.seconds) for client in clients] for _ in range(given.rounds)]
+        rows += [median_row(of_one) for of_one in zip(*rounds, strict=True)]
+        for row in rows[-len(clients) :]:
+            print(" ".join(f"{name}={value}" for name, value in row.items()), file=sys.stderr)
+    start = measure_start()
+    print(" ".join(f"{name}={value}" for name, value in start.items()), file=sys.stderr)
     if given.json:
         where = {"machine": machine.describe_machine(), "libraries": machine.library_versions()}
         load = {"load_average": os.getloadavg()[0], "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        print(json.dumps({"rows": rows, **where, **load}, indent=2))
+        print(json.dumps({"rows": rows, "start": start, **where, **load}, indent=2))
 
 
 if __name__ == "__main__":
