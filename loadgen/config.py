@@ -3,6 +3,7 @@
 Pydantic only; `settings.py` reads the sources.
 """
 
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -19,10 +20,14 @@ from pydantic import (
 
 from loadgen.conflicts import conflicts
 from loadgen.datasets.lengths import EXAMPLES, Lengths
+from loadgen.durations import parse_duration, parse_stages
 from loadgen.limits import MAX_LINE_BYTES, MAX_RESPONSE_BYTES, RequestLimits
 from loadgen.modes import COMMAND_MODES, GENERATED_WORKLOADS, TRACE_WORKLOADS, ApiName, Mode, WorkloadName
 from loadgen.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.objectives import WIDTH_EXAMPLE, parse_objective, parse_width
+from loadgen.shapes import ConstantShape, Shape, Stages
+from loadgen.think_time import EXAMPLES as THINK_TIME_EXAMPLES
+from loadgen.think_time import parse_think_time
 
 MAX_WORKERS = 1_000
 DEFAULT_DURATION_S = 30.0
@@ -37,23 +42,6 @@ DEFAULT_SHAREGPT_ROWS = 1_000
 EMBEDDED_MODEL_ID = "preset:tiny-llama"
 EMBEDDED_PERMITS = 1_024
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
-_UNITS_S = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0}
-
-
-def parse_duration(value: object) -> object:
-    """Seconds of a text such as `20s`, `1.5m` or `500ms`; anything else is left to pydantic.
-
-    >>> parse_duration("2m")
-    120.0
-    """
-    if not isinstance(value, str):
-        return value
-    match = _DURATION.fullmatch(value.strip())
-    if match is None:
-        raise ValueError("not a duration: give seconds or a number with ms, s, m or h, as in 20s")
-    return float(match[1]) * _UNITS_S[match[2]]
-
 
 def _as_text(value: object) -> object:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -64,26 +52,13 @@ def _check_lengths(value: str) -> str:
     return str(Lengths.parse(value))
 
 
-def parse_stages(text: str) -> tuple[tuple[float, float], ...]:
-    """(seconds, target) of a text such as `30s:8,1m:8,10s:0`. Raises ValueError.
-
-    >>> parse_stages("30s:8,1m:0")
-    ((30.0, 8.0), (60.0, 0.0))
-    """
-    stages = []
-    for stage in text.split(","):
-        length, _, target = stage.partition(":")
-        length_s, rate = parse_duration(length), float(target or "nan")
-        if not isinstance(length_s, float) or length_s <= 0 or not 0 <= rate <= 1_000_000:
-            raise ValueError(f"{stage!r} is no stage: give a duration and a rate, as in 30s:8")
-        stages.append((length_s, rate))
-    if not any(rate for _, rate in stages):
-        raise ValueError("every stage has a rate of 0")
-    return tuple(stages)
-
-
 def _check_stages(value: str) -> str:
     parse_stages(value)
+    return value
+
+
+def _check_think_time(value: str) -> str:
+    parse_think_time(value)
     return value
 
 
@@ -104,6 +79,7 @@ def _check_width(value: str) -> str:
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400)]
 LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths)]
 ObjectiveText = Annotated[str, AfterValidator(_check_objective)]
+ThinkTimeText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_think_time)]
 WidthText = Annotated[str, AfterValidator(_check_width)]
 
 
@@ -123,8 +99,12 @@ class BenchConfig(BaseModel):
         None, gt=0, le=1_000_000, description="Requests (or sessions) per second of an open loop."
     )
     stages: Annotated[str, AfterValidator(_check_stages)] | None = Field(
-        None, description="Rate in straight lines from 0, as DURATION:RATE,…: 30s:8,1m:8,10s:0."
+        None, description="Rate (or users) in straight lines from 0, as DURATION:TARGET,…: 30s:8,1m:8,10s:0."
     )
+    stages_of: Literal["rate", "concurrency"] = Field(
+        "rate", description="What --stages sets: requests/s of an open loop, or the users of a closed one."
+    )
+    ramp_up: Seconds = Field(0.0, description="Time over which the users of mode closed arrive.")
     burstiness: float = Field(
         1.0, gt=0, le=1_000, description="Shape of gamma arrivals: 1 is Poisson, below 1 burstier."
     )
@@ -143,8 +123,10 @@ class BenchConfig(BaseModel):
         description="How long requests in flight may go on after the last one was sent. Default 30s after a timed "
         "measurement, as long as --timeout where --requests or a trace ends the run.",
     )
-    think_time: Seconds = Field(
-        0.0, description="Pause of a user between answer and next request, closed loop and sessions."
+    think_time: ThinkTimeText = Field(
+        "0",
+        description="Pause of a user between answer and next request, closed loop and sessions: a time or a "
+        f"distribution, as in {THINK_TIME_EXAMPLES}.",
     )
     max_in_flight: int | None = Field(
         None, ge=1, le=100_000, description="Most requests of an open loop in flight; waiting there is part of latency."
@@ -337,7 +319,21 @@ class BenchConfig(BaseModel):
 
     @property
     def is_open_loop(self) -> bool:
-        return self.mode != "closed"
+        return self.mode != "closed" and not (self.mode == "stages" and self.stages_of == "concurrency")
+
+    @property
+    def users(self) -> int:
+        """Most users of a closed loop."""
+        if self.stages is not None and self.stages_of == "concurrency":
+            return math.ceil(max(target for _, target in parse_stages(self.stages)))
+        return self.concurrency
+
+    @property
+    def shape(self) -> Shape:
+        """The users of a closed loop over time."""
+        if self.stages is not None and self.stages_of == "concurrency":
+            return Stages(parse_stages(self.stages))
+        return Stages(((self.ramp_up, self.concurrency),)) if self.ramp_up else ConstantShape(self.concurrency)
 
     @property
     def duration_s(self) -> float | None:

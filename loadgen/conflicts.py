@@ -7,6 +7,8 @@ from loadgen.modes import FILE_WORKLOADS, GENERATED_WORKLOADS, RATE_MODES, THINK
 if TYPE_CHECKING:
     from loadgen.config import BenchConfig
 
+NO_TIME = ("0", "0s", "0ms")
+
 
 def conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
     """Every rule that two settings may break together: whether they do, and what to say then."""
@@ -79,13 +81,21 @@ def conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
             f"`output_tokens` is {config.output_tokens} but workload {config.workload!r} has lengths of its own",
         ),
         (
-            config.max_in_flight is not None and config.mode == "closed",
-            f"`max_in_flight` is {config.max_in_flight} but mode 'closed' is limited by `concurrency`",
+            config.max_in_flight is not None and not config.is_open_loop,
+            f"`max_in_flight` is {config.max_in_flight} but mode {config.mode!r} is limited by its users",
         ),
         (
-            config.think_time > 0 and config.mode not in THINKING_MODES,
-            f"`think_time` is {config.think_time:g} s but only modes {' and '.join(map(repr, THINKING_MODES))} have "
+            config.think_time not in NO_TIME and config.mode not in THINKING_MODES and config.is_open_loop,
+            f"`think_time` is {config.think_time} but only modes {' and '.join(map(repr, THINKING_MODES))} have "
             f"users who think, not {config.mode!r}",
+        ),
+        (
+            config.ramp_up > 0 and config.mode != "closed",
+            f"`ramp_up` is {config.ramp_up:g} s but only mode 'closed' has users who arrive, not {config.mode!r}",
+        ),
+        (
+            config.stages_of == "concurrency" and config.mode != "stages",
+            f"`stages_of` is 'concurrency' but mode is {config.mode!r}, not 'stages'",
         ),
         (config.duration == 0, "`duration` is 0 but must be above 0"),
         (config.url is not None and config.server is not None, "`url` and `server` exclude each other"),
@@ -105,7 +115,7 @@ def _workload_conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
             f"`turns` is {config.turns} but workload {config.workload!r} has no turns",
         ),
         (
-            (config.workload == "multi_turn" and config.mode not in THINKING_MODES)
+            (config.workload == "multi_turn" and config.mode != "sessions" and config.is_open_loop)
             or (config.mode == "sessions" and config.workload != "multi_turn"),
             f"mode {config.mode!r} does not go with workload {config.workload!r}: 'multi_turn' needs mode 'sessions' "
             "or 'closed', and mode 'sessions' needs 'multi_turn'",

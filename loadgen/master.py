@@ -188,7 +188,7 @@ class Master:
             del self._runner.clients[stranger]
         for member in self._crew.members:
             member.measured = self._measure_clock(member)
-        users = self._crew.count if self._config.is_open_loop else self._config.concurrency
+        users = self._crew.count if self._config.is_open_loop else self._config.users
         self._runner.start(users, spawn_rate=users)
         self._start_ns = time.perf_counter_ns() + round(BEGIN_IN_S * 1e9)
         for member in self._crew.members:

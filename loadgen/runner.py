@@ -276,7 +276,7 @@ def _manifest(
             "prompt_length_error": round_trip.largest_error if round_trip is not None else None,
         },
         warmup_s=config.warmup_s,
-        slots=None if config.is_open_loop or config.warmup_s == 0 else config.concurrency,
+        slots=config.concurrency if config.mode == "closed" and config.warmup_s else None,
     )
 
 

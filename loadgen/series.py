@@ -176,7 +176,7 @@ def load_of(given: argparse.Namespace, first: float) -> tuple[BenchConfig, str]:
 @contextlib.contextmanager
 def open_series(given: argparse.Namespace, config: BenchConfig, quantity: str) -> Iterator[Series]:
     """The target of a series, started once for all loads."""
-    from loadgen.config import parse_duration
+    from loadgen.durations import parse_duration
 
     try:
         cool_down_s = float(str(parse_duration(given.cool_down)))

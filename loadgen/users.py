@@ -14,32 +14,41 @@ from locust import User, task
 from locust.exception import StopUser
 
 from loadgen.datasets.prompt import Prompt
+from loadgen.deal import Seat
 from loadgen.exchange import Cut
 from loadgen.load import NS_PER_S, Load
 from loadgen.recorder import Times
+from loadgen.shapes import Shape
+from loadgen.think_time import ThinkTime
 from loadgen.timers import Alarm
 from reports.results import Status
 
 # A user whose connection was refused waits, or a dead server would be asked thousands of times a second.
 PAUSE_AFTER_REFUSAL_S = 0.1
 MAX_WAITING = 100_000
+NO_PAUSE = ThinkTime("fixed", 0.0, 0.0)
+ALONE = Seat()
 
 
 @dataclass(slots=True)
 class LoadRunner:
     """What both kinds of users need: the load, the schedule of an open one, and the greenlets at work.
 
-    `is_gated` where a master says when the load begins: users who are there earlier wait for it.
+    `is_gated` where a master says when the load begins: users who are there earlier wait for it. `shape` says how many
+    users of a closed loop send over time, those of all workers together; None is all of them, always.
     """
 
     load: Load
-    think_time_s: float = 0.0
+    think_time: ThinkTime = NO_PAUSE
+    shape: Shape | None = None
+    seat: Seat = ALONE
     times_ns: list[int] | None = None
     end_reason: str = "requests"
     limit: BoundedSemaphore | None = None
     is_gated: bool = False
     is_interrupted: bool = False
     waiting: int = 0
+    joined: int = 0
     begun: Event = field(default_factory=Event)
     at_work: set[gevent.Greenlet] = field(default_factory=set)
 
@@ -55,6 +64,23 @@ class LoadRunner:
         self.begun.wait()
         while (left_ns := self.load.start_ns - self.load.clock_ns()) > 0 and not self.load.is_over:
             gevent.sleep(left_ns / NS_PER_S)
+
+    def join(self) -> int:
+        """The number of one more user, among those of all workers."""
+        self.joined += 1
+        return (self.joined - 1) * self.seat.count + self.seat.index
+
+    def wait_for_turn(self, number: int) -> bool:
+        """Return once a user may send: whether it had to wait until then. Users who never may wait for the end."""
+        load, has_waited = self.load, False
+        while self.shape is not None and not load.is_over:
+            now_s = (load.clock_ns() - load.start_ns) / NS_PER_S
+            entry_s = self.shape.entry_s(number, now_s)
+            if entry_s is not None and entry_s <= now_s:
+                break
+            has_waited = True
+            gevent.sleep(0.25 if entry_s is None else min(entry_s - now_s, 0.25))
+        return has_waited
 
     def send(self, prompt: Prompt, body: bytes, times: Times, slot: int | None = None) -> Status:
         """One request from this greenlet; `Cut` leaves through here."""
@@ -96,7 +122,8 @@ class ClosedLoopUser(LoadUser):
         runner = self.runner
         load = runner.load
         runner.wait_for_begin()
-        slot = id(self)
+        slot, number = id(self), runner.join()
+        runner.wait_for_turn(number)
         free_ns = load.clock_ns()
         while (made := load.next_request(slot)) is not None:
             prompt, body = made
@@ -106,10 +133,13 @@ class ClosedLoopUser(LoadUser):
             except Cut:
                 break
             self.report(prompt, status, times.dispatch_ns)
-            pause_s = runner.think_time_s or (PAUSE_AFTER_REFUSAL_S if status == Status.CONNECT_ERROR else 0.0)
+            is_refused = status == Status.CONNECT_ERROR
+            pause_s = runner.think_time.after(prompt.prompt_id) or (PAUSE_AFTER_REFUSAL_S if is_refused else 0.0)
             free_ns = (load.last_end_ns or load.clock_ns()) + round(pause_s * NS_PER_S)
             if pause_s:
                 gevent.sleep(pause_s)
+            if runner.wait_for_turn(number):
+                free_ns = load.clock_ns()
         raise StopUser
 
 
@@ -154,7 +184,7 @@ class OpenLoopUser(LoadUser):
             status = self._send(prompt, body, due_ns)
             if status != Status.OK or not prompt.turns_left:
                 return
-            due_ns = load.clock_ns() + round(self.runner.think_time_s * NS_PER_S)
+            due_ns = load.clock_ns() + round(self.runner.think_time.after(prompt.prompt_id) * NS_PER_S)
             self._sleep_until(due_ns)
 
     def _send(self, prompt: Prompt, body: bytes, due_ns: int) -> Status | None:

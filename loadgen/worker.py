@@ -42,6 +42,7 @@ from loadgen.recorder import Recorder, RowSink, latest, live_row, quantile
 from loadgen.self_monitor import TIMER_S, SelfMonitor
 from loadgen.shapes import ConstantShape, Shape
 from loadgen.tether import tie_to_parent
+from loadgen.think_time import parse_think_time
 from loadgen.timers import Ticker
 from loadgen.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
 from reports.results import REQUESTS, TIMESERIES, JsonlWriter, RequestRecord, Status, write_client
@@ -93,7 +94,7 @@ def _start_locust(worker: "Worker") -> "locust.runners.Runner":
     environment = locust.env.Environment(user_classes=[OpenLoopUser if is_open_loop else ClosedLoopUser])
     if not is_open_loop:
         shape = UsersOverTime()
-        shape.shape = ConstantShape(worker.config.concurrency)
+        shape.shape = ConstantShape(worker.config.users)
         environment.shape_class = shape
     runner = environment.create_local_runner()
     if is_open_loop:
@@ -157,7 +158,9 @@ class Worker:
         )
         self.users = LoadRunner(
             self.load,
-            think_time_s=config.think_time,
+            think_time=parse_think_time(config.think_time, config.seed),
+            shape=None if config.is_open_loop or isinstance(config.shape, ConstantShape) else config.shape,
+            seat=seat,
             times_ns=times_ns,
             end_reason="requests" if config.requests is not None else "end_of_trace",
             limit=BoundedSemaphore(seat.share_of(config.max_in_flight)) if config.max_in_flight else None,
@@ -167,7 +170,7 @@ class Worker:
     def _known_requests(self, times_ns: list[int] | None) -> int:
         if times_ns is not None:
             return len(times_ns)
-        known = self.config.requests or max(PREPARE_CLOSED, 4 * self.config.concurrency)
+        known = self.config.requests or max(PREPARE_CLOSED, 4 * self.config.users)
         return self.seat.share_of(known)
 
     def _rules(self) -> StopRules:
@@ -177,7 +180,7 @@ class Worker:
             config.warmup_s,
             config.duration_s,
             requests=requests,
-            slots=None if config.is_open_loop else config.concurrency,
+            slots=None if config.is_open_loop or config.mode == "stages" else config.concurrency,
             max_errors=config.max_errors,
             max_error_share=config.max_error_share,
         )

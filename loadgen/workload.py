@@ -20,7 +20,6 @@ from loadgen.config import (
     DEFAULT_SHAREGPT_ROWS,
     DEFAULT_TURNS,
     BenchConfig,
-    parse_stages,
 )
 from loadgen.datasets.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
 from loadgen.datasets.multi_turn import MultiTurn
@@ -32,6 +31,7 @@ from loadgen.datasets.sharegpt import Conversation, read_sharegpt
 from loadgen.datasets.synthetic import Synthetic
 from loadgen.datasets.traces import MOONCAKE_BLOCK_TOKENS, READERS, Trace
 from loadgen.datasets.vocabulary import CountTokens, Vocabulary, Word
+from loadgen.durations import parse_stages
 from loadgen.errors import UsageError
 from loadgen.modes import FILE_WORKLOADS, TRACE_WORKLOADS
 
@@ -211,7 +211,7 @@ def _process(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.Arrival
     match config.mode:
         case "constant":
             process: arrivals.ArrivalSchedule = arrivals.Constant(config.rate or 0.0)
-        case "stages":
+        case "stages" if config.is_open_loop:
             process = arrivals.Stages(parse_stages(config.stages or ""))
         case "poisson" | "gamma" | "sessions":
             process = arrivals.Gamma(config.rate or 0.0, config.burstiness)

@@ -29,6 +29,8 @@ def load_sentence(manifest: RunManifest) -> str:
     if manifest.mode == "closed":
         users = manifest.config.get("concurrency") or manifest.slots
         return f"closed loop, {users} users" if users else "closed loop"
+    if not manifest.is_open_loop and manifest.mode == "stages":
+        return f"closed loop, users {manifest.config.get('stages')}"
     rate = manifest.config.get("rate")
     return f"open loop, {manifest.mode}" + (f", {rate:g} requests/s" if isinstance(rate, int | float) else "")
 

@@ -250,7 +250,7 @@ class RunManifest:
     @property
     def is_open_loop(self) -> bool:
         """Whether requests started at scheduled times, whatever was in flight."""
-        return self.mode not in ("closed", "burst")
+        return self.mode not in ("closed", "burst") and self.config.get("stages_of") != "concurrency"
 
     @property
     def title(self) -> str:
