@@ -1,5 +1,6 @@
 """Tiny models that run padded, behind an encoder or recurrently, and what their batches must equal."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,10 @@ def unplaced(
     driver: ShardDriver, id_: int, prompt: list[int], max_new_tokens: int = NEW_TOKENS, **more: Any
 ) -> Request:
     """A request as a router sends it to a model that pads: the shard places its K/V."""
-    return driver.request(id_, prompt, max_new_tokens, blocks=(), num_slots=0, **more)
+    placed = driver.request(id_, prompt, max_new_tokens, **more)
+    driver.sent[id_] = placed
+    driver.release(id_)
+    return replace(placed, blocks=(), num_slots=0)
 
 
 async def run_together(shard: LocalShard) -> list[list[int]]:
