@@ -198,6 +198,11 @@ class BenchConfig(BaseModel):
     turns: LengthText | None = Field(
         None, description=f"Questions of a `multi_turn` session: a number or a distribution. Default {DEFAULT_TURNS}."
     )
+    assistant: Literal["scripted", "real"] = Field(
+        "scripted",
+        description="What the turns of `multi_turn` repeat as the server's answers: words of the length that was asked "
+        "for, the same for a seed, or what it really answered.",
+    )
     prefix_cache: Literal["natural", "cold", "warm"] = Field(
         "natural",
         description="What the server's prefix cache finds: what it finds (`natural`), nothing (`cold`: every prompt "

@@ -27,6 +27,10 @@ def conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
         *_row_conflicts(config),
         *_length_conflicts(config),
         (
+            config.assistant == "real" and config.workload != "multi_turn",
+            f"`assistant` is 'real' but workload {config.workload!r} has no turns",
+        ),
+        (
             config.stop_on_overload and not config.is_open_loop,
             f"`stop_on_overload` is for open loops, and mode {config.mode!r} is closed",
         ),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from loadgen.connection import Clock
+from loadgen.conversations import Conversations
 from loadgen.datasets.prompt import ClipCount, Prompt
 from loadgen.exchange import Client, Cut
 from loadgen.reception import Exchange
@@ -56,6 +57,7 @@ class Load:
     clock_ns: Clock
     worker: int = 0
     on_warm: Callable[[int], None] | None = None
+    conversations: Conversations | None = None
     clipped: ClipCount = field(default_factory=ClipCount)
     start_ns: int = 0
     measure_ns: int | None = None
@@ -191,6 +193,9 @@ class Load:
     def send(self, prompt: Prompt, body: bytes, times: Times, slot: int | None = None) -> Status:
         """Make one request and record it. `Cut` passes through once it is recorded."""
         exchange = Exchange()
+        if self.conversations is not None:
+            exchange.answer.pieces = []
+            prompt, body = self.conversations.completed(prompt, body)
         # The start that decides is the scheduled one in an open loop, the real one in a closed loop.
         phase = self.phase_at(times.intended_ns if self.rules.slots is None else times.dispatch_ns)
         self._running[id(exchange)] = exchange
@@ -208,6 +213,8 @@ class Load:
             self._note(exchange)
             record = make_record(self.run_id, request_id, self.start_ns, phase, prompt, times, exchange, self.worker)
             self._store(record)
+        if self.conversations is not None:
+            self.conversations.note(prompt, exchange.answer, is_ok=exchange.status == Status.OK)
         if slot is not None:
             self._slots_done.add(slot)
         return exchange.status

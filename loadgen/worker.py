@@ -28,6 +28,7 @@ from gevent.lock import BoundedSemaphore
 from loadgen import workload
 from loadgen.config import BenchConfig
 from loadgen.connection import ConnectionPool, Origin
+from loadgen.conversations import Conversations
 from loadgen.datasets.prompt import Limits
 from loadgen.deal import Seat
 from loadgen.exchange import Client
@@ -155,6 +156,7 @@ class Worker:
             recorder=Recorder(outlet.records, on_record),
             clock_ns=time.perf_counter_ns,
             worker=seat.index,
+            conversations=Conversations(dialect) if config.assistant == "real" else None,
         )
         self.users = LoadRunner(
             self.load,

@@ -38,7 +38,10 @@ class Sampling:
 
 @dataclass(slots=True)
 class Answer:
-    """What one stream has said so far. Times are monotonic ns, taken when the bytes of an event left the socket."""
+    """What one stream has said so far. Times are monotonic ns, taken when the bytes of an event left the socket.
+
+    `pieces` are the texts of the answer where they are asked for, None where nobody reads them.
+    """
 
     event_ns: list[int] = field(default_factory=list)
     event_tokens: list[int] = field(default_factory=list)
@@ -56,6 +59,17 @@ class Answer:
     srv_queue_s: float | None = None
     srv_inference_s: float | None = None
     srv_time_per_token_s: float | None = None
+    pieces: list[str] | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer as far as it was kept."""
+        return "".join(self.pieces or ())
+
+    def add_text(self, text: object) -> None:
+        """Keep a piece of the answer where it is asked for."""
+        if self.pieces is not None and isinstance(text, str):
+            self.pieces.append(text)
 
     @property
     def is_complete(self) -> bool:

@@ -98,6 +98,8 @@ def _read_whole(payload: bytes, answer: Answer) -> None:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise NotThisApiError(f"a response has no `choices`: {payload[:80]!r}")
     answer.is_terminated = True
+    message = choices[0].get("message")
+    answer.add_text(message.get("content") if isinstance(message, dict) else choices[0].get("text"))
     reason = choices[0].get("finish_reason")
     answer.finish_reason = None if reason is None else str(reason)
     _read_usage(response.get("usage"), answer, is_open=False)
@@ -112,6 +114,7 @@ def _read_choice(choice: Any, tokens: int | None, at_ns: int, answer: Answer) ->
     is_reasoning = delta is not None and any(delta.get(key) for key in REASONING_KEYS)
     if is_reasoning or _has_content(choice, delta) or (tokens and choice.get("finish_reason") is None):
         answer.add_event(at_ns, tokens or 1, is_reasoning=is_reasoning)
+    answer.add_text(choice.get("text") if delta is None else delta.get("content"))
     if choice.get("finish_reason") is not None:
         answer.finish_reason = str(choice["finish_reason"])
 

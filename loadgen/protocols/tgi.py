@@ -43,6 +43,7 @@ class Tgi:
         if not isinstance(response.get("generated_text"), str):
             raise NotThisApiError(f"a response has no `generated_text`: {payload[:80]!r}")
         answer.is_terminated = True
+        answer.add_text(response["generated_text"])
         if response.get("details") is not None:
             _read_details(response["details"], answer)
 
@@ -61,6 +62,7 @@ class Tgi:
             raise NotThisApiError(f"an event has neither `token` nor `error`: {payload[:80]!r}")
         if event.get("generated_text") is not None:
             answer.is_terminated = True
+            answer.add_text(event["generated_text"])
         details = event.get("details")
         if details is not None:
             _read_details(details, answer)

@@ -129,3 +129,31 @@ def test_metrics_5_a_blocking_call_has_no_ttft_and_keeps_the_servers_times(url, 
         times = {(record.srv_validation_s, record.srv_queue_s, record.srv_inference_s) for record in result.records}
         assert times == {(0.001, 0.002, 0.015)}
         assert summary["metrics"]["outside_server_s"]["count"] == 3
+
+
+@pytest.mark.parametrize(("api", "answer"), [("tgi", "done"), ("openai-chat", " 1 2 3 4")])
+def test_metrics_9_turns_repeat_what_the_server_really_answered(url, state, tmp_path, api, answer):
+    load = {"workload": "multi_turn", "turns": "3", "input_tokens": "6", "output_tokens": "4", "requests": 6}
+
+    result = run(BenchConfig(**load, api=api, assistant="real", concurrency=1), Target(url), tmp_path / "r")
+
+    bodies = [request["body"] for request in state.requests if request["path"] != "/tokenize"]
+    assert {record.status for record in result.records} == {"ok"}
+    if api == "tgi":
+        first, second, third = (body["inputs"] for body in bodies[:3])
+        assert second.startswith(first + answer + " ")
+        assert third.startswith(second + answer + " ")
+    else:
+        said = [[m["content"] for m in body["messages"] if m["role"] == "assistant"] for body in bodies[:4]]
+        assert said == [[], [answer], [answer, answer], []]
+
+
+def test_a_turn_that_was_cut_to_the_limits_stays_scripted(url, state, tmp_path):
+    state.max_input_tokens = 12
+    load = {"workload": "multi_turn", "turns": "2", "input_tokens": "6", "output_tokens": "4", "requests": 2}
+
+    result = run(BenchConfig(**load, assistant="real", concurrency=1), Target(url), tmp_path / "r")
+
+    assert [record.status for record in result.records] == ["ok", "ok"]
+    assert "done" not in prompts_sent(state)[1]
+    assert result.manifest.clipped["requests"] == 1
