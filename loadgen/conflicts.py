@@ -26,6 +26,13 @@ def conflicts(config: "BenchConfig") -> list[tuple[bool, str]]:
         *_workload_conflicts(config),
         *_row_conflicts(config),
         *_length_conflicts(config),
+        *(
+            (
+                not config.stream and getattr(config, name) is not None,
+                f"`{name}` is {getattr(config, name)} but `stream` is false: such an answer has no events",
+            )
+            for name in ("first_event_timeout", "stall_timeout")
+        ),
         (
             config.assistant == "real" and config.workload != "multi_turn",
             f"`assistant` is 'real' but workload {config.workload!r} has no turns",

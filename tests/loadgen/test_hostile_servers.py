@@ -184,6 +184,42 @@ def test_reliability_T41_comments_are_no_progress_and_the_limit_that_passed_is_n
     assert (exchange.status, exchange.error_type) == (Status.TIMEOUT, cause)
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "expected"),
+    [
+        (b"429 Too Many Requests", b"retry-after: 5\r\n", (Status.OVERLOADED, "first_event/429")),
+        (b"503 Unavailable", b"retry-after: Wed, 21 Oct 2065 07:28:00 GMT\r\n", (Status.HTTP_5XX, "first_event/503")),
+        (b"503 Unavailable", b"", (Status.HTTP_5XX, "first_event/503")),
+    ],
+)
+def test_reliability_4_10_94_a_server_that_asks_for_a_retry_gets_none(status, headers, expected):
+    connections = []
+    body = b'{"error":{"message":"later","type":"overloaded"}}'
+    response = b"HTTP/1.1 %s\r\n%scontent-length: %d\r\n\r\n%s" % (status, headers, len(body), body)
+
+    exchange = exchange_with(lambda: connections.append(1) or [response])
+
+    assert (exchange.status, exchange.error_type) == expected
+    assert exchange.error_body == body
+    assert len(connections) == 1
+
+
+def test_reliability_4_10_96_a_cookie_is_ignored():
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nset-cookie: a=b; HttpOnly\r\nset-cookie: c=d\r\n\r\n")
+
+    assert exchange_with(lambda: [head, b"data:" + final(generated_tokens=1) + b"\n\n"]).status == Status.OK
+
+
+def test_reliability_4_10_90_an_event_of_100_megabytes_is_read_no_further_than_the_limit():
+    exchange = exchange_with(lambda: itertools.chain([HEAD, b'data:{"'], itertools.repeat(b"x" * 2**20, 100)))
+
+    assert (exchange.status, exchange.error_type) == (
+        Status.PROTOCOL_ERROR,
+        "first_event/a line of the stream exceeds 1048576 bytes",
+    )
+    assert exchange.bytes_received < 2**21
+
+
 def test_interim_responses_without_end_are_given_up():
     exchange = exchange_with(lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n"))
 
