@@ -19,6 +19,7 @@ class ModelFamily:
     tier: which forward runs it.
     shim: replaces inline attention modules, for a class that does not offer Transformers' attention interface.
     has_position_table: positions are, or may be, rows of a table, so that a longer request cannot be computed.
+    own_class: the class of a model that brings its code, as the config's `auto_map` names it.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ModelFamily:
     tier: Tier = "ragged"
     shim: Callable[[nn.Module], None] | None = None
     has_position_table: bool = False
+    own_class: str | None = None
 
 
 def _calls_the_interface(_: nn.Module) -> None:
@@ -90,7 +92,11 @@ REFUSED = {
 }
 
 
-def find_family(config: dict[str, Any]) -> ModelFamily:
+_TIER_OF_OWN_CODE: dict[str, Tier] = {"AutoModelForCausalLM": "padded", "AutoModelForSeq2SeqLM": "encoder_decoder"}
+"""Keys of a config's `auto_map`, and how a model that brings its code runs."""
+
+
+def find_family(config: dict[str, Any], *, trust_remote_code: bool = False) -> ModelFamily:
     """The family of a raw `config.json`; what is not served is refused by name, and numbers out of bounds."""
     config_limits.check(config)
     model_type = config.get("model_type")
@@ -107,6 +113,15 @@ def find_family(config: dict[str, Any]) -> ModelFamily:
         return ModelFamily(model_type, model_type, tier="encoder_decoder", has_position_table=True)
     if model_type in transformers_compat.causal_model_types():
         return ModelFamily(model_type, model_type, tier="padded", has_position_table=True)
+    own_code = config.get("auto_map") or {}
+    for name, tier in _TIER_OF_OWN_CODE.items():
+        if name in own_code and not trust_remote_code:
+            raise UnsupportedError(
+                f"Unsupported model type {model_type}: its code comes with the model and runs only with "
+                "`--trust-remote-code`"
+            )
+        if name in own_code:
+            return ModelFamily(model_type, model_type, tier, own_class=own_code[name], has_position_table=True)
     served = ", ".join(f"{family.name} ({family.model_type})" for family in FAMILIES)
     raise UnsupportedError(
         f"Unsupported model type {model_type}; served are {served}, and any other that Transformers has a "

@@ -5,12 +5,14 @@ what is another's.
 """
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
 from reference_server.model_server.device import choose_device
@@ -22,6 +24,8 @@ from reference_server.model_server.models.materialize import Materializer
 from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.model_server.weights.checkpoint import Checkpoint
 from reference_server.presets import catalog
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ def _hub_snapshot(options: EngineOptions) -> Path:
     patterns = ["*.json", "*.model", "*.txt", "*.safetensors"]
     if options.load_format == "dummy":
         patterns.remove("*.safetensors")
+    if options.trust_remote_code:
+        patterns.append("*.py")
     try:
         return Path(snapshot_download(options.model_id, revision=options.revision, allow_patterns=patterns))
     except (LocalEntryNotFoundError, OSError) as error:
@@ -85,16 +91,19 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
     register()
     transformers_compat.quiet()
     raw = json.loads((files.directory / "config.json").read_text())
-    family = find_family(raw)
+    family = find_family(raw, trust_remote_code=options.trust_remote_code)
+    if family.own_class is not None:
+        names = (family.own_class, options.model_id, files.directory)
+        logger.warning("running %s, code that came with %s, from %s", *names)
     tier = options.tier or family.tier
     if group.world_size > 1:
         parallel.check(family, tier)
     device = choose_device(group.rank)
     dtype = resolve_dtype(options, device)
-    config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
+    config = _config(files, family)
     if options.rope is not None:
         rotary.override(config, options.rope)
-    model_class = _model_class(config, tier)
+    model_class = _model_class(config, files, family, tier)
     if tier == "ragged" and family.shim is None and not model_class.is_backend_compatible():
         raise UnsupportedError(f"{model_class.__name__} does not offer Transformers' attention interface")
     model = transformers_compat.build_empty(model_class, config, dtype)
@@ -121,16 +130,24 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
 
 def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
     """Bytes that the whole model's parameters will take, read off its config alone."""
-    family = find_family(json.loads((files.directory / "config.json").read_text()))
-    config = AutoConfig.from_pretrained(files.directory, trust_remote_code=options.trust_remote_code)
+    raw = json.loads((files.directory / "config.json").read_text())
+    family = find_family(raw, trust_remote_code=options.trust_remote_code)
+    config = _config(files, family)
     dtype = resolve_dtype(options, choose_device())
     with torch.device("meta"), transformers_compat.without_weight_init():
-        model: Any = _model_class(config, options.tier or family.tier)._from_config(config, dtype=dtype)
+        model: Any = _model_class(config, files, family, options.tier or family.tier)._from_config(config, dtype=dtype)
     tied = transformers_compat.tied_names(model)
     return sum(parameter.nbytes for name, parameter in model.named_parameters() if name not in tied)
 
 
-def _model_class(config: PretrainedConfig, tier: Tier) -> Any:
+def _config(files: ModelFiles, family: ModelFamily) -> PretrainedConfig:
+    """The config, read by code of the model's own only where `--trust-remote-code` has let its family be found."""
+    return AutoConfig.from_pretrained(files.directory, trust_remote_code=family.own_class is not None)
+
+
+def _model_class(config: PretrainedConfig, files: ModelFiles, family: ModelFamily, tier: Tier) -> Any:
+    if family.own_class is not None:
+        return get_class_from_dynamic_module(family.own_class, files.directory)
     auto_class = AutoModelForSeq2SeqLM if tier == "encoder_decoder" else AutoModelForCausalLM
     return auto_class._model_mapping[type(config)]
 
