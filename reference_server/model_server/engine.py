@@ -253,6 +253,8 @@ class Engine:
         capacity = num_blocks * block_size
         max_total = request.max_total_tokens or self._default_max_total(capacity, prompt_tokens)
         logger.info("K/V cache: %d blocks of %d tokens", num_blocks, block_size)
+        if self._model.requires_padding:
+            self._check_capacity(capacity, max_total)
         return WarmupReply(
             # The router budgets a padded model by rows and longest prompt, as the operator set it.
             max_supported_total_tokens=None if self._model.requires_padding else capacity,
@@ -262,6 +264,16 @@ class Engine:
             prefill_peak_bytes=tensors.peak,
             backends=self.backends,
         )
+
+    def _check_capacity(self, capacity: int, max_total: int) -> None:
+        """What the router does for a model that reports its cache. It cannot know how much a padded one's holds."""
+        if max_total > capacity:
+            raise ShardError(
+                f"not enough memory: `max_total_tokens` is {max_total}, but the key-value cache holds {capacity} "
+                "tokens; lower `--max-total-tokens` or raise `--cpu-memory-gib` or `--cuda-memory-fraction`"
+            )
+        if self._model.shapes:
+            logger.info("a batch finds room for %d tokens: keep `--max-batch-total-tokens` at most there", capacity)
 
     def _blocks_that_fit(self, peak_bytes: int) -> int:
         if not self._model.shapes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reference_server.errors import UnsupportedError
+from reference_server.errors import ShardError, UnsupportedError
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import loader
 from reference_server.model_server.shard import LocalShard
@@ -96,6 +96,15 @@ async def test_prompt_logprobs_of_padded_rows_equal_a_full_forward(tmp_path: Pat
         assert math.isnan(outcome.prefill_tokens.logprobs[0])
         expected = [float(logprobs[place, id_]) for place, id_ in enumerate(prompt[1:])]
         assert outcome.prefill_tokens.logprobs[1:] == pytest.approx(expected, abs=1e-4)
+
+
+async def test_a_cache_too_small_for_one_request_fails_the_warm_up(tmp_path: Path) -> None:
+    save_model(tmp_path, PADDED["gpt-neo"])
+    shard = LocalShard.load(tiny_options(tmp_path))
+
+    with pytest.raises(ShardError, match=r"`max_total_tokens` is 1000000, but the key-value cache holds \d+ tokens"):
+        await warm_up(shard, max_total_tokens=1_000_000)
+    shard.close()
 
 
 @pytest.mark.parametrize(
