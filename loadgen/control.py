@@ -1,9 +1,13 @@
 """Small blocking calls to a server beside the load: its information, health, token counts, metrics."""
 
 import contextlib
+import functools
 import http.client
+import io
 import json
+import socket
 import ssl
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +81,8 @@ class ControlClient:
         connection = self._connection
         if connection.sock is not None:
             connection.sock.settimeout(timeout_s)
+        until_s = time.monotonic() + timeout_s
+        connection.response_class = functools.partial(_open_response, until_s)  # type: ignore[assignment]
         connection.request(method, self.origin.path(route), body, dict(headers))
         response = connection.getresponse()
         content = response.read(MAX_BODY_BYTES)
@@ -89,6 +95,31 @@ class ControlClient:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(self.origin.host, self.origin.port, timeout=timeout_s, context=context)
         return http.client.HTTPConnection(self.origin.host, self.origin.port, timeout=timeout_s)
+
+
+def _open_response(until_s: float, sock: socket.socket, *args: Any, **kwargs: Any) -> http.client.HTTPResponse:
+    """A response that has to be read by a time, however steadily a server drips."""
+    return http.client.HTTPResponse(_Deadlined(sock, until_s), *args, **kwargs)  # type: ignore[arg-type]
+
+
+class _Deadlined(io.RawIOBase):
+    """The bytes of a socket until a time. What http.client takes for a socket; it does not close the real one."""
+
+    def __init__(self, sock: socket.socket, until_s: float) -> None:
+        self._sock, self._until_s = sock, until_s
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the answer takes too long")
+        self._sock.settimeout(left_s)
+        return self._sock.recv_into(buffer)
 
 
 def _reason(error: Exception) -> str:
