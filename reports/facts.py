@@ -28,7 +28,7 @@ def load_sentence(manifest: RunManifest) -> str:
     """`closed loop, 16 users`, `open loop, poisson, 8 requests/s`."""
     if manifest.mode == "closed":
         users = manifest.config.get("concurrency") or manifest.slots
-        return f"closed loop, {users} users" if users else "closed loop"
+        return f"closed loop, {users} user{'s' if users != 1 else ''}" if users else "closed loop"
     if not manifest.is_open_loop and manifest.mode == "stages":
         return f"closed loop, users {manifest.config.get('stages')}"
     rate = manifest.config.get("rate")

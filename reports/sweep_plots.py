@@ -29,7 +29,7 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, size: Size) -> Figure
                 markersize=5,
             )
         for row in frame.itertuples():
-            _name_point(axes, row)
+            _name_point(axes, row, float(frame["output_tokens_per_s"].max()))
         _axes(axes, "output tokens/s  → better", size)
         axes.set_ylim(bottom=0, top=1.12 * float(frame["value_ms"].max()))
         axes.margins(x=0.08)
@@ -38,7 +38,7 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, size: Size) -> Figure
 
 
 def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
-    """Throughput against load. frame: load, output_tokens_per_s, lo, hi, is_knee."""
+    """Throughput against load. frame: load, output_tokens_per_s, lo, hi, is_knee, is_highest_within."""
     with styled():
         figure, [axes] = new_figure(size)
         axes.fill_between(frame["load"], frame["lo"], frame["hi"], color=series_colour(0), alpha=0.15, linewidth=0)
@@ -53,20 +53,34 @@ def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
                 color=PALETTE["ink"],
                 fontweight="bold",
             )
+        for load_value in frame.loc[frame["is_highest_within"], "load"]:
+            axes.axvline(load_value, color=PALETTE["muted"], linewidth=0.8, linestyle=(0, (4, 3)))
+            is_right = load_value > frame["load"].max() / 2
+            axes.annotate(
+                "highest within objectives",
+                (load_value, 0),
+                xytext=(-5 if is_right else 5, 6),
+                textcoords="offset points",
+                ha="right" if is_right else "left",
+                color=PALETTE["muted"],
+            )
         _axes(axes, load, size)
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0, top=1.12 * float(frame["output_tokens_per_s"].max()))
+        axes.set_ylim(bottom=0, top=1.08 * float(frame[["output_tokens_per_s", "hi"]].max().max()))
         label_axis(axes, "output tokens/s  ↑ better")
         return figure
 
 
-def _name_point(axes: Axes, row: Any) -> None:
+def _name_point(axes: Axes, row: Any, most: float) -> None:
+    """The load beside its dot: to the left of the rightmost, where there is no room at the right."""
+    is_rightmost = float(row.output_tokens_per_s) > 0.85 * most
     text = f"{row.load:g}" + ("  knee" if row.is_knee else "")
     axes.annotate(
         text,
         (float(row.output_tokens_per_s), float(row.value_ms)),
-        xytext=(6, 4),
+        xytext=(-6 if is_rightmost else 6, 4),
         textcoords="offset points",
+        ha="right" if is_rightmost else "left",
         color=PALETTE["ink"] if row.is_knee else PALETTE["muted"],
         fontweight="bold" if row.is_knee else "normal",
     )
@@ -75,4 +89,6 @@ def _name_point(axes: Axes, row: Any) -> None:
 def _axes(axes: Axes, label: str, size: Size) -> None:
     axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
-    axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 7))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+    is_whole = label == "users"
+    axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 7, integer=is_whole, steps=[1, 2, 4, 5, 10]))

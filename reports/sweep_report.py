@@ -1,5 +1,6 @@
 """The report of a sweep or a search: every load point, the curve, the knee, and the highest load within objectives."""
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ import pandas as pd
 from reports import sweep_plots
 from reports.document import Block, Estimate, Plot, Report, Section, Table, Text, VerdictLine, format_number
 from reports.facts import load_sentence, run_facts, start_time
+from reports.summary import Analysis
 from reports.sweep import LoadPoint, Standing, find_knee, highest_within
+from reports.tables import failed_requests
 from reports.time_split import time_section
 
 LOAD_NAMES = {"concurrency": "users", "rate": "requests/s"}
@@ -60,7 +63,7 @@ def build_sweep_report(sweep: Sweep) -> Report:
     sections = (
         Section("Summary", (Table("", points_table(sweep), _note(sweep)), *_plots(sweep))),
         *time_section([point.first for point in sweep.points]),
-        Section("What was run", (run_facts(sweep.points[0].first), Text(_order(sweep)))),
+        Section("What was run", (run_facts(_without_load(sweep)), Text(_order(sweep)))),
         *(() if not sweep.command else (Section("Repeat it", (Text(shlex.join(sweep.command), is_code=True),)),)),
     )
     # Without a label of the user's, each point is labelled with its own load.
@@ -68,6 +71,15 @@ def build_sweep_report(sweep: Sweep) -> Report:
     title = manifest.label if is_named else f"{word} over {sweep.quantity}"
     subtitle = " · ".join((str(model), load_sentence(manifest).split(",")[0], loads, start_time(manifest)))
     return Report(title, subtitle, (verdict(sweep),), sections)
+
+
+def _without_load(sweep: Sweep) -> Analysis:
+    """The first point without what tells it from the others."""
+    analysis = sweep.points[0].first
+    manifest = analysis.run.manifest
+    config = {name: value for name, value in manifest.config.items() if name != sweep.quantity}
+    bare = dataclasses.replace(manifest, label="", slots=None, config=config)
+    return dataclasses.replace(analysis, run=dataclasses.replace(analysis.run, manifest=bare))
 
 
 def verdict(sweep: Sweep) -> VerdictLine:
@@ -121,16 +133,16 @@ def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
     row: dict[str, object] = {
         _unit(sweep): f"{point.load:g}",
         "output tokens/s ↑": rates["output_tokens_per_s"],
-        "requests/s ↑": rates["requests_per_s"],
+        "requests/s ↑": rates["requests_per_s"].value,
         **{f"{title} ms ↓": point.value(name) for title, name in LATENCIES.items()},
-        "failed": sum(count for status, count in summary["counts"].items() if status != "ok"),
-        "requests": sum(summary["counts"].values()),
+        "failed ↓": f"{failed_requests(point.first):,} of {sum(summary['counts'].values()):,}",
     }
     share = point.attainment
     if share is not None:
-        row["within objectives %"] = Estimate(100 * share.value, 100 * share.lo, 100 * share.hi)
+        row["met, %"] = Estimate(100 * share.value, 100 * share.lo, 100 * share.hi)
         row["objectives"] = STANDING[point.standing(sweep.target)]
-    row["measurement"] = "valid" if point.is_valid else "invalid"
+    if sweep.invalid:
+        row["measurement"] = "valid" if point.is_valid else "invalid"
     return row
 
 
@@ -178,7 +190,7 @@ def _plots(sweep: Sweep) -> tuple[Block, ...]:
 
 
 def sweep_frame(sweep: Sweep) -> pd.DataFrame:
-    """One row per point with throughput and latency: load, output_tokens_per_s, lo, hi, value_ms, is_knee, is_valid."""
+    """One row per point with throughput and latency: load, output_tokens_per_s, lo, hi, value_ms and marks."""
     knee = sweep.knee
     rows = []
     for point in sweep.points:
@@ -187,7 +199,8 @@ def sweep_frame(sweep: Sweep) -> pd.DataFrame:
             latency = point.value("e2e_p95_ms")
         if rate["value"] is not None and latency is not None:
             found = {"load": point.load, "output_tokens_per_s": rate["value"], "lo": rate["lo"], "hi": rate["hi"]}
-            rows.append(found | {"value_ms": latency, "is_knee": point is knee, "is_valid": point.is_valid})
+            marks = {"is_knee": point is knee, "is_highest_within": point is sweep.within, "is_valid": point.is_valid}
+            rows.append(found | {"value_ms": latency} | marks)
     return pd.DataFrame(rows)
 
 
