@@ -60,6 +60,16 @@ _LATENT_ATTENTION: Plan = {
     "layers.*.self_attn.kv_b_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise",
 }  # fmt: skip
 
+# Transformers' plans leave some of these whole, and differ between its releases in what.
+_EXPERTS: Plan = {"layers.*.mlp.experts": "moe_tp_experts"}
+_PHIMOE: Plan = {
+    **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}, "layers.*.self_attn.o_proj": "rowwise",
+    **_EXPERTS,
+}  # fmt: skip
+_QWEN2_MOE: Plan = {
+    "layers.*.mlp.shared_expert.gate_proj": "colwise", "layers.*.mlp.shared_expert.up_proj": "colwise",
+    "layers.*.mlp.shared_expert.down_proj": "rowwise", **_EXPERTS,
+}  # fmt: skip
 # Command R+ normalises each head with a weight of its own.
 _COHERE: Plan = {"layers.*.self_attn.q_norm": "query_heads", "layers.*.self_attn.k_norm": "key_heads"}
 
@@ -82,11 +92,11 @@ PLANS: Mapping[str, Plan] = {
     "opt": _OPT,
     "phi": {},
     "phi3": _PHI3,
-    "phimoe": {},
+    "phimoe": _PHIMOE,
     "qwen2": {},
-    "qwen2_moe": {},
+    "qwen2_moe": _QWEN2_MOE,
     "qwen3": {},
-    "qwen3_moe": {},
+    "qwen3_moe": _EXPERTS,
     "starcoder2": {},
 }
 """The families that are sharded, by `model_type`, with what Transformers' own plan lacks or has in another way."""
