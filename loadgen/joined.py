@@ -169,7 +169,7 @@ class Joined:
             case "ping":
                 self._say(type="pong", number=told["number"], at_ns=time.perf_counter_ns())
             case "start" if worker is not None:
-                worker.load.rules = dataclasses.replace(worker.load.rules, slots=self._slots(worker))
+                self._take_slots(worker)
                 worker.users.begin(told["start_ns"])
             case "measure" if worker is not None:
                 worker.load.measure_from(told["at_ns"])
@@ -181,9 +181,11 @@ class Joined:
                 if worker is not None:
                     worker.stop("interrupted")
 
-    def _slots(self, worker: Worker) -> int | None:
-        """The users that the master gave this worker, each of whom has an answer before its warm-up is over."""
-        return None if worker.config.is_open_loop else self._runner.user_count
+    def _take_slots(self, worker: Worker) -> None:
+        """Where every user has an answer before a warm-up is over: those that the master dealt this worker."""
+        rules = worker.load.rules
+        if rules.slots is not None:
+            worker.load.rules = dataclasses.replace(rules, slots=self._runner.user_count)
 
     def _watch_master(self) -> None:
         while True:

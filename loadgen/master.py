@@ -8,11 +8,13 @@ drain, finish.
 
 # locust first: it makes the sockets of everything imported after it cooperative.
 import gevent
+import locust.dispatch
 import locust.env
 import locust.runners
 
 # isort: split
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -75,6 +77,19 @@ class CrewRunner(locust.runners.MasterRunner):  # type: ignore[misc]
         super().handle_message(client_id, msg)
 
 
+class BySeat(locust.dispatch.UsersDispatcher):  # type: ignore[misc]
+    """locust's dispatcher, dealing users in the order of the seats, so that each has its `Seat.share_of` them."""
+
+    _worker_nodes: list[Any]
+
+    def __init__(self, crew: Crew, worker_nodes: list[Any], user_classes: list[Any]) -> None:
+        self._index_of = {member.client_id: member.index for member in crew.members}
+        super().__init__(worker_nodes, user_classes)
+
+    def _sort_workers(self) -> None:
+        self._worker_nodes = sorted(self._worker_nodes, key=lambda node: self._index_of.get(node.id, 0))
+
+
 class Master:
     """One run of several workers."""
 
@@ -96,7 +111,9 @@ class Master:
         self._told_measure = False
         self._write_errors = 0
         self._environment = locust.env.Environment(
-            user_classes=[OpenLoopUser if config.is_open_loop else ClosedLoopUser], host=plan.url
+            user_classes=[OpenLoopUser if config.is_open_loop else ClosedLoopUser],
+            host=plan.url,
+            dispatcher_class=functools.partial(BySeat, self._crew),
         )
         self._runner = self._bind(distribution.bind)
         self._page = self._open_page(distribution.web)
