@@ -1,318 +1,193 @@
-"""This engine against what a Transformers user would run instead, on the same models, threads and token counts.
+"""This server against what a user would run instead, through HTTP, interleaved in one run.
 
-    python benchmarks/engine.py [--quick] [--models preset:tiny-llama ...] [--concurrency 1 8 32] [--repeats 5]
-                                [--peers engine grpc continuous generate] [--json FILE]
+    python -m benchmarks.engine [--quick] [--models preset:tiny-llama ...] [--concurrency 1 8 32] [--repeats 5]
+                                [--peers ours continuous generate vllm] [--threads 1] [--json FILE]
+    python -m benchmarks.engine --in-process ...     the engine without router and HTTP: benchmarks/engine_in_process.py
 
-Every contender is a process of its own with one compute thread, holds the model in the same dtype, and waits while
-another runs; rounds are interleaved. One measurement: C distinct prompts of 128 tokens arrive at once, each gets 64
-new tokens, end-of-sequence ignored; tokens per second from the first call to the last token. The table gives medians
-with their ranges, and this engine's ratio to each peer within the same run.
-
-    engine       LocalShard in process, one Prefill and 63 Decodes
-    grpc         the same behind text-generation-server on a unix socket
-    continuous   transformers' continuous batching (sdpa), its manager started before the clock
-    generate     transformers' generate, prompts one after the other; measured at C = 1 only
+All servers of a model are up together and wait while another works. One measurement is a wave: C distinct prompts of
+128 tokens sent at once, 64 new tokens streamed to each, end-of-sequence ignored; every side's tokens are counted and a
+wave with a failed request ends its server's part, by name. The first round is not counted. Rates are output tokens a
+second from sending to the last token, medians with their range; TTFT and TPOT are pooled over a row's requests; ratios
+are taken round by round. `of floor` is the rate over what this machine's memory and products allow for decode alone.
 """
 
 import argparse
-import asyncio
 import json
+import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks import engine_in_process, roofline
+from benchmarks.http_load import FailedRequest, Prompt, Stream, run_wave
+from benchmarks.peers import PEERS, Peer, Server, SkippedPeer
 
 PROMPT_TOKENS = 128
 NEW_TOKENS = 64
 DTYPE = "bfloat16"
-PEERS = ("engine", "grpc", "continuous", "generate")
-PREFILL_TOKENS = 4096
+MODELS = ["preset:tiny-llama", "preset:llama-125m", "preset:bloom-560m"]
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["worker"]:
-        work(*sys.argv[2:4])
+    if "--in-process" in sys.argv:
+        sys.argv.remove("--in-process")
+        engine_in_process.main()
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["preset:tiny-llama", "preset:llama-125m"])
+    parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=[peer.name for peer in PEERS], default=[p.name for p in PEERS])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="tiny-llama, C of 1 and 8, three repeats")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads of every server")
+    parser.add_argument("--quick", action="store_true", help="tiny-llama, C of 1 and 8, three repeats, no vllm")
     parser.add_argument("--json", type=Path, help="also write the measurements here")
     args = parser.parse_args()
     if args.quick:
-        args.models, args.concurrency, args.repeats = ["preset:tiny-llama"], [1, 8], 3
-    rates = {}
+        args.models, args.concurrency, args.repeats = MODELS[:1], [1, 8], 3
+        args.peers = [name for name in args.peers if name != "vllm"]
+    floor = roofline.measure(args.threads)
+    print(f"{machine()}; load average {os.getloadavg()[0]:.1f}; {floor}", flush=True)
+    peers = [peer for peer in PEERS if peer.name in args.peers]
+    measured = []
     for model in args.models:
-        rates[model] = measure(model, args.peers, args.concurrency, args.repeats)
-        print(table(model, rates[model]), flush=True)
+        rows, skipped = measure(model, peers, args.concurrency, args.repeats, args.threads)
+        print(table(model, rows, skipped, floor), flush=True)
+        measured.append({"model": model, "skipped": skipped, "rows": [asdict(row) for row in rows]})
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine(), "tokens_per_s": flat(rates)}, indent=1))
+        facts = {"machine": machine(), "dtype": DTYPE, "roofline": asdict(floor), "load_average": os.getloadavg()}
+        args.json.write_text(json.dumps({**facts, "measured": measured}, indent=1))
 
 
-Rates = dict[tuple[str, int], list[float]]
+@dataclass
+class Row:
+    """A server at one concurrency."""
+
+    peer: str
+    concurrency: int
+    start_s: float
+    rates: list[float] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
+    outside_forward: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
 
 
-def measure(model: str, peers: Sequence[str], concurrency: Sequence[int], repeats: int) -> Rates:
-    """Tokens per second of each (peer, concurrency), a value a repeat; the first round is not counted."""
-    workers = {peer: Worker(peer, model) for peer in peers}
-    rates: Rates = {}
-    try:
+def measure(
+    model: str, peers: Sequence[Peer], concurrency: Sequence[int], repeats: int, threads: int
+) -> tuple[list[Row], dict[str, str]]:
+    """Rows of every server, and why others have none."""
+    skipped: dict[str, str] = {}
+    rows: dict[tuple[str, int], Row] = {}
+    with tempfile.TemporaryDirectory() as logs, ExitStack() as running:
+        servers = []
+        for peer in peers:
+            try:
+                server = Server(peer, model, threads, prompts(model, 1, seed=-1)[0], Path(logs))
+            except SkippedPeer as reason:
+                skipped[peer.name] = str(reason)
+                print(f"{model}: {peer.name} is left out: {reason}", file=sys.stderr)
+                continue
+            running.callback(server.stop)
+            servers.append(server)
+            print(f"{model}: {peer.name} up after {server.start_s:.1f} s: {server.facts()}", file=sys.stderr)
         for repeat in range(repeats + 1):
-            for rows in concurrency:
-                for peer, worker in workers.items():
-                    if peer == "generate" and rows > 1:
+            for count in concurrency:
+                for server in list(servers):
+                    if server.peer.one_at_a_time and count > 1:
                         continue
-                    rate = worker.run(rows, seed=repeat)
-                    if repeat > 0:
-                        rates.setdefault((peer, rows), []).append(rate)
-                    print(f"{model} round {repeat} C={rows} {peer}: {rate:.1f} tokens/s", file=sys.stderr)
-    finally:
-        for worker in workers.values():
-            worker.close()
-    return rates
+                    row = rows.setdefault(
+                        (server.peer.name, count), Row(server.peer.name, count, round(server.start_s, 2))
+                    )
+                    try:
+                        take(server, row, prompts(model, count, seed=repeat), counted=repeat > 0)
+                    except (FailedRequest, TimeoutError, OSError) as error:
+                        skipped[server.peer.name] = f"failed at C={count}, round {repeat}: {error!r}"
+                        print(f"{model}: {server.peer.name} {skipped[server.peer.name]}", file=sys.stderr)
+                        servers.remove(server)
+    return [row for row in rows.values() if row.rates], skipped
 
 
-def table(model: str, rates: Rates) -> str:
-    lines = [
-        f"\n{model}, {DTYPE}, 1 compute thread each, prompt {PROMPT_TOKENS}, output {NEW_TOKENS} forced; "
-        f"{machine()}; tokens/s, median (range)"
-    ]
-    for (peer, rows), values in sorted(rates.items(), key=lambda item: (item[0][1], PEERS.index(item[0][0]))):
-        median = statistics.median(values)
-        own = rates.get(("engine", rows))
-        # Rounds are interleaved, so the ratio is taken round by round.
-        pairs = zip(own, values, strict=True) if own and peer != "engine" else ()
-        ratios = [ours / theirs for ours, theirs in pairs]
-        ratio = f"   engine is {statistics.median(ratios):.2f} x" if ratios else ""
-        lines.append(
-            f"  C={rows:<3} {peer:<11}{median:>10.1f}  ({min(values):.1f} - {max(values):.1f}, n={len(values)}){ratio}"
-        )
-    return "\n".join(lines)
+def take(server: Server, row: Row, wave: Sequence[Prompt], counted: bool) -> None:
+    """One wave."""
+    before = server.outside_forward()
+    streams = run_wave(server.url, server.peer.dialect, wave)
+    after = server.outside_forward()
+    if not counted:
+        return
+    row.rates.append(sum(stream.num_tokens for stream in streams) / max(stream.last_s for stream in streams))
+    row.streams.extend(streams)
+    row.peak_bytes = server.peak_bytes()
+    if before is not None and after is not None:
+        row.outside_forward.append(1 - (after[1] - before[1]) / (after[0] - before[0]))
+    print(f"  C={row.concurrency} {row.peer}: {row.rates[-1]:.1f} tokens/s", file=sys.stderr)
 
 
-def machine() -> str:
-    import torch
-    import transformers
-
-    return f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}"
-
-
-def flat(rates: dict[str, Rates]) -> list[dict[str, Any]]:
-    return [
-        {"model": model, "peer": peer, "concurrency": rows, "values": values}
-        for model, measured in rates.items()
-        for (peer, rows), values in measured.items()
-    ]
-
-
-class Worker:
-    """One contender's process: a line of JSON in, a line of JSON out."""
-
-    def __init__(self, peer: str, model: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "worker", peer, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._answer()
-
-    def run(self, rows: int, seed: int) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"rows": rows, "seed": seed}) + "\n")
-        self._process.stdin.flush()
-        return float(self._answer())
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("answer "):
-                return line.removeprefix("answer ")
-        raise RuntimeError(f"a worker ended with {self._process.wait()}")
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def work(peer: str, model: str) -> None:
-    """The worker's side. Everything heavy is imported here, in the process that needs it."""
-    import torch
-
-    torch.set_num_threads(1)
-    contenders: dict[str, Callable[[str], Any]] = {
-        "engine": in_process,
-        "grpc": over_grpc,
-        "continuous": continuous_batching,
-        "generate": plain_generate,
-    }
-    with asyncio.Runner() as runner:
-        runner.run(answer(contenders[peer](model)))
-
-
-async def answer(contender: Any) -> None:
-    async for take in contender:
-        print("answer ready", flush=True)
-        loop = asyncio.get_running_loop()
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            asked = json.loads(line)
-            started, num_tokens = await take(asked["rows"], asked["seed"])
-            elapsed = time.perf_counter() - started
-            assert num_tokens == asked["rows"] * NEW_TOKENS, f"{num_tokens} tokens came back"
-            print("answer", asked["rows"] * NEW_TOKENS / elapsed, flush=True)
-
-
-async def in_process(model: str) -> Any:
-    from reference_server.model_server.options import EngineOptions
-    from reference_server.model_server.shard import LocalShard
-
-    shard = LocalShard.load(EngineOptions(model, dtype=DTYPE, cpu_memory_gib=2, compute_threads=1))
-    yield await shard_load(shard)
-    shard.close()
-
-
-async def over_grpc(model: str) -> Any:
-    from reference_server.transport.client import GrpcShard
-
-    with tempfile.TemporaryDirectory() as directory:
-        socket = f"{directory}/shard"
-        command = [sys.executable, "-m", "reference_server.model_server.cli", "serve", model, "--uds-path", socket]
-        command += ["--dtype", DTYPE, "--cpu-memory-gib", "2", "--compute-threads", "1"]
-        server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
-        try:
-            while not await asyncio.to_thread(Path(f"{socket}-0").exists):
-                assert server.returncode is None, "the server did not start"
-                await asyncio.sleep(0.1)
-            shard = await GrpcShard.open(f"{socket}-0")
-            yield await shard_load(shard)
-            await shard.close()
-        finally:
-            server.terminate()
-            await server.wait()
-
-
-async def shard_load(shard: Any) -> Any:
-    """Warm a shard up as the router does; the load that drives it."""
-    from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
-
-    def request(id_: int, text: str, tokens: int, new_tokens: int, blocks: tuple[int, ...] = ()) -> Request:
-        stopping = StoppingParameters(new_tokens, ignore_eos_token=True)
-        num_slots = tokens + new_tokens - 1
-        return Request(id_, (text,), tokens, ChooserParameters(), stopping, blocks=blocks, num_slots=num_slots)
-
-    warmup = request(0, "_test " * PREFILL_TOKENS, PREFILL_TOKENS, 1)
-    await shard.warmup(WarmupRequest(Batch(0, (warmup,)), PREFILL_TOKENS))
-    blocks_each = -(-(PROMPT_TOKENS + NEW_TOKENS - 1) // 16)
-
-    async def take(rows: int, seed: int) -> tuple[float, int]:
-        requests = tuple(
-            request(
-                id_, text, PROMPT_TOKENS, NEW_TOKENS, tuple(range(1 + id_ * blocks_each, 1 + (id_ + 1) * blocks_each))
-            )
-            for id_, text in enumerate(texts(rows, seed))
-        )
-        started = time.perf_counter()
-        result = await shard.prefill(Batch(1, requests))
-        num_tokens = len(result.generations)
-        while result.batch is not None:
-            result = await shard.decode([result.batch])
-            num_tokens += len(result.generations)
-        return started, num_tokens
-
-    return take
-
-
-def texts(rows: int, seed: int) -> list[str]:
-    """Distinct prompts, each of more than PROMPT_TOKENS tokens; the last ones count."""
-    chance = random.Random(seed)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["".join(chance.choices(letters, k=chance.randint(2, 8))) for _ in range(500)]
-    return [" ".join(chance.choices(words, k=2 * PROMPT_TOKENS)) for _ in range(rows)]
-
-
-def load_transformers(model: str) -> tuple[Any, Callable[[int, int], list[list[int]]]]:
-    """The same weights in Transformers' own model, and the same prompts as token ids."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from reference_server.model_server.distributed import RankGroup
+def prompts(model: str, count: int, seed: int) -> list[Prompt]:
+    """Distinct ones, each cut to its last PROMPT_TOKENS tokens."""
     from reference_server.model_server.models import loader
     from reference_server.model_server.options import EngineOptions
     from reference_server.tokenizer import load_tokenizer
 
-    options = EngineOptions(model, dtype=DTYPE)
-    files = loader.locate(options)
-    weights = loader.load(options, files, RankGroup()).model.state_dict()
-    config = AutoConfig.from_pretrained(files.directory)
-    peer = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, DTYPE), attn_implementation="sdpa").eval()
-    peer.load_state_dict(weights)
-    tokenizer = load_tokenizer(files.tokenizer_directory)
-    return peer, lambda rows, seed: [tokenizer.encode(text, True)[-PROMPT_TOKENS:] for text in texts(rows, seed)]
+    tokenizer = load_tokenizer(loader.locate(EngineOptions(model)).tokenizer_directory)
+    # No round sends what another has sent, at whatever concurrency.
+    texts = engine_in_process.texts(count, seed=random.Random(f"{seed} {count}").getrandbits(32))
+    return [Prompt(text, tokenizer.encode(text, True)[-PROMPT_TOKENS:], NEW_TOKENS) for text in texts]
 
 
-async def plain_generate(model: str) -> Any:
-    import torch
-
-    peer, prompts = load_transformers(model)
-
-    async def take(rows: int, seed: int) -> tuple[float, int]:
-        ids = [torch.tensor([prompt]) for prompt in prompts(rows, seed)]
-        started = time.perf_counter()
-        num_tokens = 0
-        with torch.inference_mode():
-            for prompt in ids:
-                output = peer.generate(
-                    prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    do_sample=False,
-                    max_new_tokens=NEW_TOKENS,
-                    min_new_tokens=NEW_TOKENS,
-                    pad_token_id=0,
-                )
-                num_tokens += output.shape[1] - prompt.shape[1]
-        return started, num_tokens
-
-    yield take
+def table(model: str, rows: Sequence[Row], skipped: dict[str, str], floor: roofline.Roofline) -> str:
+    weights = roofline.weights_a_step(config_of(model))
+    own = {row.concurrency: row for row in rows if row.peer == "ours"}
+    lines = [
+        f"\n{model}: {DTYPE}, {floor.threads} thread(s) each, prompt {PROMPT_TOKENS}, output {NEW_TOKENS} forced",
+        f"  {'C':<3} {'server':<11}{'tokens/s':>9} {'range':>17} {'n':>2} {'of floor':>8} {'TTFT p50/p95 ms':>16} "
+        f"{'TPOT p50/p95 ms':>16} {'outside fwd':>11} {'start s':>7} {'peak GB':>7}  ours/it (range)",
+    ]
+    for row in sorted(rows, key=lambda row: (row.concurrency, row.peer != "ours")):
+        rate = statistics.median(row.rates)
+        share = rate / floor.decode_tokens_per_s(weights, row.concurrency, 2)
+        outside = f"{statistics.median(row.outside_forward):.0%}" if row.outside_forward else "-"
+        ttft = percentiles([stream.first_s * 1e3 for stream in row.streams])
+        tpot = percentiles([stream.tpot_ms for stream in row.streams])
+        lines.append(
+            f"  {row.concurrency:<3} {row.peer:<11}{rate:>9.1f} {f'{min(row.rates):.1f} - {max(row.rates):.1f}':>17} "
+            f"{len(row.rates):>2} {share:>8.2f} {ttft:>16} {tpot:>16} {outside:>11} {row.start_s:>7.1f} "
+            f"{row.peak_bytes / 1e9:>7.2f}  {ratio(own.get(row.concurrency), row)}"
+        )
+    lines += [f"  left out: {name}: {reason.splitlines()[0]}" for name, reason in skipped.items()]
+    return "\n".join(lines)
 
 
-async def continuous_batching(model: str) -> Any:
-    import logging
+def ratio(own: Row | None, row: Row) -> str:
+    """Rounds are interleaved, so it is taken round by round."""
+    if own is None or row is own or len(own.rates) != len(row.rates):
+        return ""
+    ratios = [ours / theirs for ours, theirs in zip(own.rates, row.rates, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
 
-    from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
-    peer, prompts = load_transformers(model)
-    generation = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    # On a CPU it has to be told how much memory it may take.
-    batching = ContinuousBatchingConfig(page_size=256, num_blocks=64, max_batch_tokens=PREFILL_TOKENS)
+def percentiles(values: Sequence[float]) -> str:
+    cuts = statistics.quantiles(values, n=20, method="inclusive") if len(values) > 1 else [values[0]] * 19
+    return f"{cuts[9]:.1f}/{cuts[18]:.1f}"
 
-    async def take(rows: int, seed: int) -> tuple[float, int]:
-        ids = prompts(rows, seed)
-        manager = peer.init_continuous_batching(generation_config=generation, continuous_batching_config=batching)
-        manager.start()
-        started = time.perf_counter()
-        try:
-            for prompt in ids:
-                manager.add_request(prompt, max_new_tokens=NEW_TOKENS)
-            num_tokens = finished = 0
-            while finished < rows:
-                result = manager.get_result(timeout=120)
-                if result is not None and result.is_finished():
-                    finished += 1
-                    num_tokens += len(result.generated_tokens)
-            ended = time.perf_counter()
-        finally:
-            manager.stop(block=True)
-        # Stopping the manager is not part of the time.
-        return started + time.perf_counter() - ended, num_tokens
 
-    yield take
+def config_of(model: str) -> dict[str, Any]:
+    from reference_server.presets import catalog
+
+    preset = catalog.find(model)
+    directory = Path(model) if preset is None else preset.directory
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return config
+
+
+def machine() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return f"{engine_in_process.machine()}, {names[0].partition(':')[2].strip() if names else platform.processor()}"
 
 
 if __name__ == "__main__":
