@@ -79,6 +79,19 @@ async def test_five_random_models_at_other_decoder_lengths(tmp_path: Path, seed:
     assert joined == as_joined([generate_alone(model, prompt) for prompt in PROMPTS])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "equal_lengths"), [("t5", False), ("bart", False), ("led, by no record", True)])
+def test_only_a_decoder_with_one_position_for_all_rows_runs_one_length_at_a_time(
+    tmp_path: Path, name: str, equal_lengths: bool, dtype: str
+) -> None:
+    save_model(tmp_path, ENCODER_DECODER[name])
+
+    shard = LocalShard.load(tiny_options(tmp_path, dtype=dtype))
+    shard.close()
+
+    assert shard._engine._model.forward._equal_lengths is equal_lengths  # type: ignore[attr-defined]
+
+
 async def test_what_an_encoder_decoder_tells_the_router(loaded: Loaded) -> None:
     info = await loaded.shard.info()
     reply = await warm_up(loaded.shard, max_prefill_tokens=40)

@@ -4,6 +4,7 @@ The forwards of the lower tiers run model code that nobody has looked at. What a
 its cache is found out here, so that one which would answer wrongly is refused instead.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,24 +22,24 @@ from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.sequence import Sequence
 from reference_server.tokenizer import Tokenizer
 
-# Share of the logits' spread. Rounding stays far below these, a wrong position or a seen neighbour far above.
-FLOAT32_LIMIT, HALF_LIMIT = 1e-3, 0.3
+# Share of the logits' spread. Rounding stays well below these, a seen neighbour or a wrong mask far above.
+FLOAT32_LIMIT, HALF_LIMIT = 1e-3, 0.15
 
 _PROMPT_LENGTHS = (3, 6, 1)
-# Rows of each forward: two prompts, a step of theirs, one that joins, all three, and two in another order.
-_STEPS = ((0, 1), (0, 1), (2,), (0, 1, 2), (2, 0))
+# Rows of each forward: two prompts, steps of theirs, one that joins, all three, and two in another order.
+_STEPS = ((0, 1), (0, 1), (0, 1), (0, 1), (2,), (0, 1, 2), (2, 0))
 
 
 @torch.no_grad()
-def is_exact(
+def distance_from_alone(
     forward: Forward,
     loaded: LoadedModel,
     tokenizer: Tokenizer,
     state: AttentionState,
     shapes: tuple[LayerShape, ...],
     block_size: int,
-) -> bool:
-    """Whether rows of unequal lengths that join and leave get the logits of each alone, within rounding."""
+) -> float:
+    """How far rows of unequal lengths that join and leave get from the logits of each alone; see `limit_of`."""
     with_encoder = bool(loaded.config.is_encoder_decoder)
     sequences = [
         _sequence(number, length, loaded, tokenizer, block_size, with_encoder)
@@ -46,20 +47,25 @@ def is_exact(
     ]
     num_blocks = 1 + max(int(sequence.blocks.max()) for sequence in sequences)
     state.cache = KVCache(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
-    limit = FLOAT32_LIMIT if loaded.dtype == torch.float32 else HALF_LIMIT
+    worst = 0.0
     try:
         for members in _STEPS:
             batch = SequenceBatch(0, tuple(sequences[member] for member in members), block_size)
             logits = forward(build_inputs(batch, prompt_logprobs=False))
             for sequence, row in zip(batch.sequences, logits, strict=True):
-                if not _distance(row, _alone(loaded.model, sequence)) <= limit:
-                    return False
+                distance = _distance(row, _alone(loaded.model, sequence))
+                worst = max(worst, math.inf if math.isnan(distance) else distance)
                 sequence.cache_len += sequence.input_len
                 sequence.input_len = 1
                 sequence.ids.append(_token(loaded, len(sequence.ids)))
     finally:
         state.cache = None
-    return True
+    return worst
+
+
+def limit_of(dtype: torch.dtype) -> float:
+    """The distance that rounding explains."""
+    return FLOAT32_LIMIT if dtype == torch.float32 else HALF_LIMIT
 
 
 def _alone(model: Any, sequence: Sequence) -> Tensor:

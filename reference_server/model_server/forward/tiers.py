@@ -12,7 +12,7 @@ from reference_server.model_server.forward.inputs import Forward
 from reference_server.model_server.forward.padded import PaddedForward
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.forward.recurrent import RecurrentForward
-from reference_server.model_server.forward.self_check import is_exact
+from reference_server.model_server.forward.self_check import distance_from_alone, limit_of
 from reference_server.model_server.kv_cache import LayerShape
 from reference_server.model_server.models import fuse, hooks, rotary
 from reference_server.model_server.models.loader import LoadedModel
@@ -146,9 +146,15 @@ def _own_attention(
 def _first_exact(
     candidates: list[PreparedModel], loaded: LoadedModel, tokenizer: Tokenizer, state: AttentionState
 ) -> PreparedModel:
-    for prepared in candidates:
-        block_size = prepared.choice.block_size
-        if is_exact(prepared.forward, loaded, tokenizer, state, prepared.shapes, block_size):
+    distances = [
+        distance_from_alone(each.forward, loaded, tokenizer, state, each.shapes, each.choice.block_size)
+        for each in candidates
+    ]
+    # Rounding alone does not bring one candidate much further than another.
+    rounding = limit_of(loaded.dtype)
+    limit = min(rounding, max(2 * min(distances), rounding / 10))
+    for prepared, distance in zip(candidates, distances, strict=True):
+        if distance <= limit:
             return prepared
     raise _refusal(loaded, "its outputs in a batch differ from those of each prompt alone")
 
