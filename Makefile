@@ -12,7 +12,7 @@ BLOOM  ?= bigscience/bloom
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test test-long check format tune perf-gate proto docs clean \
+.PHONY: help install bench test test-long soak check format tune perf-gate proto docs clean \
 	run-bloom-560m download-bloom run-bloom run-bloom-quantize server-dev router-dev
 
 help:  ## list the targets
@@ -33,6 +33,9 @@ test: $(STAMP)  ## run the test suite
 
 test-long: $(STAMP)  ## run what the suite leaves out
 	$(BIN)/python -m pytest -q -m 'not gpu and not network'
+
+soak: $(STAMP)  ## half an hour of mixed requests: memory, blocks and answers stay as they were (SOAK_SECONDS=1800)
+	$(BIN)/python -m pytest -q -s -m slow tests/end_to_end/test_soak.py
 
 check: $(STAMP)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
