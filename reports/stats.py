@@ -23,6 +23,9 @@ NUM_BATCHES = 20
 # Cut points of the bootstrap's grid: this many spread evenly, and this many around each reported percentile.
 EVEN_CUTS, NEAR_CUTS = 320, 24
 
+# Units that are resampled one by one; of a longer run neighbours are taken together, so that its cost stays bounded.
+MOST_UNITS = 4_096
+
 # Counts held at a time while resampling: 32 MiB.
 MOST_COUNTS = 4 * 2**20
 
@@ -97,8 +100,11 @@ def bootstrap_percentiles(
     """
     if not len(values):
         return [Interval(math.nan, math.nan, math.nan) for _ in percentiles]
+    if values.min() == values.max():
+        return [Interval(float(values[0]), float(values[0]), float(values[0])) for _ in percentiles]
+    cuts = cut_points(values, len(sizes), percentiles)
+    sizes, least_block = _joined(sizes, least_block)
     units = len(sizes)
-    cuts = cut_points(values, units, percentiles)
     unit = np.repeat(np.arange(units), sizes)
     cell = np.minimum(np.searchsorted(cuts, values, side="left"), len(cuts) - 1)
     share = np.cumsum(np.bincount(cell, minlength=len(cuts))) / len(values)
@@ -115,6 +121,14 @@ def bootstrap_percentiles(
         lo, hi = value - factor * max(value - lo, 0.0), value + factor * max(hi - value, 0.0)
         results.append(Interval(value, max(float(lo), float(cuts[0])), min(float(hi), float(cuts[-1]))))
     return results
+
+
+def _joined(sizes: npt.NDArray[np.int64], least_block: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Sizes of as many neighbours together as leave at most `MOST_UNITS`, and the block length counted in those."""
+    together = math.ceil(len(sizes) / MOST_UNITS)
+    if together == 1:
+        return sizes, least_block
+    return np.add.reduceat(sizes, np.arange(0, len(sizes), together)), max(1, math.ceil(least_block / together))
 
 
 def bootstrap_block(values: Array, sizes: npt.NDArray[np.int64], least_block: int) -> int:
@@ -137,6 +151,7 @@ def bootstrap_mean(
     """The mean with its 95 % moving-block bootstrap interval; values and sizes as in `bootstrap_percentiles`."""
     if not len(values):
         return Interval(math.nan, math.nan, math.nan)
+    sizes, least_block = _joined(sizes, least_block)
     units = len(sizes)
     unit = np.repeat(np.arange(units), sizes)
     excess = _unit_sums(unit, values, sizes)

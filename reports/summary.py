@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,7 @@ def _statistics(
     concurrency: float,
 ) -> dict[str, Any]:
     count = len(values)
-    block = block_length(len(sizes), 0.0 if math.isnan(concurrency) else concurrency)
-    intervals = bootstrap_percentiles(values, sizes, block)
+    intervals = _intervals(Series(values, sizes), 0.0 if math.isnan(concurrency) else concurrency)
     return {
         "unit": metric.unit,
         "direction": metric.direction,
@@ -190,6 +190,32 @@ def _statistics(
             for p, i in zip(PERCENTILES, intervals, strict=True)
         },
     }
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Series:
+    """Values of units; equal to another with the same ones, as TTFT is to time to first answer without reasoning."""
+
+    values: npt.NDArray[np.float64]
+    sizes: npt.NDArray[np.int64]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Series)
+            and np.array_equal(self.values, other.values)
+            and np.array_equal(self.sizes, other.sizes)
+        )
+
+    def __hash__(self) -> int:
+        ends = self.values[:1].tobytes() + self.values[-1:].tobytes()
+        return hash((len(self.values), len(self.sizes), ends))
+
+
+@lru_cache(maxsize=4)
+def _intervals(series: Series, concurrency: float) -> tuple[Interval, ...]:
+    """Of every percentile; the last few are kept, because several metrics of a run are often one."""
+    block = block_length(len(series.sizes), concurrency)
+    return tuple(bootstrap_percentiles(series.values, series.sizes, block))
 
 
 def _slo(measured: Measured, rates: Mapping[str, Interval]) -> dict[str, Any]:

@@ -196,3 +196,17 @@ def test_slope_of_correlated_noise_is_seldom_significant() -> None:
         alarms += found is not None and found.is_significant
 
     assert alarms < 45  # least squares that takes the noise for independent: 114
+
+
+def test_neighbours_taken_together_give_the_interval_of_a_long_run_nearly_unchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = np.random.default_rng(3).exponential(size=4_000)
+    ones = np.ones(4_000, dtype=np.int64)
+    [alone] = stats.bootstrap_percentiles(values, ones, 16, (90.0,))
+    monkeypatch.setattr(stats, "MOST_UNITS", 500)
+
+    [together] = stats.bootstrap_percentiles(values, ones, 16, (90.0,))
+
+    assert together.value == alone.value
+    assert together.hi - together.lo == pytest.approx(alone.hi - alone.lo, rel=0.1)
