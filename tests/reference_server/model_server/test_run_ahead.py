@@ -3,10 +3,11 @@
 One random sequence of 500 calls runs here at one rank and 80 of it at two; the long mode has twelve and three of 500.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from reference_server.messages import (
     StoppingParameters,
     WarmupRequest,
 )
+from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
+from reference_server.model_server.generate import Generator, Launched, StepOutput
 from reference_server.model_server.shard import LocalShard
 from reference_server.transport.shard import Shard
 from tests.support.model_servers import model_servers
@@ -146,6 +149,31 @@ async def test_the_next_step_is_computed_before_it_is_asked_for(driver: ShardDri
     await driver.shard.health()
 
     assert forwards.since() == [2]
+
+
+async def test_a_device_is_given_the_next_step_before_the_ids_of_this_one_are_read(
+    driver: ShardDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    launch, read = Generator.launch, Generator.read
+
+    def noted_launch(self: Generator, batch: SequenceBatch, *rest: Any) -> Launched:
+        events.append("launch")
+        return launch(self, batch, *rest)
+
+    def noted_read(self: Generator, batch: SequenceBatch, steps: Sequence[Launched]) -> StepOutput:
+        events.append("read")
+        return read(self, batch, steps)
+
+    monkeypatch.setattr(Generator, "launch", noted_launch)
+    monkeypatch.setattr(Generator, "read", noted_read)
+    result = await driver.prefill(driver.request(0, PROMPTS[0]))
+    await driver.decode(result.batch)
+    await driver.shard.health()
+
+    launches_first = driver.shard._engine.run_ahead.launches_first  # type: ignore[attr-defined]
+    first, then = ("launch", "read") if launches_first else ("read", "launch")
+    assert events == ["launch", first, then, first, then]
 
 
 async def test_nothing_is_computed_ahead_when_it_is_off(plain: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
