@@ -1,4 +1,4 @@
-"""Numbers of a config.json that would make the loader allocate or loop without end: refused before it builds a thing."""
+"""Numbers of a config.json that are out of bounds: refused before anything is built from them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
