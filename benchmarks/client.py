@@ -221,12 +221,9 @@ def tree_cpu_s(command: Any) -> float:
 
 def median_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One client under one load, over the rounds; what was lost is summed."""
-    middle = {
-        name: round(statistics.median(row[name] for row in rows), 4)
-        for name in rows[0]
-        if name not in ("client", "lost")
-    }
-    return {"client": rows[0]["client"], **middle, "lost": sum(row["lost"] for row in rows)}
+    measured = [name for name in rows[0] if name not in ("client", "streams", "lost")]
+    middle = {name: round(statistics.median(row[name] for row in rows), 4) for name in measured}
+    return {**rows[0], **middle, "lost": sum(row["lost"] for row in rows)}
 
 
 def describe(client: str, streams: int, seen: dict[str, Any], written: dict[str, list[int]]) -> dict[str, Any]:
