@@ -60,3 +60,13 @@ def test_a_server_without_a_health_route_is_left_alone(answers, limit):
         probe.finish()
 
     assert probe._thread.ident is None
+
+
+def test_metrics_10_a_run_ends_once_its_interval_is_narrow_enough(tmp_path):
+    state = ServerState(script=lambda body: Script(first_s=0.005))
+
+    with stream_server(state) as (url, _):
+        result = run(with_rules(converge=("ttft_p50_ms 90%",)), Target(url), tmp_path / "r")
+
+    assert result.manifest.stop_reason == "converged"
+    assert len(result.records) >= 100

@@ -9,6 +9,7 @@ from reports.measured import Measured
 from reports.metrics import METRICS, PER_RUN, POOLED
 from reports.per_request import PER_REQUEST
 from reports.results import RequestRecord, RunManifest, RunResult, Status
+from reports.summary import summarize
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -224,3 +225,76 @@ def test_usage_totals_are_spread_over_events_of_unknown_size() -> None:
     run = run_of(stream(0.0, 1.0, 0.1, 3, output_tokens=6, tokens_source="server_usage"))
 
     assert np.asarray(Measured.of(run).events.tokens).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_metrics_5_truncated_stream_keeps_its_tokens_and_has_no_e2e() -> None:
+    whole = stream(0.0, 1.0, 0.1, 11)
+    cut = stream(1.0, 2.0, 0.1, 6, status=Status.TRUNCATED, requested_output_tokens=11)
+
+    found = values(run_of(whole, cut))
+
+    assert found["output_tokens_per_s"] == pytest.approx((11 + 6) / 10)
+    assert found["requests_per_s"] == pytest.approx(0.1)
+    assert found["error_rate"] == pytest.approx(0.5)
+    assert column(run_of(whole, cut), "e2e_s") == pytest.approx([1.99, math.nan], nan_ok=True)
+    assert column(run_of(whole, cut), "ttft_s") == pytest.approx([0.99, 0.99])
+    assert column(run_of(whole, cut), "length_shortfall") == pytest.approx([0.0, 1 - 6 / 11])
+
+
+def test_metrics_6_censored_request_is_a_failure_of_the_window_it_started_in() -> None:
+    waiting = RequestRecord(
+        "r", "x", status=Status.UNFINISHED, t_intended_ns=9 * S, t_dispatch_ns=9 * S, t_sent_ns=9 * S, t_end_ns=14 * S
+    )
+    records = [stream(float(start), start + 0.5, 0.1, 3) for start in range(8)]
+
+    run = run_of(*records, waiting)
+    ttft = summarize(run)["metrics"]["ttft_co_s"]
+
+    assert values(run)["error_rate"] == pytest.approx(1 / 9)
+    assert values(run)["concurrency_max"] == 1
+    assert (ttft["count"], ttft["missing"]) == (8, 1)
+    assert ttft["percentiles"]["p95"]["value"] == pytest.approx(0.5)
+    # One failure in nine: beyond the 88th percentile nothing is bounded.
+    assert (ttft["adjusted"]["p75"], ttft["adjusted"]["p90"]) == (pytest.approx(0.5), None)
+
+
+def test_metrics_5_bursty_stream_has_long_gaps_short_itl_and_a_mean_that_hides_both() -> None:
+    """Three events of four tokens each, 0.4 s apart, after one of a single token."""
+    record = stream(0.0, 1.0, 0.4, 4, event_tokens=[1, 4, 4, 4], output_tokens=13)
+    measured = Measured.of(run_of(record))
+    gaps, itl = (metric.function(measured)[0] for metric in POOLED)
+
+    assert list(gaps) == pytest.approx([0.4] * 3)
+    assert list(itl) == pytest.approx([0.1] * 12)
+    assert column(run_of(record), "tpot_s") == pytest.approx([1.2 / 12])
+    assert column(run_of(record), "max_gap_s") == pytest.approx([0.4])
+
+
+def test_metrics_2_coalesced_events_have_gaps_of_zero_and_are_counted() -> None:
+    record = stream(0.0, 1.0, 0.0, 4, gap_ns=[0, 300 * MS, 0], t_last_ns=1300 * MS, coalesced_events=2)
+    run = run_of(record)
+
+    assert list(POOLED[0].function(Measured.of(run))[0]) == pytest.approx([0.0, 0.3, 0.0])
+    assert column(run, "tpot_s") == pytest.approx([0.1])
+    assert summarize(run)["client"]["coalesced_share"] == pytest.approx(0.5)
+
+
+def test_metrics_7_littles_law_holds_when_every_request_is_counted() -> None:
+    records = [stream(float(start), start + 0.5, 0.1, 6, t_sent_ns=start * S) for start in range(9)]
+
+    found = values(run_of(*records))
+
+    # Nine stays of one second in ten seconds.
+    assert found["concurrency_mean"] == pytest.approx(0.9)
+    assert found["little_residual"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_metrics_7_energy_is_that_of_all_devices() -> None:
+    run = run_of(stream(0.0, 1.0, 0.1, 20))
+    run.server_metrics = [
+        {"t_s": float(t), "name": "accelerator_power_watts", "labels": f'gpu="{gpu}"', "value": 50.0}
+        for t in range(12)
+        for gpu in range(2)
+    ]
+
+    assert values(run)["tokens_per_joule"] == pytest.approx(20 / 1000)
