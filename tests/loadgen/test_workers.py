@@ -103,7 +103,7 @@ def test_two_workers_send_the_one_schedule_and_their_records_are_one_run(url, st
 
 def test_reliability_F41_a_lost_worker_marks_the_run_and_the_others_finish(url, state, tmp_path):
     out = tmp_path / "r"
-    command = start("--url", url, *LONG_RUN, "--duration", "6", "--out", str(out))
+    command = start("--url", url, *LONG_RUN, "--duration", "4", "--out", str(out))
     wait_for(lambda: len(sent(state)) >= 12)
 
     os.kill(load_makers(out)["requests-1.jsonl"], signal.SIGKILL)
