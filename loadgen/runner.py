@@ -29,6 +29,7 @@ from loadgen.distribution import Distribution
 from loadgen.errors import MeasurementError, TargetError, UsageError, WorkerError
 from loadgen.health import ASKED_TO_STOP, UNHEALTHY_SIGNAL, HealthProbe
 from loadgen.interrupts import FirstAsksSecondEnds, Interrupted
+from loadgen.load_process import WORKER_LOG, log_tail, start_load
 from loadgen.objectives import objectives_of
 from loadgen.plan import WorkerPlan
 from loadgen.progress import Progress, Silent
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from loadgen.follow_up import FollowUp
     from loadgen.stop_rules import StopRule
 
-WORKER_LOG = "worker.log"
 LEAST_FREE_BYTES = 64 * 2**20
 
 
@@ -86,7 +86,7 @@ def run(
     """
     progress = progress or Silent()
     objectives_of(config.slo)
-    distribution = distribution or on_this_machine(config)
+    distribution = distribution or Distribution(config.workers, key=secrets.token_hex(16))
     distribution.check(config)
     _stop_rules(config)
     make_run_directory(out)
@@ -107,7 +107,7 @@ def run(
     watch.health = health = HealthProbe(target.control(), config.unhealthy_probes, watch.stop_unhealthy)
     try:
         with FirstAsksSecondEnds(watch.ask_to_finish, watch.kill) as signals:
-            watch.follow(_start_load(_plan(config, target, prepared, manifest, out), distribution, out))
+            watch.follow(start_load(_plan(config, target, prepared, manifest, out), distribution, out))
     finally:
         progress.close()
         health.finish()
@@ -123,7 +123,7 @@ def run(
     if watch.end is None:
         raise WorkerError(
             f"the load generator's process ended early (exit code {watch.exit_code}); what it measured is in {out}\n"
-            + _log_tail(out)
+            + log_tail(out)
         )
     return result
 
@@ -300,40 +300,6 @@ def _plan(config: BenchConfig, target: Target, prepared: Prepared, manifest: Run
     )
 
 
-def on_this_machine(config: BenchConfig) -> Distribution:
-    """The processes that make a load where nothing but the load is said."""
-    return Distribution(config.workers, key=secrets.token_hex(16))
-
-
-def _start_load(plan: WorkerPlan, distribution: Distribution, out: Path) -> "subprocess.Popen[bytes]":
-    """Start the one worker, or the master of several."""
-    if distribution.is_alone:
-        return _start_process("loadgen.worker", plan.to_json(), out)
-    told = {"plan": plan.to_json(), "distribution": distribution.to_json()}
-    return _start_process("loadgen.master", told, out)
-
-
-def _start_process(module: str, told: dict[str, Any], out: Path) -> "subprocess.Popen[bytes]":
-    """In a session of its own, so that a Ctrl-C reaches it through us alone."""
-    with (out / WORKER_LOG).open("wb") as log:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    assert worker.stdin is not None
-    try:
-        worker.stdin.write(json.dumps(told).encode())
-        worker.stdin.close()
-    except OSError as error:
-        worker.kill()
-        worker.wait()
-        raise WorkerError(f"the load generator's process did not start\n{_log_tail(out)}") from error
-    return worker
-
-
 class _Watch:
     """Reads what the worker says until it ends; passes requests to finish on to it."""
 
@@ -466,10 +432,3 @@ def _write_schedule(out: Path, work: Workload) -> None:
     table = pa.table({"t_intended_ns": work.times_ns, "prompt_id": prompt_ids})
     pq.write_table(table.replace_schema_metadata(metadata), part)
     part.replace(out / "schedule.parquet")
-
-
-def _log_tail(out: Path) -> str:
-    try:
-        return "\n".join((out / WORKER_LOG).read_text(errors="replace").splitlines()[-20:])
-    except OSError:
-        return ""
