@@ -20,7 +20,8 @@ from loadgen.launch import LaunchedProcess
 
 CACHE = Path.home() / ".cache" / "tgi-bench" / "benchmarks"
 INSTALL_TIMEOUT_S = 1800
-START_TIMEOUT_S = 240
+# vLLM compiles while it starts: 40 to 90 s on a quiet machine.
+START_TIMEOUT_S = 420
 MAX_TOKENS = 256
 PREFILL_TOKENS = 4096
 

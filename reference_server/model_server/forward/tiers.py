@@ -17,6 +17,7 @@ from reference_server.model_server.kv_cache import LayerShape
 from reference_server.model_server.models import fuse, hooks, rotary
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.models.packed_linear import pack_linears
+from reference_server.model_server.models.swap import swap_modules
 from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.tokenizer import Tokenizer
 
@@ -91,6 +92,7 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: AttentionState) 
     if decoder is not None:
         added_bytes = decoder.added_bytes
     elif options.fuse:
+        swap_modules(loaded.model)
         added_bytes = pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
     return PreparedModel(
         tier="ragged",

@@ -25,6 +25,7 @@ from reference_server.model_server.models.walk import (
     Norm,
     RotaryTable,
     Walk,
+    norm_of,
     operators_for,
 )
 
@@ -126,7 +127,7 @@ def _is_known_decoder(model: Any) -> bool:
         _children(inner) == {"embed_tokens", "layers", "norm", "rotary_emb"}
         and isinstance(inner.embed_tokens.weight, Tensor)
         and _is_linear(model.lm_head, GatheredLinear)
-        and _norm_of(inner.norm) is not None
+        and norm_of(inner.norm) is not None
         and getattr(inner.rotary_emb, "rope_type", None) in ROPE_TYPES
         and not _has_other_multiplier(inner)
         and all(_is_known_layer(layer) for layer in inner.layers)
@@ -146,7 +147,7 @@ def _is_known_layer(layer: Any) -> bool:
         _can_stack(_projections(attention))
         and _is_linear(attention.o_proj, RowParallelLinear)
         and _is_known_mlp(mlp)
-        and all(_norm_of(norm) is not None for norm in norms + head_norms)
+        and all(norm_of(norm) is not None for norm in norms + head_norms)
         # OLMo 2's are over all heads together.
         and all(len(norm.weight) == attention.head_dim for norm in head_norms)
         and len(head_norms) in (0, 2)
@@ -195,24 +196,8 @@ def _is_silu(activation: Any) -> bool:
     return torch.equal(activation(sample), F.silu(sample))
 
 
-@torch.no_grad()
-def _norm_of(module: Any) -> Norm | None:
-    """A root-mean-square norm, whose weight multiplies as it is or with one added, as Gemma's; else None."""
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    weight = getattr(module, "weight", None)
-    if epsilon is None or weight is None or isinstance(module, nn.LayerNorm):
-        return None
-    sample = torch.linspace(-2.0, 3.0, weight.shape[0], dtype=weight.dtype, device=weight.device)
-    expected = module(sample[None])
-    for multiplied in (weight.detach(), 1 + weight.detach()):
-        norm = Norm(multiplied, epsilon)
-        if torch.allclose(operators_for(weight).add_norm(sample[None], None, norm), expected, rtol=2e-2, atol=2e-2):
-            return norm
-    return None
-
-
 def _norm(module: Any) -> Norm:
-    norm = _norm_of(module)
+    norm = norm_of(module)
     assert norm is not None, "a norm that was recognised before"
     return norm
 

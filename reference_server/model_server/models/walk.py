@@ -108,6 +108,22 @@ def operators_for(like: Tensor) -> Operators:
     return TorchOperators() if kernels is None else CompiledOperators(kernels)
 
 
+@torch.no_grad()
+def norm_of(module: Any) -> Norm | None:
+    """A root-mean-square norm, whose weight multiplies as it is or with one added, as Gemma's; else None."""
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = getattr(module, "weight", None)
+    if epsilon is None or weight is None or isinstance(module, torch.nn.LayerNorm):
+        return None
+    sample = torch.linspace(-2.0, 3.0, weight.shape[0], dtype=weight.dtype, device=weight.device)
+    expected = module(sample[None])
+    for multiplied in (weight.detach(), 1 + weight.detach()):
+        norm = Norm(multiplied, epsilon)
+        if torch.allclose(operators_for(weight).add_norm(sample[None], None, norm), expected, rtol=2e-2, atol=2e-2):
+            return norm
+    return None
+
+
 class RotaryTable:
     """Cosines and sines of every position so far, as the model's own rotary module computes them.
 
