@@ -127,7 +127,7 @@ class Server:
             self._process.start()
             self._wait(prompt, started)
         except (StartError, TimeoutError, FailedRequest) as error:
-            tail = self._process.log_tail()[-600:]
+            tail = self._process.log_tail()[-4000:]
             self.stop()
             raise SkippedPeer(f"did not start: {error}\n{tail}") from error
         except BaseException:
