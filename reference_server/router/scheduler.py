@@ -136,6 +136,9 @@ class Scheduler:
         self._joining: _Running | None = None  # prefilled beside the running batch, merged by the next Decode
         self._cleanups: deque[Filter | Clear] = deque()
         self._is_decode_due = False
+        self._has_joined = (
+            False  # whether the open Decode follows a Prefill that joined, so that the next turn tries again
+        )
         self._waiting_steps = 0  # 1 + decode steps since the last prefill
         self._chunk_budget = round_up(options.max_batch_prefill_tokens, options.block_size)
 
@@ -175,6 +178,7 @@ class Scheduler:
             limits, max_size = self.options.limits, self.options.max_batch_size
             formed = self.queue.next_batch(limits, now_ns, max_size=max_size)
             return Idle() if formed is None else self._open(formed)
+        self._has_joined = self._is_decode_due
         if not self._is_decode_due:
             self._is_decode_due = True
             if (joining := self._join(self._running, now_ns)) is not None:
@@ -182,13 +186,30 @@ class Scheduler:
         self._is_decode_due = False
         return Decode(tuple(part.receipt for part in self._parts()))
 
-    def on_reply(self, call: Call, reply: StepResult | CachedBatch | None) -> Deliveries:
-        """Take in the answer to a call: a StepResult to Prefill and Decode, a receipt to Filter."""
+    def stride(self) -> int | None:
+        """While a Decode is open: how many decode steps, it included, come before anything else can, as long as nobody
+        arrives, is cancelled or ends; None where only one of these brings something else.
+        """
+        if any(entry.remaining_prefill for part in self._parts() for entry in part.entries.values()):
+            return 1
+        if not len(self.queue):
+            return None
+        if self._has_joined:
+            return 1
+        if self.options.chunks_prefills or self._waiting_steps >= self.options.max_waiting_tokens:
+            return None  # the head of the line was refused for want of room
+        return self.options.max_waiting_tokens - self._waiting_steps
+
+    def on_reply(self, call: Call, reply: StepResult | CachedBatch | None, *, num_steps: int = 1) -> Deliveries:
+        """Take in the answer to a call: a StepResult to Prefill and Decode, a receipt to Filter.
+
+        `num_steps` decode steps may be answered as one, up to `stride`.
+        """
         match call, reply:
             case Prefill(), StepResult():
                 return self._on_prefill(call, reply)
             case Decode(), StepResult():
-                return self._on_decode(reply)
+                return self._on_decode(reply, num_steps)
             case Filter(), CachedBatch():
                 self._part(call.batch_id).receipt = reply
             case Clear(), None:
@@ -262,10 +283,10 @@ class Scheduler:
             deliveries, self._running = self._settle(self._running.entries | entries, reply)
         return deliveries
 
-    def _on_decode(self, reply: StepResult) -> Deliveries:
+    def _on_decode(self, reply: StepResult, num_steps: int) -> Deliveries:
         entries = {entry_id: entry for part in self._parts() for entry_id, entry in part.entries.items()}
         self._joining = None
-        self._waiting_steps += 1
+        self._waiting_steps += num_steps
         deliveries, self._running = self._settle(entries, reply)
         return deliveries
 

@@ -1,0 +1,173 @@
+"""The simulator under simulation.md's toy law: prefill 10 ms + 0.1 ms per token, decode 5 ms + 1 ms per row."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from reference_server.router.scheduler import SchedulerOptions
+from tuner.simulate import Ask, Load, Simulated, Simulation
+from tuner.steps import Step
+
+MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class ToyLaw:
+    kv_ns: float = 0.0
+
+    def step_ns(self, step: Step) -> float:
+        prefill = 10 * MS + 100_000 * step.tokens if step.prompts else 0
+        decode = 5 * MS * (not step.prompts) + MS * step.rows if step.rows else 0
+        return prefill + decode + self.kv_ns * step.kv
+
+
+def toy_options(*, ratio: float = 1.2, max_waiting_tokens: int = 20, pool: int = 1000) -> SchedulerOptions:
+    # One block more than the pool: block 0 is never handed out.
+    return SchedulerOptions(1000, pool + 1, ratio, max_waiting_tokens, block_size=1)
+
+
+def replay(
+    *asks: tuple[int, int, int],
+    options: SchedulerOptions | None = None,
+    strides: bool = True,
+    kv_ns: float = 0.0,
+    permits: int = 128,
+) -> Simulated:
+    """A load of (arrival ms, input, output)."""
+    load = Load([Ask(*ask[1:]) for ask in asks], times_ns=[ask[0] * MS for ask in asks])
+    server = (options or toy_options(), ToyLaw(kv_ns))
+    return Simulation(load, [server], max_concurrent_requests=permits, with_strides=strides).run()
+
+
+def firsts_ms(run: Simulated) -> list[float]:
+    return [flight.first_ns / MS for flight in run.flights]
+
+
+def ends_ms(run: Simulated) -> list[float]:
+    return [flight.end_ns / MS for flight in run.flights]
+
+
+both = pytest.mark.parametrize("strides", [True, False], ids=["strides", "single_steps"])
+
+
+@both
+def test_simulation_V1_two_that_arrive_together_run_together(strides: bool):
+    run = replay((0, 100, 3), (0, 100, 3), strides=strides)
+
+    assert firsts_ms(run) == [30, 30]
+    assert ends_ms(run) == [44, 44]
+    assert run.replicas[0].counts.decodes == 2
+
+
+@pytest.mark.parametrize(("strides", "events"), [(True, 5), (False, 12)])
+def test_simulation_V2_a_second_one_joins_at_the_next_turn(strides: bool, events: int):
+    run = replay((0, 100, 10), (21, 100, 10), strides=strides)
+
+    assert firsts_ms(run) == [20, 46]
+    assert ends_ms(run) == [102, 108]
+    assert (run.replicas[0].counts.decodes, run.replicas[0].counts.events) == (10, events)
+
+
+@both
+def test_simulation_V3_a_ratio_holds_it_back_until_it_has_waited(strides: bool):
+    run = replay((0, 100, 10), (21, 100, 10), options=toy_options(ratio=3.0, max_waiting_tokens=4), strides=strides)
+
+    assert firsts_ms(run) == [20, 58]
+    assert ends_ms(run) == [100, 118]
+    assert run.replicas[0].counts.decodes == 12
+
+
+@both
+def test_simulation_V4_nothing_passes_the_head_of_the_line(strides: bool):
+    run = replay((0, 100, 5), (0, 100, 5), (0, 10, 5), options=toy_options(pool=150), strides=strides)
+
+    assert firsts_ms(run) == [20, 65, 65]
+    assert ends_ms(run) == [44, 93, 93]
+
+
+def test_simulation_V5_a_third_one_finds_no_permit():
+    run = replay((0, 100, 10), (0, 100, 10), (1, 100, 10), permits=2)
+
+    assert [flight.status for flight in run.flights] == ["ok", "ok", "overloaded"]
+    assert run.replicas[0].scheduler.queue.next_batch_id == 1
+
+
+@pytest.mark.parametrize(("strides", "events"), [(True, 2), (False, 1001)])
+def test_simulation_V6_a_stride_is_an_arithmetic_series(strides: bool, events: int):
+    run = replay((0, 100, 1001), options=toy_options(pool=2000), strides=strides, kv_ns=1000.0)
+
+    assert ends_ms(run) == [6620.5]
+    assert run.replicas[0].counts.events == events
+
+
+def random_case(seed: int) -> tuple[SchedulerOptions, Load]:
+    rng = random.Random(seed)
+    chunks = rng.random() < 0.4
+    options = SchedulerOptions(
+        max_batch_prefill_tokens=rng.choice([300, 600, 1200]),
+        max_batch_total_tokens=rng.choice([1500, 3000, 9000]),
+        waiting_served_ratio=rng.choice([0.0, 0.3, 1.2, 3.0]),
+        max_waiting_tokens=rng.choice([0, 1, 5, 20]),
+        max_batch_size=rng.choice([None, None, 2, 8]),
+        supports_chunking=chunks,
+        requires_padding=not chunks and rng.random() < 0.3,
+        use_prefix_caching=rng.random() < 0.3,
+        block_size=rng.choice([1, 16]),
+    )
+    asks = [Ask(rng.randint(1, 290), rng.randint(1, 60), rng.choice([None, 60])) for _ in range(60)]
+    if rng.random() < 0.5:
+        return options, Load(asks, users=rng.randint(1, 20), think_ns=rng.choice([0, 7 * MS]))
+    at, times = 0, []
+    for _ in asks:
+        at += round(rng.expovariate(1 / (40 * MS)))
+        times.append(at)
+    return options, Load(asks, times_ns=times)
+
+
+def moments(options: SchedulerOptions, load: Load, *, strides: bool) -> tuple[list[tuple[str, int, int]], int]:
+    run = Simulation(load, [(options, ToyLaw(137.3))], max_concurrent_requests=12, with_strides=strides).run()
+    counts = run.replicas[0].counts
+    flights = sorted(run.flights, key=lambda flight: flight.id)
+    return [(each.status, each.first_ns, each.end_ns) for each in flights], counts.decodes + counts.prefills
+
+
+def test_simulation_V7_strides_change_no_moment():
+    for seed in range(200):
+        options, load = random_case(seed)
+
+        quick, steps = moments(options, load, strides=True)
+        slow, single_steps = moments(options, load, strides=False)
+
+        assert steps == single_steps, seed
+        for ours, theirs in zip(quick, slow, strict=True):
+            assert ours[0] == theirs[0], seed
+            assert ours[1:] == pytest.approx(theirs[1:], abs=steps), seed
+
+
+def test_gaps_are_those_between_tokens():
+    load = Load([Ask(100, 10), Ask(100, 10)], times_ns=[0, 21 * MS])
+
+    run = Simulation(load, [(toy_options(), ToyLaw())], with_gaps=True).run()
+
+    first, second = run.flights
+    assert [at / MS for at in first.token_ns] == [20, 26, 53, 60, 67, 74, 81, 88, 95, 102]
+    assert [at / MS for at in second.token_ns][-3:] == [95, 102, 108]
+    assert len(second.token_ns) == 10
+
+
+def test_a_long_answer_runs_in_segments():
+    run = replay((0, 10, 2000), options=SchedulerOptions(4096, 4096, block_size=16))
+
+    flight = run.flights[0]
+    assert (flight.generated, run.replicas[0].counts.prefills) == (2000, 2)
+
+
+def test_a_prefix_that_was_computed_is_not_computed_again():
+    ids = tuple(range(200))
+    options = SchedulerOptions(1000, 4000, block_size=16, use_prefix_caching=True)
+    load = Load([Ask(200, 5, None, ids), Ask(200, 5, None, ids)], times_ns=[0, 1000 * MS])
+
+    run = Simulation(load, [(options, ToyLaw())]).run()
+
+    assert [flight.cached_tokens for flight in run.flights] == [0, 192]
