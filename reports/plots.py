@@ -151,7 +151,7 @@ def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: 
             if len(runs) == 1:
                 top.fill_between(middle, rows["output_tokens_per_s"], color=colour, alpha=0.10, linewidth=0)
                 bottom.fill_between(rows["t_s"], rows["in_flight"], step="post", color=colour, alpha=0.10, linewidth=0)
-        _name_series(bottom if size.is_narrow else top, [str(label) for label, _ in runs], size)
+        name_series(bottom if size.is_narrow else top, [str(label) for label, _ in runs], size)
         label_axis(top, "output tokens/s  ↑ better")
         label_axis(bottom, "requests in flight")
         bottom.set_xlabel("seconds since the run's start")
@@ -181,10 +181,11 @@ def label_axis(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", color=PALETTE["muted"], pad=8)
 
 
-def _name_series(axes: Axes, labels: Sequence[str], size: Size) -> None:
-    """The runs' names in their colours, in one row above the axes, at the right; a single run needs none."""
+def name_series(axes: Axes, labels: Sequence[str], size: Size, colours: Sequence[str] = ()) -> None:
+    """The series' names in their colours, in one row above the axes, at the right; a single one needs none."""
     if len(labels) < 2:
         return
+    colours = colours or [series_colour(index) for index in range(len(labels))]
     most = max(4, int((size.width - 180) / len(labels) / CHARACTER_PIXELS) - 2)
     offset = 0.0
     for index in reversed(range(len(labels))):
@@ -196,7 +197,7 @@ def _name_series(axes: Axes, labels: Sequence[str], size: Size) -> None:
             xytext=(-offset * 72 / PIXELS_PER_INCH, 9),
             textcoords="offset points",
             ha="right",
-            color=series_colour(index),
+            color=colours[index],
             fontweight="bold",
         )
         offset += (len(text) + 2) * CHARACTER_PIXELS
@@ -210,7 +211,7 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
     with styled():
         figure, [axes] = new_figure(size)
         runs = list(frame.groupby("run", sort=False))
-        _name_series(axes, [str(label) for label, _ in runs], size)
+        name_series(axes, [str(label) for label, _ in runs], size)
         for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
             axes.plot(rows["value_ms"], rows["share"], color=colour, drawstyle="steps-post")
@@ -270,7 +271,7 @@ def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) 
     with styled():
         figure, [axes] = new_figure(size)
         runs = list(frame.groupby("run", sort=False))
-        _name_series(axes, [str(label) for label, _ in runs], size)
+        name_series(axes, [str(label) for label, _ in runs], size)
         for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
             shown = rows.iloc[:: max(1, len(rows) // (MAX_POINTS // (2 if size.is_narrow else 1)))]
@@ -325,7 +326,7 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
     with styled():
         figure, [axes] = new_figure(size)
         runs = list(frame.groupby("run", sort=False))
-        _name_series(axes, [str(label) for label, _ in runs], size)
+        name_series(axes, [str(label) for label, _ in runs], size)
         for index, (_, rows) in enumerate(runs):
             colour = series_colour(index)
             shown = rows.iloc[:: max(1, len(rows) // (MAX_POINTS // (2 if size.is_narrow else 1)))]
@@ -350,7 +351,7 @@ def server_gauges(frame: pd.DataFrame, size: Size) -> Figure:
     with styled():
         figure, [axes] = new_figure(size)
         gauges = list(frame.groupby("name", sort=False))
-        _name_series(axes, [str(name) for name, _ in gauges], size)
+        name_series(axes, [str(name) for name, _ in gauges], size)
         for index, (_, rows) in enumerate(gauges):
             axes.step(rows["t_s"], rows["value"], where="post", color=series_colour(index))
         axes.set_ylim(bottom=0, top=max(float(frame["value"].max()) * 1.1, 1.0))
@@ -379,7 +380,7 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
             axes.scatter(rows["change"], row + spread, c=colours, s=20, linewidths=0, alpha=0.85)
             middle = float(rows["change"].median())
             axes.plot([middle, middle], [row - 0.24, row + 0.24], color=PALETTE["ink"], linewidth=1.6)
-        _name_rows(axes, names, size)
+        name_rows(axes, names, size)
         reach = max(2 * bound, 1.1 * float(frame["change"].abs().max()))
         axes.set_xlim(-reach, reach)
         axes.grid(visible=False, axis="y")
@@ -389,7 +390,7 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
         return figure
 
 
-def _name_rows(axes: Axes, names: Sequence[str], size: Size) -> None:
+def name_rows(axes: Axes, names: Sequence[str], size: Size) -> None:
     """Row names at the left, or, where there is no room for that, above each row."""
     axes.set_ylim(-0.5, len(names) - (0.25 if size.is_narrow else 0.5))
     if not size.is_narrow:

@@ -1,0 +1,120 @@
+"""A study's report: the verdict first, then every piece of evidence that its trials allow."""
+
+import dataclasses
+
+import pytest
+
+from reports.document import Report, Table, Text
+from reports.importance import importances
+from reports.renderers import markdown
+from reports.report import write_built
+from reports.study import StudyData, TrialOutcome, paired_change
+from reports.study_report import build_study_report, history_frame, pareto_frame
+from tests.support.sample_study import sample_study
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyData:
+    return sample_study()
+
+
+@pytest.fixture(scope="module")
+def report(study: StudyData) -> Report:
+    return build_study_report(study)
+
+
+def _section(report: Report, title: str) -> tuple[object, ...]:
+    return next(section.blocks for section in report.sections if section.title == title)
+
+
+def test_sections_stand_in_the_order_of_the_argument(report: Report) -> None:
+    assert [section.title for section in report.sections] == [
+        *("Baseline and winner", "What changed", "History", "Feasibility", "Each setting", "Which settings matter"),
+        *("Throughput and latency", "Time", "Dead configurations", "Every trial", "Repeat it"),
+    ]
+    assert report.verdicts[0].word == "Better settings found"
+
+
+def test_every_figure_has_a_name_of_its_own_and_a_description(report: Report) -> None:
+    names = [plot.name for plot in report.plots]
+
+    assert {"history", "feasibility", "parallel", "importances", "contour", "pareto", "time_line", "anchors"} < {*names}
+    assert len(names) == len(set(names))
+    assert all(len(plot.alt) > 20 and plot.caption for plot in report.plots)
+
+
+def test_tuning_7_report_is_written_from_plain_values_alone(study: StudyData, tmp_path) -> None:
+    paths = write_built(build_study_report(sample_study(12)), tmp_path)
+
+    assert paths.html.stat().st_size > 10_000
+    assert {path.suffix for path in paths.figures} == {".png", ".svg"}
+
+
+def test_baseline_and_winner_are_compared_round_by_round(study: StudyData, report: Report) -> None:
+    [table, limits] = _section(report, "Baseline and winner")
+
+    assert isinstance(table, Table)
+    assert list(table.frame.columns) == ["metric", "baseline, n = 4", "winner, n = 4", "change"]
+    change = table.frame["change"].iloc[0]
+    pairs = study.launches(study.baseline), study.launches(study.winner)
+    ratio = paired_change(*pairs, "output_tokens_per_s", "output_tokens_per_s")
+    assert ratio is not None
+    assert change.value == pytest.approx(100 * (ratio.value - 1))
+    assert change.lo < change.value < change.hi
+    assert "Confirming launches" in table.note
+    assert isinstance(limits, Text)
+
+
+def test_an_unconfirmed_study_says_so() -> None:
+    [table, _] = _section(build_study_report(sample_study(is_confirmed=False)), "Baseline and winner")
+
+    assert isinstance(table, Table)
+    assert "not confirmed" in table.note
+
+
+def test_few_feasible_trials_have_no_importances() -> None:
+    [text] = _section(build_study_report(sample_study(12)), "Which settings matter")
+
+    assert isinstance(text, Text)
+    assert text.text.startswith("Too few to tell")
+
+
+def test_importance_finds_the_settings_the_objective_depends_on() -> None:
+    shares = importances(sample_study(200, seed=1))
+
+    assert set(list(shares)[:2]) == {"cpu_memory_gib", "max_batch_prefill_tokens"}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["prefill_chunking"] < 0.05
+
+
+def test_history_keeps_the_best_within_the_limits(study: StudyData) -> None:
+    best = history_frame(study)["best"].dropna()
+
+    assert best.is_monotonic_increasing
+    assert best.iloc[-1] == max(each.value or 0 for each in study.feasible)
+
+
+def test_pareto_front_holds_what_none_within_the_limits_beats(study: StudyData) -> None:
+    frame = pareto_frame(study, "output_tokens_per_s", "ttft_p95_ms")
+    front = frame[frame["on_front"]].sort_values("x")
+
+    assert (front["outcome"] == TrialOutcome.FEASIBLE).all()
+    assert front["y"].is_monotonic_increasing
+
+
+def test_dead_configurations_are_listed_with_class_and_log_line(study: StudyData, report: Report) -> None:
+    [table] = _section(report, "Dead configurations")
+
+    assert isinstance(table, Table)
+    assert len(table.frame) == sum(each.outcome is TrialOutcome.DEAD for each in study.trials)
+    assert set(table.frame["class"]) == {"memory"}
+    assert table.frame["log"].str.contains("Not enough memory").all()
+
+
+def test_a_study_of_one_trial_or_none_still_has_a_report(study: StudyData) -> None:
+    for count in (0, 1):
+        started = dataclasses.replace(study, trials=study.trials[:count], winner=None)
+        report = build_study_report(started)
+
+        assert {plot.name for plot in report.plots} <= {"time_line"}
+        assert markdown.render(report)
