@@ -5,11 +5,15 @@ namespace {
 
 // residual += delta, in place where there is a delta; returns the norm of the sum. centered: a layer norm, which takes
 // the mean away; else a root-mean-square norm. A 16-bit norm is rounded before the weight multiplies, as Llama's is.
+// Rows may lie apart, as those of a part of a wider product do; the result's lie together.
 Tensor add_norm(
     Tensor residual, std::optional<Tensor> delta, Tensor weight, std::optional<Tensor> bias, double epsilon,
     bool centered) {
   const int64_t rows = residual.size(0), size = residual.size(1);
-  STD_TORCH_CHECK(residual.is_contiguous() && (!delta.has_value() || delta->is_contiguous()), "rows must be contiguous");
+  STD_TORCH_CHECK(
+      residual.stride(1) == 1 && (!delta.has_value() || delta->stride(1) == 1), "a row's elements must lie together");
+  STD_TORCH_CHECK(weight.scalar_type() == residual.scalar_type(), "the weight must have the input's type");
+  const int64_t stride = residual.stride(0), delta_stride = delta.has_value() ? delta->stride(0) : 0;
   Tensor output = torch::stable::new_empty(residual, {rows, size});
   by_type(residual, [&](auto element) {
     using T = decltype(element);
@@ -19,11 +23,11 @@ Tensor add_norm(
     torch::stable::parallel_for(0, rows, 32, [&](int64_t begin, int64_t end) {
       std::vector<float> values(size);
       for (int64_t row = begin; row < end; ++row) {
-        T* own = data<T>(residual) + row * size;
+        T* own = data<T>(residual) + row * stride;
         T* out = data<T>(output) + row * size;
         float* value = values.data();
         if (added) {
-          const T* other = added + row * size;
+          const T* other = added + row * delta_stride;
 #pragma omp simd
           for (int64_t i = 0; i < size; ++i) own[i] = from_float<T>(to_float(own[i]) + to_float(other[i]));
         }

@@ -25,6 +25,8 @@ class SingleNorm(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [..., size]; returns the same shape."""
         rows = hidden.reshape(-1, hidden.shape[-1])
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
         return self._operators.add_norm(rows, None, self._norm).view(hidden.shape)
 
 

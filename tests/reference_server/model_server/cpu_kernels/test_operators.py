@@ -20,7 +20,8 @@ multiplies = pytest.mark.skipif(
     not hasattr(kernels, "linear"), reason="this processor has no bfloat16 product instruction"
 )
 BF16, FP32 = torch.bfloat16, torch.float32
-TOLERANCE = {FP32: 1e-5, BF16: 2e-2}
+# Sums in another order: over 600 cases the compiled attention is 6e-7 off the one in float64 at most, torch's 1.3e-6.
+TOLERANCE = {FP32: 2e-6, BF16: 2e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +30,8 @@ def seeded() -> None:
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize("head_dim", [20, 64])
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+@pytest.mark.parametrize("head_dim", [20, 32, 64, 96, 128])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (16, 1)])
 @pytest.mark.parametrize(
     ("window", "softcap", "alibi"), [(None, None, False), (7, None, False), (None, 3.0, False), (9, None, True)]
 )
@@ -96,7 +97,23 @@ def test_the_work_between_products_equals_torch(dtype: torch.dtype) -> None:
         operators.rotate(heads[:, 1:], table, torch.tensor([0, 3, 49, 7, 1]))
         results.append((residual, normed, heads, operators.silu_mul(normed)))
 
-    torch.testing.assert_close(results[0], results[1], atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    torch.testing.assert_close(results[0], results[1], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_a_norm_of_part_of_a_wider_product_equals_torch(dtype: torch.dtype) -> None:
+    norm, wide = Norm(torch.rand(48).to(dtype), 1e-5), torch.randn(5, 80).to(dtype)
+
+    found, expected = (
+        operators.add_norm(wide[:, 16:64], None, norm) for operators in (CompiledOperators(kernels), TorchOperators())
+    )
+
+    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_a_norm_whose_weight_has_another_type_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="the weight must have the input's type"):
+        CompiledOperators(kernels).add_norm(torch.randn(2, 32).to(BF16), None, Norm(torch.ones(32), 1e-5))
 
 
 def test_the_exponential_is_right_from_end_to_end() -> None:
