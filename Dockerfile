@@ -19,7 +19,7 @@ COPY constraints.txt /tmp/constraints.txt
 RUN pip install --no-cache-dir ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$TORCH"
 COPY --from=build /wheels /wheels
 RUN wheel="$(echo /wheels/*.whl)" \
-    && pip install --no-cache-dir -c /tmp/constraints.txt "${wheel}[server]" \
+    && pip install --no-cache-dir -c /tmp/constraints.txt "${wheel}[server,grammar]" \
     && rm -r /wheels /tmp/constraints.txt \
     && useradd --uid 1000 --create-home tgi \
     && install -d -o tgi -g tgi /data

@@ -18,7 +18,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from reference_server.errors import StartupError, TemplateError
-from reference_server.router.workers import JobError, JobLimitError, WorkerLimits, WorkerPool
+from reference_server.workers import JobError, JobLimitError, WorkerLimits, WorkerPool
 
 if TYPE_CHECKING:  # the worker process does without
     from reference_server.router.schemas.openai import Message

@@ -22,6 +22,7 @@ from reference_server.router.batching import Batcher
 from reference_server.router.chat import RenderingPool, TemplateSource
 from reference_server.router.exchange import Route
 from reference_server.router.facts import EngineFacts, Platforms, ServerFacts
+from reference_server.router.grammar import make_compiler
 from reference_server.router.infer import Infer, Permits
 from reference_server.router.metrics import Metrics
 from reference_server.router.model_files import ModelFiles, find_model_files
@@ -179,7 +180,12 @@ async def _services(
     metrics.batch_max_total_tokens.set(options.max_batch_total_tokens)
     batcher = Batcher(shard, Scheduler(options), observer=metrics)
     model_type = files.read_json("config.json").get("model_type")
-    validator = Validator(tokenizer, facts.limits, executor, model_type=model_type)
+    grammars = make_compiler(config.disable_grammar_support, tokenizer)
+    if grammars is not None:
+        held.push_async_callback(grammars.close)
+        grammars.start()
+    compile_grammar = None if grammars is None else grammars.regex_of
+    validator = Validator(tokenizer, facts.limits, executor, model_type=model_type, compile_grammar=compile_grammar)
     # A tokenizer's first call sets up its tables; no client should wait for that.
     await validator.encode("warm-up", add_special_tokens=True)
     permits = Permits(config.max_concurrent_requests, config.max_requests_per_client)

@@ -8,7 +8,7 @@ from typing import Any
 
 from reference_server.errors import StartupError, TemplateError
 from reference_server.router.chat import ChatTemplate
-from reference_server.router.workers import Job, serve_jobs
+from reference_server.workers import Job, serve_jobs
 
 
 def make_job(setup: Mapping[str, Any]) -> Job:

@@ -2,17 +2,18 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from reference_server.errors import OverloadedError, RequestError, ValidationError
 from reference_server.messages import ChooserParameters, StoppingParameters
+from reference_server.messages import GrammarType as WireGrammarType
 from reference_server.router.images import IMAGE_MODELS, refuse_images
 from reference_server.router.offsets import simple_tokens
 from reference_server.router.request import ValidGenerateRequest
-from reference_server.router.schemas.tgi import GenerateParameters
+from reference_server.router.schemas.tgi import GenerateParameters, GrammarType
 from reference_server.router.segments import Progress, continued_seed, requested_tokens, segment_tokens
 from reference_server.tokenizer import Tokenizer
 
@@ -75,7 +76,10 @@ class Continuation:
 
 
 class Validator:
-    """Checks requests against `limits` and counts their tokens in `executor`'s threads."""
+    """Checks requests against `limits` and counts their tokens in `executor`'s threads.
+
+    compile_grammar: a grammar's regex; None where grammars are refused.
+    """
 
     def __init__(
         self,
@@ -84,12 +88,14 @@ class Validator:
         executor: Executor,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
         model_type: str | None = None,
+        compile_grammar: Callable[[GrammarType], Awaitable[str]] | None = None,
     ) -> None:
         self.limits = limits
         self._tokenizer = tokenizer
         self._executor = executor
         self._draw_seed = draw_seed
         self._sees_images = model_type in IMAGE_MODELS
+        self._compile_grammar = compile_grammar
         self._num_tokenizing = 0
 
     async def validate(self, call: GenerateCall, after: Continuation | None = None) -> Validated:
@@ -112,13 +118,12 @@ class Validator:
         requested = requested_tokens(max_new_tokens, self.limits.max_total_tokens, len(ids))
         segment = segment_tokens(requested) if self.limits.may_continue else requested
         self._check_lengths(len(ids), segment)
-        if asked.grammar is not None:
-            raise ValidationError("grammar is not supported")
+        grammar = "" if asked.grammar is None else await self._grammar_regex(asked.grammar)
         request = ValidGenerateRequest(
             chunks=(prompt,),
             input_ids=tuple(ids),
             truncate=asked.truncate if asked.truncate is not None else self.limits.max_input_tokens,
-            parameters=self._chooser(call, after, cut),
+            parameters=self._chooser(call, after, cut, grammar),
             stopping=StoppingParameters(
                 max_new_tokens=segment,
                 stop_sequences=tuple(asked.stop),
@@ -174,7 +179,12 @@ class Validator:
     def _first_seed(self, asked: int | None) -> int:
         return self._draw_seed() if asked is None else asked
 
-    def _chooser(self, call: GenerateCall, after: Continuation | None, cut: int) -> ChooserParameters:
+    async def _grammar_regex(self, grammar: GrammarType) -> str:
+        if self._compile_grammar is None:
+            raise ValidationError("grammar is not supported")
+        return await self._compile_grammar(grammar)
+
+    def _chooser(self, call: GenerateCall, after: Continuation | None, cut: int, grammar: str) -> ChooserParameters:
         asked = call.parameters
         return ChooserParameters(
             temperature=_or(asked.temperature, 1.0),
@@ -187,6 +197,8 @@ class Validator:
             frequency_penalty=_or(asked.frequency_penalty, 0.0),
             presence_penalty=call.presence_penalty,
             watermark=asked.watermark,
+            grammar=grammar,
+            grammar_type=WireGrammarType.REGEX if asked.grammar else WireGrammarType.NONE,
         )
 
 

@@ -1,4 +1,4 @@
-"""Acceptance examples of http-api.md section 9.4: chat. Tools and grammars are refused by name."""
+"""Acceptance examples of http-api.md section 9.4: chat. Tools are refused by name."""
 
 from typing import Any
 
@@ -82,12 +82,6 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"p
             "Tool error: Grammar and tools are mutually exclusive",
             "tool_error",
             id="H50",
-        ),
-        pytest.param(
-            {"response_format": JSON_SCHEMA, "tools": []},
-            "Input validation error: grammar is not supported",
-            "validation",
-            id="H50_grammar",
         ),
         pytest.param({"tools": [GET_W]}, REFUSED_TOOLS, "tool_error", id="H53"),
         pytest.param({"tools": [GET_W], "tool_choice": "required"}, REFUSED_TOOLS, "tool_error", id="H55"),

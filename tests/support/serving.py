@@ -20,6 +20,7 @@ from reference_server.router.infer import Infer, Permits
 from reference_server.router.metrics import Metrics
 from reference_server.router.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.schemas.openai import Message
+from reference_server.router.schemas.tgi import GrammarType
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.services import Services
 from reference_server.router.validation import RequestLimits, Validator
@@ -74,6 +75,7 @@ class Setup:
     shard: ScriptedShard | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     connections: ConnectionLimits | None = None
+    compile_grammar: Callable[[GrammarType], Awaitable[str]] | None = None
 
 
 def renderer(source: str) -> Callable[[Sequence[Message]], Awaitable[str]]:
@@ -98,7 +100,8 @@ async def services_on(shard: ScriptedShard, setup: Setup) -> AsyncIterator[tuple
     )
     batcher = Batcher(shard, Scheduler(options), observer=metrics)
     with ThreadPoolExecutor(1) as executor:
-        infer = Infer(batcher, Validator(WordTokenizer(), limits, executor), Permits(setup.permits), metrics)
+        validator = Validator(WordTokenizer(), limits, executor, compile_grammar=setup.compile_grammar)
+        infer = Infer(batcher, validator, Permits(setup.permits), metrics)
         facts = ServerFacts(
             model_id="m",
             limits=limits,

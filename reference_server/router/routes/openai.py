@@ -206,7 +206,7 @@ def check_common(request: SamplingFields, max_best_of: int) -> int:
 
 
 def refuse_constraints(request: ChatRequest) -> None:
-    """Tools and grammars are not served; what asks for them is told so, in TGI's order of checks."""
+    """Tools are not served; what asks for them is told so, in TGI's order of checks."""
     wants_format = request.response_format is not None and request.response_format.type != "text"
     tools = request.tools or []
     if wants_format and tools:
@@ -217,8 +217,6 @@ def refuse_constraints(request: ChatRequest) -> None:
         raise ToolError(f"Tool with name {name} not found")
     if tools and name != "none":
         raise ToolError('`tools` are not supported; leave them out or set `tool_choice` to "none"')
-    if wants_format:
-        raise ValidationError("grammar is not supported")
 
 
 def completion_calls(request: CompletionRequest, choices: int) -> list[GenerateCall]:
@@ -238,10 +236,11 @@ def completion_calls(request: CompletionRequest, choices: int) -> list[GenerateC
 
 def chat_calls(request: ChatRequest, prompt: str, choices: int) -> list[GenerateCall]:
     """One generation per choice of a rendered conversation."""
+    grammar = None if request.response_format is None else request.response_format.grammar()
     return [
         GenerateCall(
             prompt,
-            _parameters(request, choice).model_copy(update={"top_n_tokens": request.top_logprobs}),
+            _parameters(request, choice).model_copy(update={"top_n_tokens": request.top_logprobs, "grammar": grammar}),
             add_special_tokens=False,
             presence_penalty=request.presence_penalty or 0.0,
         )

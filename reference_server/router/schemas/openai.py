@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from reference_server.router.decoder import JsonObject
 from reference_server.router.schemas.scalars import F32, U32, U64, ApiModel
-from reference_server.router.schemas.tgi import EXTENSION
+from reference_server.router.schemas.tgi import ANY_JSON_OBJECT, EXTENSION, GrammarType
 
 
 def _as_list(value: Any) -> Any:
@@ -184,7 +184,19 @@ class ResponseFormat(ApiModel):
             raise ValueError("missing field `json_schema.schema`")
         if self.value is None and self.json_schema is None and self.type not in ("json_object", "text"):
             raise ValueError("missing field `value`")
+        if self.type != "text":
+            self.grammar()
         return self
+
+    def grammar(self) -> GrammarType | None:
+        """The constraint that this asks for."""
+        if self.type == "text":
+            return None
+        if self.json_schema is not None:
+            return GrammarType(type="json_schema", value=self.json_schema)
+        if self.value is None:
+            return ANY_JSON_OBJECT
+        return GrammarType(type=self.type, value=self.value)
 
 
 class ChatRequest(SamplingFields):

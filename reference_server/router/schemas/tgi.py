@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from reference_server.router.schemas.scalars import F32, I32, U32, U64, ApiModel
 
@@ -15,6 +15,18 @@ class GrammarType(ApiModel):
 
     type: Literal["json", "json_object", "regex", "json_schema"]
     value: Any = Field(...)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "GrammarType":
+        if self.type == "regex" and not isinstance(self.value, str):
+            raise ValueError("invalid type for `value`: a regex is a string")
+        if self.type == "json_schema" and not (isinstance(self.value, dict) and "schema" in self.value):
+            raise ValueError("missing field `value.schema`")
+        return self
+
+
+#: Any JSON object at all: what OpenAI's `{"type": "json_object"}` asks for. Told apart by identity.
+ANY_JSON_OBJECT = GrammarType(type="json_object", value=None)
 
 
 class GenerateParameters(ApiModel):

@@ -35,7 +35,11 @@ class JobError(Exception):
 
 
 class JobLimitError(Exception):
-    """The job was stopped at a limit, which the text names."""
+    """The job was stopped at a limit, which the text names; `limit` is that limit's word, time or memory."""
+
+    def __init__(self, text: str, limit: str) -> None:
+        super().__init__(text)
+        self.limit = limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +95,17 @@ class WorkerPool:
                 answer = await _exchange(process, job)
         except TimeoutError:
             self._replace(process)
-            raise JobLimitError(f"it took longer than {self._limits.time_s:g} s") from None
+            raise JobLimitError(f"it took longer than {self._limits.time_s:g} s", "time") from None
         except (OSError, asyncio.IncompleteReadError):
             self._replace(process)
-            raise JobLimitError("its worker died") from None
+            # Native code that gets no more memory ends its process.
+            raise JobLimitError("its worker died", "memory") from None
         self._idle.put_nowait(process)
         return self._value(answer)
 
     def _value(self, answer: Mapping[str, Any]) -> Any:
         if "memory" in answer:
-            raise JobLimitError(f"it used more than {self._limits.memory_bytes >> 20} MiB")
+            raise JobLimitError(f"it used more than {self._limits.memory_bytes >> 20} MiB", "memory")
         if "error" in answer:
             raise JobError(answer["error"])
         return answer["value"]

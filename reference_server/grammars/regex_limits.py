@@ -1,0 +1,126 @@
+"""How much a regex may ask for (reliability.md Q10), and whether it is one: judged before anything is built from it."""
+
+from functools import cache
+
+import llguidance
+
+from reference_server.errors import GenerationError, ValidationError
+
+MAX_CHARACTERS = 65_536
+MAX_REPETITIONS = 10_000
+MAX_STATES = 50_000
+#: What one step may spend on a regex's automaton, in expressions built: 70 ms at most where 10 us are usual.
+MAX_STEP_FUEL = 100_000
+
+
+@cache
+def parser_limits() -> llguidance.LLParserLimits:
+    """The same for whoever walks an automaton: one that grows past them ends its own request."""
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=MAX_STEP_FUEL, step_lexer_fuel=MAX_STEP_FUEL, max_lexer_states=MAX_STATES
+    )
+
+
+def check_regex(regex: str) -> None:
+    """Raise ValidationError for what is too large, GenerationError for what does not parse."""
+    if len(regex) > MAX_CHARACTERS:
+        raise too_complex(f"length: {len(regex)} of {MAX_CHARACTERS} characters")
+    if repetitions(regex) > MAX_REPETITIONS:
+        raise too_complex(f"counted repetitions: more than {MAX_REPETITIONS}")
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        # llguidance would take it for an escape of the slash that it puts behind a regex.
+        raise GenerationError("grammar is not valid: incomplete escape sequence")
+    matcher = llguidance.LLMatcher(
+        _bytes(), llguidance.LLMatcher.grammar_from_regex(regex), log_level=0, limits=parser_limits()
+    )
+    if matcher.is_error():
+        raise GenerationError(f"grammar is not valid: {_parser_detail(matcher.get_error())}")
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise too_complex(f"states: {_first_line(matcher.get_error())}")
+
+
+def too_complex(limit: str) -> ValidationError:
+    return ValidationError(f"grammar is not valid: too complex ({limit})")
+
+
+def repetitions(regex: str) -> int:
+    r"""The largest product of nested counted repetitions.
+
+    >>> repetitions(r"(a{2}b{3,5}){10}\{99}[{8}]")
+    50
+    """
+    # Per open group: the largest product inside it. `last` is that of the atom just read.
+    groups, last, at = [1], 1, 0
+    while at < len(regex):
+        char = regex[at]
+        at += 1
+        if char == "\\":
+            at += 1
+            last = 1
+        elif char == "[":
+            at = _class_end(regex, at)
+            last = 1
+        elif char == "(":
+            groups.append(1)
+        elif char == ")":
+            last = groups.pop() if len(groups) > 1 else 1
+            groups[-1] = max(groups[-1], last)
+        elif char == "{":
+            count, at = _count(regex, at)
+            last *= count
+            groups[-1] = max(groups[-1], last)
+        elif char not in "*+?":
+            last = 1
+    return max(groups)
+
+
+def _class_end(regex: str, at: int) -> int:
+    """Behind the bracket that closes a class, which may hold others."""
+    depth = 1
+    # A bracket right at the start is a character.
+    at += regex.startswith("^", at)
+    at += regex.startswith("]", at)
+    while at < len(regex) and depth:
+        char = regex[at]
+        at += 1 + (char == "\\")
+        depth += (char == "[") - (char == "]")
+    return at
+
+
+def _count(regex: str, at: int) -> tuple[int, int]:
+    """The greatest count of a repetition whose brace was just read, and where it ends."""
+    end = regex.find("}", at)
+    low, _, high = regex[at:end].partition(",") if end >= 0 else ("", "", "")
+    number = (high or low).strip()
+    if not (number.isdecimal() and number.isascii()):
+        return 1, at
+    # More digits than matter are not worth a large number.
+    return max(1, int(number[:9])), end + 1
+
+
+def _parser_detail(error: str) -> str:
+    """The parser's own sentence without the grammar around it."""
+    _, found, detail = error.partition("error: ")
+    return _first_line(detail if found else error.partition("(in regex): ")[2] or error)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+class _ByteVocabulary:
+    """A token for each byte: enough to parse a regex with."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes([value]) for value in range(256)), b"<end>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+@cache
+def _bytes() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_ByteVocabulary()))

@@ -1,0 +1,162 @@
+"""Grammars over HTTP: rows 21 to 26 of http-api.md section 3.2, and its examples about them."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from reference_server.messages import GrammarType
+from tests.support.grammars import CompilingHere, compiler
+from tests.support.regex_samples import accepts
+from tests.support.serving import Served, serve
+
+SCHEMA = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def refused(text: str) -> dict[str, str]:
+    return {"error": f"Input validation error: {text}", "error_type": "validation"}
+
+
+async def chat(served: Served, **body: Any) -> Any:
+    body = {"model": "tgi", "messages": [{"role": "user", "content": "hi"}], **body}
+    return await served.client.post("/v1/chat/completions", json=body)
+
+
+async def test_http_H37_a_schema_needs_properties():
+    async with serve(compile_grammar=compiler().regex_of) as served:
+        response = await served.generate(grammar={"type": "json", "value": {"type": "object"}})
+
+    assert response.status_code == 422
+    assert response.json() == refused("grammar is not valid: Grammar must have a 'properties' field")
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"type": "json", "value": SCHEMA},
+        {"type": "json_object", "value": SCHEMA},
+        {"type": "json", "value": json.dumps(SCHEMA)},
+        {"type": "json_schema", "value": {"name": "x", "schema": SCHEMA, "strict": True}},
+    ],
+    ids=["json", "json_object", "text", "json_schema"],
+)
+async def test_http_H38_the_model_server_gets_a_regex(grammar: dict[str, Any]):
+    async with serve(compile_grammar=compiler().regex_of) as served:
+        response = await served.generate(grammar=grammar)
+        (request,) = served.requests
+
+    assert response.status_code == 200
+    assert request.parameters.grammar_type is GrammarType.REGEX
+    texts = ('{"a":1}', '{ "a" : 1 }', '{"a":"1"}', '{"a":1,"b":2}')
+    assert [accepts(request.parameters.grammar, text) for text in texts] == [True, True, False, False]
+
+
+async def test_http_H39_grammars_can_be_switched_off():
+    async with serve() as served:
+        for grammar in ({"type": "json", "value": SCHEMA}, {"type": "regex", "value": "a+"}):
+            response = await served.generate(grammar=grammar)
+
+            assert response.status_code == 422
+            assert response.json() == refused("grammar is not supported")
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": False}},
+        {"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}},
+        {"type": "json", "value": SCHEMA},
+        {"type": "json_object", "value": SCHEMA},
+    ],
+    ids=["openai", "tgi_json_schema", "tgi_json", "tgi_json_object"],
+)
+async def test_http_H50_a_response_format_is_the_grammar(response_format: dict[str, Any]):
+    async with serve(compile_grammar=compiler().regex_of) as served:
+        response = await chat(served, response_format=response_format, tools=[])
+        (request,) = served.requests
+
+    assert response.status_code == 200
+    assert accepts(request.parameters.grammar, '{"a":1}')
+    assert not accepts(request.parameters.grammar, '{"a":null}')
+
+
+async def test_http_4_10_any_json_object():
+    async with serve(compile_grammar=compiler().regex_of) as served:
+        assert (await chat(served, response_format={"type": "json_object"})).status_code == 200
+        (request,) = served.requests
+
+    texts = ("{}", '{"any": [1, {"x": null}]}', "[]", "1")
+    assert [accepts(request.parameters.grammar, text) for text in texts] == [True, True, False, False]
+
+
+async def test_http_4_10_text_is_no_grammar():
+    async with serve(compile_grammar=compiler().regex_of) as served:
+        assert (await chat(served, response_format={"type": "text"})).status_code == 200
+        (request,) = served.requests
+
+    assert (request.parameters.grammar, request.parameters.grammar_type) == ("", GrammarType.NONE)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        pytest.param({"type": "json", "value": 5}, "grammar is not supported", id="row_22_number"),
+        pytest.param({"type": "json", "value": None}, "grammar is not supported", id="row_22_null"),
+        pytest.param({"type": "json", "value": [1]}, "grammar is not supported", id="row_22_list"),
+        pytest.param({"type": "json", "value": "{"}, "grammar is not valid: Expecting property name", id="row_23"),
+        pytest.param(
+            {"type": "json", "value": {"properties": {"a": {"type": "strin"}}}}, 'grammar is not valid: "strin" is not',
+            id="row_24",
+        ),
+        pytest.param(
+            {"type": "json_schema", "value": {"schema": 5}}, "grammar is not valid: 5 is not", id="row_24_json_schema"
+        ),
+        pytest.param(
+            {"type": "json_schema", "value": {"schema": {}}}, "grammar is not valid: Grammar must have", id="row_25"
+        ),
+        pytest.param(
+            {"type": "json", "value": {"properties": {"a": {"not": {}}}}},
+            "cannot compile regex from schema: `not` beside a schema without `type` is not supported",
+            id="row_26",
+        ),
+        pytest.param(
+            {"type": "regex", "value": "(a{200}){200}"}, "grammar is not valid: too complex (counted", id="Q10"
+        ),
+    ],
+)  # fmt: skip
+async def test_reliability_4_5_59_what_is_wrong_with_a_grammar_is_said(grammar: dict[str, Any], text: str):
+    async with serve(compile_grammar=compiler().regex_of) as served:
+        response = await served.generate(grammar=grammar)
+
+    assert response.status_code == 422
+    assert response.json()["error"].startswith(f"Input validation error: {text}")
+
+
+@pytest.mark.parametrize("regex", ["(", "(?=a)b", r"(a)\1", "[z-a]", "a\\"])
+async def test_reliability_4_5_55_a_regex_that_does_not_parse_never_reaches_a_batch(regex: str):
+    async with serve(compile_grammar=compiler().regex_of) as served:
+        bad, good = await asyncio.gather(
+            served.generate(grammar={"type": "regex", "value": regex}), served.generate("mate")
+        )
+
+        assert (bad.status_code, bad.json()["error_type"]) == (424, "generation")
+        assert good.status_code == 200
+        assert len(served.requests) == 1
+
+
+async def test_a_long_prompt_is_reported_before_a_bad_grammar():
+    async with serve(compile_grammar=compiler().regex_of) as served:
+        response = await served.generate(" ".join(["word"] * 1100), grammar={"type": "regex", "value": "("})
+
+    assert "must have less than 1024 tokens" in response.json()["error"]
+
+
+async def test_reliability_4_5_62_a_grammar_of_many_clients_is_compiled_once():
+    pool = CompilingHere()
+    async with serve(compile_grammar=compiler(pool).regex_of) as served:
+        grammar = {"type": "json", "value": SCHEMA}
+        responses = await asyncio.gather(*(served.generate(grammar=grammar) for _ in range(60)))
+
+    assert {response.status_code for response in responses} == {200}
+    assert len(pool.jobs) == 1
