@@ -19,6 +19,7 @@ from reports.stats import (
     Interval,
     block_length,
     bootstrap_block,
+    counted,
     counted_quantile,
     cut_points,
     mean_interval,
@@ -89,7 +90,7 @@ def values_of(analysis: Analysis, column: str) -> Array:
 def spread_of(runs: Sequence[Array], percentile: float, concurrency: Sequence[float]) -> Spread:
     """A percentile of runs' values, hierarchically resampled; `concurrency` is each run's mean."""
     pooled = np.concatenate(runs)
-    cuts = cut_points(pooled, len(pooled), (percentile,))
+    cuts = cut_points(np.sort(pooled), len(pooled), (percentile,))
     drawn = [
         _resampled(values, cuts, block_length(len(values), mean))
         for values, mean in zip(runs, concurrency, strict=True)
@@ -112,10 +113,8 @@ def spread_of(runs: Sequence[Array], percentile: float, concurrency: Sequence[fl
 
 def _resampled(values: Array, cuts: Array, least_block: int) -> Array:
     """[resamples, cuts]: counts of one run's values per cell."""
-    ones = np.ones(len(values), dtype=np.int64)
-    cell = np.minimum(np.searchsorted(cuts, values, side="left"), len(cuts) - 1)
-    block = bootstrap_block(values, ones, least_block)
-    return resampled_counts(np.arange(len(values)), cell, (len(values), len(cuts)), block, RESAMPLES)
+    counts, sizes, least_block = counted(values, np.ones(len(values), dtype=np.int64), cuts, least_block)
+    return resampled_counts(counts, bootstrap_block(counts, sizes, least_block), RESAMPLES)
 
 
 def latency_spread(side: Side, column: str, percentile: float) -> Spread | None:

@@ -16,6 +16,7 @@ from reports.metrics import POOLED
 from reports.plots import HALF, NARROW, PIXELS_PER_INCH, WIDE, Size
 from reports.results import replace_file
 from reports.server import gauge_series
+from reports.stats import sorted_quantiles
 from reports.summary import Analysis
 
 ECDF_POINTS = 400
@@ -28,7 +29,7 @@ def timeline_frame(analysis: Analysis) -> pd.DataFrame:
     ends = measured.requests["t_end_ns"].max() / 1e9
     last = max(measured.window.end_s, float(ends) if ends == ends else 0.0, 1.0)
     edges = np.arange(0.0, np.floor(last) + 2)
-    tokens, _ = np.histogram(measured.events.t_s, edges, weights=measured.events.tokens)
+    tokens = measured.events.tokens_between(0.0, float(edges[-1]), len(edges) - 1)
     in_flight = measured.concurrency.means(edges)
     return pd.DataFrame(
         {"run": analysis.label, "t_s": edges[:-1], "output_tokens_per_s": tokens, "in_flight": in_flight}
@@ -39,7 +40,7 @@ def distribution_frame(label: str, values_s: npt.NDArray[np.float64]) -> pd.Data
     """An empirical distribution of about ECDF_POINTS points, the named percentiles exact: run, share, value_ms."""
     even = np.linspace(0, 1, min(len(values_s), ECDF_POINTS))
     share = np.union1d(even, np.array(plots.MARKS) / 100)
-    return pd.DataFrame({"run": label, "share": share, "value_ms": 1e3 * np.quantile(values_s, share)})
+    return pd.DataFrame({"run": label, "share": share, "value_ms": 1e3 * sorted_quantiles(np.sort(values_s), share)})
 
 
 def requests_points(analysis: Analysis, column: str, against: str, only_measured: bool = True) -> pd.DataFrame:

@@ -1,6 +1,7 @@
-"""A run's records as arrays and frames: one row per request, and every token event of the run."""
+"""A run's requests column by column: scalars in a frame, the gaps and token counts of their events end to end."""
 
-from collections.abc import Sequence
+import binascii
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.results import FIELDS, RequestRecord
+from reports.results import DEFAULTS, FIELDS, LONG_GAP, RequestRecord, decode_gaps
+
+Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 TEXT = frozenset(
     (
@@ -18,30 +21,129 @@ TEXT = frozenset(
 )
 LISTS = frozenset(("gap_ns", "event_tokens"))
 
+# Values that are moved or computed with at a time.
+MOST_VALUES = 4_000_000
 
-def requests_frame(records: Sequence[RequestRecord]) -> pd.DataFrame:
-    """One row per request: every scalar field and `max_gap_s`.
 
-    Numbers are float64 with NaN for what is missing (ns stay exact below 2**53, 104 days).
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """A list of whole numbers per request, end to end; `sizes` has their lengths."""
+
+    values: Integers
+    sizes: npt.NDArray[np.int64]
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Where each list begins."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    def part(self, first: int, last: int) -> "Ragged":
+        """The lists of the requests from `first` up to `last`, without a copy of their values."""
+        start, length = int(self.sizes[:first].sum()), int(self.sizes[first:last].sum())
+        return Ragged(self.values[start : start + length], self.sizes[first:last])
+
+    def take(self, order: npt.NDArray[np.int64]) -> "Ragged":
+        """The lists in another order."""
+        if np.array_equal(order, np.arange(len(self.sizes))):
+            return self
+        starts, sizes = self.starts[order], self.sizes[order]
+        values = np.empty(int(sizes.sum()), dtype=self.values.dtype)
+        done = 0
+        for first, last in parts(sizes):
+            own = sizes[first:last]
+            shift = np.repeat(starts[first:last] - (np.cumsum(own) - own), own)
+            values[done : done + len(shift)] = self.values[shift + np.arange(len(shift))]
+            done += len(shift)
+        return Ragged(values, sizes)
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> "Ragged":
+        """The same with the lists of the others empty."""
+        if bool(np.all(kept | (self.sizes == 0))):
+            return self
+        return Ragged(self.values[np.repeat(kept, self.sizes)], np.where(kept, self.sizes, 0))
+
+
+def parts(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of requests whose lists hold about MOST_VALUES together, or one request."""
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + MOST_VALUES, side="right")))
+        yield first, last
+        first = last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestColumns:
+    """`frame` has one row per request: every scalar field and `max_gap_s`.
+
+    Numbers are float64 with NaN for what is missing (ns stay exact below 2**53, 104 days). `gap_ns` and `event_tokens`
+    are the record's lists; the latter is empty where every event carried one token.
     """
+
+    frame: pd.DataFrame
+    gap_ns: Ragged
+    event_tokens: Ragged
+
+    def take(self, order: npt.NDArray[np.int64]) -> "RequestColumns":
+        """The requests in another order."""
+        frame = self.frame.iloc[order].reset_index(drop=True)
+        return RequestColumns(frame, self.gap_ns.take(order), self.event_tokens.take(order))
+
+
+def columns_of(records: Sequence[RequestRecord]) -> RequestColumns:
+    """Of records in memory."""
+    return columns_of_rows([{name: getattr(record, name) for name in FIELDS} for record in records])
+
+
+def columns_of_rows(rows: Sequence[Mapping[str, Any]]) -> RequestColumns:
+    """Of rows of `RequestRecord.to_json`, gaps coded or as lists. Raises KeyError, TypeError or ValueError."""
     columns: dict[str, Any] = {}
     for name in FIELDS:
-        values = [getattr(record, name) for record in records]
+        default = DEFAULTS.get(name)
+        values = [row[name] for row in rows] if name not in DEFAULTS else [row.get(name, default) for row in rows]
         if name in TEXT:
-            columns[name] = pd.Series(values, dtype=object)
+            columns[name] = pd.Series([default if value is None else value for value in values], dtype=object)
         elif name not in LISTS:
-            columns[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    longest = [max(record.gap_ns) / 1e9 if record.gap_ns else np.nan for record in records]
-    columns["max_gap_s"] = np.array(longest, dtype=np.float64)
-    return pd.DataFrame(columns)
+            missing = np.nan if default is None else default
+            columns[name] = np.array([missing if value is None else value for value in values], dtype=np.float64)
+    gaps = _joined([_gap_array(row.get("gap_ns")) for row in rows])
+    tokens = _joined([np.asarray(row.get("event_tokens") or (), dtype=np.int32) for row in rows])
+    columns["max_gap_s"] = longest_s(gaps)
+    return RequestColumns(pd.DataFrame(columns), gaps, tokens)
+
+
+def longest_s(gaps: Ragged) -> npt.NDArray[np.float64]:
+    """The longest gap of each request, NaN where it has none."""
+    longest = np.full(len(gaps.sizes), np.nan)
+    has_any = gaps.sizes > 0
+    if has_any.any():
+        longest[has_any] = np.maximum.reduceat(gaps.values, gaps.starts[has_any]) / 1e9
+    return longest
+
+
+def _gap_array(gaps: Any) -> Integers:
+    """Gaps of one row; 32 bits wide where all fit."""
+    if not isinstance(gaps, str):
+        return np.asarray(gaps if gaps is not None else (), dtype=np.int64)
+    words = np.frombuffer(binascii.a2b_base64(gaps, strict_mode=True), dtype="<i4")
+    return np.asarray(decode_gaps(gaps), dtype=np.int64) if LONG_GAP in words else words
+
+
+def _joined(lists: Sequence[Integers]) -> Ragged:
+    sizes = np.array([len(each) for each in lists], dtype=np.int64)
+    filled = [each for each in lists if len(each)]
+    values: Any = np.concatenate(filled) if filled else np.empty(0, dtype=np.int32)
+    return Ragged(values, sizes)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenEvents:
-    """Every token event of a run, request after request; all arrays have one element per event.
+class EventBatch:
+    """Token events of some requests, one element per event.
 
-    `request` is the record's index, `tokens` how many tokens the event carried, `gap_s` the time since the request's
-    previous event, NaN for its first. A blocking response is one event, at its end.
+    `request` is the request's index, `tokens` how many tokens the event carried, `gap_s` the time since the request's
+    previous event, NaN for its first.
     """
 
     request: npt.NDArray[np.int64]
@@ -49,44 +151,78 @@ class TokenEvents:
     tokens: npt.NDArray[np.float64]
     gap_s: npt.NDArray[np.float64]
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> "TokenEvents":
-        """The events of some requests; `chosen` has one element per record."""
-        keep = chosen[self.request]
-        return TokenEvents(self.request[keep], self.t_s[keep], self.tokens[keep], self.gap_s[keep])
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenEvents:
+    """Every token event of a run, packed: nothing here holds more than a gap per event.
 
-def token_events(records: Sequence[RequestRecord]) -> TokenEvents:
-    """The token events of records, in their order."""
-    times: list[npt.NDArray[np.float64]] = []
-    gaps: list[npt.NDArray[np.float64]] = []
-    tokens: list[npt.NDArray[np.float64]] = []
-    counts = []
-    for record in records:
-        when = _event_times_s(record)
-        counts.append(len(when))
-        times.append(when)
-        gaps.append(np.concatenate(([np.nan], np.asarray(record.gap_ns, dtype=np.float64) / 1e9))[: len(when)])
-        tokens.append(_event_tokens(record, len(when)))
-    nothing = [np.empty(0)]
-    return TokenEvents(
-        np.repeat(np.arange(len(records)), counts),
-        np.concatenate(times or nothing),
-        np.concatenate(tokens or nothing),
-        np.concatenate(gaps or nothing),
-    )
+    `first_ns` is when the first event of each request came, NaN where none did; a blocking response is one event, at
+    its end. `counts` holds the tokens of each event where the server told them; elsewhere each carried `tokens`.
+    """
 
+    first_ns: npt.NDArray[np.float64]
+    gaps: Ragged
+    counts: Ragged
+    tokens: npt.NDArray[np.float64]
 
-def _event_times_s(record: RequestRecord) -> npt.NDArray[np.float64]:
-    if record.t_first_ns is not None:
-        return np.cumsum([record.t_first_ns, *record.gap_ns]) / 1e9
-    if record.output_tokens and record.t_end_ns is not None:
-        return np.array([record.t_end_ns / 1e9])
-    return np.empty(0)
+    @classmethod
+    def of(cls, columns: RequestColumns) -> "TokenEvents":
+        """Of all requests. Where only the sum of their tokens is known, it is spread evenly over the events."""
+        frame = columns.frame
+        streamed, total = frame["t_first_ns"].notna(), frame["output_tokens"]
+        first_ns = frame["t_first_ns"].fillna(frame["t_end_ns"].where(total > 0))
+        gaps = columns.gap_ns.where(np.asarray(streamed))
+        num_events = np.where(first_ns.notna(), gaps.sizes + 1, 0)
+        counts = columns.event_tokens.where(columns.event_tokens.sizes == num_events)
+        even = np.asarray(total.fillna(pd.Series(num_events, index=total.index)), dtype=np.float64)
+        return cls(np.asarray(first_ns, dtype=np.float64), gaps, counts, even / np.maximum(num_events, 1))
 
+    @property
+    def num_events(self) -> npt.NDArray[np.int64]:
+        """[requests]"""
+        return np.where(np.isnan(self.first_ns), 0, self.gaps.sizes + 1)
 
-def _event_tokens(record: RequestRecord, num_events: int) -> npt.NDArray[np.float64]:
-    """Tokens per event; where only their sum is known, the total is spread evenly."""
-    if record.event_tokens is not None and len(record.event_tokens) == num_events:
-        return np.asarray(record.event_tokens, dtype=np.float64)
-    total = num_events if record.output_tokens is None else record.output_tokens
-    return np.full(num_events, total / max(num_events, 1))
+    @property
+    def is_one_token_each(self) -> bool:
+        """Whether no event carried more than one token."""
+        return not len(self.counts.values) and bool(np.all(np.rint(self.tokens[self.num_events > 0]) <= 1))
+
+    def part(self, first: int, last: int) -> "TokenEvents":
+        """The events of the requests from `first` up to `last`."""
+        return TokenEvents(
+            self.first_ns[first:last],
+            self.gaps.part(first, last),
+            self.counts.part(first, last),
+            self.tokens[first:last],
+        )
+
+    def batches(self) -> Iterator[EventBatch]:
+        """The events request after request, a bounded number at a time."""
+        for first, last in parts(self.num_events):
+            yield self.part(first, last)._unpacked(first)
+
+    def _unpacked(self, index: int) -> EventBatch:
+        """All events at once; `index` is that of the first request."""
+        sizes = self.num_events
+        starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+        is_later = np.ones(int(sizes.sum()), dtype=np.bool_)
+        is_later[starts] = False
+        gap_ns = np.zeros(len(is_later), dtype=np.int64)
+        gap_ns[is_later] = self.gaps.values
+        passed = np.cumsum(gap_ns)
+        first_ns = self.first_ns[sizes > 0].astype(np.int64)
+        t_ns = passed + np.repeat(first_ns - passed[starts], sizes[sizes > 0])
+        tokens = np.repeat(self.tokens, sizes)
+        if len(self.counts.values):
+            tokens[np.repeat(self.counts.sizes > 0, sizes)] = self.counts.values
+        gap_s = gap_ns / 1e9
+        gap_s[starts] = np.nan
+        return EventBatch(np.repeat(np.arange(index, index + len(sizes)), sizes), t_ns / 1e9, tokens, gap_s)
+
+    def tokens_between(self, start_s: float, end_s: float, bins: int) -> npt.NDArray[np.float64]:
+        """[bins]: tokens that came in each of as many equal spans from start to end."""
+        sums = np.zeros(bins)
+        if end_s > start_s:
+            for batch in self.batches():
+                sums += np.histogram(batch.t_s, bins, (start_s, end_s), weights=batch.tokens)[0]
+        return sums

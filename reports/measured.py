@@ -1,7 +1,7 @@
 """A run made ready for measuring: derived columns, token events, and the window found."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.frames import TokenEvents, requests_frame, token_events
+from reports.frames import RequestColumns, TokenEvents, columns_of
 from reports.per_request import PER_REQUEST, meets_objectives
-from reports.results import RequestRecord, RunManifest, RunResult, TokensSource
+from reports.results import RunManifest, RunResult, SavedRecords, TokensSource
 from reports.stats import NUM_BATCHES, Interval, mean_interval
 from reports.windows import Concurrency, Window, find_window, starts_s
 
@@ -24,7 +24,8 @@ POWER_SERIES = "accelerator_power_watts"
 class Measured:
     """A run with its window found: every request, those started in the window, and the events.
 
-    `requests` has the columns of `derive`; `started` marks the latency population. Its order is that of the starts.
+    `requests` has the columns of `derive`, in the order of the starts; `started` marks the latency population, which
+    is one stretch of it. `output_batches` holds the output tokens of each batch of the window.
     """
 
     manifest: RunManifest
@@ -34,12 +35,14 @@ class Measured:
     window: Window
     concurrency: Concurrency
     power: tuple[Array, Array]
+    output_batches: Array
 
     @classmethod
     def of(cls, run: RunResult) -> "Measured":
-        records = sorted(run.records, key=_start_key)
-        requests = derive(records, run.manifest)
-        events = token_events(records)
+        columns = _columns(run)
+        start_s = starts_s(columns.frame, run.manifest.is_open_loop)
+        columns = columns.take(np.argsort(start_s, kind="stable"))
+        requests, events = derive(columns.frame, run.manifest), TokenEvents.of(columns)
         window = find_window(requests, events, run.manifest)
         watts = sorted(_power(run.server_metrics).items())
         return cls(
@@ -50,12 +53,24 @@ class Measured:
             window,
             Concurrency.of(np.asarray(requests["t_sent_ns"]) / 1e9, np.asarray(requests["t_end_ns"]) / 1e9),
             (np.array([t_s for t_s, _ in watts]), np.array([value for _, value in watts])),
+            events.tokens_between(window.start_s, window.end_s, NUM_BATCHES),
         )
 
     @property
     def population(self) -> pd.DataFrame:
         """The requests that started in the window."""
-        return self.requests[self.started]
+        return self.requests.iloc[slice(*self._stretch)]
+
+    @property
+    def started_events(self) -> TokenEvents:
+        """The events of the requests that started in the window."""
+        return self.events.part(*self._stretch)
+
+    @property
+    def _stretch(self) -> tuple[int, int]:
+        """The first of the requests that started in the window, and the one after the last."""
+        inside = np.flatnonzero(self.started)
+        return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
 
     def batches(self, t_s: "Array | pd.Series[float]", weights: "Array | pd.Series[float] | None" = None) -> Interval:
         """Weight per second in the window, with the Student interval of its batch means."""
@@ -64,8 +79,13 @@ class Measured:
         moments = np.asarray(t_s, dtype=np.float64)
         inside = self.window.holds(moments)
         amounts = np.ones(int(inside.sum())) if weights is None else np.nan_to_num(np.asarray(weights)[inside])
-        edges = np.linspace(self.window.start_s, self.window.end_s, NUM_BATCHES + 1)
-        sums, _ = np.histogram(moments[inside], edges, weights=amounts)
+        span = (self.window.start_s, self.window.end_s)
+        return self.rate(np.histogram(moments[inside], NUM_BATCHES, span, weights=amounts)[0])
+
+    def rate(self, sums: Array) -> Interval:
+        """Sums per batch of the window as a rate, with the Student interval of its batch means."""
+        if self.window.length_s <= 0:
+            return Interval(math.nan, math.nan, math.nan)
         found = mean_interval(sums * NUM_BATCHES / self.window.length_s)
         return Interval(found.value, max(found.lo, 0.0), found.hi)
 
@@ -79,23 +99,20 @@ def _power(rows: Iterable[Mapping[str, Any]]) -> dict[float, float]:
     return watts
 
 
-def _start_key(record: RequestRecord) -> int:
-    for moment in (record.t_intended_ns, record.t_sent_ns, record.t_dispatch_ns):
-        if moment is not None:
-            return moment
-    return 0
+def _columns(run: RunResult) -> RequestColumns:
+    """Straight from the file where the run was saved, else from its records."""
+    return run.records.table.requests() if isinstance(run.records, SavedRecords) else columns_of(run.records)
 
 
-def derive(records: Sequence[RequestRecord], manifest: RunManifest) -> pd.DataFrame:
-    """The frame of records with every per-request metric, `start_s`, `itl_exact` and `slo_ok`.
+def derive(frame: pd.DataFrame, manifest: RunManifest) -> pd.DataFrame:
+    """The frame of `RequestColumns` with every per-request metric, `start_s`, `itl_exact` and `slo_ok`.
 
     `slo_ok` is None where the run has no objectives.
     """
-    frame = requests_frame(records)
-    for metric in PER_REQUEST:
-        frame[metric.name] = metric.function(frame)
-    frame["start_s"] = starts_s(frame, manifest.is_open_loop)
-    frame["itl_exact"] = frame["tokens_source"] == TokensSource.SERVER_STREAM
-    met = meets_objectives(frame, manifest.objectives, manifest.is_open_loop)
-    frame["slo_ok"] = pd.Series([None] * len(frame) if met is None else met.tolist(), dtype=object)
-    return frame
+    derived = frame.assign(**{metric.name: metric.function(frame) for metric in PER_REQUEST})
+    met = meets_objectives(derived, manifest.objectives, manifest.is_open_loop)
+    return derived.assign(
+        start_s=starts_s(frame, manifest.is_open_loop),
+        itl_exact=frame["tokens_source"] == TokensSource.SERVER_STREAM,
+        slo_ok=pd.Series([None] * len(frame) if met is None else met.tolist(), index=frame.index, dtype=object),
+    )

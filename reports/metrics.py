@@ -11,7 +11,7 @@ import pandas as pd
 from reports.measured import Array, Measured
 from reports.per_request import PER_REQUEST, Direction, RequestMetric, meets_objectives, request_metric_of
 from reports.results import Status
-from reports.stats import Interval, proportion
+from reports.stats import NUM_BATCHES, Interval, proportion
 from reports.windows import Concurrency
 
 
@@ -31,18 +31,22 @@ class PooledMetric:
 
 
 def _gaps(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
-    events = measured.events.of(measured.started)
-    later = ~np.isnan(events.gap_s)
-    sizes = np.bincount(events.request[later], minlength=len(measured.started))[measured.started]
-    return events.gap_s[later], sizes
+    gaps = measured.started_events.gaps
+    return gaps.values / 1e9, gaps.sizes
 
 
 def _itl(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
-    events = measured.events.of(measured.started)
-    later = ~np.isnan(events.gap_s)
-    tokens = np.maximum(np.rint(events.tokens[later]), 1).astype(np.int64)
-    sizes = np.bincount(events.request[later], weights=tokens, minlength=len(measured.started))[measured.started]
-    return np.repeat(events.gap_s[later] / tokens, tokens), sizes.astype(np.int64)
+    events = measured.started_events
+    if events.is_one_token_each:
+        return _gaps(measured)
+    values: list[Array] = []
+    sizes = np.zeros(len(events.first_ns))
+    for batch in events.batches():
+        later = ~np.isnan(batch.gap_s)
+        tokens = np.maximum(np.rint(batch.tokens[later]), 1).astype(np.int64)
+        sizes += np.bincount(batch.request[later], weights=tokens, minlength=len(sizes))
+        values.append(np.repeat(batch.gap_s[later] / tokens, tokens))
+    return np.concatenate(values or [np.empty(0)]), sizes.astype(np.int64)
 
 
 POOLED = (
@@ -69,7 +73,7 @@ def point(value: float) -> Interval:
 
 
 def _output_rate(m: Measured) -> Interval:
-    return m.batches(m.events.t_s, m.events.tokens)
+    return m.rate(m.output_batches)
 
 
 def _input_moments(m: Measured) -> "tuple[pd.Series[float], pd.Series[float]]":
@@ -82,7 +86,12 @@ def _input_rate(m: Measured) -> Interval:
 
 def _total_rate(m: Measured) -> Interval:
     moments, tokens = _input_moments(m)
-    return m.batches(np.concatenate((m.events.t_s, moments)), np.concatenate((m.events.tokens, tokens)))
+    span = (m.window.start_s, m.window.end_s)
+    if m.window.length_s <= 0:
+        return point(math.nan)
+    known = m.window.holds(moments) & ~np.isnan(np.asarray(tokens))
+    sums, _ = np.histogram(moments[known], NUM_BATCHES, span, weights=tokens[known])
+    return m.rate(m.output_batches + sums)
 
 
 def _completions(m: Measured) -> Interval:
@@ -124,13 +133,14 @@ def _timeliness(m: Measured) -> Interval:
     ttft_s, tpot_s = (
         bounds[name]["max"] / (1e3 if bounds[name]["metric"].endswith("_ms") else 1) for name in ("ttft_s", "tpot_s")
     )
-    events = m.events.of(m.started)
-    order = np.cumsum(events.tokens)
-    first = np.flatnonzero(np.isnan(events.gap_s))
-    before = np.repeat((order - events.tokens)[first], np.diff(np.append(first, len(order))))
-    last_index = order - before - 1
-    due_s = np.asarray(m.requests["start_s"])[events.request] + ttft_s + last_index * tpot_s
-    arrived = float(events.tokens[events.t_s <= due_s].sum())
+    start_s = np.asarray(m.population["start_s"])
+    arrived = 0.0
+    for batch in m.started_events.batches():
+        order = np.cumsum(batch.tokens)
+        first = np.flatnonzero(np.isnan(batch.gap_s))
+        before = np.repeat((order - batch.tokens)[first], np.diff(np.append(first, len(order))))
+        due_s = start_s[batch.request] + ttft_s + (order - before - 1) * tpot_s
+        arrived += float(batch.tokens[batch.t_s <= due_s].sum())
     asked = m.population["requested_output_tokens"].fillna(m.population["planned_output_tokens"])
     produced = m.population["output_tokens"].fillna(0)
     failed = m.population["status"] != Status.OK

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 SCHEMA_VERSION = 1
 
@@ -257,6 +257,41 @@ class RunManifest:
         return self.label or self.run_id
 
 
+class SavedRecords(Sequence[RequestRecord]):
+    """The records of a finished run, read when they are asked for one by one; measuring takes the file's columns.
+
+    The file stays open, so that they are the same whatever becomes of the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from reports import parquet
+
+        self.table = parquet.Table(path)
+        self._read: list[RequestRecord] | None = None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, index: int) -> RequestRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RequestRecord]: ...
+    def __getitem__(self, index: int | slice) -> RequestRecord | list[RequestRecord]:
+        return self._records[index]
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(self._records)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    @property
+    def _records(self) -> list[RequestRecord]:
+        if self._read is None:
+            self._read = list(_records(self.table.path, self.table.rows(FIELDS)))
+        return self._read
+
+
 @dataclass(slots=True)
 class RunResult:
     """One bench run, whole.
@@ -266,7 +301,7 @@ class RunResult:
     """
 
     manifest: RunManifest
-    records: list[RequestRecord]
+    records: Sequence[RequestRecord]
     timeseries: list[dict[str, Any]] = field(default_factory=list)
     server_metrics: list[dict[str, Any]] = field(default_factory=list)
     client: dict[str, Any] = field(default_factory=dict)
@@ -328,10 +363,10 @@ def load_run(directory: Path) -> RunResult:
     Raises RunDirectoryError, naming what is wrong, when the directory is missing, is no run, or is of a newer version.
     """
     manifest = load_manifest(directory)
-    client_path = directory / CLIENT_FILE
+    client_path, saved = directory / CLIENT_FILE, directory / f"{REQUESTS}.parquet"
     return RunResult(
         manifest=manifest,
-        records=list(_records(directory)),
+        records=SavedRecords(saved) if saved.exists() else list(_records(directory, _table_rows(directory, REQUESTS))),
         timeseries=list(_table_rows(directory, TIMESERIES)),
         server_metrics=list(_table_rows(directory, SERVER_METRICS)),
         client=_read_json(client_path) if client_path.exists() else {},
@@ -339,12 +374,12 @@ def load_run(directory: Path) -> RunResult:
     )
 
 
-def _records(directory: Path) -> Iterator[RequestRecord]:
-    for number, row in enumerate(_table_rows(directory, REQUESTS), start=1):
+def _records(path: Path, rows: Iterable[Mapping[str, Any]]) -> Iterator[RequestRecord]:
+    for number, row in enumerate(rows, start=1):
         try:
             yield RequestRecord.from_json(row)
         except (TypeError, ValueError, struct.error) as error:
-            raise RunDirectoryError(f"{directory}: request {number} is not a record ({error})") from error
+            raise RunDirectoryError(f"{path}: request {number} is not a record ({error})") from error
 
 
 def load_manifest(directory: Path) -> RunManifest:
@@ -391,6 +426,8 @@ def write_table(directory: Path, table: str, rows: Iterable[Mapping[str, Any]], 
     try:
         parquet.write_rows(table, iter(rows), part, manifest)
         part.replace(target)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{directory}: a row of {table} is not one ({error!r})") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -402,10 +439,7 @@ def _table_rows(directory: Path, table: str) -> Iterator[dict[str, Any]]:
         return
     from reports import parquet
 
-    try:
-        yield from parquet.read_rows(path, FIELDS if table == REQUESTS else None)
-    except parquet.UnreadableError as error:
-        raise RunDirectoryError(f"{path}: not a readable Parquet file ({error})") from error
+    yield from parquet.Table(path).rows()
 
 
 def _jsonl_files(directory: Path, table: str) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse, special
 
-from reports.dependence import chosen_block, widening
+from reports.dependence import autocovariance, chosen_block, widening
 
 Array = npt.NDArray[np.float64]
 
@@ -26,8 +26,8 @@ EVEN_CUTS, NEAR_CUTS = 320, 24
 # Units that are resampled one by one; of a longer run neighbours are taken together, so that its cost stays bounded.
 MOST_UNITS = 4_096
 
-# Counts held at a time while resampling: 32 MiB.
-MOST_COUNTS = 4 * 2**20
+# Values that are sorted into cells at a time.
+MOST_VALUES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,15 @@ def percentile_name(percentile: float) -> str:
 def quantile(values: Array, percentile: float) -> float:
     """Linear interpolation between order statistics of the exact values; NaN of nothing."""
     return float(np.quantile(values, percentile / 100)) if len(values) else math.nan
+
+
+def sorted_quantiles(ordered: Array, shares: Array) -> Array:
+    """The same of values in ascending order, at several shares: no second look at the values between."""
+    position = np.asarray(shares) * (len(ordered) - 1)
+    below = np.floor(position).astype(np.int64)
+    lower, upper = ordered[below], ordered[np.minimum(below + 1, len(ordered) - 1)]
+    found: Array = lower + (position - below) * (upper - lower)
+    return found
 
 
 def is_supported(percentile: float, count: int) -> bool:
@@ -102,25 +111,46 @@ def bootstrap_percentiles(
         return [Interval(math.nan, math.nan, math.nan) for _ in percentiles]
     if values.min() == values.max():
         return [Interval(float(values[0]), float(values[0]), float(values[0])) for _ in percentiles]
-    cuts = cut_points(values, len(sizes), percentiles)
-    sizes, least_block = _joined(sizes, least_block)
-    units = len(sizes)
-    unit = np.repeat(np.arange(units), sizes)
-    cell = np.minimum(np.searchsorted(cuts, values, side="left"), len(cuts) - 1)
-    share = np.cumsum(np.bincount(cell, minlength=len(cuts))) / len(values)
-    block = chosen_block(_unit_sums(unit, share[cell], sizes), least_block)
-    below = np.cumsum(resampled_counts(unit, cell, (units, len(cuts)), block, resamples), axis=1)
+    ordered = np.sort(values)
+    cuts = cut_points(ordered, len(sizes), percentiles)
+    exact = sorted_quantiles(ordered, np.array(percentiles) / 100)
+    del ordered
+    counts, sizes, least_block = counted(values, sizes, cuts, least_block)
+    share = np.cumsum(counts.sum(axis=0)) / len(values)
+    block = chosen_block(_excess(counts @ share, sizes), least_block)
+    below = np.cumsum(resampled_counts(counts, block, resamples), axis=1)
     totals = below[:, -1]
     results = []
-    for percentile in percentiles:
+    for percentile, value in zip(percentiles, exact.tolist(), strict=True):
         draws = counted_quantile(cuts, below, totals, percentile / 100)
         lo, hi = np.quantile(draws, (0.025, 0.975))
-        value = quantile(values, percentile)
         index = min(int(np.searchsorted(cuts, value)), len(cuts) - 1)
-        factor = widening(_unit_sums(unit, (cell <= index).astype(np.float64), sizes), block)
+        factor = widening(_excess(counts[:, : index + 1].sum(axis=1), sizes), block)
         lo, hi = value - factor * max(value - lo, 0.0), value + factor * max(hi - value, 0.0)
         results.append(Interval(value, max(float(lo), float(cuts[0])), min(float(hi), float(cuts[-1]))))
     return results
+
+
+def counted(
+    values: Array, sizes: npt.NDArray[np.int64], cuts: Array, least_block: int
+) -> tuple[Array, npt.NDArray[np.int64], int]:
+    """[units, cuts]: how many values of each unit lie above one cut and up to the next.
+
+    Of more than MOST_UNITS units neighbours are taken together: with the counts come their sizes, and the block length
+    counted in them.
+    """
+    sizes, least_block = _joined(sizes, least_block)
+    counts = np.zeros((len(sizes), len(cuts)))
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + MOST_VALUES, side="right")))
+        cell = np.minimum(np.searchsorted(cuts, values[before : ends[last - 1]], side="left"), len(cuts) - 1)
+        cell += np.repeat(np.arange(last - first) * len(cuts), sizes[first:last])
+        counts[first:last] = np.bincount(cell, minlength=(last - first) * len(cuts)).reshape(last - first, -1)
+        first = last
+    return counts, sizes, least_block
 
 
 def _joined(sizes: npt.NDArray[np.int64], least_block: int) -> tuple[npt.NDArray[np.int64], int]:
@@ -131,17 +161,15 @@ def _joined(sizes: npt.NDArray[np.int64], least_block: int) -> tuple[npt.NDArray
     return np.add.reduceat(sizes, np.arange(0, len(sizes), together)), max(1, math.ceil(least_block / together))
 
 
-def bootstrap_block(values: Array, sizes: npt.NDArray[np.int64], least_block: int) -> int:
-    """Units per block for these values, by the dependence of their ranks."""
-    ranks = np.empty(len(values))
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values)) / max(len(values), 1)
-    return chosen_block(_unit_sums(np.repeat(np.arange(len(sizes)), sizes), ranks, sizes), least_block)
+def bootstrap_block(counts: Array, sizes: npt.NDArray[np.int64], least_block: int) -> int:
+    """Units per block for values counted in cells, by the dependence of their ranks."""
+    total = counts.sum(axis=0)
+    return chosen_block(_excess(counts @ (np.cumsum(total) / total.sum()), sizes), least_block)
 
 
-def _unit_sums(unit: npt.NDArray[np.int64], amounts: Array, sizes: npt.NDArray[np.int64]) -> Array:
-    """Per unit, the sum of its values' amounts less what as many average values would have."""
-    sums = np.bincount(unit, weights=amounts, minlength=len(sizes))
-    excess: Array = sums - sizes * (sums.sum() / len(unit))
+def _excess(sums: Array, sizes: npt.NDArray[np.int64]) -> Array:
+    """What the sum of each unit's values is above that of as many average ones."""
+    excess: Array = sums - sizes * (sums.sum() / sizes.sum())
     return excess
 
 
@@ -153,10 +181,10 @@ def bootstrap_mean(
         return Interval(math.nan, math.nan, math.nan)
     sizes, least_block = _joined(sizes, least_block)
     units = len(sizes)
-    unit = np.repeat(np.arange(units), sizes)
-    excess = _unit_sums(unit, values, sizes)
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    totals = np.where(sizes > 0, np.add.reduceat(np.append(values, 0.0), ends[:-1]), 0.0)
+    excess = _excess(totals, sizes)
     block = chosen_block(excess, least_block)
-    totals = np.bincount(unit, weights=values, minlength=units)
     running = np.zeros((units + 1, 2))
     np.cumsum(np.column_stack((totals, sizes)), axis=0, out=running[1:])
     blocks = running[block:] - running[: units - block + 1]
@@ -168,9 +196,8 @@ def bootstrap_mean(
     return Interval(value, value - factor * max(value - lo, 0.0), value + factor * max(hi - value, 0.0))
 
 
-def cut_points(values: Array, units: int, percentiles: Sequence[float]) -> Array:
+def cut_points(ordered: Array, units: int, percentiles: Sequence[float]) -> Array:
     """Order statistics of the sample, dense around the percentiles; every value where there are few."""
-    ordered = np.sort(values)
     if len(ordered) <= EVEN_CUTS:
         return np.unique(ordered)
     shares = [np.linspace(0, 1, EVEN_CUTS)]
@@ -182,28 +209,19 @@ def cut_points(values: Array, units: int, percentiles: Sequence[float]) -> Array
     return np.unique(ordered[ranks])
 
 
-def resampled_counts(
-    unit: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], shape: tuple[int, int], block: int, resamples: int
-) -> Array:
+def resampled_counts(counts: Array, block: int, resamples: int) -> Array:
     """How many values of each moving-block resample fall into each cell.
 
-    unit, cell: [values]; shape: (units, cells) -> [resamples, cells]. Each resample has as many blocks as cover the
-    units. A few columns are taken at a time, so that memory does not grow with units x cells.
+    counts: [units, cells] -> [resamples, cells]. Each resample has as many blocks as cover the units.
     """
-    units, cells = shape
+    units, cells = counts.shape
     starts, num_blocks = units - block + 1, math.ceil(units / block)
     picks = np.random.default_rng(BOOTSTRAP_SEED).integers(0, starts, size=(resamples, num_blocks))
     rows = np.repeat(np.arange(resamples), num_blocks)
     chosen = sparse.csr_matrix((np.ones(picks.size), (rows, picks.ravel())), shape=(resamples, starts))
-    width = max(1, MOST_COUNTS // units)
-    drawn = np.empty((resamples, cells))
-    for first in range(0, cells, width):
-        columns = min(width, cells - first)
-        inside = (cell >= first) & (cell < first + columns)
-        counts = np.bincount(unit[inside] * columns + cell[inside] - first, minlength=units * columns)
-        running = np.zeros((units + 1, columns))
-        np.cumsum(counts.reshape(units, columns), axis=0, out=running[1:])
-        drawn[:, first : first + columns] = chosen @ (running[block:] - running[:starts])
+    running = np.zeros((units + 1, cells))
+    np.cumsum(counts, axis=0, out=running[1:])
+    drawn: Array = chosen @ (running[block:] - running[:starts])
     return drawn
 
 
@@ -248,13 +266,9 @@ def effective_size(series: Array) -> float:
     spread = float(np.var(series)) if count else 0.0
     if count < 3 or spread == 0.0:
         return float(count)
-    centred = series - series.mean()
-    total = 0.0
-    for lag in range(1, count // 2):
-        correlation = float(centred[:-lag] @ centred[lag:]) / (count * spread)
-        if correlation <= 0:
-            break
-        total += correlation
+    correlation = autocovariance(series)[1 : count // 2] / spread
+    ends = np.flatnonzero(correlation <= 1e-12)
+    total = float(correlation[: ends[0]].sum() if len(ends) else correlation.sum())
     return max(1.0, count / (1 + 2 * total))
 
 

@@ -1,10 +1,10 @@
 """`summary.json`: every metric of a run with its count, percentiles and intervals, and the verdict on the run."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -113,23 +113,42 @@ def _counts(measured: Measured) -> dict[str, int]:
     return {status: int(found.get(status, 0)) for status in Status}
 
 
+class Bootstraps:
+    """Percentiles of a run's series with their intervals, each series resampled once.
+
+    Several metrics of a run are often one: TTFT is time to first answer without reasoning, a gap is a token's.
+    """
+
+    def __init__(self, concurrency: float) -> None:
+        self._concurrency = 0.0 if math.isnan(concurrency) else concurrency
+        self._known: dict[bytes, list[Interval]] = {}
+
+    def of(self, values: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64]) -> list[Interval]:
+        key = b"".join(hashlib.blake2b(each.data).digest() for each in (values, sizes))
+        if key not in self._known:
+            block = block_length(len(sizes), self._concurrency)
+            self._known[key] = bootstrap_percentiles(values, sizes, block)
+        return self._known[key]
+
+
 def _metrics(measured: Measured, concurrency: float) -> dict[str, Any]:
+    bootstraps = Bootstraps(concurrency)
     return {
-        metric.name: _per_request(metric, measured, concurrency)
+        metric.name: _per_request(metric, measured, bootstraps)
         if isinstance(metric, RequestMetric)
-        else _pooled(metric, measured, concurrency)
+        else _pooled(metric, measured, bootstraps)
         for metric in METRICS
         if isinstance(metric, RequestMetric | PooledMetric)
     }
 
 
-def _per_request(metric: RequestMetric, measured: Measured, concurrency: float) -> dict[str, Any]:
+def _per_request(metric: RequestMetric, measured: Measured, bootstraps: Bootstraps) -> dict[str, Any]:
     population = measured.population
     column = population[metric.name]
     known = column.notna()
     values = np.asarray(column[known], dtype=np.float64)
     ones = np.ones(len(values), dtype=np.int64)
-    found = _statistics(metric, values, ones, concurrency)
+    found = _statistics(metric, values, ones, bootstraps)
     return found | {
         "population": "requests started in the window",
         "missing": int((~known).sum()),
@@ -151,10 +170,10 @@ def _adjusted(metric: RequestMetric, population: pd.DataFrame) -> dict[str, floa
     return {percentile_name(p): adjusted_quantile(values, failures, p) for p in PERCENTILES}
 
 
-def _pooled(metric: PooledMetric, measured: Measured, concurrency: float) -> dict[str, Any]:
+def _pooled(metric: PooledMetric, measured: Measured, bootstraps: Bootstraps) -> dict[str, Any]:
     values, sizes = metric.function(measured)
     unit = {"gap_s": "gaps", "itl_s": "tokens"}[metric.name]
-    found = _statistics(metric, values, sizes, concurrency)
+    found = _statistics(metric, values, sizes, bootstraps)
     exact = {"exact": bool(measured.population["itl_exact"].all())} if metric.name == "itl_s" else {}
     return (
         found
@@ -171,10 +190,10 @@ def _statistics(
     metric: RequestMetric | PooledMetric,
     values: npt.NDArray[np.float64],
     sizes: npt.NDArray[np.int64],
-    concurrency: float,
+    bootstraps: Bootstraps,
 ) -> dict[str, Any]:
     count = len(values)
-    intervals = _intervals(Series(values, sizes), 0.0 if math.isnan(concurrency) else concurrency)
+    intervals = bootstraps.of(values, sizes)
     return {
         "unit": metric.unit,
         "direction": metric.direction,
@@ -190,32 +209,6 @@ def _statistics(
             for p, i in zip(PERCENTILES, intervals, strict=True)
         },
     }
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Series:
-    """Values of units; equal to another with the same ones, as TTFT is to time to first answer without reasoning."""
-
-    values: npt.NDArray[np.float64]
-    sizes: npt.NDArray[np.int64]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Series)
-            and np.array_equal(self.values, other.values)
-            and np.array_equal(self.sizes, other.sizes)
-        )
-
-    def __hash__(self) -> int:
-        ends = self.values[:1].tobytes() + self.values[-1:].tobytes()
-        return hash((len(self.values), len(self.sizes), ends))
-
-
-@lru_cache(maxsize=4)
-def _intervals(series: Series, concurrency: float) -> tuple[Interval, ...]:
-    """Of every percentile; the last few are kept, because several metrics of a run are often one."""
-    block = block_length(len(series.sizes), concurrency)
-    return tuple(bootstrap_percentiles(series.values, series.sizes, block))
 
 
 def _slo(measured: Measured, rates: Mapping[str, Interval]) -> dict[str, Any]:

@@ -66,12 +66,12 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
     sent = int(measured.window.holds(requests["t_sent_ns"] / 1e9).sum())
     events = float(population["events"].sum())
     differences = (requests["client_output_tokens"] - requests["output_tokens"]).abs() / requests["output_tokens"]
-    gaps = measured.events.of(measured.started).gap_s
+    gaps = measured.started_events.gaps.values
     return {
         "sent_over_offered": sent / offered if offered and measured.manifest.is_open_loop else None,
         "schedule_lag_p99_s": _quantile(lag, 0.99),
         "ttft_median_s": _quantile(population["ttft_s"], 0.5),
-        "gap_median_s": _quantile(pd.Series(gaps), 0.5),
+        "gap_median_s": float(np.median(gaps)) / 1e9 if len(gaps) else None,
         "loop_lag_p99_s": _worst(workers, "loop_lag_p99_s"),
         "loop_lag_max_s": _largest(_worst(workers, "loop_lag_max_s"), _max(series.get("loop_lag_max_s"))),
         "cpu_share_max": _worst_cpu(series, workers),

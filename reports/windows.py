@@ -148,8 +148,8 @@ def _mser_s(sweep: Concurrency, events: TokenEvents, end: float) -> float | None
     seconds = np.arange(0.0, math.floor(end) + 1)
     if len(seconds) < 2:
         return None
-    tokens, _ = np.histogram(events.t_s, seconds, weights=events.tokens)
-    cuts = (truncation_point(sweep.means(seconds)), truncation_point(tokens.astype(np.float64)))
+    tokens = events.tokens_between(0.0, float(seconds[-1]), len(seconds) - 1)
+    cuts = (truncation_point(sweep.means(seconds)), truncation_point(tokens))
     known = [float(cut) for cut in cuts if cut is not None]
     return max(known) if known else None
 

@@ -224,7 +224,8 @@ def test_empty_run_measures_nothing_and_does_not_fail() -> None:
 def test_usage_totals_are_spread_over_events_of_unknown_size() -> None:
     run = run_of(stream(0.0, 1.0, 0.1, 3, output_tokens=6, tokens_source="server_usage"))
 
-    assert np.asarray(Measured.of(run).events.tokens).tolist() == [2.0, 2.0, 2.0]
+    [batch] = Measured.of(run).events.batches()
+    assert batch.tokens.tolist() == [2.0, 2.0, 2.0]
 
 
 def test_metrics_5_truncated_stream_keeps_its_tokens_and_has_no_e2e() -> None:
