@@ -25,6 +25,7 @@ class EngineOptions:
     multiplies it natively, else float32. `cpu_memory_gib` is the memory that counts as the device's on a CPU, for all
     ranks together; None takes the smaller of 4 GiB and half of what is available. `wiggle_room` scales
     `memory_fraction` on accelerators only. `compute_threads` None takes cores - 1. `tier` None takes the family's own.
+    `cuda_graphs` are the row counts to capture; (0,) captures none, None takes the shard's list.
     """
 
     model_id: str
@@ -49,3 +50,4 @@ class EngineOptions:
     watermark_delta: float = 2.0
     seed: int = 0
     tier: Tier | None = None
+    cuda_graphs: tuple[int, ...] | None = None

@@ -6,7 +6,7 @@ from typing import get_args
 
 from reference_server.config import Quantize
 from reference_server.config_support import REFUSALS
-from reference_server.model_server.device import UNUSED
+from reference_server.model_server.device import SERVED, UNUSED
 from reference_server.model_server.models.families import FAMILIES, REFUSED, ModelFamily
 from reference_server.model_server.models.parallel import NO_PLAN, PLANS
 
@@ -62,6 +62,8 @@ def render_page() -> Iterator[str]:
     yield "| device | |"
     yield "|---|---|"
     yield "| CPU | served |"
+    for name, meaning in SERVED.items():
+        yield f"| {meaning} (`{name}`) | served, one device a shard |"
     for name, meaning in UNUSED.items():
         yield f"| {meaning} (`{name}`) | left alone: the CPU computes |"
     yield "| any other accelerator of torch | refused by name at start |"

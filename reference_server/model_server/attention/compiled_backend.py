@@ -19,6 +19,7 @@ class CompiledDecode:
 
     name = "compiled"
     block_size = 16
+    is_capturable = False
 
     def supports(self, needs: "AttentionNeeds", /) -> bool:
         return needs.device_type == "cpu" and needs.dtype in DTYPES and build.kernels() is not None

@@ -61,6 +61,7 @@ class TorchDecode:
 
     name = "torch"
     block_size = 16
+    is_capturable = False
     store = staticmethod(store)
 
     def supports(self, _needs: "AttentionNeeds", /) -> bool:
@@ -167,6 +168,7 @@ class TorchPrefill:
 
     name = "torch"
     block_size = 16
+    is_capturable = False
 
     def supports(self, _needs: "AttentionNeeds", /) -> bool:
         return True

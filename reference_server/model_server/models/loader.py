@@ -99,8 +99,8 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
     if group.world_size > 1:
         parallel.check(family, tier)
     device = choose_device(group.rank)
-    dtype = resolve_dtype(options, device)
     config = _config(files, family)
+    dtype = resolve_dtype(options, device, config)
     if options.rope is not None:
         rotary.override(config, options.rope)
     model_class = _model_class(config, files, family, tier)
@@ -133,7 +133,7 @@ def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
     raw = json.loads((files.directory / "config.json").read_text())
     family = find_family(raw, trust_remote_code=options.trust_remote_code)
     config = _config(files, family)
-    dtype = resolve_dtype(options, choose_device())
+    dtype = resolve_dtype(options, choose_device(), config)
     with torch.device("meta"), transformers_compat.without_weight_init():
         model: Any = _model_class(config, files, family, options.tier or family.tier)._from_config(config, dtype=dtype)
     tied = transformers_compat.tied_names(model)
@@ -152,11 +152,13 @@ def _model_class(config: PretrainedConfig, files: ModelFiles, family: ModelFamil
     return auto_class._model_mapping[type(config)]
 
 
-def resolve_dtype(options: EngineOptions, device: torch.device) -> torch.dtype:
-    """`--dtype`, or what the device multiplies fastest without losing the model."""
+def resolve_dtype(options: EngineOptions, device: torch.device, config: PretrainedConfig) -> torch.dtype:
+    """`--dtype`, or the model's own on an accelerator and what the processor multiplies fastest on a CPU."""
     if options.dtype is not None:
         return {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}[options.dtype]
-    assert device.type == "cpu"
+    if device.type != "cpu":
+        own = config.dtype
+        return own if isinstance(own, torch.dtype) else torch.bfloat16
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if native else torch.float32
 

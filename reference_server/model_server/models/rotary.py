@@ -128,8 +128,9 @@ def _turns(
 
 def _refuse_another_form(rotary: Any, own: nn.Module) -> None:
     """Some families interleave the halves or give complex numbers."""
-    positions = torch.arange(2)[None]
-    hidden = torch.zeros(1, dtype=torch.float32)
+    device = next(rotary.buffers()).device
+    positions = torch.arange(2, device=device)[None]
+    hidden = torch.zeros(1, dtype=torch.float32, device=device)
     expected, ours = rotary(hidden, positions), own(hidden, positions)
     if not (isinstance(expected, tuple) and all(map(torch.allclose, expected, ours))):
         raise UnsupportedError(f"rope type {rotary.rope_type!r} of {type(rotary).__name__} is not served")

@@ -44,7 +44,7 @@ def test_a_quantization_method_is_refused_where_the_page_says_so(method: str) ->
     assert refused == ("| refused" in row)
 
 
-@pytest.mark.parametrize(("name", "is_left_alone"), [("cuda", True), ("mps", True), ("xpu", False), ("hpu", False)])
+@pytest.mark.parametrize(("name", "is_left_alone"), [("mps", True), ("xpu", False), ("hpu", False)])
 def test_other_accelerators_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, is_left_alone: bool
 ) -> None:

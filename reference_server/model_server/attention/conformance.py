@@ -1,0 +1,208 @@
+"""What every attention kernel has to compute: cases over block tables in random order, against dense float64.
+
+Tests run it on a CPU, Triton's kernels in its interpreter among them; `measure` runs it on the device it measures.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reference_server.model_server.attention.backend import (
+    AttentionChoice,
+    AttentionKernel,
+    AttentionNeeds,
+    DecodeKernel,
+)
+from reference_server.model_server.attention.paged import PagedLayer
+from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions, AttentionState
+from reference_server.model_server.kv_cache import KVCache, LayerShape
+
+# New tokens, and tokens whose K/V exist after the step, of each row.
+Rows = Sequence[tuple[int, int]]
+DECODES: Rows = [(1, 1), (1, 17), (1, 40)]
+# The last one is longer than the torch kernel's rows of a mask.
+PREFILLS: Rows = [(4, 4), (20, 20), (5, 33), (2, 16), (280, 290)]
+ROWS: Mapping[str, Rows] = {"decode": DECODES, "prefill": PREFILLS, "mixed": [*DECODES, *PREFILLS]}
+# What no row owns must never be read: the cache is filled with this first.
+POISON = 3e4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Attention options, in the shape that the dense reference takes."""
+
+    num_heads: int = 4
+    num_kv_heads: int = 4
+    window: int | None = None
+    softcap: float | None = None
+    alibi: bool = False
+    block_size: int = 16
+    head_dim: int = 24
+
+    def needs(self, device: torch.device, dtype: torch.dtype) -> AttentionNeeds:
+        return AttentionNeeds(
+            *(device.type, dtype, frozenset({self.head_dim})),
+            has_window=self.window is not None,
+            has_softcap=self.softcap is not None,
+            has_alibi=self.alibi,
+            block_size=self.block_size,
+        )
+
+    def slopes(self) -> Tensor | None:
+        return torch.tensor([0.5**head for head in range(1, self.num_heads + 1)]) if self.alibi else None
+
+
+CASES: Mapping[str, Case] = {
+    "plain": Case(),
+    "grouped": Case(num_kv_heads=2),
+    "multi-query": Case(num_kv_heads=1),
+    "window": Case(window=6, num_kv_heads=2),
+    "softcap": Case(softcap=1.5),
+    "softcap, grouped, window": Case(softcap=1.5, num_kv_heads=2, window=6),
+    "alibi": Case(alibi=True),
+    "page of one": Case(block_size=1),
+    "page of 256": Case(block_size=256, num_kv_heads=2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a kernel gave and what it should have: [tokens, num_heads, head_dim], both in float64 on the host."""
+
+    output: Tensor
+    expected: Tensor
+
+    @property
+    def relative_error(self) -> float:
+        """The norm of the difference over that of the expected; infinite where the output is not finite."""
+        error = (self.output - self.expected).norm() / self.expected.norm()
+        return float(error) if torch.isfinite(self.output).all() else float("inf")
+
+
+def run(
+    prefill: AttentionKernel,
+    decode: DecodeKernel,
+    case: Case,
+    rows: Rows,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 7,
+) -> Outcome:
+    """Store what earlier steps have seen, then attend the step under test."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    keys_values = [drawn(seqlen_k, 2, case.num_kv_heads, case.head_dim) for _, seqlen_k in rows]
+    queries = [drawn(seqlen_q, case.num_heads, case.head_dim) for seqlen_q, _ in rows]
+    table, num_blocks = shuffled_table([seqlen_k for _, seqlen_k in rows], case.block_size)
+    layer = paged_layer(case, num_blocks, prefill, decode, device, dtype)
+    before = [(index, (0, k - q)) for index, (q, k) in enumerate(rows) if k > q]
+    _attend(layer, before, table, keys_values, None, case, device)
+    step = [(index, (k - q, k)) for index, (q, k) in enumerate(rows)]
+    output = _attend(layer, step, table, keys_values, queries, case, device)
+    slopes = case.slopes()
+    expected = [
+        dense(
+            queries[index].double(), keys_values[index][:, 0].double(), keys_values[index][:, 1].double(), case, slopes
+        )
+        for index, _ in _decodes_first(step)
+    ]
+    return Outcome(output.double().cpu(), torch.cat(expected))
+
+
+Spans = Iterable[tuple[int, tuple[int, int]]]
+
+
+def _attend(
+    layer: PagedLayer,
+    spans: Spans,
+    table: NDArray[np.int64],
+    keys_values: Sequence[Tensor],
+    queries: Sequence[Tensor] | None,
+    case: Case,
+    device: torch.device,
+) -> Tensor:
+    """One step of some rows, each with its span of positions; queries None: whatever, since only the K/V count."""
+    spans = _decodes_first(spans)
+    if not spans:
+        return torch.empty(0)
+    metadata = metadata_of(table[[index for index, _ in spans]], [span for _, span in spans], case.block_size)
+    key_value = torch.cat([keys_values[index][first:last] for index, (first, last) in spans])
+    if queries is None:
+        query = torch.zeros(len(key_value), case.num_heads, case.head_dim, dtype=key_value.dtype)
+    else:
+        query = torch.cat([queries[index] for index, _ in spans])
+    with layer.state.use(metadata):
+        return layer(query.to(device), key_value.to(device))
+
+
+def _decodes_first(spans: Spans) -> list[tuple[int, tuple[int, int]]]:
+    return sorted(spans, key=lambda item: item[1][1] - item[1][0] > 1)
+
+
+def dense(query: Tensor, keys: Tensor, values: Tensor, case: Case, slopes: Tensor | None) -> Tensor:
+    """query: [seqlen_q, num_heads, head_dim] at the end of keys, values: [seqlen_k, num_kv_heads, head_dim]."""
+    group = case.num_heads // case.num_kv_heads
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * case.head_dim**-0.5
+    if case.softcap is not None:
+        scores = torch.tanh(scores / case.softcap) * case.softcap
+    distance = torch.arange(len(keys))[None] - torch.arange(len(keys) - len(query), len(keys))[:, None]
+    if slopes is not None:
+        scores = scores + slopes.double().view(-1, 1, 1) * distance
+    hidden = distance > 0
+    if case.window is not None:
+        hidden |= distance <= -case.window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def shuffled_table(lengths: Sequence[int], block_size: int) -> tuple[NDArray[np.int64], int]:
+    """A block table in random order for rows of these lengths, and how many blocks there are with block 0."""
+    blocks = [-(-length // block_size) for length in lengths]
+    order = iter(np.random.default_rng(3).permutation(sum(blocks)) + 1)
+    table = np.zeros((len(lengths), max(blocks)), dtype=np.int64)
+    for row, count in zip(table, blocks, strict=True):
+        row[:count] = [next(order) for _ in range(count)]
+    return table, sum(blocks) + 1
+
+
+def metadata_of(table: NDArray[np.int64], spans: Sequence[tuple[int, int]], block_size: int) -> AttentionMetadata:
+    """The geometry of a step that computes these positions of its rows."""
+    slots = [
+        row[position // block_size] * block_size + position % block_size
+        for row, (first, last) in zip(table, spans, strict=True)
+        for position in range(first, last)
+    ]
+    seqlen_q = np.array([last - first for first, last in spans], dtype=np.int64)
+    return AttentionMetadata(
+        slots=np.array(slots, dtype=np.int64),
+        block_table=table,
+        seqlen_q=seqlen_q,
+        seqlen_k=np.array([last for _, last in spans], dtype=np.int64),
+        num_decode_rows=int((seqlen_q == 1).sum()),
+    )
+
+
+def paged_layer(
+    case: Case,
+    num_blocks: int,
+    prefill: AttentionKernel,
+    decode: DecodeKernel,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> PagedLayer:
+    """One layer over a poisoned cache."""
+    state = AttentionState()
+    state.cache = KVCache([LayerShape(case.num_kv_heads, case.head_dim)], num_blocks, case.block_size, dtype, device)
+    state.cache.layers[0].fill_(POISON)
+    choice = AttentionChoice(prefill, decode, case.block_size, decode.name, "conformance")
+    slopes = case.slopes()
+    slopes = None if slopes is None else slopes.to(device)
+    return PagedLayer(state, 0, choice, AttentionOptions(case.head_dim**-0.5, case.window, case.softcap, slopes))

@@ -1,0 +1,176 @@
+"""Paged attention in Triton: any page size, window, softcap and ALiBi; decode in splits of a row's keys.
+
+The number of splits follows from the number of rows alone, so that one captured graph serves every length.
+"""
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from reference_server.model_server.attention.staging import on_device
+from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
+
+if TYPE_CHECKING:
+    from reference_server.model_server.attention.backend import AttentionNeeds
+
+MAX_SPLITS = 32
+# What an H200 has: where the device is not asked.
+DEFAULT_PROCESSORS = 132
+# The least rows of a tensor-core product.
+LEAST_TILE = 16
+DECODE_TILE = 64
+PREFILL_QUERIES = 128
+PREFILL_TILE = 64
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def is_offered(needs: "AttentionNeeds") -> bool:
+    """Whether Triton is installed and compiles for the device."""
+    return needs.device_type == "cuda" and needs.dtype in DTYPES and importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def kernels() -> Any:
+    """The kernels' module, which only a machine with Triton can import."""
+    from reference_server.model_server.attention import triton_kernels
+
+    return triton_kernels
+
+
+def store(key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
+    """Write new keys and values into their slots, as the torch backend's `store`."""
+    _, _, num_kv_heads, block_size, head_dim = cache.shape
+    if key_value.stride(3) != 1:
+        key_value = key_value.contiguous()
+    kernels().store[(len(key_value), 2)](
+        *(key_value, cache, on_device(metadata, cache.device).slots),
+        *(key_value.stride(0), key_value.stride(1), key_value.stride(2)),
+        *(num_kv_heads, head_dim, block_size),
+        HEADS=power_of_two(num_kv_heads),
+        DIM=power_of_two(head_dim),
+        num_warps=2,
+    )
+
+
+class TritonDecode:
+    """One query token a row. The query heads of one K/V head are one tile, so that tensor cores compute it."""
+
+    name = "triton"
+    block_size = 16
+    is_capturable = True
+    store = staticmethod(store)
+
+    def supports(self, needs: "AttentionNeeds", /) -> bool:
+        return is_offered(needs)
+
+    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
+        _, _, num_kv_heads, block_size, head_dim = cache.shape
+        rows, num_heads, _ = query.shape
+        group, dim = num_heads // num_kv_heads, power_of_two(head_dim, LEAST_TILE)
+        placed = on_device(metadata, cache.device)
+        query = query if query.stride(2) == 1 else query.contiguous()
+        splits = splits_for(rows, num_kv_heads, processors(cache.device))
+        output = torch.empty((rows, num_heads, head_dim), dtype=query.dtype, device=query.device)
+        partial = maxima = sums = output
+        if splits > 1:
+            room = torch.empty(rows * num_heads * splits * (dim + 2), dtype=torch.float32, device=query.device)
+            partial, maxima, sums = torch.split(room, [rows * num_heads * splits * size for size in (dim, 1, 1)])
+        kernels().decode[(rows, num_kv_heads, splits)](
+            *(query, cache, placed.block_table, placed.seqlen_k, _slopes(options, query), output),
+            *(partial, maxima, sums, query.stride(0), query.stride(1), placed.block_table.stride(0)),
+            *(num_kv_heads, head_dim, block_size, options.scaling, options.softcap or 1.0),
+            GROUP=group,
+            GROUP_TILE=power_of_two(group, LEAST_TILE),
+            DIM=dim,
+            TILE=tile_for(dim, query.dtype, DECODE_TILE),
+            SPLITS=splits,
+            **_masks(options),
+            num_warps=4,
+        )
+        if splits > 1:
+            kernels().merge[(rows * num_heads,)](
+                *(partial, maxima, sums, output, head_dim), SPLITS=splits, DIM=dim, num_warps=4
+            )
+        return output
+
+
+class TritonPrefill:
+    """Several query tokens a row, over the cache as it lies: prefixes and earlier chunks are not gathered."""
+
+    name = "triton"
+    block_size = 16
+    is_capturable = False
+
+    def supports(self, needs: "AttentionNeeds", /) -> bool:
+        return is_offered(needs)
+
+    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
+        _, _, num_kv_heads, block_size, head_dim = cache.shape
+        _, num_heads, _ = query.shape
+        dim = power_of_two(head_dim, LEAST_TILE)
+        placed = on_device(metadata, cache.device)
+        query = query if query.stride(2) == 1 else query.contiguous()
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        first = metadata.num_decode_rows
+        queries = tile_for(dim, query.dtype, PREFILL_QUERIES)
+        tiles = -(-int(metadata.seqlen_q[first:].max()) // queries)
+        kernels().prefill[(tiles, num_heads, metadata.num_rows - first)](
+            *(query, cache, placed.block_table[first:], placed.cu_seqlen_q, placed.seqlen_k[first:]),
+            *(_slopes(options, query), output, query.stride(0), query.stride(1), placed.block_table.stride(0)),
+            *(num_kv_heads, head_dim, block_size, options.scaling, options.softcap or 1.0),
+            GROUP=num_heads // num_kv_heads,
+            DIM=dim,
+            QUERIES=queries,
+            TILE=tile_for(dim, query.dtype, PREFILL_TILE),
+            **_masks(options),
+            num_warps=8 if queries > 64 else 4,
+        )
+        return output
+
+
+def _masks(options: AttentionOptions) -> dict[str, Any]:
+    return {
+        "WINDOW": options.window or 0,
+        "HAS_SOFTCAP": options.softcap is not None,
+        "HAS_ALIBI": options.alibi_slopes is not None,
+    }
+
+
+def _slopes(options: AttentionOptions, query: Tensor) -> Tensor:
+    """A kernel without ALiBi is given some pointer, and does not read it."""
+    return query if options.alibi_slopes is None else options.alibi_slopes
+
+
+def splits_for(rows: int, num_kv_heads: int, processors: int) -> int:
+    """Parts of each row's keys: enough programs to fill the processors about twice, a power of two, at most 32.
+
+    >>> [splits_for(rows, 8, 132) for rows in (1, 4, 16, 64)]
+    [32, 8, 2, 1]
+    """
+    wanted = 2 * processors // (rows * num_kv_heads)
+    return min(MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1))
+
+
+def tile_for(dim: int, dtype: torch.dtype, most: int) -> int:
+    """Rows of a tile that a processor's shared memory holds beside the others, for heads of `dim` padded elements."""
+    return power_of_two(min(most, most * 256 // (dim * dtype.itemsize)), LEAST_TILE)
+
+
+def power_of_two(number: int, least: int = 1) -> int:
+    """The least power of two that is neither below `number` nor below `least`.
+
+    >>> [power_of_two(number) for number in (1, 8, 24, 128)]
+    [1, 8, 32, 128]
+    """
+    return max(least, 1 << (number - 1).bit_length())
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a device."""
+    if device.type != "cuda":
+        return DEFAULT_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,201 @@
+"""Triton's side of attention: storing K/V, one query token a row in splits, several query tokens a row.
+
+All read the cache where it lies (kv_cache.py), for any page size and head size. Importing this needs Triton. Positions
+are per row, slots and addresses 64-bit: a cache of 141 GB has more than 2^31 elements.
+"""
+
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def store(
+    key_value, cache, slots,
+    token_stride, plane_stride, head_stride,
+    num_kv_heads, head_dim, block_size,
+    HEADS: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Keys (program 1 is 0) or values (1) of one token into its slot; a negative slot is left out."""
+    token = tl.program_id(0).to(tl.int64)
+    plane = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + token)
+    heads = tl.arange(0, HEADS)[:, None]
+    dims = tl.arange(0, DIM)[None, :]
+    mask = (heads < num_kv_heads) & (dims < head_dim)
+    source = key_value + token * token_stride + plane * plane_stride + heads * head_stride + dims
+    line = ((slot // block_size * 2 + plane) * num_kv_heads + heads) * block_size + slot % block_size
+    if slot >= 0:
+        tl.store(cache + line * head_dim + dims, tl.load(source, mask=mask).to(cache.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _cap(scores, softcap):
+    # tanh(x) is 2 * sigmoid(2 x) - 1.
+    return softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+
+
+@triton.jit
+def decode(
+    query, cache, block_table, seqlen_k, slopes, output, partial, maxima, sums,
+    row_stride, query_head_stride, table_stride,
+    num_kv_heads, head_dim, block_size, scaling, softcap,
+    GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+):  # fmt: skip
+    """One split of one row's keys, for the query heads that share a K/V head.
+
+    query: [rows, num_heads, head_dim]; output: the same, contiguous. partial: [rows, num_heads, SPLITS, DIM] with
+    maxima and sums [rows, num_heads, SPLITS], float32, which `merge` reads where there is more than one split.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(seqlen_k + row)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0)
+    share = tl.cdiv(tl.cdiv(length - first, SPLITS), TILE) * TILE
+    start = first + split * share
+    end = tl.minimum(start + share, length)
+
+    group = tl.arange(0, GROUP_TILE)
+    dims = tl.arange(0, DIM)
+    heads = kv_head * GROUP + group
+    in_group = group < GROUP
+    in_head = dims < head_dim
+    places = query + row * row_stride + heads[:, None] * query_head_stride + dims[None, :]
+    queries = tl.load(places, mask=in_group[:, None] & in_head[None, :], other=0.0)
+    if HAS_ALIBI:
+        slope = tl.load(slopes + heads, mask=in_group, other=0.0)
+    largest = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_TILE,), tl.float32)
+    attended = tl.zeros((GROUP_TILE, DIM), tl.float32)
+    for at in range(start, end, TILE):
+        position = at + tl.arange(0, TILE)
+        seen = position < end
+        page = tl.load(block_table + row * table_stride + position // block_size, mask=seen, other=0).to(tl.int64)
+        line = (page * 2 * num_kv_heads + kv_head) * block_size + position % block_size
+        keys = tl.load(
+            cache + line[None, :] * head_dim + dims[:, None], mask=seen[None, :] & in_head[:, None], other=0.0
+        )
+        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scaling
+        if HAS_SOFTCAP:
+            scores = _cap(scores, softcap)
+        if HAS_ALIBI:
+            scores += slope[:, None] * (position - length + 1)[None, :].to(tl.float32)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp(scores - new_largest[:, None])
+        shrink = tl.exp(largest - new_largest)
+        total = total * shrink + tl.sum(weights, 1)
+        values = tl.load(
+            cache + (line + num_kv_heads * block_size)[:, None] * head_dim + dims[None, :],
+            mask=seen[:, None] & in_head[None, :],
+            other=0.0,
+        ).to(queries.dtype)
+        attended = attended * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        largest = new_largest
+
+    head = row * num_kv_heads * GROUP + heads
+    if SPLITS == 1:
+        # A row without keys gives zeros.
+        attended = attended / tl.where(total > 0, total, 1.0)[:, None]
+        target = output + head[:, None] * head_dim + dims[None, :]
+        tl.store(target, attended.to(output.dtype.element_ty), mask=in_group[:, None] & in_head[None, :])
+    else:
+        place = head * SPLITS + split
+        tl.store(partial + place[:, None] * DIM + dims[None, :], attended, mask=in_group[:, None])
+        tl.store(maxima + place, largest, mask=in_group)
+        tl.store(sums + place, total, mask=in_group)
+
+
+@triton.jit
+def merge(partial, maxima, sums, output, head_dim, SPLITS: tl.constexpr, DIM: tl.constexpr):
+    """Join the splits of one row and head by their maxima."""
+    head = tl.program_id(0).to(tl.int64)
+    splits = tl.arange(0, SPLITS)
+    dims = tl.arange(0, DIM)
+    largest = tl.load(maxima + head * SPLITS + splits)
+    highest = tl.max(largest, 0)
+    weights = tl.where(largest == float("-inf"), 0.0, tl.exp(largest - highest))
+    total = tl.sum(tl.load(sums + head * SPLITS + splits) * weights, 0)
+    parts = tl.load(partial + (head * SPLITS + splits)[:, None] * DIM + dims[None, :])
+    attended = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(output + head * head_dim + dims, attended.to(output.dtype.element_ty), mask=dims < head_dim)
+
+
+@triton.jit
+def prefill(
+    query, cache, block_table, cu_seqlen_q, seqlen_k, slopes, output,
+    token_stride, query_head_stride, table_stride,
+    num_kv_heads, head_dim, block_size, scaling, softcap,
+    GROUP: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+):  # fmt: skip
+    """QUERIES tokens of one row and head against all keys before them.
+
+    query: [tokens, num_heads, head_dim], a row's last token at its last key; output: the same, contiguous.
+    """
+    row = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    first_token = tl.load(cu_seqlen_q + row)
+    seqlen_q = tl.load(cu_seqlen_q + row + 1) - first_token
+    # The last tiles have the most keys: they begin first.
+    tile = tl.cdiv(seqlen_q, QUERIES) - 1 - tl.program_id(0)
+    if tile < 0:
+        return
+    length = tl.load(seqlen_k + row)
+    kv_head = head // GROUP
+    number = tile * QUERIES + tl.arange(0, QUERIES)
+    in_row = number < seqlen_q
+    own_position = length - seqlen_q + number
+    dims = tl.arange(0, DIM)
+    in_head = dims < head_dim
+    token = (first_token + number).to(tl.int64)
+    places = query + token[:, None] * token_stride + head * query_head_stride + dims[None, :]
+    queries = tl.load(places, mask=in_row[:, None] & in_head[None, :], other=0.0)
+    if HAS_ALIBI:
+        slope = tl.load(slopes + head)
+    end = tl.minimum(length - seqlen_q + (tile + 1) * QUERIES, length)
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(length - seqlen_q + tile * QUERIES - WINDOW + 1, 0) // TILE * TILE
+    largest = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    attended = tl.zeros((QUERIES, DIM), tl.float32)
+    for at in range(start, end, TILE):
+        position = at + tl.arange(0, TILE)
+        stored = position < end
+        page = tl.load(block_table + row * table_stride + position // block_size, mask=stored, other=0).to(tl.int64)
+        line = (page * 2 * num_kv_heads + kv_head) * block_size + position % block_size
+        keys = tl.load(
+            cache + line[None, :] * head_dim + dims[:, None], mask=stored[None, :] & in_head[:, None], other=0.0
+        )
+        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scaling
+        if HAS_SOFTCAP:
+            scores = _cap(scores, softcap)
+        distance = position[None, :] - own_position[:, None]
+        if HAS_ALIBI:
+            scores += slope * distance.to(tl.float32)
+        seen = (distance <= 0) & stored[None, :]
+        if WINDOW > 0:
+            seen = seen & (distance > -WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        # A token whose window begins after this tile has seen nothing yet.
+        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        weights = tl.exp(scores - reference[:, None])
+        shrink = tl.exp(largest - reference)
+        total = total * shrink + tl.sum(weights, 1)
+        values = tl.load(
+            cache + (line + num_kv_heads * block_size)[:, None] * head_dim + dims[None, :],
+            mask=stored[:, None] & in_head[None, :],
+            other=0.0,
+        ).to(queries.dtype)
+        attended = attended * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        largest = new_largest
+    attended = attended / tl.where(total > 0, total, 1.0)[:, None]
+    target = output + (token * num_kv_heads * GROUP + head)[:, None] * head_dim + dims[None, :]
+    tl.store(target, attended.to(output.dtype.element_ty), mask=in_row[:, None] & in_head[None, :])

@@ -1,0 +1,123 @@
+"""The Triton kernels compiled for a Hopper GPU from the CPU, for each preset's shape: types, tiles, tensor cores."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+from reference_server.model_server.attention.triton_backend import (
+    DECODE_TILE,
+    LEAST_TILE,
+    PREFILL_QUERIES,
+    PREFILL_TILE,
+    kernels,
+    power_of_two,
+    tile_for,
+)
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+# What one block may have on compute capability 9.0.
+SHARED_BYTES = 227 << 10
+# Query heads of a K/V head, head size, ALiBi.
+SHAPES = {
+    "bloom-560m": (1, 64, True),
+    "llama-3.2-1b": (4, 64, False),
+    "llama-3.1-8b": (4, 128, False),
+    "qwen2.5-7b": (7, 128, False),
+}
+INTEGERS = {
+    "row_stride", "token_stride", "plane_stride", "head_stride", "query_head_stride", "table_stride",
+    "num_kv_heads", "head_dim", "block_size",
+}  # fmt: skip
+POINTERS = {"slots": "*i64", "block_table": "*i32", "seqlen_k": "*i32", "cu_seqlen_q": "*i32", "slopes": "*fp32"}
+FLOAT_POINTERS = {"partial", "maxima", "sums"}
+
+
+def compiled(name: str, num_warps: int, **constants: Any) -> Any:
+    """One kernel's binary for sm_90 with bfloat16 tensors."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(kernels(), name)
+    signature = {argument: _type_of(argument, constants) for argument in kernel.arg_names}
+    # Tensors and strides of real launches are multiples of 16, which the launcher finds out by itself.
+    divisible = {
+        (position,): [["tt.divisibility", 16]]
+        for position, argument in enumerate(kernel.arg_names)
+        if signature[argument].startswith("*") or argument in INTEGERS - {"num_kv_heads"}
+    }
+    source = ASTSource(kernel, signature, constants, divisible)
+    return triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, "enable_fp_fusion": True}
+    )
+
+
+def _type_of(argument: str, constants: dict[str, Any]) -> str:
+    if argument in constants:
+        return "constexpr"
+    if argument in POINTERS:
+        return POINTERS[argument]
+    if argument in FLOAT_POINTERS:
+        return "*fp32"
+    if argument in INTEGERS:
+        return "i32"
+    return "fp32" if argument in ("scaling", "softcap", "epsilon") else "*bf16"
+
+
+def check(binary: Any, uses_tensor_cores: bool) -> None:
+    assert binary.asm["cubin"]
+    assert binary.metadata.shared <= SHARED_BYTES
+    has_products = "wgmma" in binary.asm["ptx"] or "mma.sync" in binary.asm["ptx"]
+    assert has_products == uses_tensor_cores
+
+
+@pytest.mark.parametrize("preset", SHAPES)
+def test_decode_attention_compiles_to_tensor_core_code(preset: str) -> None:
+    group, head_dim, alibi = SHAPES[preset]
+
+    binary = compiled(
+        "decode",
+        4,
+        GROUP=group,
+        GROUP_TILE=power_of_two(group, LEAST_TILE),
+        DIM=head_dim,
+        TILE=tile_for(head_dim, torch.bfloat16, DECODE_TILE),
+        SPLITS=8,
+        WINDOW=0,
+        HAS_SOFTCAP=False,
+        HAS_ALIBI=alibi,
+    )
+
+    check(binary, uses_tensor_cores=True)
+
+
+@pytest.mark.parametrize("preset", SHAPES)
+def test_prefill_attention_compiles_to_tensor_core_code(preset: str) -> None:
+    group, head_dim, alibi = SHAPES[preset]
+    queries = tile_for(head_dim, torch.bfloat16, PREFILL_QUERIES)
+
+    binary = compiled(
+        "prefill",
+        8 if queries > 64 else 4,
+        GROUP=group,
+        DIM=head_dim,
+        QUERIES=queries,
+        TILE=tile_for(head_dim, torch.bfloat16, PREFILL_TILE),
+        WINDOW=0,
+        HAS_SOFTCAP=False,
+        HAS_ALIBI=alibi,
+    )
+
+    check(binary, uses_tensor_cores=True)
+
+
+def test_masks_and_the_small_kernels_compile() -> None:
+    masked = {"WINDOW": 4096, "HAS_SOFTCAP": True, "HAS_ALIBI": False}
+    shape = {"GROUP": 2, "DIM": 256, "TILE": tile_for(256, torch.bfloat16, DECODE_TILE)}
+
+    check(compiled("decode", 4, **shape, GROUP_TILE=16, SPLITS=1, **masked), uses_tensor_cores=True)
+    check(compiled("merge", 4, SPLITS=32, DIM=128), uses_tensor_cores=False)
+    check(compiled("store", 2, HEADS=8, DIM=128), uses_tensor_cores=False)

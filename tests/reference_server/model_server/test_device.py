@@ -1,0 +1,34 @@
+"""The device of a rank, decided from what torch sees; no accelerator is touched."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import PretrainedConfig
+
+from reference_server.model_server.device import choose_device, make_current
+from reference_server.model_server.models.loader import resolve_dtype
+from reference_server.model_server.options import EngineOptions
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+
+
+def test_a_rank_takes_its_own_gpu_of_this_machine(two_gpus: None) -> None:
+    assert [str(choose_device(rank)) for rank in range(4)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+
+
+def test_without_an_accelerator_it_is_the_cpu() -> None:
+    assert choose_device() == torch.device("cpu")
+    make_current(torch.device("cpu"))
+
+
+def test_a_gpu_computes_in_the_models_own_type() -> None:
+    gpu, options = torch.device("cuda", 0), EngineOptions("model")
+
+    assert resolve_dtype(options, gpu, PretrainedConfig(dtype=torch.float16)) is torch.float16
+    assert resolve_dtype(options, gpu, PretrainedConfig()) is torch.bfloat16
+    assert resolve_dtype(EngineOptions("m", dtype="float32"), gpu, PretrainedConfig()) is torch.float32

@@ -1,0 +1,74 @@
+"""The Triton kernels on a CPU, by Triton's interpreter: what they gave in each case, as JSON lines.
+
+A process of its own: the interpreter is chosen by the environment when the kernels are imported, and other tests
+compile the same kernels. bfloat16 products are wrong in the interpreter, so they are compiled and not computed here.
+"""
+
+import itertools
+import json
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+
+from reference_server.model_server.attention import triton_backend
+from reference_server.model_server.attention.conformance import CASES, ROWS, Case, Rows, metadata_of, run
+from reference_server.model_server.attention.state import AttentionOptions
+
+CPU = torch.device("cpu")
+
+
+# A few rows that cross tiles and pages: the interpreter takes some milliseconds a program.
+SHORT = {"decode": [(1, 1), (1, 40)], "prefill": [(4, 4), (18, 35)]}
+
+
+def main() -> None:
+    np.seterr(all="ignore")
+    # Small tiles, so that few tokens make several.
+    triton_backend.DECODE_TILE = triton_backend.PREFILL_QUERIES = triton_backend.PREFILL_TILE = 16
+    kinds, dtypes = (ROWS, (torch.float32, torch.float16)) if "--all" in sys.argv else (SHORT, (torch.float32,))
+    for (name, case), (kind, rows), dtype in itertools.product(CASES.items(), kinds.items(), dtypes):
+        report(f"{name}, {kind}", case, rows, dtype)
+    report("grouped, mixed", CASES["grouped"], [*SHORT["decode"], *SHORT["prefill"]], torch.float16)
+    # A device with few processors: one split walks all of a row's tiles.
+    triton_backend.DEFAULT_PROCESSORS = 1
+    triton_backend.processors.cache_clear()
+    report("one split", CASES["softcap, grouped, window"], SHORT["decode"], torch.float32)
+    print(json.dumps({"case": "empty row", "dtype": "float32", "error": empty_row()}))
+    print(json.dumps({"case": "skipped slot", "dtype": "float32", "error": skipped_slot()}))
+
+
+def report(name: str, case: Case, rows: Rows, dtype: torch.dtype) -> None:
+    error = run(triton_backend.TritonPrefill(), triton_backend.TritonDecode(), case, rows, CPU, dtype).relative_error
+    print(json.dumps({"case": name, "dtype": str(dtype).removeprefix("torch."), "error": error}))
+
+
+def empty_row() -> float:
+    """The largest magnitude that rows of length 0 get, in one split and in many."""
+    found = 0.0
+    for rows in (1, 3):
+        metadata = metadata_of(np.zeros((rows, 1), dtype=np.int64), [(0, 1)] * rows, 16)
+        metadata.seqlen_k[:] = 0
+        triton_backend.DEFAULT_PROCESSORS = 132 if rows == 1 else 1
+        triton_backend.processors.cache_clear()
+        output = triton_backend.TritonDecode()(
+            torch.ones(rows, 2, 16), torch.full((2, 2, 1, 16, 16), 7.0), metadata, AttentionOptions(1.0)
+        )
+        found = max(found, float(output.abs().max()))
+    return found
+
+
+def skipped_slot() -> float:
+    """How much a store to a negative slot changes the cache."""
+    cache = torch.zeros(2, 2, 1, 16, 16)
+    metadata = metadata_of(np.zeros((1, 1), dtype=np.int64), [(0, 1)], 16)
+    metadata.slots[:] = -1
+    triton_backend.store(torch.ones(1, 2, 1, 16), cache, metadata)
+    return float(cache.abs().max())
+
+
+if __name__ == "__main__":
+    main()
