@@ -26,7 +26,8 @@ from reference_server.router.receipts import count_forward, plan_chunks
 from reference_server.router.request import ValidGenerateRequest
 from reference_server.router.scheduler import Clear, Decode, Filter, Idle, Prefill, Scheduler, SchedulerOptions
 from reference_server.router.segments import segment_tokens
-from tuner.steps import Step, StepLaw, steps_until, stride_ns
+from reference_server.router.step_work import StepWork
+from tuner.steps import StepLaw, steps_until, stride_ns
 
 _TOKEN = Tokens((0,), (0.0,), ("",), (False,))
 _ENDED = GeneratedText("", 1, FinishReason.LENGTH)
@@ -237,11 +238,11 @@ class Replica:
             rows = self._rows[call.cached.id]
             more = self._prompt_work(rows) if self._num_prefilling > prompts else (0, 0, 0, 0)
             decoding = self._num_decoding
-            step = Step(
+            step = StepWork(
                 prompts + more[0], tokens + more[1], squares + more[2], cached + more[3], decoding, self._kv + decoding
             )
         else:
-            step = Step(prompts, tokens, squares, cached)
+            step = StepWork(prompts, tokens, squares, cached)
         return self._run(_Open(call, now_ns, self._law.step_ns(step)))
 
     def _begin_decode(self, call: Decode, now_ns: int) -> int:
@@ -251,7 +252,7 @@ class Replica:
             self._max_tokens[call.batches[0].id] += self._max_tokens.pop(part.id)
         decoding = self._num_decoding
         work = self._prompt_work(rows) if self._num_prefilling else (0, 0, 0, 0)
-        first_ns = self._law.step_ns(Step(*work, decoding, self._kv + decoding))
+        first_ns = self._law.step_ns(StepWork(*work, decoding, self._kv + decoding))
         steps = 1
         if self._strides and not self._num_prefilling:
             steps = self._ends[0][0] - self._step

@@ -1,28 +1,15 @@
-"""One model step as numbers: what it computed, for step traces, the cost model and the simulator alike."""
+"""How long model steps take: the law that drives a simulated server, and sums over steps of equal growth."""
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-
-class Step(NamedTuple):
-    """What one Prefill or Decode call computes.
-
-    `prompts` rows compute `tokens` prompt tokens; `squares` is the sum of (length² - cached²) over them and `cached`
-    the tokens they read from the cache. `rows` decode one token each and attend to `kv` tokens, the new one included.
-    """
-
-    prompts: int = 0
-    tokens: int = 0
-    squares: int = 0
-    cached: int = 0
-    rows: int = 0
-    kv: int = 0
+from reference_server.router.step_work import StepWork
 
 
 class StepLaw(Protocol):
     """How long a step takes."""
 
-    def step_ns(self, step: Step) -> float:
+    def step_ns(self, work: StepWork) -> float:
         """Nanoseconds from the start of this call to the start of the next while there is work."""
         ...
 

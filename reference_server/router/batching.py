@@ -36,6 +36,7 @@ from reference_server.router.observer import BatchObserver, NullObserver
 from reference_server.router.queue import Entry
 from reference_server.router.request import ValidGenerateRequest
 from reference_server.router.scheduler import Call, Clear, Decode, Deliveries, Filter, Idle, Prefill, Scheduler
+from reference_server.router.trace import NullTrace, Trace
 from reference_server.transport.shard import Shard
 
 logger = logging.getLogger(__name__)
@@ -141,11 +142,13 @@ class Batcher:
         scheduler: Scheduler,
         *,
         observer: BatchObserver | None = None,
+        trace: Trace | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._shard = shard
         self._scheduler = scheduler
         self._observer: BatchObserver = NullObserver() if observer is None else observer
+        self._trace: Trace = NullTrace() if trace is None else trace
         self._now_ns = now_ns
         self._streams: dict[int, GenerationStream] = {}
         self._arrival = asyncio.Event()
@@ -243,7 +246,10 @@ class Batcher:
         if self._step is not None and isinstance(reply, StepResult):
             self._step.answered_ns = self._now_ns()
             self._step.timings = reply.timings
-        return self._scheduler.on_reply(call, reply)
+        deliveries = self._scheduler.on_reply(call, reply)
+        if isinstance(reply, StepResult):
+            self._trace.on_reply(call, deliveries, reply.timings, self._scheduler)
+        return deliveries
 
     async def _on_error(self, call: Call, error: ShardError) -> None:
         if isinstance(call, Clear) and call.after_error:
@@ -256,6 +262,7 @@ class Batcher:
             self._observer.on_call_failed(self._step.method)
             self._step = None
         self._fail(self._scheduler.on_error(call), generation_error(error))
+        self._trace.on_error(self._scheduler)
         if isinstance(error, StepTimeoutError):
             # Nothing more can be asked of a shard that hangs.
             self._fail(self._scheduler.fail_all(), generation_error(error))
@@ -316,6 +323,7 @@ class Batcher:
     def _observe(self, call: Call) -> None:
         """Tell the observer what the Scheduler decided. A step is told as done once its batch has been filtered."""
         observer, scheduler, now_ns = self._observer, self._scheduler, self._now_ns()
+        self._trace.on_call(call, scheduler, now_ns)
         if isinstance(call, Filter | Clear):
             return
         if self._step is not None:

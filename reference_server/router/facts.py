@@ -21,6 +21,8 @@ class EngineFacts:
     dtype: str | None = None
     quantize: str | None = None
     tuned: Mapping[str, Any] | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that warm-up reported; for step traces, not for `/info`."""
 
     def to_json(self) -> dict[str, Any]:
         return {

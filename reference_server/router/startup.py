@@ -8,8 +8,9 @@ import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from reference_server.config import RouterConfig
@@ -30,6 +31,7 @@ from reference_server.router.routes.ops import OpsRoutes
 from reference_server.router.scheduler import Scheduler, SchedulerOptions, Schema
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.services import Services
+from reference_server.router.trace import StepTrace
 from reference_server.router.tracing import Tracing
 from reference_server.router.validation import RequestLimits, Validator
 from reference_server.router.warmup import V2_BLOCK_SIZES, AskedLimits, Limits, resolve_limits, warmup_request
@@ -178,7 +180,8 @@ async def _services(
     executor = held.enter_context(ThreadPoolExecutor(workers, thread_name_prefix="validation"))
     metrics = Metrics(facts.limits.max_input_tokens, facts.limits.max_total_tokens)
     metrics.batch_max_total_tokens.set(options.max_batch_total_tokens)
-    batcher = Batcher(shard, Scheduler(options), observer=metrics)
+    trace = None if config.step_trace is None else _open_trace(config.step_trace, facts, options, held)
+    batcher = Batcher(shard, Scheduler(options), observer=metrics, trace=trace)
     model_type = files.read_json("config.json").get("model_type")
     grammars = make_compiler(config.disable_grammar_support, tokenizer)
     if grammars is not None:
@@ -191,6 +194,16 @@ async def _services(
     permits = Permits(config.max_concurrent_requests, config.max_requests_per_client)
     infer = Infer(batcher, validator, permits, metrics)
     return Services(infer, metrics, facts, None if rendering is None else rendering.render)
+
+
+def _open_trace(path: Path, facts: ServerFacts, options: SchedulerOptions, held: AsyncExitStack) -> StepTrace:
+    described = {"model_id": facts.model_id, "engine": asdict(facts.engine), "scheduler": asdict(options)}
+    try:
+        trace = StepTrace(path, described | {"settings": dict(facts.settings), "version": facts.version})
+    except OSError as error:
+        raise ArgumentError(f"`step_trace` {path} cannot be written: {error.strerror}") from None
+    held.callback(trace.close)
+    return trace
 
 
 async def _start_rendering(source: TemplateSource, config: RouterConfig, held: AsyncExitStack) -> RenderingPool:
@@ -297,6 +310,11 @@ def _facts(
             dtype=info.dtype.removeprefix("torch.") or None,
             quantize=None if backends.get("quantize") in ("none", "") else backends.get("quantize"),
             tuned=tuned_from(config.tuned_by),
+            memory={
+                name: value
+                for name in ("weight_bytes", "prefill_peak_bytes", "graph_bytes")
+                if (value := getattr(reply, name)) is not None
+            },
         ),
         settings=described_settings(loaded, limits, backends),
     )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from reference_server.router.scheduler import SchedulerOptions
+from reference_server.router.step_work import StepWork
 from tuner.simulate import Ask, Load, Simulated, Simulation
-from tuner.steps import Step
 
 MS = 1_000_000
 
@@ -16,10 +16,10 @@ MS = 1_000_000
 class ToyLaw:
     kv_ns: float = 0.0
 
-    def step_ns(self, step: Step) -> float:
-        prefill = 10 * MS + 100_000 * step.tokens if step.prompts else 0
-        decode = 5 * MS * (not step.prompts) + MS * step.rows if step.rows else 0
-        return prefill + decode + self.kv_ns * step.kv
+    def step_ns(self, work: StepWork) -> float:
+        prefill = 10 * MS + 100_000 * work.tokens if work.prompts else 0
+        decode = 5 * MS * (not work.prompts) + MS * work.rows if work.rows else 0
+        return prefill + decode + self.kv_ns * work.kv
 
 
 def toy_options(*, ratio: float = 1.2, max_waiting_tokens: int = 20, pool: int = 1000) -> SchedulerOptions:

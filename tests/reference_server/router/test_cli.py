@@ -92,7 +92,7 @@ async def test_a_chat_over_the_wire(tmp_path: Path):
     ("flags", "code", "text"),
     [
         (["--no-such-flag"], 2, "unexpected argument '--no-such-flag'"),
-        (["--step-trace", "x"], 1, "Error: `--step-trace x` is not served yet"),
+        (["--check-invariants"], 1, "Error: `--check-invariants true` is not served yet"),
         (["--validation-workers", "0"], 1, "Error: Argument validation error: `validation_workers` must be > 0"),
         (["--cors-allow-origin", "*"], 1, "`cors_allow_origin` cannot hold *"),
         (["--master-shard-uds-path", "/nowhere/socket"], 1, "Error: could not connect to the model server"),
