@@ -32,10 +32,9 @@ REFUSALS: Mapping[str, Refusal] = {
     "kv_cache_dtype": Refusal(_UNSET, "leave it out: the cache has the compute type"),
     "lora_adapters": Refusal(_UNSET, "merge the adapter into the model with peft (merge_and_unload)"),
     "attention": Refusal(
-        _only("auto", "torch", "paged", "flashdecoding", "flashinfer"),
-        "the torch backend serves auto, torch, and TGI's paged, flashdecoding and flashinfer with their page sizes",
+        lambda value: value != "flashdecoding-ipex",
+        "it is made for Intel's extension of torch; auto takes the fastest kernel that is here",
     ),
-    "cuda_graphs": Refusal(_only(None, (0,)), "leave it out or give 0: nothing is captured"),
     "otlp_endpoint": Refusal(_UNSET, "give it to the router, which makes the spans", commands=("serve",)),
     "ngrok": Refusal(_UNSET, "run the ngrok agent beside the server"),
     "allow_image_fetch": Refusal(_UNSET, "no served model takes images"),
