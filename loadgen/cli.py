@@ -20,6 +20,7 @@ from loadgen.distribution_flags import (
     warnings_of,
 )
 from loadgen.errors import LoadgenError, UsageError
+from loadgen.gate_flags import add_baseline_flags, add_compare_flags, add_history_flags, add_noise_flags
 from loadgen.objectives import objectives_of
 from loadgen.program import COULD_NOT_MEASURE, Command, Program
 from loadgen.series_flags import add_search_flags, add_sweep_flags
@@ -32,12 +33,9 @@ EXIT_CODES = """exit codes:
   4         could not measure: invalid run, start failed, disk full
   130, 143  interrupted, terminated (what was measured is kept and reported)"""
 
-# Of a comparison's load: each side is a command of its own, and its label is the side's.
-NOT_OF_SIDES = ("url", "server", "model_id", "label")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return Program("tgi-bench", "Benchmark TGI- and OpenAI-compatible servers.", EXIT_CODES, COMMANDS, LATER).main(argv)
+    return Program("tgi-bench", "Benchmark TGI- and OpenAI-compatible servers.", EXIT_CODES, COMMANDS).main(argv)
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
@@ -166,47 +164,33 @@ def _show(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
     return COULD_NOT_MEASURE if verdict == "invalid" else 0
 
 
-def _add_compare_flags(parser: argparse.ArgumentParser) -> None:
-    """Sides, judgement and output; then every flag of a load."""
-    parser.add_argument("--server-a", required=True, metavar="COMMAND", help="Starts side A, the baseline.")
-    parser.add_argument("--server-b", required=True, metavar="COMMAND", help="Starts side B, the candidate.")
-    parser.add_argument("--label-a", metavar="NAME", default="A", help="Name of side A in reports. Default A.")
-    parser.add_argument("--label-b", metavar="NAME", default="B", help="Name of side B in reports. Default B.")
-    parser.add_argument("--pairs", type=int, metavar="N", help="Exactly so many pairs. Default 4 to 12, until decided.")
-    parser.add_argument("--min-pairs", type=int, metavar="N", default=4, help="Pairs before the first look. Default 4.")
-    parser.add_argument("--max-pairs", type=int, metavar="N", default=12, help="Pairs at most. Default 12.")
-    parser.add_argument("--max-minutes", type=float, metavar="M", help="Judge what there is after so many minutes.")
-    parser.add_argument(
-        "--min-effect", metavar="PERCENT", default="3%", help="Smallest change of interest, 3%% at least. Default 3%%."
-    )
-    parser.add_argument(
-        "--gate", action="append", metavar="METRIC", help="Judge this metric too, such as ttft_p95_ms; repeatable."
-    )
-    parser.add_argument(
-        "--require",
-        action="append",
-        default=[],
-        metavar="LIMIT",
-        help='Limit on B: "ttft_p95_ms < 800"; repeatable.',
-    )
-    parser.add_argument(
-        "--inconclusive",
-        choices=("report", "pass", "fail"),
-        default="report",
-        help="What it returns: 3, 0 or 1.",
-    )
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="Write JUnit XML.")
-    parser.add_argument("--md", type=Path, metavar="FILE", help="Write Markdown for a comment.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the comparison. Default runs/<id>.")
-    parser.add_argument("--json", action="store_true", help="Print comparison.json instead of the table.")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the load; flags win over it.")
-    settings.add_flags(parser, BenchConfig, leave_out=NOT_OF_SIDES)
-
-
 def _compare(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     from loadgen import compare
 
     text, exit_code = compare.run(given, arguments)
+    print(text)
+    return exit_code
+
+
+def _noise(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    from loadgen import noise
+
+    text, exit_code = noise.run(given)
+    print(text)
+    return exit_code
+
+
+def _baseline(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    from loadgen import stored_sides
+
+    print(stored_sides.run_baseline(given))
+    return 0
+
+
+def _history(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    from loadgen import history
+
+    text, exit_code = history.run(given)
     print(text)
     return exit_code
 
@@ -266,15 +250,15 @@ def _search(given: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 COMMANDS = {
     "run": Command("Measure one server under one load.", _add_run_flags, _run),
-    "compare": Command("Judge whether B is slower than A, in interleaved pairs.", _add_compare_flags, _compare),
+    "compare": Command("Judge whether B is slower than A, in interleaved pairs.", add_compare_flags, _compare),
+    "noise": Command("How much runs of one side differ, and what pairs of them can show.", add_noise_flags, _noise),
+    "baseline": Command("Store runs under a name, on purpose, and look at them.", add_baseline_flags, _baseline),
+    "history": Command("Keep results per commit, and find where they changed.", add_history_flags, _history),
     "report": Command("Report on stored runs.", _add_report_flags, _report),
     "sweep": Command("Measure several loads on one server.", add_sweep_flags, _sweep),
     "search": Command("Find the highest load that keeps the objectives.", add_search_flags, _search),
     "selftest": Command("Measure this machine's own accuracy and capacity.", _add_selftest_flags, _selftest),
 }
-
-# Words of the specification that this version does not have, refused by name whatever follows them.
-LATER = ("noise", "baseline", "history")
 
 
 if __name__ == "__main__":

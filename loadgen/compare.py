@@ -1,35 +1,51 @@
-"""`tgi-bench compare`: two server commands under one load, in pairs, and what is left for people and for CI."""
+"""`tgi-bench compare`: two sides under one load, paired or stored, and what is left for people and CI."""
 
 import argparse
+import dataclasses
 import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from loadgen import settings
 from loadgen.config import BenchConfig
-from loadgen.errors import UsageError
-from loadgen.gate import Gate, Side, live_measure
+from loadgen.errors import MeasurementError, UsageError
+from loadgen.gate import Gate, GateResult, live_measure
 from loadgen.present import render_table
-from loadgen.progress import open_progress
+from loadgen.progress import Progress, open_progress
+from loadgen.redaction import redacted_argv
 from loadgen.runner import make_run_directory, new_run_id
+from loadgen.sides import SideText, open_side, planned_words, read_side
+from loadgen.stored_sides import between_of, stored_runs
 from reports import ci
-from reports.compare import LEAST_EFFECT, CompareOptions, Comparison, Requirement, direction_of
+from reports.compare import (
+    LEAST_EFFECT,
+    CompareOptions,
+    Comparison,
+    Refusal,
+    direction_of,
+    metrics_needed,
+)
 from reports.comparison_report import build_comparison_report, metrics_table, verdict_line
 from reports.report import write_built
+from reports.requirement import Requirement
 from reports.results import SCHEMA_VERSION, replace_file, write_json
+from reports.stored import LEAST_RUNS, judge_stored
 
 COMPARISON_FILE = "comparison.json"
 GITHUB = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")
 
 
 def run(given: argparse.Namespace, arguments: Sequence[str]) -> tuple[str, int]:
-    """Measure pairs until decided, and write the files; returns the text for stdout and the exit code."""
+    """Measure until decided, and write the files; returns the text for stdout and the exit code."""
     load = settings.load(BenchConfig, vars(given), given.config)
     options = options_of(given)
-    sides = (Side("a", given.label_a, given.server_a), Side("b", given.label_b, given.server_b))
+    texts = sides_of(given)
+    if given.dry_run:
+        return dry_run(texts, load), 0
     out: Path = given.out or Path("runs") / new_run_id()
     make_run_directory(out)
     if (out / COMPARISON_FILE).exists():
@@ -37,11 +53,11 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> tuple[str, int]:
     progress = open_progress()
     started_s = time.monotonic()
     try:
-        result = Gate(out, options, progress, given.max_minutes).run(sides, live_measure(load, options, progress))
+        result = _judged(texts, load, options, given, out, progress)
     finally:
         progress.close()
     comparison = result.comparison
-    reproduce = ("tgi-bench " + shlex.join(arguments),)
+    reproduce = ("tgi-bench " + shlex.join(redacted_argv(arguments)),)
     report = write_built(build_comparison_report(comparison, reproduce), out).html
     content = comparison_json(comparison)
     write_json(out / COMPARISON_FILE, content)
@@ -49,11 +65,106 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> tuple[str, int]:
         _write(given.junit, ci.junit(comparison, time.monotonic() - started_s))
     if given.md is not None:
         _write(given.md, ci.comment(comparison, reproduce).encode())
+    if given.metrics is not None:
+        _write(given.metrics, ci.gitlab_metrics(comparison).encode())
     annotations = ci.write_ci(comparison, ci_environment(settings.environment(*GITHUB)), reproduce)
     progress.say(f"report: {report}")
     if given.json:
         return json.dumps(content, indent=2, allow_nan=False), result.exit_code
     return "\n".join(filter(None, (render(comparison), annotations))), result.exit_code
+
+
+def sides_of(given: argparse.Namespace) -> tuple[SideText, SideText]:
+    """The two sides of a command line. Raises UsageError."""
+    words = list(given.sides)
+    named: list[str | None] = [None, None]
+    for index, command in enumerate((given.server_a, given.server_b)):
+        if command is not None:
+            named[index] = f"command:{command}"
+    if given.against is not None:
+        if named[0] is not None:
+            raise UsageError("`against` names side A, and so does `server_a`")
+        named[0] = f"baseline:{given.against}"
+    for index in (0, 1):
+        if named[index] is None and words:
+            named[index] = words.pop(0)
+    if words or None in named:
+        raise UsageError("a comparison has two sides: give A and B, --against NAME and B, or --server-a and --server-b")
+    labels, added = (given.label_a, given.label_b), (given.args_a, given.args_b)
+    a, b = (read_side("ab"[i], str(named[i]), labels[i], added[i]) for i in (0, 1))
+    if a.label == b.label:
+        a, b = dataclasses.replace(a, label=f"A: {a.label}"), dataclasses.replace(b, label=f"B: {b.label}")
+    if b.is_stored and not a.is_stored:
+        raise UsageError("side B is stored and A is not: the stored side is the baseline, so give it first")
+    check_relaunch((a, b), given.no_relaunch)
+    return a, b
+
+
+def check_relaunch(sides: Sequence[SideText], is_accepted: bool) -> None:
+    """Raises UsageError for a URL that nobody said may stay as it runs."""
+    for side in sides:
+        if side.kind == "url" and not is_accepted:
+            raise UsageError(
+                f"{side.name} cannot be launched afresh for every run, so what it remembers is measured too; "
+                "add --no-relaunch to take it as it is"
+            )
+
+
+def dry_run(sides: Sequence[SideText], load: BenchConfig) -> str:
+    """What would be started, and the load, as JSON."""
+    servers = {side.letter: {"label": side.label, "server": redacted_argv(planned_words(side, load))} for side in sides}
+    return json.dumps({"sides": servers, "load": load.resolved()}, indent=2)
+
+
+def _judged(
+    texts: tuple[SideText, SideText],
+    load: BenchConfig,
+    options: CompareOptions,
+    given: argparse.Namespace,
+    out: Path,
+    progress: Progress,
+) -> GateResult:
+    gate = Gate(out, options, progress, given.max_minutes)
+    metrics = metrics_needed(options)
+    with ExitStack() as held:
+        if texts[0].is_stored:
+            return _against_stored(texts, load, gate, given, held)
+        sides = tuple(open_side(text, load, out, held, progress) for text in texts)
+        result = gate.run((sides[0], sides[1]), live_measure(load, metrics, progress))
+    kept = [text.label for text in texts if text.kind == "url"]
+    return _noted(result, [f"{label} was not launched afresh for every run" for label in kept])
+
+
+def _against_stored(
+    texts: tuple[SideText, SideText],
+    load: BenchConfig,
+    gate: Gate,
+    given: argparse.Namespace,
+    held: ExitStack,
+) -> GateResult:
+    metrics = metrics_needed(gate.options)
+    stored = stored_runs(texts[0], metrics, given.baselines)
+    exit_code = None
+    if texts[1].is_stored:
+        runs = stored_runs(texts[1], metrics, given.baselines)
+    else:
+        side = open_side(texts[1], load, gate.out, held, gate.progress)
+        try:
+            alone = gate.run_alone(side, gate.options.pairs or LEAST_RUNS, live_measure(load, metrics, gate.progress))
+        except MeasurementError as error:
+            comparison = judge_stored(stored, (), gate.options)
+            lost = Refusal.of(f"{side.label} could not be measured: {error}")
+            comparison = dataclasses.replace(comparison, label_b=side.label, refusals=(*comparison.refusals, lost))
+            return GateResult(comparison, comparison.exit_code)
+        runs, exit_code = alone.runs, alone.exit_code
+    between = between_of(given.history, stored, metrics)
+    comparison = judge_stored(stored, runs, gate.options, between)
+    return GateResult(comparison, exit_code if exit_code is not None else comparison.exit_code)
+
+
+def _noted(result: GateResult, notes: Sequence[str]) -> GateResult:
+    comparison = dataclasses.replace(result.comparison, notes=(*result.comparison.notes, *notes))
+    return dataclasses.replace(result, comparison=comparison)
 
 
 def options_of(given: argparse.Namespace) -> CompareOptions:
@@ -64,27 +175,40 @@ def options_of(given: argparse.Namespace) -> CompareOptions:
             raise UsageError(f"`{name}` is {value} but must be {least} to 100")
     if given.min_pairs > given.max_pairs:
         raise UsageError(f"`min_pairs` is {given.min_pairs} but `max_pairs` is {given.max_pairs}")
+    options = gated_options(given.gate)
     try:
         for text in given.require:
             direction_of(Requirement.parse(text).metric)
-        for metric in given.gate or ():
-            direction_of(metric)
     except ValueError as error:
         raise UsageError(str(error)) from error
     except KeyError as error:
-        raise UsageError(f"there is no metric {error}; names are such as ttft_p95_ms or output_tokens_per_s") from error
-    options = CompareOptions()
-    gated = tuple(dict.fromkeys((*options.gated, *(given.gate or ()))))
-    return CompareOptions(
-        gated=gated,
-        shown=tuple(name for name in options.shown if name not in gated),
+        raise _no_metric(error) from error
+    return dataclasses.replace(
+        options,
         min_effect=parse_share(given.min_effect),
         min_pairs=given.min_pairs,
         max_pairs=given.max_pairs,
         pairs=given.pairs,
         inconclusive=given.inconclusive,
         require=tuple(given.require),
+        allow=frozenset(given.allow),
     )
+
+
+def gated_options(more: Sequence[str] | None) -> CompareOptions:
+    """The default judgement with more metrics gated. Raises UsageError for one that does not exist."""
+    options = CompareOptions()
+    try:
+        for metric in more or ():
+            direction_of(metric)
+    except KeyError as error:
+        raise _no_metric(error) from error
+    gated = tuple(dict.fromkeys((*options.gated, *(more or ()))))
+    return dataclasses.replace(options, gated=gated, shown=tuple(each for each in options.shown if each not in gated))
+
+
+def _no_metric(error: KeyError) -> UsageError:
+    return UsageError(f"there is no metric {error}; names are such as ttft_p95_ms or output_tokens_per_s")
 
 
 def ci_environment(variables: Mapping[str, str]) -> ci.CiEnvironment:
@@ -128,6 +252,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "verdict": str(comparison.verdict),
         "exit_code": comparison.exit_code,
         "pairs": comparison.num_pairs,
+        "stored_runs_of_a": comparison.runs_a if comparison.is_stored else None,
         "a": comparison.label_a,
         "b": comparison.label_b,
         "metrics": {

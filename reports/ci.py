@@ -3,21 +3,28 @@
 Nothing here reads the environment: the caller passes what it found there.
 """
 
+import math
+import platform
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from reports.compare import Comparison, Decision, MetricResult
+from reports.compare import LEAST_EFFECT, Comparison, MetricResult
 from reports.comparison_report import (
     build_comparison_report,
     change_text,
     metric_sentence,
     verdict_line,
 )
+from reports.decide import Decision
 from reports.document import format_number
+from reports.history import Change
+from reports.plain_text import plain_text
 from reports.renderers import markdown
+from reports.requirement import RequirementResult
 
 MOST_ANNOTATIONS = 10
 MOST_SUMMARY_BYTES = 1024 * 1024
@@ -48,31 +55,41 @@ def _append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def junit(comparison: Comparison, wall_s: float) -> bytes:
-    """One suite with a case per gated metric and requirement.
+def junit(comparison: Comparison, wall_s: float, finished: datetime | None = None) -> bytes:
+    """One suite with a case per gated metric and requirement; measured values are the suite's properties.
 
     A failure is a regression or a missed requirement, skipped is inconclusive, an error what could not be measured.
+    The common schemas (Ant's and Jenkins') know properties of suites only, times without zones, and both outputs last.
     """
-    suite = ElementTree.Element("testsuite", name=_text(f"compare {comparison.label_b} against {comparison.label_a}"))
+    name = _token(f"compare {comparison.label_b} against {comparison.label_a}")
+    started = (finished or datetime.now(UTC)) - timedelta(seconds=wall_s)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=name,
+        package="tgi-bench",
+        id="0",
+        timestamp=f"{started:%Y-%m-%dT%H:%M:%S}",
+        hostname=_token(platform.node()) or "localhost",
+    )
+    properties = ElementTree.SubElement(suite, "properties")
     for metric in comparison.gated:
-        _case(suite, comparison, metric)
-    for result in comparison.requirements:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="require", name=_text(str(result.requirement)), time="0"
-        )
-        if not result.is_met:
-            value = "nothing" if result.value is None else format_number(result.value)
-            ElementTree.SubElement(case, "failure", message=f"required {result.requirement}, measured {value}")
+        _measured(properties, comparison, metric)
+    cases = [
+        *(_metric_case(suite, metric) for metric in comparison.gated),
+        *(_requirement_case(suite, result) for result in comparison.requirements),
+    ]
     for number, refusal in enumerate(comparison.refusals, 1):
-        case = ElementTree.SubElement(suite, "testcase", classname="compare", name=f"runs {number}", time="0")
-        ElementTree.SubElement(case, "error", message=_text(refusal.message))
-    cases = list(suite)
-    for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        suite.set(name, str(sum(case.find(tag) is not None for case in cases)))
+        case = _case(suite, "compare", f"runs {number}")
+        _outcome(case, "error", Decision.NOT_MEASURED, refusal.message)
+        cases.append(case)
+    for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(attribute, str(sum(case.find(tag) is not None for case in cases)))
     suite.set("tests", str(len(cases)))
     suite.set("time", f"{wall_s:.3f}")
     if cases:
         cases[0].set("time", f"{wall_s:.3f}")
+    for output in ("system-out", "system-err"):
+        ElementTree.SubElement(suite, output)
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
@@ -82,9 +99,7 @@ def junit(comparison: Comparison, wall_s: float) -> bytes:
 CASE_TAGS = {Decision.REGRESSION: "failure", Decision.INCONCLUSIVE: "skipped", Decision.NOT_MEASURED: "error"}
 
 
-def _case(suite: ElementTree.Element, comparison: Comparison, metric: MetricResult) -> None:
-    case = ElementTree.SubElement(suite, "testcase", classname="compare", name=metric.name, time="0")
-    properties = ElementTree.SubElement(case, "properties")
+def _measured(properties: ElementTree.Element, comparison: Comparison, metric: MetricResult) -> None:
     measured = {
         "a": metric.a,
         "b": metric.b,
@@ -95,11 +110,33 @@ def _case(suite: ElementTree.Element, comparison: Comparison, metric: MetricResu
         "pairs": float(comparison.num_pairs),
     }
     for name, value in measured.items():
-        ElementTree.SubElement(properties, "property", name=name, value="" if value is None else f"{value:.6g}")
+        text = "" if value is None else f"{value:.6g}"
+        ElementTree.SubElement(properties, "property", name=f"{metric.name}.{name}", value=text)
+
+
+def _metric_case(suite: ElementTree.Element, metric: MetricResult) -> ElementTree.Element:
+    case = _case(suite, "compare", metric.name)
     tag = CASE_TAGS.get(metric.decision)
     if tag is not None:
         limit = f"limit {100 * metric.limit:.3g} {metric.change_unit}"
-        ElementTree.SubElement(case, tag, message=f"{metric_sentence(metric)} {limit}.")
+        _outcome(case, tag, metric.decision, f"{metric_sentence(metric)} {limit}.")
+    return case
+
+
+def _requirement_case(suite: ElementTree.Element, result: RequirementResult) -> ElementTree.Element:
+    case = _case(suite, "require", str(result.requirement))
+    if not result.is_met:
+        value = "nothing" if result.value is None else format_number(result.value)
+        _outcome(case, "failure", "requirement", f"required {result.requirement}, measured {value}")
+    return case
+
+
+def _case(suite: ElementTree.Element, kind: str, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname=kind, name=_token(name), time="0")
+
+
+def _outcome(case: ElementTree.Element, tag: str, kind: str, message: str) -> None:
+    ElementTree.SubElement(case, tag, type=str(kind), message=plain_text(message))
 
 
 def annotations(comparison: Comparison) -> str:
@@ -112,6 +149,7 @@ def annotations(comparison: Comparison) -> str:
     errors = lines[:MOST_ANNOTATIONS]
     warnings = _annotated(comparison, "warning", "Performance inconclusive", Decision.INCONCLUSIVE)
     warnings += _annotated(comparison, "warning", "Performance not measured", Decision.NOT_MEASURED)
+    warnings += _blindness(comparison)
     improved = [
         f"::notice title=Performance improvement::{_escape(metric_sentence(metric))}"
         for metric in comparison.gated
@@ -119,6 +157,29 @@ def annotations(comparison: Comparison) -> str:
     ]
     every = [*errors, *warnings[:MOST_ANNOTATIONS], *improved[:MOST_ANNOTATIONS]]
     return "".join(f"{line}\n" for line in every)
+
+
+def _blindness(comparison: Comparison) -> list[str]:
+    """A warning where these runs could not have shown a change of the size that was asked for."""
+    bound = 100 * max(comparison.options.min_effect, LEAST_EFFECT)
+    beyond = [
+        f"{metric.name} {format_number(metric.smallest_effect)} %"
+        for metric in comparison.gated
+        if not metric.is_share and math.isfinite(metric.smallest_effect) and metric.smallest_effect > 1.001 * bound
+    ]
+    if not beyond:
+        return []
+    message = f"`min_effect` is {bound:g} %, and {comparison.num_pairs} pairs of this noise show {', '.join(beyond)}."
+    return [f"::warning title=Performance gate::{_escape(message)}"]
+
+
+def change_annotations(changes: Sequence[Change]) -> str:
+    """GitHub workflow commands for changes in history, which are advice: a warning each, a notice for the better."""
+    lines = [
+        f"::{'warning' if change.is_worse else 'notice'} title=Performance history::{_escape(change.sentence)}"
+        for change in changes
+    ]
+    return "".join(f"{line}\n" for line in lines[-MOST_ANNOTATIONS:])
 
 
 def _annotated(comparison: Comparison, command: str, title: str, decision: Decision) -> list[str]:
@@ -193,6 +254,6 @@ def comment(comparison: Comparison, reproduce: Sequence[str] = ()) -> str:
     return f"{COMMENT_MARKER}\n<!-- verdict: {line.level} -->\n{step_summary(comparison, reproduce)}"
 
 
-def _text(value: str) -> str:
-    """Text that XML 1.0 can hold: control characters are replaced."""
-    return re.sub(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]", "�", value)
+def _token(value: str) -> str:
+    """The same as one line without spaces at its ends, which names are."""
+    return " ".join(plain_text(value).split())

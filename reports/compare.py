@@ -12,21 +12,20 @@ and not merely its expectation.
 """
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
+from reports.decide import Decided, Decision, Evidence, Levels, calm_decision, decide
 from reports.metrics import PER_RUN
 from reports.per_request import LATENCY_NAME, PER_REQUEST, Direction
+from reports.plain_text import plain_text
+from reports.requirement import Requirement, RequirementResult
 from reports.results import RunManifest
-from reports.sequential import nominal_level, smallest_effect
-from reports.stats import Interval, student
+from reports.stats import Interval
 from reports.summary import metric_value
 
 Array = npt.NDArray[np.float64]
@@ -35,16 +34,6 @@ DEFAULT_GATED = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "error_rat
 DEFAULT_SHOWN = ("requests_per_s", "ttft_p95_ms", "tpot_p95_ms", "e2e_p50_ms", "e2e_p95_ms", "gap_p99_ms")
 LEAST_EFFECT = 0.03
 SHARES = frozenset(("error_rate", "slo_attainment", "token_timeliness", "little_residual"))
-
-
-class Decision(StrEnum):
-    """What the pairs say of one metric, or of the whole comparison."""
-
-    REGRESSION = "regression"
-    INCONCLUSIVE = "inconclusive"
-    PASS = "pass"
-    IMPROVEMENT = "improvement"
-    NOT_MEASURED = "not_measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +62,10 @@ class CompareOptions:
         """Numbers of pairs at which the result is looked at."""
         return (self.pairs,) if self.pairs else tuple(range(self.min_pairs, self.max_pairs + 1))
 
+    @property
+    def levels(self) -> Levels:
+        return Levels(self.looks, self.alpha, self.pass_alpha)
+
     def limit(self, metric: str) -> float:
         """The smallest effect of interest, in the unit of d; never below 3 %."""
         return self.error_points if metric in SHARES else math.log1p(max(self.min_effect, LEAST_EFFECT))
@@ -80,13 +73,18 @@ class CompareOptions:
 
 @dataclass(frozen=True, slots=True)
 class SideRun:
-    """What the gate needs of one run: its metrics by name, its verdict, and what it must share with the others."""
+    """What the gate needs of one run: its metrics by name, its verdict, and what it must share with the others.
+
+    `device` is what runs of different occasions must share too.
+    """
 
     label: str
     values: Mapping[str, float | None]
     status: str = "valid"
     reasons: tuple[str, ...] = ()
     identity: Mapping[str, Any] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+    started_at: str = ""
 
     @classmethod
     def of(cls, manifest: RunManifest, summary: Mapping[str, Any], metrics: Sequence[str]) -> "SideRun":
@@ -105,7 +103,16 @@ class SideRun:
         }
         verdict = summary["verdict"]
         reasons = tuple(reason["message"] for reason in verdict["reasons"])
-        return cls(manifest.title, values, verdict["status"], reasons, identity)
+        return cls(
+            manifest.title, values, verdict["status"], reasons, identity, device_of(manifest), manifest.started_at
+        )
+
+
+def device_of(manifest: RunManifest) -> dict[str, Any]:
+    """The class of device a run was made on, and its driver."""
+    machine, target = manifest.machine, manifest.target
+    processor = f"{machine.get('cpus_usable') or machine.get('cpu_count')} × {machine.get('cpu')}"
+    return {"device class": target.get("accelerator") or processor, "driver": target.get("driver")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,11 @@ class Refusal:
 
     message: str
     is_usage: bool = False
+
+    @classmethod
+    def of(cls, message: str, *, is_usage: bool = False) -> "Refusal":
+        """With text of servers and runs made plain."""
+        return cls(plain_text(message), is_usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,44 +173,11 @@ class MetricResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
-    """A fixed limit on side B, such as `ttft_p95_ms < 800`."""
-
-    metric: str
-    operator: str
-    bound: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Requirement":
-        """Raises ValueError, naming the form, for anything else."""
-        match = re.fullmatch(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*", text)
-        if match is None:
-            raise ValueError(f'`{text}` is no requirement; write it as "ttft_p95_ms < 800"')
-        return cls(match[1], match[2], float(match[3]))
-
-    def is_met(self, value: float) -> bool:
-        met = {"<": value < self.bound, "<=": value <= self.bound, ">": value > self.bound, ">=": value >= self.bound}
-        return met[self.operator]
-
-    def __str__(self) -> str:
-        return f"{self.metric} {self.operator} {self.bound:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class RequirementResult:
-    """A requirement and the median of side B's runs."""
-
-    requirement: Requirement
-    value: float | None
-
-    @property
-    def is_met(self) -> bool:
-        return self.value is not None and self.requirement.is_met(self.value)
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
-    """The verdict on B against A and everything it rests on."""
+    """The verdict on B against A and everything it rests on.
+
+    Where the sides were not measured in pairs (`is_stored`), `num_pairs` counts the runs of B.
+    """
 
     label_a: str
     label_b: str
@@ -208,6 +187,15 @@ class Comparison:
     requirements: tuple[RequirementResult, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
+    runs_a: int = 0
+    is_stored: bool = False
+
+    @property
+    def size(self) -> str:
+        """`8 interleaved pairs of runs`; of stored runs how many each side has."""
+        if self.is_stored:
+            return f"{self.num_pairs} runs of B against {self.runs_a} stored runs of A, not interleaved"
+        return f"{self.num_pairs} interleaved pairs of runs"
 
     @property
     def gated(self) -> tuple[MetricResult, ...]:
@@ -252,22 +240,38 @@ def judge(pairs: Sequence[Pair], options: CompareOptions | None = None) -> Compa
     With fewer pairs than the first look everything is inconclusive. Raises KeyError for a metric that does not exist.
     """
     options = options or CompareOptions()
-    label_a, label_b = (pairs[0].a.label, pairs[0].b.label) if pairs else ("A", "B")
-    refusals, notes = _refusals(pairs, options)
+    label_a, label_b = (plain_text(pairs[0].a.label), plain_text(pairs[0].b.label)) if pairs else ("A", "B")
+    named = [(f"pair {number}, {side}", run) for number, pair in enumerate(pairs, 1) for side, run in _sides(pair)]
+    refusals, notes = find_refusals(named, options)
     if refusals:
         return Comparison(label_a, label_b, len(pairs), options, (), (), refusals, notes)
     differences = {name: _differences(pairs, name) for name in (*options.gated, *options.shown)}
-    decisions = _decide({name: differences[name] for name in options.gated}, options)
-    metrics = tuple(
-        _result(name, pairs, d, decisions.get(name), options)
-        for name, d in differences.items()
-        if d is not None or name in options.gated
-    )
-    requirements = tuple(
-        RequirementResult(found, _median(pair.b.values.get(found.metric) for pair in pairs))
+
+    def evidence(name: str, look: int) -> Evidence | None:
+        d = differences[name]
+        return Evidence.of_pairs(d[:look]) if d is not None and len(d) >= look else None
+
+    limits = {name: options.limit(name) for name in options.gated}
+    decisions = decide(options.gated, evidence, limits, options.levels)
+    metrics = []
+    for name, d in differences.items():
+        if d is None and name not in options.gated:
+            continue
+        look = decisions[name].look if name in decisions else 0 if d is None else len(d)
+        sides = [median_of(run.values.get(name) for run in side) for side in zip(*map(_runs, pairs), strict=True)]
+        metrics.append(
+            metric_result(name, sides, d, evidence(name, look) if look else None, decisions.get(name), options)
+        )
+    requirements = judge_requirements([pair.b for pair in pairs], options)
+    return Comparison(label_a, label_b, len(pairs), options, tuple(metrics), requirements, (), notes, len(pairs))
+
+
+def judge_requirements(runs: Sequence[SideRun], options: CompareOptions) -> tuple[RequirementResult, ...]:
+    """The fixed limits, held against the medians of a side's runs."""
+    return tuple(
+        RequirementResult(found, median_of(run.values.get(found.metric) for run in runs))
         for found in map(Requirement.parse, options.require)
     )
-    return Comparison(label_a, label_b, len(pairs), options, metrics, requirements, (), notes)
 
 
 def metrics_needed(options: CompareOptions) -> tuple[str, ...]:
@@ -287,15 +291,17 @@ def direction_of(metric: str) -> Direction:
     return Direction.LOWER
 
 
-def _refusals(pairs: Sequence[Pair], options: CompareOptions) -> tuple[tuple[Refusal, ...], tuple[str, ...]]:
-    runs = [(f"pair {number}, {side}", run) for number, pair in enumerate(pairs, 1) for side, run in _sides(pair)]
+def find_refusals(
+    runs: Sequence[tuple[str, SideRun]], options: CompareOptions
+) -> tuple[tuple[Refusal, ...], tuple[str, ...]]:
+    """What forbids to judge these runs, each with the words for where it stands; and what is worth a note."""
     refusals = [
-        Refusal(f"{where} ({run.label}) is invalid: {'; '.join(run.reasons) or 'no reason given'}")
+        Refusal.of(f"{where} ({run.label}) is invalid: {'; '.join(run.reasons) or 'no reason given'}")
         for where, run in runs
         if run.status == "invalid"
     ]
     notes = [
-        f"{where} ({run.label}) is degraded: {'; '.join(run.reasons)}"
+        plain_text(f"{where} ({run.label}) is degraded: {'; '.join(run.reasons)}")
         for where, run in runs
         if run.status == "degraded"
     ]
@@ -305,7 +311,7 @@ def _refusals(pairs: Sequence[Pair], options: CompareOptions) -> tuple[tuple[Ref
         if odd is None:
             continue
         where, run = odd
-        text = f"{name} differs: {value} in pair 1, A; {run.identity.get(name)} in {where}"
+        text = plain_text(f"{name} differs: {value} in {runs[0][0]}; {run.identity.get(name)} in {where}")
         if name in options.allow:
             notes.append(f"{text} (allowed)")
         else:
@@ -317,106 +323,57 @@ def _sides(pair: Pair) -> tuple[tuple[str, SideRun], ...]:
     return (("A", pair.a), ("B", pair.b))
 
 
+def _runs(pair: Pair) -> tuple[SideRun, SideRun]:
+    return (pair.a, pair.b)
+
+
 def _differences(pairs: Sequence[Pair], name: str) -> Array | None:
     """d of each pair; None where a run lacks the metric or it cannot be compared on the log scale."""
+    sides = [worseness([run.values.get(name) for run in side], name) for side in zip(*map(_runs, pairs), strict=True)]
+    if not sides:
+        return np.array([])
+    return None if sides[0] is None or sides[1] is None else sides[1] - sides[0]
+
+
+def worseness(values: Sequence[float | None], name: str) -> Array | None:
+    """Values on the scale of d, where more is worse: logarithms, but shares as they are; None where one is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or (name not in SHARES and any(value <= 0 for value in known)):
+        return None
     turn = -1.0 if direction_of(name) is Direction.HIGHER else 1.0
-    found = []
-    for pair in pairs:
-        a, b = pair.a.values.get(name), pair.b.values.get(name)
-        if a is None or b is None or (name not in SHARES and (a <= 0 or b <= 0)):
-            return None
-        found.append(turn * (b - a if name in SHARES else math.log(b / a)))
-    return np.array(found)
+    return turn * (np.array(known) if name in SHARES else np.log(known))
 
 
-@dataclass(frozen=True, slots=True)
-class _Decided:
-    decision: Decision
-    pairs: int
-
-
-def _decide(gated: Mapping[str, Array | None], options: CompareOptions) -> dict[str, _Decided]:
-    """Each metric's first decision over the looks."""
-    decided = {name: _Decided(Decision.NOT_MEASURED, 0) for name, d in gated.items() if d is None}
-    measured = {name: d for name, d in gated.items() if d is not None}
-    level = nominal_level(options.looks, options.pass_alpha)
-    rejected = 0
-    for look in options.looks:
-        open_ones = {name: d[:look] for name, d in measured.items() if name not in decided and len(d) >= look}
-        by_evidence = sorted((_p_worse(d), name) for name, d in open_ones.items())
-        for p, name in by_evidence:
-            if p > nominal_level(options.looks, options.alpha / (len(gated) - rejected)):
-                break
-            if float(open_ones[name].mean()) >= options.limit(name):
-                decided[name] = _Decided(Decision.REGRESSION, look)
-                rejected += 1
-        for name, d in open_ones.items():
-            if name not in decided and (calm := _calm(d, level, options.limit(name))) is not None:
-                decided[name] = _Decided(calm, look)
-    return decided
-
-
-def _calm(d: Array, level: float, limit: float) -> Decision | None:
-    """Pass or improvement, if the upper bound allows it."""
-    bounds = _bounds(d, level)
-    if bounds.hi < 0 and bounds.value <= -limit:
-        return Decision.IMPROVEMENT
-    return Decision.PASS if bounds.hi < limit else None
-
-
-def _p_worse(d: Array) -> float:
-    """One-sided p-value of mean(d) <= 0; of equal values, 0 if they are positive."""
-    mean, error = float(d.mean()), _error(d)
-    if error == 0:
-        return 0.0 if mean > 0 else 1.0
-    return float(special.stdtr(len(d) - 1, -mean / error))
-
-
-def _error(d: Array) -> float:
-    return float(np.std(d, ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else math.inf
-
-
-def _bounds(d: Array, level: float) -> Interval:
-    """mean(d) with its lower and upper one-sided bounds, each at 1 - level."""
-    mean, error = float(d.mean()), _error(d)
-    half = 0.0 if error == 0 else student(1 - level, len(d) - 1) * error if len(d) > 1 else math.inf
-    return Interval(mean, mean - half, mean + half)
-
-
-def _result(
-    name: str, pairs: Sequence[Pair], d: Array | None, decided: _Decided | None, options: CompareOptions
+def metric_result(
+    name: str,
+    sides: Sequence[float | None],
+    d: Array | None,
+    evidence: Evidence | None,
+    decided: Decided | None,
+    options: CompareOptions,
 ) -> MetricResult:
-    level = nominal_level(options.looks, options.pass_alpha)
-    values = [_median(run.values.get(name) for run in side) for side in ([p.a for p in pairs], [p.b for p in pairs])]
-    used = d if d is None or decided is None or not decided.pairs else d[: decided.pairs]
-    limit = options.limit(name)
-    if used is None or not len(used):
-        mean, least = Interval(math.nan, math.nan, math.nan), math.nan
-        decision = Decision.INCONCLUSIVE if used is not None else Decision.NOT_MEASURED
-    else:
-        mean = _bounds(used, level)
-        least = (
-            max(smallest_effect(float(np.std(used, ddof=1)), len(used), level), limit) if len(used) > 1 else math.inf
-        )
-        decision = decided.decision if decided else Decision.INCONCLUSIVE
-        if name not in options.gated:
+    """One metric's row: the medians of both sides, the evidence at the deciding look, and the decision."""
+    is_gated, limit = name in options.gated, options.limit(name)
+    mean, least = Interval(math.nan, math.nan, math.nan), math.nan
+    decision = Decision.NOT_MEASURED if d is None else Decision.INCONCLUSIVE
+    if evidence is not None:
+        level = options.levels.of_bounds
+        mean = evidence.bounds(level)
+        least = max(evidence.detectable(level), limit)
+        if decided is not None:
+            decision = decided.decision
+        elif not is_gated:
             is_worse = mean.lo > 0 and mean.value >= limit
-            decision = _calm(used, level, limit) or (Decision.REGRESSION if is_worse else Decision.INCONCLUSIVE)
+            decision = calm_decision(evidence, level, limit) or (
+                Decision.REGRESSION if is_worse else Decision.INCONCLUSIVE
+            )
     least = 100 * (least if name in SHARES else math.expm1(min(least, 20.0)))
-    return MetricResult(
-        name,
-        direction_of(name),
-        name in options.gated,
-        values[0],
-        values[1],
-        () if d is None else tuple(float(each) for each in d),
-        mean,
-        decision,
-        limit,
-        least,
-    )
+    a, b = sides or (None, None)
+    each = () if d is None else tuple(float(value) for value in d)
+    return MetricResult(name, direction_of(name), is_gated, a, b, each, mean, decision, limit, least)
 
 
-def _median(values: Any) -> float | None:
+def median_of(values: Iterable[float | None]) -> float | None:
+    """The median of what is known; None of nothing."""
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None

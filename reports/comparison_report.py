@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from reports import plots
-from reports.compare import Comparison, Decision, MetricResult
+from reports.compare import Comparison, MetricResult
+from reports.decide import Decision
 from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, VerdictLine, format_number
 
 WORDS = {
@@ -23,6 +24,8 @@ UNGATED = {
     Decision.IMPROVEMENT: "better",
     Decision.NOT_MEASURED: "missing",
 }
+PAIRED_STATISTIC = "mean of ln(B / A) over pairs; Student bounds at Pocock's level, Holm's order over metrics"
+STORED_STATISTIC = "difference of mean ln of the runs; Welch's bounds, Holm's order over metrics"
 LEVELS = {Decision.NOT_MEASURED: "invalid"}
 
 
@@ -35,8 +38,7 @@ def build_comparison_report(comparison: Comparison, reproduce: Sequence[str] = (
     if reproduce:
         sections.append(Section("Repeat it", tuple(Text(line, is_code=True) for line in reproduce)))
     title = f"{comparison.label_b} against {comparison.label_a}"
-    subtitle = f"{comparison.num_pairs} interleaved pairs of runs"
-    return Report(title, subtitle, (verdict_line(comparison),), tuple(sections))
+    return Report(title, comparison.size, (verdict_line(comparison),), tuple(sections))
 
 
 def verdict_line(comparison: Comparison) -> VerdictLine:
@@ -62,7 +64,7 @@ def _sentence(comparison: Comparison) -> str:
         case Decision.REGRESSION:
             return f"B is worse than A in {names}, by {bound} % or more."
         case Decision.INCONCLUSIVE:
-            return f"These pairs neither show nor rule out a change of {bound} % in {names}."
+            return f"These runs neither show nor rule out a change of {bound} % in {names}."
         case Decision.IMPROVEMENT:
             return f"B is better than A in {names} and nowhere worse by {bound} %."
         case Decision.PASS:
@@ -77,7 +79,7 @@ def metric_sentence(metric: MetricResult) -> str:
         return f"{metric.name}: not measured in every run."
     text = f"{metric.name}: {change_text(metric)}, {metric.decision}."
     if metric.decision is Decision.INCONCLUSIVE:
-        text += f" These pairs could have shown {format_number(metric.smallest_effect)} {metric.change_unit}."
+        text += f" These runs could have shown {format_number(metric.smallest_effect)} {metric.change_unit}."
     return text
 
 
@@ -155,13 +157,16 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
 def _design(comparison: Comparison) -> Facts:
     options = comparison.options
     first, last = options.looks[0], options.looks[-1]
+    looked = f"after {first} pairs" if first == last else f"after each pair from {first} to {last}"
+    if comparison.is_stored:
+        looked = "once, after all runs"
     least = format_number(100 * max(options.min_effect, 0.03))
     facts = (
-        ("pairs", str(comparison.num_pairs)),
-        ("looked", f"after {first} pairs" if first == last else f"after each pair from {first} to {last}"),
+        ("runs", comparison.size),
+        ("looked", looked),
         ("gated", ", ".join(options.gated)),
         ("smallest effect", f"{least} %; error rate {100 * options.error_points:g} points"),
-        ("statistic", "mean of ln(B / A) over pairs; Student bounds at Pocock's level, Holm's order over metrics"),
+        ("statistic", STORED_STATISTIC if comparison.is_stored else PAIRED_STATISTIC),
         ("exit code", str(comparison.exit_code)),
     )
     return Facts((("Design", facts),))

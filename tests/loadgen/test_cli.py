@@ -95,7 +95,7 @@ def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
     [
         (["run", "--rate", "3"], "`rate` is 3.0 but mode 'closed' has no rate"),
         (["run", "--workers", "9"], "`concurrency` is 8 but there are 9 workers to share it"),
-        (["baseline"], "`baseline` is not available in this version"),
+        (["compare", "runs"], "a comparison has two sides"),
         (["selftest", "--streams", "one"], "`streams` is 'one', not a list of numbers"),
         (["run", "--web", "here:now"], "`web` is 'here:now', not HOST or HOST:PORT"),
         (
@@ -104,7 +104,7 @@ def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
         ),
         (["run", "--master", "--workers", "2"], "`workers` is 2 but a --master makes no load; give --expect-workers"),
         (["run", "--expect-workers", "2"], "`expect_workers` belongs to --master"),
-        (["noise"], "`noise` is not available in this version"),
+        (["noise", "somewhere"], "'somewhere' is no side of a comparison"),
         (["run", "--slo", "output_tokens_per_s > 5"], "`slo` names 'output_tokens_per_s', which is no metric of a"),
         (["report", "no-such-directory"], "no-such-directory: no such directory"),
         (["run", "--config", "absent.toml"], "absent.toml: No such file"),

@@ -6,7 +6,8 @@ import pytest
 from loadgen.gate import Gate, Side
 from loadgen.interrupts import Interrupted
 from loadgen.progress import Silent
-from reports.compare import CompareOptions, Decision, SideRun
+from reports.compare import CompareOptions, SideRun
+from reports.decide import Decision
 
 SIDES = (Side("a", "old", "serve a"), Side("b", "new", "serve b"))
 IDENTITY = {"workload hash": "w", "model": "m"}

@@ -20,6 +20,7 @@ from reports.ci import (
 from reports.compare import CompareOptions, Comparison, Pair, SideRun, judge
 from reports.comparison_report import build_comparison_report
 from reports.report import write_built
+from tests.support.junit_schema import problems
 
 OPTIONS = CompareOptions(shown=())
 
@@ -63,26 +64,49 @@ def test_tuning_12_6_junit_has_a_case_per_metric(regression: Comparison) -> None
     assert "+10.00 %" in failure.get("message", "")
     assert "limit 2.96 %" in failure.get("message", "")
     assert cases["ttft_p50_ms"].find("skipped") is not None
-    assert [child.tag for child in cases["output_tokens_per_s"]] == ["properties"]
-    properties = {each.get("name"): each.get("value") for each in cases["tpot_p50_ms"].iter("property")}
-    assert properties["a"] == "20"
-    assert properties["b"] == "22"
+    assert [child.tag for child in cases["output_tokens_per_s"]] == []
+    properties = {each.get("name"): each.get("value") for each in suite.iter("property")}
+    assert properties["tpot_p50_ms.a"] == "20"
+    assert properties["tpot_p50_ms.b"] == "22"
 
 
-def test_junit_elements_are_those_of_the_common_schema(regression: Comparison) -> None:
-    root = ElementTree.fromstring(junit(regression, 1.0))
+HOSTILE = "<script>alert(1)</script>\x00\x1b[31m =cmd|' /C calc'!A0 ]]> \ud800 \u202e&amp; %0A::error::\r\n"
 
-    for case in root.iter("testcase"):
-        assert set(case.attrib) == {"classname", "name", "time"}
-        assert [child.tag for child in case] in (
-            ["properties"],
-            ["properties", "failure"],
-            ["properties", "skipped"],
-            ["properties", "error"],
-            ["failure"],
-            ["error"],
-            [],
-        )
+
+def hostile_comparison() -> Comparison:
+    pairs = [Pair(side(HOSTILE), side(HOSTILE, tpot_p50_ms=30.0 + i)) for i in range(4)]
+    return judge(pairs, CompareOptions(shown=()))
+
+
+@pytest.mark.parametrize("kind", ["regression", "refused", "hostile", "empty"])
+def test_tuning_12_6_junit_validates_against_the_common_schemas(regression: Comparison, kind: str) -> None:
+    refused = judge([Pair(side(HOSTILE), SideRun(HOSTILE, {}, "invalid", (HOSTILE,)))], OPTIONS)
+    made = {"regression": regression, "refused": refused, "hostile": hostile_comparison(), "empty": judge([], OPTIONS)}
+
+    root = ElementTree.fromstring(junit(made[kind], 12.5))
+
+    assert problems(root) == []
+
+
+def test_hostile_names_are_inert_wherever_they_are_shown() -> None:
+    comparison = hostile_comparison()
+
+    summary, note, lines = step_summary(comparison), comment(comparison), annotations(comparison)
+
+    assert "<script>" not in summary + note
+    assert summary.encode()
+    assert all(line.startswith(("::error ", "::warning ")) for line in lines.splitlines())
+    assert "<script>" not in junit(comparison, 1.0).decode()
+    assert "\x1b" not in junit(comparison, 1.0).decode() + summary
+
+
+def test_refusal_with_hostile_text_is_one_annotation_line() -> None:
+    refused = judge([Pair(side(), SideRun(HOSTILE, {}, "invalid", (HOSTILE,)))], OPTIONS)
+
+    [line] = annotations(refused).splitlines()
+
+    assert line.startswith("::error title=Performance gate::")
+    assert "%0D%0A" in line
 
 
 def test_junit_of_refused_runs_is_an_error() -> None:
@@ -97,7 +121,8 @@ def test_junit_of_refused_runs_is_an_error() -> None:
 def test_tuning_12_6_annotations_are_escaped_and_limited(regression: Comparison) -> None:
     lines = annotations(regression).splitlines()
 
-    assert [line.split("::")[1].split(" ")[0] for line in lines] == ["error", "error", "warning", "notice"]
+    assert [line.split("::")[1].split(" ")[0] for line in lines] == ["error", "error", "warning", "warning", "notice"]
+    assert "pairs of this noise show ttft_p50_ms" in lines[3]
     assert "+10.00 %25" in lines[0]
     assert not any("% " in line for line in lines)
 

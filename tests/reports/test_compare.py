@@ -13,14 +13,14 @@ from reports.compare import (
     DEFAULT_GATED,
     CompareOptions,
     Comparison,
-    Decision,
     MetricResult,
     Pair,
-    Requirement,
     SideRun,
     judge,
     metrics_needed,
 )
+from reports.decide import Decision
+from reports.requirement import Requirement
 from reports.summary import summarize
 from tests.support.sample_run import SampleLoad, sample_run
 
