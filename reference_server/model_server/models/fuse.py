@@ -1,10 +1,10 @@
 """Run the layers of a loaded model with fewer operators, where its structure is recognised.
 
-A decoder is recognised by what its modules are and hold, not by its family's name: pre-norm layers with root-mean-
-square norms, q/k/v and gate/up projections (apart or packed), half-split rotary positions, a gated MLP, a plain output
-head; heads, attention and MLP may be normed, residuals scaled. Its projections of one input become one product and its
-layers are walked in a straight line (`walk.py`). Before the modules give their weights up, the first layer is run both
-ways; where they differ, or the structure is another, everything keeps Transformers' modules.
+A decoder is recognised by what its modules are and hold, not by its family's name: pre-norm layers, q/k/v and gate/up
+projections (apart or packed), half-split rotary positions, a gated MLP, a plain output head; heads, attention and MLP
+may be normed, residuals scaled. Its projections of one input become one product and its layers are walked in a straight
+line (`walk.py`). Before the modules give their weights up, the first layer is run both ways; where they differ, or the
+structure is another, everything keeps Transformers' modules. Decoders with a plain MLP are those of `fuse_plain.py`.
 """
 
 import logging
@@ -14,17 +14,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from reference_server.model_server.models.packed_linear import PackedLinear, can_pack
-from reference_server.model_server.models.parallel import GatheredLinear, RowParallelLinear
+from reference_server.model_server.models import fuse_plain
+from reference_server.model_server.models.fuse_plain import PlainDecoder, children, stand_in
+from reference_server.model_server.models.fused_linear import can_stack, is_head, is_output, stacked, taken
+from reference_server.model_server.models.packed_linear import can_pack
 from reference_server.model_server.models.walk import (
+    ROPE_TYPES,
     FusedLayer,
     Heads,
-    Linear,
     Norm,
     RotaryTable,
     Walk,
+    known_norm,
     norm_of,
     operators_for,
 )
@@ -33,14 +36,11 @@ logger = logging.getLogger(__name__)
 
 Decoder = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Those whose angles depend on the position alone."""
 SEPARATE = {"q_proj", "k_proj", "v_proj", "o_proj"}
 PACKED = {"qkv_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 NORMED_DELTAS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-DROPOUTS = {"resid_attn_dropout", "resid_mlp_dropout"}
 MULTIPLIERS = {"residual_multiplier", "embedding_multiplier"}
 
 
@@ -55,9 +55,9 @@ class FusedDecoder:
         self._rotary = RotaryTable(inner.rotary_emb, embedding)
         heads, operators = _heads(inner.layers[0].self_attn), operators_for(embedding)
         self._walk = Walk([_fuse_layer(layer) for layer in inner.layers], heads, operators)
-        self._norm = _norm(inner.norm)
-        is_tied = _is_linear(model.lm_head) and model.lm_head.weight.data_ptr() == embedding.data_ptr()
-        self._head = _linear(model.lm_head, keep=is_tied)
+        self._norm = known_norm(inner.norm)
+        is_tied = is_head(model.lm_head) and model.lm_head.weight.data_ptr() == embedding.data_ptr()
+        self._head = taken(model.lm_head, keep=is_tied)
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._divisor: float = getattr(model.config, "logits_scaling", 1.0)
         self.added_bytes = embedding.nbytes if is_tied and can_pack(embedding) else 0
@@ -73,13 +73,13 @@ class FusedDecoder:
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 
-def fuse(model: Any) -> FusedDecoder | None:
-    """The fused walk of a model whose attention layers are attached, or None if its structure is not this one.
+def fuse(model: Any) -> FusedDecoder | PlainDecoder | None:
+    """The fused walk of a model whose attention layers are attached, or None if its structure is not a known one.
 
     The walk takes the weights over: the modules are left without them, so that nothing is held twice.
     """
     if not _is_known_decoder(model):
-        return None
+        return fuse_plain.fuse(model)
     if not _first_layer_agrees(model):
         logger.warning("%s looks like a decoder that is fused, but computes something else", type(model).__name__)
         return None
@@ -94,12 +94,12 @@ def _first_layer_agrees(model: Any) -> bool:
     weight = model.model.embed_tokens.weight
     hidden = torch.randn((3, weight.shape[1]), generator=torch.Generator().manual_seed(3)).to(weight)
     positions = torch.arange(3, device=weight.device)
-    layer.self_attn.attached = _stand_in
+    layer.self_attn.attached = stand_in
     try:
         angles = model.model.rotary_emb(hidden[None], positions[None])
         output = layer(hidden[None], attention_mask=None, position_embeddings=angles, position_ids=positions[None])
         expected = (output[0] if isinstance(output, tuple) else output)[0]
-        fused = replace(_fuse_layer(layer, keep=True), attention=_stand_in)
+        fused = replace(_fuse_layer(layer, keep=True), attention=stand_in)
         table = RotaryTable(model.model.rotary_emb, weight.detach()).up_to(3)
         walk = Walk([fused], _heads(layer.self_attn), operators_for(weight))
         norm = Norm(torch.ones_like(hidden[0]), 1e-6)
@@ -111,22 +111,15 @@ def _first_layer_agrees(model: Any) -> bool:
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def _stand_in(query: Tensor, key_value: Tensor) -> Tensor:
-    """Something of query, keys and values that notices when one of them is wrong."""
-    group = query.shape[1] // key_value.shape[2]
-    key, value = (part.repeat_interleave(group, 1) for part in key_value.unbind(1))
-    return torch.tanh(query * key) + value
-
-
 def _is_known_decoder(model: Any) -> bool:
     """Whether every module is one that the walk reproduces."""
-    if _children(model) != {"model", "lm_head"}:
+    if children(model) != {"model", "lm_head"}:
         return False
     inner: Any = model.model
     return (
-        _children(inner) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        children(inner) == {"embed_tokens", "layers", "norm", "rotary_emb"}
         and isinstance(inner.embed_tokens.weight, Tensor)
-        and _is_linear(model.lm_head, GatheredLinear)
+        and is_head(model.lm_head)
         and norm_of(inner.norm) is not None
         and getattr(inner.rotary_emb, "rope_type", None) in ROPE_TYPES
         and not _has_other_multiplier(inner)
@@ -135,36 +128,32 @@ def _is_known_decoder(model: Any) -> bool:
 
 
 def _is_known_layer(layer: Any) -> bool:
-    children = _children(layer) - DROPOUTS
-    if children not in (LAYER, LAYER | NORMED_DELTAS) or _has_other_multiplier(layer):
+    parts = children(layer)
+    if parts not in (LAYER, LAYER | NORMED_DELTAS) or _has_other_multiplier(layer):
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    if _children(attention) - HEAD_NORMS not in (SEPARATE, PACKED):
+    if children(attention) - HEAD_NORMS not in (SEPARATE, PACKED):
         return False
-    norms = [getattr(layer, name) for name in children if name.endswith("norm")]
+    norms = [getattr(layer, name) for name in parts if name.endswith("norm")]
     head_norms = [getattr(attention, name) for name in HEAD_NORMS if hasattr(attention, name)]
     return (
-        _can_stack(_projections(attention))
-        and _is_linear(attention.o_proj, RowParallelLinear)
+        can_stack(_projections(attention))
+        and is_output(attention.o_proj)
         and _is_known_mlp(mlp)
         and all(norm_of(norm) is not None for norm in norms + head_norms)
         # OLMo 2's are over all heads together.
-        and all(len(norm.weight) == attention.head_dim for norm in head_norms)
+        and all(len(norm.weight) == attention.head_dim and not known_norm(norm).centered for norm in head_norms)
         and len(head_norms) in (0, 2)
     )
 
 
 def _is_known_mlp(mlp: Any) -> bool:
-    if _children(mlp) not in (
+    if children(mlp) not in (
         {"gate_proj", "up_proj", "down_proj", "act_fn"},
         {"gate_up_proj", "down_proj", "activation_fn"},
     ):
         return False
-    return _can_stack(_gates(mlp)) and _is_linear(mlp.down_proj, RowParallelLinear)
-
-
-def _children(module: Any) -> set[str]:
-    return {name for name, _ in module.named_children()}
+    return can_stack(_gates(mlp)) and is_output(mlp.down_proj)
 
 
 def _projections(attention: Any) -> list[Any]:
@@ -177,29 +166,14 @@ def _gates(mlp: Any) -> list[Any]:
     return [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
 
 
-def _can_stack(linears: list[Any]) -> bool:
-    return all(_is_linear(linear) for linear in linears) and len({linear.bias is None for linear in linears}) == 1
-
-
 def _has_other_multiplier(module: Any) -> bool:
     """Whether a plain number of the module's own, that the walk does not know, scales what passes through it."""
     return any(isinstance(value, float) and name not in MULTIPLIERS for name, value in vars(module).items())
 
 
-def _is_linear(module: Any, sharded: type[nn.Module] = nn.Linear) -> bool:
-    """A plain linear, or what takes its place on one of several ranks."""
-    return type(module) in (nn.Linear, sharded)
-
-
 def _is_silu(activation: Any) -> bool:
     sample = torch.linspace(-3.0, 3.0, 7)
     return torch.equal(activation(sample), F.silu(sample))
-
-
-def _norm(module: Any) -> Norm:
-    norm = norm_of(module)
-    assert norm is not None, "a norm that was recognised before"
-    return norm
 
 
 def _heads(attention: Any) -> Heads:
@@ -216,46 +190,17 @@ def _fuse_layer(layer: Any, keep: bool = False) -> FusedLayer:
     has_head_norms = hasattr(attention, "q_norm")
     activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
     return FusedLayer(
-        input_norm=_norm(layer.input_layernorm),
-        qkv=_linear(stacked(*_projections(attention), keep=keep), keep=keep),
+        input_norm=known_norm(layer.input_layernorm),
+        qkv=taken(stacked(*_projections(attention), keep=keep), keep=keep),
         attention=attention.attached,
-        output=_linear(attention.o_proj, keep=keep),
-        post_norm=_norm(layer.pre_feedforward_layernorm if normed_deltas else layer.post_attention_layernorm),
-        gate_up=_linear(stacked(*_gates(mlp), keep=keep), keep=keep),
-        down=_linear(mlp.down_proj, keep=keep),
-        query_norm=_norm(attention.q_norm) if has_head_norms else None,
-        key_norm=_norm(attention.k_norm) if has_head_norms else None,
-        attended_norm=_norm(layer.post_attention_layernorm) if normed_deltas else None,
-        mlp_norm=_norm(layer.post_feedforward_layernorm) if normed_deltas else None,
+        output=taken(attention.o_proj, keep=keep),
+        post_norm=known_norm(layer.pre_feedforward_layernorm if normed_deltas else layer.post_attention_layernorm),
+        up=taken(stacked(*_gates(mlp), keep=keep), keep=keep),
+        down=taken(mlp.down_proj, keep=keep),
+        query_norm=known_norm(attention.q_norm) if has_head_norms else None,
+        key_norm=known_norm(attention.k_norm) if has_head_norms else None,
+        attended_norm=known_norm(layer.post_attention_layernorm) if normed_deltas else None,
+        mlp_norm=known_norm(layer.post_feedforward_layernorm) if normed_deltas else None,
         activation=None if _is_silu(activation) else activation,
         multiplier=getattr(layer, "residual_multiplier", 1.0),
     )
-
-
-def stacked(*linears: Any, keep: bool = False) -> Any:
-    """One linear that gives the outputs of all, which are left without their weights unless told to keep them."""
-    if len(linears) == 1:
-        return linears[0]
-    whole = nn.Linear(1, 1, bias=linears[0].bias is not None, device="meta")
-    whole.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
-    if whole.bias is not None:
-        whole.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
-    for linear in linears if not keep else ():
-        _empty(linear)
-    return whole
-
-
-def _linear(module: Any, keep: bool = False) -> Linear:
-    """A linear in the form that its device multiplies fastest; the module loses its weight unless told to keep it."""
-    if not _is_linear(module) or not can_pack(module.weight):
-        plain: Linear = module
-        return plain
-    packed = PackedLinear(module.weight, module.bias)
-    if not keep:
-        _empty(module)
-    # Not the module itself, whose call costs as much as a small product.
-    return packed.rows
-
-
-def _empty(module: Any) -> None:
-    module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)

@@ -4,6 +4,7 @@ A module is known by what it computes on a sample, not by its class: a root-mean
 GELU, which Transformers writes in seven operators. Everything else stays.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ def _replacement(module: nn.Module) -> nn.Module | None:
         norm = norm_of(module)
         return None if norm is None else SingleNorm(norm)
     return None
+
+
+def activation_of(module: Any) -> Any:
+    """The activation as one operator where it is one, else the module."""
+    return functools.partial(F.gelu, approximate="tanh") if _is_tanh_gelu(module) else module
 
 
 def _is_tanh_gelu(module: Any) -> bool:

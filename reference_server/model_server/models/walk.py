@@ -18,16 +18,20 @@ Linear = Callable[[Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]
 Attention = Callable[[Tensor, Tensor], Tensor]
 
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Those whose angles depend on the position alone."""
 INITIAL_POSITIONS = 4096
 """What a rotary table holds from the start; a few megabytes at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A root-mean-square norm; `weight` is what multiplies, an offset of one included."""
+    """A root-mean-square norm, or, centered, a layer norm; `weight` is what multiplies, an offset of one included."""
 
     weight: Tensor
     epsilon: float
+    bias: Tensor | None = None
+    centered: bool = False
 
 
 class Operators(Protocol):
@@ -38,7 +42,7 @@ class Operators(Protocol):
         ...
 
     def norm_heads(self, heads: Tensor, norm: Norm) -> None:
-        """The norm of every head, in place. heads: [tokens, heads, head_dim]."""
+        """The root-mean-square norm of every head, in place. heads: [tokens, heads, head_dim]."""
         ...
 
     def rotate(self, heads: Tensor, table: Tensor, positions: Tensor) -> None:
@@ -54,7 +58,10 @@ class TorchOperators:
     """In torch alone."""
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
-        return _rms_norm(residual if delta is None else residual.add_(delta), norm)
+        hidden = residual if delta is None else residual.add_(delta)
+        if norm.centered:
+            return torch.layer_norm(hidden, norm.weight.shape, norm.weight, norm.bias, norm.epsilon)
+        return _rms_norm(hidden, norm)
 
     def norm_heads(self, heads: Tensor, norm: Norm) -> None:
         heads.copy_(_rms_norm(heads, norm))
@@ -90,7 +97,7 @@ class CompiledOperators:
         self.rotate = operators.rotate.default
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
-        normed: Tensor = self._add_norm(residual, delta, norm.weight, None, norm.epsilon, False)
+        normed: Tensor = self._add_norm(residual, delta, norm.weight, norm.bias, norm.epsilon, norm.centered)
         return normed
 
     def norm_heads(self, heads: Tensor, norm: Norm) -> None:
@@ -110,18 +117,31 @@ def operators_for(like: Tensor) -> Operators:
 
 @torch.no_grad()
 def norm_of(module: Any) -> Norm | None:
-    """A root-mean-square norm, whose weight multiplies as it is or with one added, as Gemma's; else None."""
+    """The norm that a module computes, or None if it is another.
+
+    A layer norm, or a root-mean-square norm whose weight multiplies as it is or with one added, as Gemma's.
+    """
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     weight = getattr(module, "weight", None)
-    if epsilon is None or weight is None or isinstance(module, torch.nn.LayerNorm):
+    if epsilon is None or weight is None or weight.dim() != 1:
         return None
+    weight, bias = weight.detach(), getattr(module, "bias", None)
+    candidates = [Norm(weight, epsilon, None if bias is None else bias.detach(), centered=True)]
+    if bias is None:
+        candidates += [Norm(weight, epsilon), Norm(1 + weight, epsilon)]
     sample = torch.linspace(-2.0, 3.0, weight.shape[0], dtype=weight.dtype, device=weight.device)
     expected = module(sample[None])
-    for multiplied in (weight.detach(), 1 + weight.detach()):
-        norm = Norm(multiplied, epsilon)
+    for norm in candidates:
         if torch.allclose(operators_for(weight).add_norm(sample[None], None, norm), expected, rtol=2e-2, atol=2e-2):
             return norm
     return None
+
+
+def known_norm(module: Any) -> Norm:
+    """The norm of a module that was recognised before."""
+    norm = norm_of(module)
+    assert norm is not None, "a module that is no norm"
+    return norm
 
 
 class RotaryTable:
@@ -153,20 +173,22 @@ class RotaryTable:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One pre-norm decoder layer with a gated MLP.
+    """One pre-norm decoder layer.
 
-    qkv gives [tokens, (num_heads + 2 * num_kv_heads) * head_dim], gate_up [tokens, 2 * intermediate]. With several
-    ranks these are one rank's share, and output and down sum over the ranks. query_norm, key_norm: of every head.
-    attended_norm, mlp_norm: of what attention and MLP give, before it is added. activation: None is silu.
-    multiplier: of what is added to the residual.
+    qkv gives [tokens, (num_heads + 2 * num_kv_heads) * head_dim], up [tokens, intermediate], or [tokens,
+    2 * intermediate], gates first, of an MLP that is gated. With several ranks these are one rank's share, and output
+    and down sum over the ranks. query_norm, key_norm: of every head. attended_norm, mlp_norm: of what attention and MLP
+    give, before it is added. activation: None is silu. multiplier: of what is added to the residual. query_scale: of
+    queries before attention. is_parallel: attention and MLP read the same residual, through a norm each, or through one
+    where there is no post_norm.
     """
 
     input_norm: Norm
     qkv: Linear
     attention: Attention
     output: Linear
-    post_norm: Norm
-    gate_up: Linear
+    post_norm: Norm | None
+    up: Linear
     down: Linear
     query_norm: Norm | None = None
     key_norm: Norm | None = None
@@ -174,6 +196,9 @@ class FusedLayer:
     mlp_norm: Norm | None = None
     activation: Activation | None = None
     multiplier: float = 1.0
+    query_scale: float = 1.0
+    is_gated: bool = True
+    is_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,22 +219,31 @@ class Walk:
         self._operators = operators
 
     def __call__(
-        self, hidden: Tensor, table: Tensor, positions: Tensor, kept: Tensor | None, final_norm: Norm
+        self, hidden: Tensor, table: Tensor | None, positions: Tensor, kept: Tensor | None, final_norm: Norm
     ) -> Tensor:
-        """The normed hidden state of the tokens `kept`, all if None. hidden: [tokens, size], which is written to."""
+        """The normed hidden state of the tokens `kept`, all if None.
+
+        hidden: [tokens, size], which is written to. table: None where positions are no matter of the layers.
+        """
         delta = None
         for layer in self._layers:
             normed = self._operators.add_norm(hidden, delta, layer.input_norm)
             attended = self._attend(layer, normed, table, positions)
             if kept is not None and layer is self._layers[-1]:
                 # No later token reads what the last layer makes of the others.
-                hidden, attended = hidden.index_select(0, kept), attended.index_select(0, kept)
+                hidden, normed, attended = (part.index_select(0, kept) for part in (hidden, normed, attended))
             delta = self._scaled(layer.output(attended), layer.attended_norm, layer.multiplier)
+            if layer.is_parallel:
+                if layer.post_norm is not None:
+                    normed = self._operators.add_norm(hidden, None, layer.post_norm)
+                delta = delta.add_(self._mlp(layer, normed))
+                continue
+            assert layer.post_norm is not None, "one after the other, attention and MLP have a norm each"
             normed = self._operators.add_norm(hidden, delta, layer.post_norm)
             delta = self._scaled(self._mlp(layer, normed), layer.mlp_norm, layer.multiplier)
         return self._operators.add_norm(hidden, delta, final_norm)
 
-    def _attend(self, layer: FusedLayer, normed: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+    def _attend(self, layer: FusedLayer, normed: Tensor, table: Tensor | None, positions: Tensor) -> Tensor:
         """[tokens, num_heads * head_dim]."""
         heads, kv_heads, head_dim = self._heads.num_heads, self._heads.num_kv_heads, self._heads.head_dim
         qkv = layer.qkv(normed).view(len(normed), heads + 2 * kv_heads, head_dim)
@@ -217,15 +251,20 @@ class Walk:
         if layer.query_norm is not None and layer.key_norm is not None:
             self._operators.norm_heads(query, layer.query_norm)
             self._operators.norm_heads(key_value[:, :kv_heads], layer.key_norm)
-        self._operators.rotate(qkv[:, : heads + kv_heads], table, positions)
+        if layer.query_scale != 1:
+            query.mul_(layer.query_scale)
+        if table is not None:
+            self._operators.rotate(qkv[:, : heads + kv_heads], table, positions)
         attended = layer.attention(query, key_value.view(len(normed), 2, kv_heads, head_dim))
         return attended.reshape(len(normed), heads * head_dim)
 
     def _mlp(self, layer: FusedLayer, normed: Tensor) -> Tensor:
-        gate_up = layer.gate_up(normed)
+        up = layer.up(normed)
+        if not layer.is_gated:
+            return layer.down(F.silu(up) if layer.activation is None else layer.activation(up))
         if layer.activation is None:
-            return layer.down(self._operators.silu_mul(gate_up))
-        gate, up = gate_up.chunk(2, -1)
+            return layer.down(self._operators.silu_mul(up))
+        gate, up = up.chunk(2, -1)
         return layer.down(layer.activation(gate) * up)
 
     def _scaled(self, delta: Tensor, norm: Norm | None, multiplier: float) -> Tensor:

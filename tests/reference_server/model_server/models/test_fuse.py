@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from reference_server.model_server.attention import backend
 from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
 from reference_server.model_server.kv_cache import KVCache
-from reference_server.model_server.models import fuse, hooks
+from reference_server.model_server.models import fuse, fused_linear, hooks
+from reference_server.model_server.models.families import find_family
 from reference_server.model_server.options import EngineOptions
 from tests.support.tiny_models import make_tiny_model
 
@@ -22,7 +23,7 @@ def test_stacked_projections_equal_the_separate_ones(name: str) -> None:
     hidden = torch.randn(3, 48, generator=torch.Generator().manual_seed(1))
     expected = torch.cat([linear(hidden) for linear in split], -1)
 
-    stacked = fuse.stacked(*split)
+    stacked = fused_linear.stacked(*split)
 
     torch.testing.assert_close(stacked(hidden), expected, atol=1e-6, rtol=1e-6)
     assert all(linear.weight.numel() == 0 for linear in split)
@@ -42,8 +43,22 @@ def test_stacked_projections_equal_the_separate_ones(name: str) -> None:
         ("granite", torch.float32, 1e-5),
         ("gemma", torch.float32, 2e-5),
         ("gemma2", torch.float32, 2e-5),
+        ("stablelm", torch.float32, 1e-5),
+        ("gpt2", torch.float32, 1e-5),
+        ("gpt-bigcode", torch.float32, 1e-5),
+        ("gpt-bigcode-many-heads", torch.float32, 1e-5),
+        ("gpt2-scaled-by-layer", torch.float32, 1e-5),
+        ("bloom", torch.float32, 1e-5),
+        ("bloom-6-heads", torch.float32, 1e-5),
+        ("opt", torch.float32, 1e-5),
+        ("gpt-neox", torch.float32, 1e-5),
+        ("gpt-neox-serial", torch.float32, 1e-5),
+        ("phi", torch.float32, 1e-5),
+        ("starcoder2", torch.float32, 1e-5),
         ("llama", torch.bfloat16, 0.15),
         ("llama-tied-llama3-rope", torch.bfloat16, 0.15),
+        ("gpt2", torch.bfloat16, 0.15),
+        ("bloom", torch.bfloat16, 0.15),
     ],
 )
 @torch.no_grad()
@@ -64,7 +79,8 @@ def test_the_walk_equals_the_models_own_forward(name: str, dtype: torch.dtype, t
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "gpt-neox", "cohere", "olmo", "olmo2", "mixtral", "phi3-longrope", "stablelm"]
+    "name",
+    ["falcon", "mpt", "cohere", "olmo", "olmo2", "mixtral", "phi3-longrope", "opt-post-norm"],
 )
 def test_other_structures_are_left_alone(name: str) -> None:
     assert fuse.fuse(make_tiny_model(name)) is None
@@ -99,6 +115,9 @@ def test_a_norm_with_another_formula_is_not_taken_for_a_plain_one() -> None:
 def attach(model: PreTrainedModel, dtype: torch.dtype) -> AttentionState:
     hooks.register()
     model.config._attn_implementation = hooks.ATTENTION_NAME
+    shim = find_family(model.config.to_dict()).shim
+    if shim is not None:
+        shim(model)
     layers = hooks.probe(model)
     choice = backend.choose(EngineOptions("tiny"), hooks.needs_of(layers, torch.device("cpu"), dtype))
     state = AttentionState()

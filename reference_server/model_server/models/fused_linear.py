@@ -1,0 +1,86 @@
+"""Linears that a walk takes over from a model's modules: stacked, brought into the order and layout it multiplies."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reference_server.model_server.models.packed_linear import PackedLinear, can_pack
+from reference_server.model_server.models.parallel import GatheredLinear, RowParallelConv1D, RowParallelLinear
+from reference_server.model_server.models.walk import Linear
+
+CONV1D = ("Conv1D", RowParallelConv1D.__name__)
+"""Linears that keep their weight as [inputs, outputs]."""
+
+
+def is_linear(module: Any) -> bool:
+    """A plain linear, whole on this rank or cut by its outputs."""
+    return type(module) is nn.Linear or type(module).__name__ == CONV1D[0]
+
+
+def is_output(module: Any) -> bool:
+    """A linear whose inputs may be shared among the ranks, and its results summed over them."""
+    return is_linear(module) or type(module) in (RowParallelLinear, RowParallelConv1D)
+
+
+def is_head(module: Any) -> bool:
+    """A linear whose outputs may be gathered from the ranks."""
+    return type(module) in (nn.Linear, GatheredLinear)
+
+
+def can_stack(linears: Sequence[Any]) -> bool:
+    return all(is_linear(linear) for linear in linears) and len({linear.bias is None for linear in linears}) == 1
+
+
+def weight_of(module: Any) -> Tensor:
+    """[outputs, inputs]."""
+    weight: Tensor = module.weight.detach()
+    return weight.t() if type(module).__name__ in CONV1D else weight
+
+
+def stacked(*linears: Any, keep: bool = False) -> Any:
+    """One linear that gives the outputs of all, which are left without their weights unless told to keep them."""
+    if len(linears) == 1:
+        return linears[0]
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    whole = _plain(torch.cat([weight_of(linear) for linear in linears]), bias)
+    for linear in linears if not keep else ():
+        _empty(linear)
+    return whole
+
+
+def parted(linear: Any, heads: int, keep: bool = False) -> Any:
+    """All queries, then all keys, then all values, of a linear that gives them head by head."""
+
+    def in_order(tensor: Tensor) -> Tensor:
+        return tensor.view(heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
+
+    ordered = _plain(in_order(weight_of(linear)), None if linear.bias is None else in_order(linear.bias.detach()))
+    if not keep:
+        _empty(linear)
+    return ordered
+
+
+def taken(module: Any, keep: bool = False) -> Linear:
+    """A linear in the form that its device multiplies fastest; the module loses its weight unless told to keep it."""
+    if not is_linear(module) or not can_pack(module.weight):
+        plain: Linear = module
+        return plain
+    packed = PackedLinear(weight_of(module), module.bias)
+    if not keep:
+        _empty(module)
+    # Not the module itself, whose call costs as much as a small product.
+    return packed.rows
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    linear = nn.Linear(1, 1, bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
+
+
+def _empty(module: Any) -> None:
+    module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
