@@ -1,0 +1,287 @@
+"""How long a step of a measured server takes: a law that is linear in what the step computes, fitted from its traces.
+
+prefill  c0 + c1·prompts + c2·tokens + c3·squares + c4·cached
+decode   d0 + d1·rows + d2·padded rows in a graph + d3 without a graph + d4·kv
+
+A step with both is the prefill's law and the decode's without its constant. Coefficients are not negative; what is
+fitted is the relative error of the wall time, from the start of a call to the start of the next.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from reference_server.router.step_work import StepWork
+from tuner.errors import TunerError
+from tuner.steptrace import Steps, joined
+
+FORMAT = 1
+Array = npt.NDArray[np.float64]
+
+PREFILL = ("prefill", "prompts", "tokens", "squares", "cached")
+DECODE = ("decode", "rows", "padded_rows", "no_graph", "kv")
+COLUMNS = PREFILL + DECODE
+# Columns are the same when one is a sum of others up to this share of its length.
+SAME = 1e-4
+BOOTSTRAPS = 200
+
+
+class CostModelError(TunerError):
+    """A cost file that is missing or wrong, or steps that nothing can be fitted to."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLaw:
+    """The `StepLaw` of coefficients in the order of `COLUMNS`."""
+
+    coefficients: tuple[float, ...]
+    graph_sizes: tuple[int, ...] = ()
+
+    @property
+    def kv_ns(self) -> float:
+        return self.coefficients[9]
+
+    def step_ns(self, work: StepWork) -> float:
+        prompts, tokens, squares, cached, rows, kv = work
+        c = self.coefficients
+        time_ns = 0.0
+        if prompts:
+            time_ns = c[0] + c[1] * prompts + c[2] * tokens + c[3] * squares + c[4] * cached
+        elif rows:
+            time_ns = c[5]
+        if rows:
+            padded = next((size for size in self.graph_sizes if size >= rows), 0)
+            time_ns += c[6] * rows + (c[7] * padded if padded else c[8]) + c[9] * kv
+        return time_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepErrors:
+    """Relative errors of predicted steps that the fit has not seen: median and 90th percentile, by phase."""
+
+    median: Mapping[str, float]
+    p90: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Coefficients in ns, by column. `unknown` are columns that the steps could not tell."""
+
+    coefficients: Mapping[str, float]
+    graph_sizes: tuple[int, ...] = ()
+    unknown: tuple[str, ...] = ()
+    num_steps: int = 0
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    errors: StepErrors | None = None
+    source: str = "by hand"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def in_order(self) -> tuple[float, ...]:
+        """Every coefficient, in the order of `COLUMNS`."""
+        return tuple(self.coefficients.get(name, 0.0) for name in COLUMNS)
+
+    @property
+    def law(self) -> "LinearLaw":
+        return LinearLaw(self.in_order, self.graph_sizes)
+
+    @property
+    def is_measured(self) -> bool:
+        return self.source != "by hand"
+
+    def scaled(self, prefill: float, decode: float) -> "CostModel":
+        """The same shape at another level."""
+        factors = dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE, decode)
+        return self._with({name: value * factors[name] for name, value in self.coefficients.items()})
+
+    def _with(self, coefficients: Mapping[str, float], **changes: Any) -> "CostModel":
+        values: dict[str, Any] = {
+            "graph_sizes": self.graph_sizes,
+            "unknown": self.unknown,
+            "num_steps": self.num_steps,
+            "intervals": self.intervals,
+            "errors": self.errors,
+            "source": self.source,
+            "facts": self.facts,
+        }
+        return CostModel(coefficients, **(values | changes))
+
+    def to_json(self) -> dict[str, Any]:
+        errors = None if self.errors is None else {"median": dict(self.errors.median), "p90": dict(self.errors.p90)}
+        return {
+            "format": FORMAT,
+            "source": self.source,
+            "coefficients_ns": dict(self.coefficients),
+            "intervals_ns": {name: list(interval) for name, interval in self.intervals.items()},
+            "unknown": list(self.unknown),
+            "graph_sizes": list(self.graph_sizes),
+            "steps": self.num_steps,
+            "errors": errors,
+            "facts": dict(self.facts),
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "CostModel":
+        """The inverse of `to_json`. Raises CostModelError."""
+        try:
+            coefficients = {str(name): float(value) for name, value in row["coefficients_ns"].items()}
+            errors = row.get("errors")
+            model = cls(
+                coefficients,
+                tuple(int(size) for size in row.get("graph_sizes", ())),
+                tuple(row.get("unknown", ())),
+                int(row.get("steps", 0)),
+                {name: (float(lo), float(hi)) for name, (lo, hi) in row.get("intervals_ns", {}).items()},
+                None if errors is None else StepErrors(errors["median"], errors["p90"]),
+                str(row.get("source", "by hand")),
+                dict(row.get("facts", {})),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CostModelError(f"not a cost model: {error!r}") from None
+        if strangers := [name for name in coefficients if name not in COLUMNS]:
+            raise CostModelError(f"`coefficients_ns` has no column `{strangers[0]}`; it has {', '.join(COLUMNS)}")
+        if any(value < 0 or not math.isfinite(value) for value in coefficients.values()):
+            raise CostModelError("`coefficients_ns` must be finite and not negative")
+        return model
+
+
+def read_cost(path: Path) -> CostModel:
+    """The cost model of a file. Raises CostModelError."""
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CostModelError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CostModelError(f"{path}: not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise CostModelError(f"{path}: not a cost model")
+    try:
+        return CostModel.from_json(row)
+    except CostModelError as error:
+        raise CostModelError(f"{path}: {error}") from None
+
+
+def fit(launches: Sequence[Steps], *, graph_sizes: Sequence[int] = (), source: str = "step trace") -> CostModel:
+    """The law of one set of launches, with intervals by bootstrap over them. Raises CostModelError.
+
+    Every fifth shape is held out for the errors, then everything is fitted.
+    """
+    steps = joined(launches)
+    sizes = tuple(sorted(graph_sizes))
+    if len(steps) < 4:
+        raise CostModelError(f"{len(steps)} steps are too few to fit anything to")
+    columns = _columns(steps.work, sizes)
+    known, unknown = _told_apart(columns / steps.wall_ns[:, None])
+    coefficients = _solve(columns, steps.wall_ns, known)
+    facts = {name: launches[0].facts[name] for name in ("model_id", "engine", "version") if name in launches[0].facts}
+    return CostModel(
+        coefficients,
+        sizes,
+        tuple(COLUMNS[index] for index in unknown),
+        len(steps),
+        _intervals(launches, sizes, known),
+        _held_out_errors(steps, columns, known),
+        source,
+        facts,
+    )
+
+
+def anchored(model: CostModel, load: Steps) -> CostModel:
+    """The model's shape at the level of a loaded run: in each phase predicted and measured time have one sum."""
+    predicted = _columns(load.work, model.graph_sizes) @ np.asarray(model.in_order)
+    is_prefill = load.work[:, 0] > 0
+    factors = []
+    for phase in (is_prefill, ~is_prefill):
+        total = float(predicted[phase].sum())
+        factors.append(float(load.wall_ns[phase].sum()) / total if total > 0 else 1.0)
+    return model.scaled(*factors)
+
+
+def relative_errors(model: CostModel, steps: Steps) -> Array:
+    """|predicted / measured - 1| of each step."""
+    predicted = _columns(steps.work, model.graph_sizes) @ np.asarray(model.in_order)
+    return np.abs(predicted / steps.wall_ns - 1)
+
+
+def _columns(work: Array, graph_sizes: Sequence[int]) -> Array:
+    """[steps, columns] of what each coefficient is multiplied by."""
+    prompts, tokens, squares, cached, rows, kv = work.T
+    has_prompts, has_rows = prompts > 0, rows > 0
+    sizes = np.asarray(graph_sizes, dtype=np.float64)
+    padded = np.zeros(len(work))
+    if len(sizes):
+        place = np.searchsorted(sizes, rows)
+        padded = np.where(has_rows & (place < len(sizes)), sizes[np.minimum(place, len(sizes) - 1)], 0.0)
+    no_graph = has_rows & (padded == 0)
+    parts = (has_prompts, prompts, tokens, squares, cached, has_rows & ~has_prompts, rows, padded, no_graph, kv)
+    return np.stack([np.asarray(part, dtype=np.float64) for part in parts], axis=1)
+
+
+def _told_apart(weighted: Array) -> tuple[list[int], list[int]]:
+    """Columns that can be fitted, and those that are empty or sums of the ones before them."""
+    known: list[int] = []
+    unknown: list[int] = []
+    # The main terms first: of two that cannot be told apart the lesser one is dropped.
+    order = [COLUMNS.index(name) for name in ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts")]
+    order += [index for index in range(len(COLUMNS)) if index not in order]
+    for index in order:
+        column = weighted[:, index]
+        norm = float(np.linalg.norm(column))
+        if norm == 0:
+            unknown.append(index)
+            continue
+        rest = column
+        if known:
+            base = weighted[:, known]
+            rest = column - base @ np.linalg.lstsq(base, column, rcond=None)[0]
+        (known if float(np.linalg.norm(rest)) > SAME * norm else unknown).append(index)
+    return sorted(known), sorted(unknown)
+
+
+def _solve(columns: Array, wall_ns: Array, known: Sequence[int]) -> dict[str, float]:
+    weighted = columns[:, list(known)] / wall_ns[:, None]
+    norms = np.linalg.norm(weighted, axis=0)
+    norms[norms == 0] = 1.0
+    found, _ = nnls(weighted / norms, np.ones(len(wall_ns)), maxiter=1000)
+    return {COLUMNS[index]: float(value) for index, value in zip(known, found / norms, strict=True)}
+
+
+def _held_out_errors(steps: Steps, columns: Array, known: Sequence[int]) -> StepErrors:
+    shapes = {shape: number for number, shape in enumerate(dict.fromkeys(map(tuple, steps.work[:, [0, 1, 4]])))}
+    is_out = np.asarray([shapes[tuple(row)] % 5 == 4 for row in steps.work[:, [0, 1, 4]]])
+    if not is_out.any() or (~is_out).sum() < len(known):
+        is_out = np.arange(len(steps)) % 5 == 4
+    coefficients = _solve(columns[~is_out], steps.wall_ns[~is_out], known)
+    predicted = columns[is_out] @ np.asarray([coefficients.get(name, 0.0) for name in COLUMNS])
+    errors = np.abs(predicted / steps.wall_ns[is_out] - 1)
+    is_prefill = steps.work[is_out, 0] > 0
+    median, p90 = {}, {}
+    for name, phase in (("prefill", is_prefill), ("decode", ~is_prefill)):
+        if phase.any():
+            median[name] = float(np.median(errors[phase]))
+            p90[name] = float(np.quantile(errors[phase], 0.9))
+    return StepErrors(median, p90)
+
+
+def _intervals(launches: Sequence[Steps], sizes: Sequence[int], known: Sequence[int]) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the coefficients, over launches: steps within one share its luck."""
+    if len(launches) < 3:
+        return {}
+    rng = np.random.default_rng(0)
+    found: dict[str, list[float]] = {COLUMNS[index]: [] for index in known}
+    for _ in range(BOOTSTRAPS):
+        drawn = joined([launches[index] for index in rng.integers(0, len(launches), len(launches))])
+        for name, value in _solve(_columns(drawn.work, sizes), drawn.wall_ns, known).items():
+            found[name].append(value)
+    return {
+        name: (float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975))) for name, values in found.items()
+    }
