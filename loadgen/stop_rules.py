@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.errors import UsageError
-from loadgen.objectives import parse_width
+from loadgen.objectives import parse_objective, parse_width
 from reports.intervals import has_interval, metric_interval, relative_half_width
 from reports.metrics import is_good
 from reports.stats import effective_size, wilson
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 FIRST_LOOK = 50
 # Two-sided 5 % over fifteen looks, which is FIRST_LOOK doubled to 800,000 requests, by Bonferroni's inequality.
 DECISION_Z = 2.94
+# Quantiles of the normal distribution that turn a 95 % interval into a one-sided 99 % bound.
+ONE_SIDED_99, TWO_SIDED_95 = 2.326, 1.960
+QUARTER = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,26 @@ class Decided:
         return "objective_missed" if share.hi < self.target else None
 
 
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A metric surely misses its limit: the 99 % bound on the good side is beyond it, after a quarter of the window."""
+
+    metric: str
+    limit: float
+    is_max: bool
+    least_s: float
+    least: int = FIRST_LOOK
+
+    def reason(self, so_far: SoFar) -> str | None:
+        if so_far.measured.window.length_s < self.least_s:
+            return None
+        interval = metric_interval(so_far.measured, self.metric)
+        good_side = interval.value - interval.lo if self.is_max else interval.hi - interval.value
+        reach = good_side * ONE_SIDED_99 / TWO_SIDED_95
+        is_beyond = interval.value - reach > self.limit if self.is_max else interval.value + reach < self.limit
+        return "limit_missed" if is_beyond else None
+
+
 class Looks:
     """Asks rules at doubling numbers of measured requests."""
 
@@ -124,6 +147,11 @@ def stop_rules_of(config: "BenchConfig") -> tuple[StopRule, ...]:
             )
     if widths:
         rules.append(Converged(widths, config.converge_requests))
+    for objective in map(parse_objective, config.stop_when_missed):
+        if not has_interval(objective["metric"]):
+            raise UsageError(f"`stop_when_missed` names {objective['metric']!r}, which is no metric with an interval")
+        limit = float(objective.get("max", objective.get("min", 0.0)))
+        rules.append(Missed(objective["metric"], limit, "max" in objective, QUARTER * (config.duration_s or 0.0)))
     if config.stop_on_overload:
         rules.append(Overloaded())
     if config.stop_at_attainment is not None:
