@@ -168,6 +168,11 @@ class BenchConfig(BaseModel):
         description=f'Objective that requests are judged by, such as "{SLO_EXAMPLE}"; repeatable. Gives goodput_rps '
         "and slo_attainment.",
     )
+    stop_when_missed: Annotated[tuple[ObjectiveText, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description="End the run once a metric surely misses a value, by its 99 % bound after a quarter of the duration: "
+        '"ttft_p95_ms < 500"; repeatable, one is enough.',
+    )
     cost_per_hour: float | None = Field(
         None, gt=0, description="Price of the server per hour, in any currency. Gives cost_per_mtok."
     )
@@ -320,7 +325,8 @@ class BenchConfig(BaseModel):
     @property
     def has_stop_rules(self) -> bool:
         """Whether the run may end by what it measured so far."""
-        return bool(self.converge) or self.stop_on_overload or self.stop_at_attainment is not None
+        is_bounded = bool(self.converge or self.stop_when_missed)
+        return is_bounded or self.stop_on_overload or self.stop_at_attainment is not None
 
     @property
     def is_open_loop(self) -> bool:
@@ -401,5 +407,6 @@ class BenchConfig(BaseModel):
             "workers",
             "priority",
             "cost_per_hour",
+            "stop_when_missed",
         }
         return self.model_dump(mode="json", exclude=elsewhere)
