@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from reference_server.config import RouterConfig
 from reference_server.config_fields import Secret
@@ -321,17 +322,32 @@ def _facts(
 
 
 def tuned_from(text: str | None) -> Mapping[str, Any] | None:
-    """`engine.tuned` of STUDY/TRIAL or STUDY/TRIAL/confirmed.
+    """`engine.tuned` of STUDY/TRIAL or STUDY/TRIAL/confirmed; what was gained, and under which load, follows a `?`.
 
-    >>> tuned_from("night/12/confirmed")
-    {'study': 'night', 'trial': 12, 'confirmed': True}
+    >>> tuned_from("night/12/confirmed?gain=1.1,1.05,1.15&metric=requests_per_s&load=closed")
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'study': 'night', 'trial': 12, 'confirmed': True,
+     'gain': {'metric': 'requests_per_s', 'ratio': 1.1, 'lo': 1.05, 'hi': 1.15}, 'load': 'closed'}
     """
     if text is None:
         return None
-    study, _, trial = text.removesuffix("/confirmed").rpartition("/")
+    origin, _, facts = text.partition("?")
+    study, _, trial = origin.removesuffix("/confirmed").rpartition("/")
     if not study or not trial.isdecimal():
         raise ArgumentError(f"`tuned_by` is {text!r}, not STUDY/TRIAL or STUDY/TRIAL/confirmed")
-    return {"study": study, "trial": int(trial), "confirmed": text.endswith("/confirmed")}
+    told = {name: values[-1] for name, values in parse_qs(facts).items()}
+    known = {"study": study, "trial": int(trial), "confirmed": origin.endswith("/confirmed")}
+    return known | ({"gain": _gain_from(told), "load": told.get("load")} if told else {})
+
+
+def _gain_from(told: Mapping[str, str]) -> Mapping[str, Any] | None:
+    if "gain" not in told:
+        return None
+    try:
+        ratio, lo, hi = map(float, told["gain"].split(","))
+    except ValueError as error:
+        raise ArgumentError(f"the gain in `tuned_by` is {told['gain']!r}, not RATIO,LO,HI") from error
+    return {"metric": told.get("metric"), "ratio": ratio, "lo": lo, "hi": hi}
 
 
 def described_settings(
