@@ -10,18 +10,38 @@ from tuner.expression import parse
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
+SamplerName = Literal["auto", "tpe", "gp", "random", "qmc", "grid", "nsga2", "coordinate"]
+Kind = Literal["own", "tgi-docker", "tgi-launcher", "command"]
+
+# Launches of a study where nothing is said; a space of more than `WIDE` parameters needs more, a guided search less.
+TRIALS, WIDE_TRIALS, GUIDED_TRIALS, WIDE = 40, 80, 16, 6
+
 
 class StudySection(BaseModel):
-    """`[study]`: where it is kept and when it ends."""
+    """`[study]`: where it is kept, how it searches and when it ends."""
 
     model_config = _STRICT
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = Field(
         None, description="Folder under studies/; made from model, space and load when absent."
     )
-    trials: int = Field(20, ge=1, le=10_000, description="Configurations launched, the defaults included.")
+    storage: str = Field(
+        "journal", description="journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://..., or grpc://HOST:PORT."
+    )
+    trials: int | None = Field(
+        None, ge=1, le=10_000, description="Configurations launched, the defaults included. Default 40, or 80 if wide."
+    )
     max_hours: float | None = Field(None, gt=0, description="Stop searching after this long, whichever comes first.")
     seed: int = Field(0, ge=0, description="Of the sampler.")
+    sampler: SamplerName = Field("auto", description="auto: opening moves, halving, then TPE.")
+    guide: Literal["auto", "off", "rank", "gp"] = Field("auto", description="Whether the simulator proposes.")
+    noise_runs: int = Field(4, ge=0, le=50, description="Runs of the defaults before the search; 0 for none.")
+    patience: int | None = Field(None, ge=1, description="Stop after so many launches without a real improvement.")
+    keep_all: bool = Field(False, description="Keep every value of `quantize` after the opening moves.")
+    skip_doomed: bool = Field(True, description="Skip what must run out of memory, since something smaller did.")
+    anchor_every: int = Field(10, ge=0, description="Measure the incumbent again each so many trials; 0 for never.")
+    reuse: bool = Field(False, description="Take results of the same key from other studies on this device class.")
+    mixed: bool = Field(False, description="Let workers of another device class, build or load join.")
 
 
 class ServerSection(BaseModel):
@@ -29,10 +49,25 @@ class ServerSection(BaseModel):
 
     model_config = _STRICT
 
-    kind: Literal["own"] = Field("own", description="Whose launcher: the bundled reference server.")
+    kind: Kind = Field("own", description="Whose launcher: the bundled reference server, a real TGI, any command.")
     model_id: str = Field("preset:tiny-llama", min_length=1, description="Hub id, local directory, or preset:NAME.")
+    command: str | None = Field(
+        None, description="kind command: the server; {setting} is replaced. tgi-launcher: the launcher's path."
+    )
+    image: str = Field("ghcr.io/huggingface/text-generation-inference:latest", description="kind tgi-docker.")
+    volume: str | None = Field(None, description="kind tgi-docker: HOST_DIR:/data.")
+    shm_size: str = Field("1g", description="kind tgi-docker: shared memory of the container.")
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="Devices of the server; none for a CPU.")
     ready_timeout_s: float = Field(300.0, gt=0, description="Seconds a launch may take.")
     fixed: dict[str, Any] = Field(default_factory=dict, description="Settings of every trial, the baseline included.")
+
+    @model_validator(mode="after")
+    def _has_command(self) -> "ServerSection":
+        if self.kind == "command" and not self.command:
+            raise ValueError("kind `command` needs `command`, the words that start the server")
+        if self.kind in ("own", "tgi-docker") and self.command:
+            raise ValueError(f"kind `{self.kind}` takes no `command`")
+        return self
 
 
 class LimitSection(BaseModel):
@@ -56,7 +91,12 @@ class ObjectiveSection(BaseModel):
 
     model_config = _STRICT
 
-    maximize: str | None = Field(None, description="Default: output_tokens_per_s, or goodput_rps with limits.")
+    maximize: str | tuple[str, str] | None = Field(
+        None, description="Default: output_tokens_per_s, or goodput_rps with limits. Two make a Pareto search."
+    )
+    choose: Literal["knee", "first", "second"] = Field(
+        "knee", description="Of a Pareto front: its knee, or the best in one of the two."
+    )
     limit: tuple[LimitSection, ...] = ()
 
 
@@ -85,6 +125,9 @@ class ParamSection(BaseModel):
             raise ValueError(f"type `{self.type}` takes no `low` and `high`")
         if self.type == "choice" and not self.values:
             raise ValueError("type `choice` needs `values`")
+        for value in self.values:
+            if isinstance(value, dict) and value.keys() != {"value", "model_id"}:
+                raise ValueError(f"a prepared checkpoint is {{ value = ..., model_id = ... }}. Given: {value}")
         if self.when is not None:
             parse(self.when)
         return self
@@ -108,8 +151,17 @@ class ConfirmSection(BaseModel):
 
     model_config = _STRICT
 
-    finalists: int = Field(2, ge=1, le=10, description="Best configurations relaunched beside the defaults.")
-    rounds: int = Field(3, ge=0, le=50, description="Launches of each; 0 leaves the winner unconfirmed.")
+    finalists: int = Field(3, ge=1, le=10, description="Best configurations relaunched beside the defaults.")
+    rounds: int = Field(5, ge=0, le=50, description="Launches of each; 0 leaves the winner unconfirmed.")
+
+
+class QualitySection(BaseModel):
+    """`[quality]`: what a winner with other weights or another cache type has to keep of the defaults' answers."""
+
+    model_config = _STRICT
+
+    min_agreement: float = Field(0.90, ge=0, le=1, description="Least share of equal tokens among the first 64.")
+    command: str | None = Field(None, description="Judges instead: run with the server's URL; exit 0 accepts.")
 
 
 class TuneConfig(BaseModel):
@@ -124,6 +176,7 @@ class TuneConfig(BaseModel):
     param: dict[str, ParamSection] = Field(default_factory=dict)
     forbid: tuple[ForbidSection, ...] = ()
     confirm: ConfirmSection = ConfirmSection()
+    quality: QualitySection = QualitySection()
 
 
 def study_name(model_id: str, digest: str) -> str:

@@ -3,7 +3,9 @@
 TunerError
 ├── SpaceError          2   a space that cannot be searched, or settings that cannot work together
 ├── StudyError          2   a study that cannot be opened or continued
-└── CannotMeasureError  4   the generator or the machine failed repeatedly
+├── CannotMeasureError  4   the generator or the machine failed repeatedly
+├── StorageLostError    4   the storage could not be reached for a minute
+└── DeviceBusyError     4   the device is held by another server
 """
 
 from loadgen.errors import LoadgenError
@@ -23,3 +25,11 @@ class StudyError(TunerError):
 
 class CannotMeasureError(TunerError):
     """Nothing can be said about any configuration."""
+
+
+class StorageLostError(TunerError):
+    """The study's storage cannot be reached."""
+
+
+class DeviceBusyError(TunerError):
+    """Another server holds the device, or does not give its memory back."""

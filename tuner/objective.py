@@ -4,7 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from reports.compare import direction_of
+from reports.per_request import Direction
 from tuner.config import ObjectiveSection
+from tuner.errors import SpaceError
 
 # A starved server misses a limit fifty-fold; beyond this factor of e more says nothing to a sampler.
 VIOLATION_CAP = 1.0
@@ -44,11 +47,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`value` of the objective, None where it could not be measured; `measured` and `violations` by limit metric."""
+    """`value` of the objective, None where it could not be measured; `measured` and `violations` by limit metric.
+
+    `second` is the other objective's in a Pareto search.
+    """
 
     value: float | None
     measured: Mapping[str, float | None]
     violations: Mapping[str, float]
+    second: float | None = None
 
     @property
     def is_feasible(self) -> bool:
@@ -57,24 +64,70 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The metric to maximize within limits, by the names that reports use."""
+    """The metric to make better within limits, by the names that reports use; `second` beside it in a Pareto search."""
 
     maximize: str
     limits: tuple[Limit, ...] = ()
+    second: str | None = None
+    choose: str = "knee"
 
     @classmethod
     def of(cls, section: ObjectiveSection) -> "Objective":
         """Unnamed, it is requests that meet the limits, or tokens where there are none."""
         default = "goodput_rps" if section.limit else "output_tokens_per_s"
         limits = tuple(Limit(each.metric, each.max, each.min) for each in section.limit)
-        return cls(section.maximize or default, limits)
+        first, second = section.maximize if isinstance(section.maximize, tuple) else (section.maximize, None)
+        return cls(first or default, limits, second, section.choose)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is made better: one metric, or two."""
+        return (self.maximize,) if self.second is None else (self.maximize, self.second)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """Which way each of them is better, in a sampler's words."""
+        return tuple("minimize" if is_lower_better(metric) else "maximize" for metric in self.metrics)
+
+    def merit(self, value: float | None, second: float | None = None) -> float:
+        """One number that is greater where a configuration is better; ratios of it are gains. 0 for a dead one.
+
+        Of two objectives it is the one that the study chooses by, or at the knee their geometric mean.
+        """
+        if value is None or value <= 0:
+            return 0.0
+        first = 1 / value if is_lower_better(self.maximize) else value
+        if self.second is None or self.choose == "first":
+            return first
+        other = 0.0 if not second else 1 / second if is_lower_better(self.second) else second
+        return other if self.choose == "second" else math.sqrt(first * other)
+
+    @property
+    def title(self) -> str:
+        """What a gain is a gain of."""
+        if self.second is None or self.choose == "first":
+            return self.maximize
+        return self.second if self.choose == "second" else f"{self.maximize} and {self.second}, geometric mean"
 
     def score(self, measure: Measure) -> Score:
         """Judge one measurement; `measure` gives a metric's value by name."""
         value = measure(self.maximize)
+        second = measure(self.second) if self.second is not None else None
         measured = {limit.metric: measure(limit.metric) for limit in self.limits}
+        others = {} if self.second is None else {self.second: second}
         return Score(
             value if value is not None and value > 0 else None,
-            {self.maximize: value, **measured},
+            {self.maximize: value, **others, **measured},
             {str(limit): limit.violation(measured[limit.metric]) for limit in self.limits},
+            second,
         )
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether less of a metric is better. Raises SpaceError for one that does not exist."""
+    try:
+        return direction_of(metric) is Direction.LOWER
+    except KeyError:
+        raise SpaceError(
+            f"there is no metric `{metric}`; names are such as output_tokens_per_s or ttft_p95_ms"
+        ) from None

@@ -14,15 +14,23 @@ from typing import Any, Literal
 RESULT_FILE = "result.json"
 
 Phase = Literal["resolve", "launch", "warm", "measure"]
-Cause = Literal["memory", "flag", "timeout", "crash", "rule"]
+Cause = Literal["memory", "no_cache", "flag", "timeout", "crash", "quality", "early", "rule", "doomed"]
+
+# Configurations that were refused before a launch: they cost none, so they do not count.
+UNLAUNCHED = ("rule", "doomed")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A measurement: the run directory and its summary."""
+    """A measurement: the run directory and its summary; `steps` are the seconds of each step.
+
+    `stopped` is the rule that ended the run before its time.
+    """
 
     run: Path
     summary: Mapping[str, Any]
+    steps: Mapping[str, float] = field(default_factory=dict)
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +45,10 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A fault that was not the server's."""
+    """A fault that was not the server's; `is_invalid` where the run was made and cannot be believed."""
 
     reason: str
+    is_invalid: bool = False
 
 
 TrialOutcome = Measured | Infeasible | Failed
@@ -49,8 +58,10 @@ TrialOutcome = Measured | Infeasible | Failed
 class TrialResult:
     """One line of a study: the settings, what they came to, and what the objective made of it.
 
-    `value` is the objective's, None for a configuration that died; `violations` are by limit, above 0 a miss.
-    `asked` is the sampler's number for it, None for the baseline and for confirming launches.
+    `value` is the objective's, None for a configuration that died, and the mean of `count` runs where it was asked for
+    again; `second` is the other objective's in a Pareto search. `violations` are by limit, above 0 a miss.
+    `origin` says who proposed it: baseline, opening, sampler, guide, confirm, noise, anchor. `steps` are the seconds
+    that launching, measuring and stopping took.
     """
 
     number: int
@@ -63,12 +74,23 @@ class TrialResult:
     phase: str = ""
     cause: str = ""
     run: str = ""
-    asked: int | None = None
     seconds: float = 0.0
+    second: float | None = None
+    count: int = 1
+    origin: str = "sampler"
+    started: float = 0.0
+    log_tail: str = ""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_feasible(self) -> bool:
         return self.value is not None and all(violation <= 0 for violation in self.violations.values())
+
+    @property
+    def was_launched(self) -> bool:
+        """Whether it cost a launch and says something: what `trials` counts."""
+        return self.outcome != "failed" and self.cause not in UNLAUNCHED
 
     def write(self, directory: Path) -> None:
         """Write `result.json` atomically."""
@@ -85,16 +107,17 @@ def read_result(directory: Path) -> TrialResult | None:
     return TrialResult(**json.loads(path.read_text()))
 
 
-# What a server that ran out of memory says before it goes.
+# What a server says that cannot place even one request's cache, before it goes.
+_NO_CACHE_WORDS = ("not enough memory to handle", "not enough memory for", "no k/v block fits", "cache below one")
+# What a server that ran out of memory says.
 _MEMORY_WORDS = (
     "out of memory",
     "outofmemory",
     "not enough memory",
     "cannot allocate memory",
     "can't allocate memory",
-    "max-batch-prefill-tokens",
-    "cuda-memory-fraction",
-    "cpu-memory-gib",
+    "bad_alloc",
+    "memoryerror",
 )
 
 
@@ -102,13 +125,20 @@ def cause_of(log_tail: str, *, exit_code: int | None) -> Cause:
     """Why a server died, from the end of its log and its exit code.
 
     >>> cause_of("RuntimeError: Not enough memory to handle 4096 prefill tokens", exit_code=1)
+    'no_cache'
+    >>> cause_of("torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
     'memory'
     >>> cause_of("error: unknown flag --max-batchsize", exit_code=2)
     'flag'
     """
     text = log_tail.lower()
-    if exit_code == 2:
-        return "flag"
+    if any(word in text for word in _NO_CACHE_WORDS):
+        return "no_cache"
     if any(word in text for word in _MEMORY_WORDS):
         return "memory"
-    return "crash"
+    return "flag" if exit_code == 2 else "crash"
+
+
+def is_memory_death(log_tail: str) -> bool:
+    """Whether the end of a log tells of memory that ran out."""
+    return cause_of(log_tail, exit_code=None) == "memory"

@@ -4,15 +4,15 @@ The space comes from a file, or from the `Tunable` marks on the fields of `Serve
 sampler behind `Suggester` is Optuna's trial, which this module does not import.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from reference_server.config import ServerConfig
-from reference_server.config_fields import tunables
 from reference_server.config_support import unsupported_settings
 from tuner.config import ForbidSection, ParamSection
 from tuner.errors import SpaceError
@@ -46,6 +46,44 @@ class Parameter:
     multiple_of: int = 1
     values: tuple[Any, ...] = ()
     when: Expression | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, share: float) -> Any:
+        """The value at a share of the range, 0 to 1, as the setting takes it.
+
+        >>> Parameter("p", "int", low=64, high=4096, log=True, multiple_of=64).at(0.5)
+        512
+        """
+        match self.type:
+            case "bool":
+                return share >= 0.5
+            case "choice":
+                return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+        if self.log:
+            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        else:
+            value = self.low + share * (self.high - self.low)
+        return self.as_setting(value)
+
+    @property
+    def num_values(self) -> int:
+        """How many values it may take; 0 for a continuous range."""
+        match self.type:
+            case "bool":
+                return 2
+            case "choice":
+                return len(self.values)
+            case "int":
+                return (self.rounded(self.high) - self.rounded(self.low)) // self.multiple_of + 1
+        return round((self.high - self.low) / self.step) + 1 if self.step else 0
+
+    def as_setting(self, value: float) -> Any:
+        """A number of the range as the setting takes it."""
+        if self.type == "int":
+            return self.rounded(value)
+        if self.step is not None:
+            value = min(self.low + round((value - self.low) / self.step) * self.step, self.high)
+        return round(value, 6)
 
     def suggest(self, trial: Suggester) -> Any:
         """A value within the range, as the setting takes it."""
@@ -113,6 +151,69 @@ class SearchSpace:
                 values[parameter.name] = parameter.suggest(trial)
         return values
 
+    def active(self, values: Mapping[str, Any]) -> list[Parameter]:
+        """The parameters whose condition holds among these values."""
+        return [each for each in self.parameters if each.when is None or each.when.evaluate(_Known(values))]
+
+    def at(self, shares: Sequence[float], fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """The point at one share of each parameter's range, conditional ones absent where their condition says so."""
+        values: dict[str, Any] = {}
+        for parameter, share in zip(self.parameters, shares, strict=True):
+            if parameter.when is None or parameter.when.evaluate(_Known({**fixed, **values})):
+                values[parameter.name] = parameter.at(share)
+        return values
+
+    def keeping(self, name: str, values: Sequence[Any]) -> "SearchSpace":
+        """The space with fewer values of one choice."""
+        parameters = tuple(
+            replace(each, values=tuple(value for value in each.values if value in values))
+            if each.name == name
+            else each
+            for each in self.parameters
+        )
+        return SearchSpace(parameters, self.forbidden)
+
+    def size(self) -> int | None:
+        """How many configurations there are; None for a continuous space."""
+        count = 1
+        for each in self.parameters:
+            if each.type == "float" and not each.step:
+                return None
+            count *= each.num_values
+        return count
+
+    def raised(self, name: str, low: float) -> "SearchSpace":
+        """The space with the lower end of one range no lower than `low`."""
+        parameters = tuple(
+            replace(each, low=max(each.low, min(low, each.high))) if each.name == name else each
+            for each in self.parameters
+        )
+        return SearchSpace(parameters, self.forbidden)
+
+    def grid(self, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Every combination of a space of lists. Raises SpaceError where a parameter is a range."""
+        lists = []
+        for each in self.parameters:
+            if each.type not in ("bool", "choice"):
+                raise SpaceError(f"sampler `grid` goes through lists, and `{each.name}` is a range: make it a choice")
+            lists.append((False, True) if each.type == "bool" else each.values)
+        points: dict[str, dict[str, Any]] = {}
+        for values in itertools.product(*lists):
+            point = dict(zip((each.name for each in self.parameters), values, strict=True))
+            names = {each.name for each in self.active({**fixed, **point})}
+            active = {name: value for name, value in point.items() if name in names}
+            points.setdefault(repr(active), active)
+        return list(points.values())
+
+    def with_models(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings with the checkpoint that a chosen value needs."""
+        models = [
+            each.models[str(settings[each.name])]
+            for each in self.parameters
+            if each.name in settings and str(settings[each.name]) in each.models
+        ]
+        return {**settings, **({"model_id": models[-1]} if models else {})}
+
     def why_forbidden(self, values: Mapping[str, Any]) -> str | None:
         """The text of the first forbidden combination that these values are, or None."""
         known = _Known(values)
@@ -157,41 +258,6 @@ def known_settings() -> frozenset[str]:
     return frozenset(ServerConfig.model_fields)
 
 
-def derived_params(fixed: Mapping[str, Any]) -> dict[str, ParamSection]:
-    """The space that a file without `[param]` means: the central `Tunable` fields that `fixed` leaves open.
-
-    Prompt budgets are narrowed to the longest prompt (a sixteenth of it may do, since prefill is chunked), choices to
-    those that this server offers.
-    """
-    sections: dict[str, ParamSection] = {}
-    for name, tunable in tunables(ServerConfig).items():
-        if not tunable.central or name in fixed:
-            continue
-        low, high = tunable.low, tunable.high
-        longest = fixed.get("max_input_tokens")
-        if name == "max_batch_prefill_tokens" and isinstance(longest, int):
-            low, high = max(64, longest // 16), max(4096, 4 * longest)
-        sections[name] = ParamSection(
-            type=tunable.kind,
-            low=low,
-            high=high,
-            log=tunable.log,
-            step=tunable.step,
-            multiple_of=tunable.multiple_of,
-            values=tuple(choice for choice in tunable.choices if _offered(name, choice)),
-            when=tunable.when,
-        )
-    return sections
-
-
-def _offered(name: str, choice: Any) -> bool:
-    try:
-        server_config({name: choice})
-    except SpaceError:
-        return False
-    return True
-
-
 def _parameter(name: str, section: ParamSection) -> Parameter:
     return Parameter(
         name,
@@ -201,8 +267,9 @@ def _parameter(name: str, section: ParamSection) -> Parameter:
         log=section.log,
         step=section.step,
         multiple_of=section.multiple_of or 1,
-        values=section.values,
+        values=tuple(each["value"] if isinstance(each, Mapping) else each for each in section.values),
         when=parse(section.when) if section.when else None,
+        models={str(each["value"]): str(each["model_id"]) for each in section.values if isinstance(each, Mapping)},
     )
 
 

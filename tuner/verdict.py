@@ -1,4 +1,4 @@
-"""What a study leaves for people and programs: the table, `trials.csv`, `verdict.json` and `best.toml`."""
+"""What a study leaves for people and programs: the verdict, the table, `trials.csv`, and the files of the winner."""
 
 import csv
 import datetime
@@ -10,48 +10,122 @@ from pathlib import Path
 from typing import Any
 
 from tuner.confirm import Confirmation
-from tuner.export import BEST_FILE, write_best
+from tuner.export import BEST_FILE, render, toml_value, tuned_by, write_best
+from tuner.identity import BUILD, DEVICE, LOAD
+from tuner.measure import describe
 from tuner.outcome import TrialResult
-from tuner.search import Search, describe
+from tuner.search import Search
+from tuner.study_folder import replace_text, write_json
 
-TRIALS_FILE = "trials.csv"
+TRIALS_FILE, PARQUET_FILE = "trials.csv", "trials.parquet"
 VERDICT_FILE = "verdict.json"
+LOAD_FILE = "load.toml"
+# The winner's files beside best.toml, by the format of `export`.
+ARTEFACTS = {"env": "best.env", "docker": "run-tgi-docker.sh", "k8s": "k8s.yaml"}
+SCRIPTS = ("run-own.sh", "run-tgi-docker.sh", "reproduce.sh")
 
 
 def write_artefacts(
-    search: Search, results: Sequence[TrialResult], confirmation: Confirmation, *, is_confirmed: bool
+    search: Search,
+    results: Sequence[TrialResult],
+    confirmation: Confirmation,
+    *,
+    is_confirmed: bool,
+    guard_off: str | None = None,
 ) -> dict[str, Any]:
-    """Write the study's files and return the verdict. Without a winner there is no `best.toml`."""
-    verdict = verdict_of(search, results, confirmation, is_confirmed=is_confirmed)
-    _replace(search.folder / TRIALS_FILE, trials_csv(search, results))
-    _replace(search.folder / VERDICT_FILE, json.dumps(verdict, indent=2) + "\n")
-    if confirmation.winner is not None:
-        write_best(
-            search.folder / BEST_FILE, *_best(search, confirmation, confirmation.winner, is_confirmed=is_confirmed)
-        )
-    else:
-        (search.folder / BEST_FILE).unlink(missing_ok=True)
+    """Write the study's files and return the verdict. Without a winner there is nothing to serve."""
+    verdict = verdict_of(search, results, confirmation, is_confirmed=is_confirmed, guard_off=guard_off)
+    folder = search.folder
+    table = trials_csv(search, results)
+    replace_text(folder / TRIALS_FILE, table)
+    _write_parquet(folder / PARQUET_FILE, table)
+    write_json(folder / VERDICT_FILE, verdict)
+    replace_text(folder / LOAD_FILE, load_toml(search))
+    winner = confirmation.winner
+    if winner is None:
+        for name in (BEST_FILE, *ARTEFACTS.values(), *SCRIPTS):
+            (folder / name).unlink(missing_ok=True)
+        return verdict
+    comments = comments_of(verdict)
+    write_best(folder / BEST_FILE, {**winner.settings, "tuned_by": verdict["tuned_by"]}, comments)
+    for kind, name in ARTEFACTS.items():
+        replace_text(folder / name, render(kind, winner.settings, comments, search.config.server.image))
+    replace_text(
+        folder / "run-own.sh", _script('exec text-generation-launcher --config-file "$(dirname "$0")/best.toml" "$@"')
+    )
+    replace_text(
+        folder / "reproduce.sh",
+        _script('cd "$(dirname "$0")" && exec tgi-bench run --config load.toml --server "./run-own.sh" "$@"'),
+    )
+    for name in SCRIPTS:
+        (folder / name).chmod(0o755)
     return verdict
 
 
 def verdict_of(
-    search: Search, results: Sequence[TrialResult], confirmation: Confirmation, *, is_confirmed: bool
+    search: Search,
+    results: Sequence[TrialResult],
+    confirmation: Confirmation,
+    *,
+    is_confirmed: bool,
+    guard_off: str | None = None,
 ) -> dict[str, Any]:
     """The study's end as plain values."""
     winner, gain = confirmation.winner, confirmation.gain
+    gained = [_finite(gain.value), _finite(gain.lo), _finite(gain.hi)] if gain is not None else None
+    identity = search.files.identity()
+    is_default = winner is not None and winner.number == 0
     return {
         "study": search.folder.name,
         "verdict": confirmation.sentence,
         "confirmed": is_confirmed,
         "objective": search.objective.maximize,
+        "gain_of": search.objective.title,
         "limits": [str(limit) for limit in search.objective.limits],
         "winner": winner.number if winner is not None else None,
         "settings": dict(winner.settings) if winner is not None else None,
-        "gain": [_finite(gain.value), _finite(gain.lo), _finite(gain.hi)] if gain is not None else None,
+        "nearest": confirmation.nearest.number if confirmation.nearest is not None else None,
+        "gain": gained,
         "medians": {str(number): value for number, value in confirmation.medians.items()},
-        "cannot_act": list(search.cannot_act),
-        "trials": len([result for result in results if result.outcome != "failed"]),
+        "rejected": {str(number): reason for number, reason in confirmation.rejected.items()},
+        "cannot_act": dict(search.cannot_act),
+        "quality_guard": guard_off or "on",
+        "load": identity.get(LOAD, "")[:12],
+        "build": identity.get(BUILD),
+        "device": identity.get(DEVICE),
+        "trials": len([result for result in results if result.was_launched]),
+        "tuned_by": None
+        if winner is None
+        else tuned_by(
+            search.folder.name,
+            winner.number,
+            is_confirmed=is_confirmed,
+            gain=None if is_default else gained,
+            metric=search.objective.title,
+            load=describe_load(search),
+        ),
     }
+
+
+def describe_load(search: Search) -> str:
+    """The load in a few words, with its digest."""
+    load = search.bench.load
+    how = f"{load.concurrency} users" if load.mode == "closed" else f"{load.rate or load.stages} requests/s"
+    lengths = f"{load.input_tokens or 'default'} in, {load.output_tokens or 'default'} out"
+    return f"{load.mode}, {how}, {lengths}, {search.files.identity().get(LOAD, '')[:12]}"
+
+
+def comments_of(verdict: Mapping[str, Any]) -> list[str]:
+    """What the head of every exported file says."""
+    limits = "; ".join(verdict["limits"]) or "none"
+    now = datetime.datetime.now(datetime.UTC)
+    return [
+        f"The best configuration of study {verdict['study']}, trial {verdict['winner']}.",
+        str(verdict["verdict"]),
+        f"Confirmed: {'yes' if verdict['confirmed'] else 'no'}. {now:%Y-%m-%d %H:%M} UTC.",
+        f"Limits: {limits}. Load {verdict['load']}, {verdict['build']}, {verdict['device']}.",
+        "text-generation-launcher --config-file best.toml",
+    ]
 
 
 def render_table(search: Search, results: Sequence[TrialResult], confirmation: Confirmation) -> str:
@@ -76,48 +150,61 @@ def trials_csv(search: Search, results: Sequence[TrialResult]) -> str:
     """Every trial, a line each: its searched settings, what it came to, and how far it misses each limit."""
     names = [parameter.name for parameter in search.space.parameters]
     limits = [str(limit) for limit in search.objective.limits]
+    second = [search.objective.second] if search.objective.second is not None else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
-        ["trial", "outcome", search.objective.maximize, *names, *limits, "phase", "cause", "reason", "seconds", "run"]
+        [
+            *("trial", "outcome", search.objective.maximize, *second, *names, *limits),
+            *("origin", "phase", "cause", "reason", "seconds", "run"),
+        ]
     )
     for result in results:
         searched: Mapping[str, Any] = result.settings
         writer.writerow(
             [
-                result.number,
-                result.outcome,
-                result.value,
+                *(result.number, result.outcome, result.value, *([result.second] if second else [])),
                 *(searched.get(name) for name in names),
                 *(result.violations.get(limit) for limit in limits),
-                result.phase,
-                result.cause,
-                result.reason,
-                result.seconds,
-                result.run,
+                *(result.origin, result.phase, result.cause, _inert(result.reason), result.seconds, result.run),
             ]
         )
     return text.getvalue()
 
 
-def _best(
-    search: Search, confirmation: Confirmation, winner: TrialResult, *, is_confirmed: bool
-) -> tuple[dict[str, Any], list[str]]:
-    origin = f"{search.folder.name}/{winner.number}" + ("/confirmed" if is_confirmed else "")
-    comments = [
-        f"The best configuration of study {search.folder.name}, trial {winner.number}.",
-        confirmation.sentence,
-        f"Confirmed: {'yes' if is_confirmed else 'no'}. {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC.",
-        "text-generation-launcher --config-file best.toml",
-    ]
-    return {**winner.settings, "tuned_by": origin}, comments
+def load_toml(search: Search) -> str:
+    """The study's load as a file that `tgi-bench run --config` reads."""
+    given = search.bench.load.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    left_out = ("model_id", "url", "server", "api_key")
+    lines = [f"{name} = {toml_value(value)}" for name, value in given.items() if name not in left_out]
+    return "\n".join([f"# The load of study {search.folder.name}.", *lines]) + "\n"
+
+
+def _write_parquet(path: Path, table: str) -> None:
+    import pandas as pd
+
+    part = path.with_name(path.name + ".part")
+    pd.read_csv(io.StringIO(table)).to_parquet(part)
+    part.replace(path)
+
+
+def _script(line: str) -> str:
+    return f"#!/bin/sh\n{line}\n"
+
+
+def _inert(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
+def read_verdict(folder: Path) -> dict[str, Any]:
+    """The verdict of a finished study; empty while it has none."""
+    path = folder / VERDICT_FILE
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    return content if isinstance(content, dict) else {}

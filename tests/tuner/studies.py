@@ -9,6 +9,8 @@ from tuner.search import Search
 
 LOAD = BenchConfig(concurrency=4, duration=1.0, input_tokens="uniform:64,512", output_tokens="32")
 
+BENCH = Bench(LOAD, 1.0, Silent())
+
 
 def tokens_per_s(config):
     """Best with a small budget; chunking costs a tenth."""
@@ -43,8 +45,8 @@ class FormulaServer:
 def open_search(folder, server, **study):
     config = TuneConfig.model_validate(
         {
-            "study": {"trials": 8, **study},
+            "study": {"trials": 8, "noise_runs": 0, **study},
             "server": {"fixed": {"max_input_tokens": 512, "max_total_tokens": 544}},
         }
     )
-    return Search.open(folder, config, Bench(LOAD, 1.0, Silent()), server)
+    return Search.open(folder, config, BENCH, server)

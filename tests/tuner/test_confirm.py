@@ -2,8 +2,11 @@ import pytest
 
 from tests.tuner.studies import FormulaServer, open_search
 from tuner.confirm import confirm, judge
+from tuner.objective import Objective
 from tuner.outcome import TrialResult
 from tuner.search import best_of
+
+TOKENS = Objective("output_tokens_per_s")
 
 
 def runs(number, *values, violation=-0.5):
@@ -16,7 +19,7 @@ BASE, BEST, OTHER = (TrialResult(number, {}, "measured", value=1.0) for number i
 def test_a_clear_gain_is_confirmed_with_its_interval():
     fresh = {0: runs(0, 100.0, 101.0, 99.0), 1: runs(1, 120.0, 121.0, 119.5)}
 
-    confirmation = judge("output_tokens_per_s", BASE, [BEST], fresh)
+    confirmation = judge(TOKENS, BASE, [BEST], fresh)
 
     assert confirmation.winner is BEST
     assert confirmation.gain is not None
@@ -27,14 +30,14 @@ def test_a_clear_gain_is_confirmed_with_its_interval():
 def test_a_gain_that_noise_explains_keeps_the_defaults():
     fresh = {0: runs(0, 100.0, 120.0, 90.0), 1: runs(1, 105.0, 100.0, 125.0)}
 
-    confirmation = judge("output_tokens_per_s", BASE, [BEST], fresh)
+    confirmation = judge(TOKENS, BASE, [BEST], fresh)
 
     assert confirmation.winner is BASE
     assert confirmation.sentence.startswith("defaults are as good")
 
 
 def test_one_launch_is_no_interval_and_proves_nothing():
-    confirmation = judge("output_tokens_per_s", BASE, [BEST], {0: runs(0, 100.0), 1: runs(1, 150.0)})
+    confirmation = judge(TOKENS, BASE, [BEST], {0: runs(0, 100.0), 1: runs(1, 150.0)})
 
     assert confirmation.winner is BASE
     assert confirmation.sentence.startswith("keep the defaults: one round cannot show")
@@ -43,13 +46,13 @@ def test_one_launch_is_no_interval_and_proves_nothing():
 def test_a_finalist_that_died_once_cannot_win():
     fresh = {0: runs(0, 100.0, 100.0, 100.0), 1: runs(1, 150.0, None, 150.0), 2: runs(2, 110.0, 111.0, 110.5)}
 
-    assert judge("x", BASE, [BEST, OTHER], fresh).winner is OTHER
+    assert judge(TOKENS, BASE, [BEST, OTHER], fresh).winner is OTHER
 
 
 def test_a_finalist_over_a_limit_cannot_win():
     fresh = {0: runs(0, 100.0, 100.0, 100.0), 1: runs(1, 150.0, 151.0, 150.0, violation=0.2)}
 
-    confirmation = judge("x", BASE, [BEST], fresh)
+    confirmation = judge(TOKENS, BASE, [BEST], fresh)
 
     assert confirmation.winner is BASE
     assert confirmation.sentence == "no finalist survived its confirmation: keep the defaults"
@@ -58,7 +61,7 @@ def test_a_finalist_over_a_limit_cannot_win():
 def test_where_nothing_meets_the_limits_there_is_no_winner():
     fresh = {0: runs(0, 100.0, violation=0.2), 1: runs(1, 150.0, violation=0.2)}
 
-    assert judge("x", BASE, [BEST], fresh).winner is None
+    assert judge(TOKENS, BASE, [BEST], fresh).winner is None
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
@@ -68,7 +71,7 @@ def test_finalists_and_defaults_are_launched_in_turns_and_never_twice(tmp_path, 
     results = search.run()
     server.launches.clear()
 
-    finalists = best_of(results)[:2]
+    finalists = best_of(results, TOKENS)[:2]
     first = confirm(search, results[0], finalists, rounds)
     launched = [config.max_batch_prefill_tokens for config in server.launches]
     again = confirm(search, results[0], finalists, rounds)

@@ -1,10 +1,13 @@
-import json
-
 import pytest
 
-from tests.tuner.studies import FormulaServer, open_search
+from tests.tuner.studies import BENCH, FormulaServer, open_search
+from tuner.config import ParamSection
 from tuner.errors import CannotMeasureError, SpaceError, StudyError
-from tuner.search import best_of, resolved
+from tuner.objective import Objective
+from tuner.resolve import resolved
+from tuner.search import Search, best_of
+from tuner.study import Study
+from tuner.study_folder import StudyFolder
 
 
 def test_the_defaults_come_first_and_count(tmp_path):
@@ -19,13 +22,13 @@ def test_the_defaults_come_first_and_count(tmp_path):
 
 
 def test_dead_configurations_are_results_and_the_search_goes_on(tmp_path):
-    results = open_search(tmp_path / "s", FormulaServer(dies_above=0.8), trials=12).run()
+    results = open_search(tmp_path / "s", FormulaServer(dies_above=0.88), trials=12).run()
 
     dead = [result for result in results if result.outcome == "infeasible"]
     assert dead
-    assert {result.cause for result in dead} == {"memory"}
-    assert len(results) == 12
-    assert best_of(results)
+    assert {result.cause for result in dead} == {"memory", "doomed"}
+    assert sum(result.was_launched for result in results) == 12
+    assert best_of(results, Objective("output_tokens_per_s"))
 
 
 def test_the_same_study_continues_and_adds_no_launch_when_it_is_done(tmp_path):
@@ -51,19 +54,24 @@ def test_an_interrupted_study_loses_no_result_and_repeats_none(tmp_path, interru
 
 
 def test_a_result_that_was_written_and_never_told_is_told_on_continuing(tmp_path, monkeypatch):
-    search = open_search(tmp_path / "s", FormulaServer(), trials=3)
-    search.run()
-    told = []
-    monkeypatch.setattr("tuner.study.Study.tell", lambda self, trial, result: told.append(result.number))
+    tell = Study.tell
 
-    def died(self):
-        return [type("Trial", (), {"number": json.loads(path.read_text())["asked"]}) for path in settings]
+    def dies_before_telling(study, trial, result, **how):
+        if result.number == 7:
+            raise SystemExit
+        tell(study, trial, result, **how)
 
-    settings = [tmp_path / "s" / "trials" / "0002" / "settings.json"]
-    monkeypatch.setattr("tuner.study.Study.unfinished", died)
-    search.run()
+    monkeypatch.setattr(Study, "tell", dies_before_telling)
+    with pytest.raises(SystemExit):
+        open_search(tmp_path / "s", FormulaServer(), trials=10).run()
+    monkeypatch.setattr(Study, "tell", tell)
+    monkeypatch.setattr("tuner.study.is_alive", lambda lease: False)
 
-    assert told == [2]
+    resumed = FormulaServer()
+    results = open_search(tmp_path / "s", resumed, trials=10).run()
+
+    assert len(results) == 10
+    assert len(resumed.launches) == 2
 
 
 def test_one_fault_of_the_generator_is_tried_again_and_several_end_the_search(tmp_path):
@@ -75,9 +83,9 @@ def test_one_fault_of_the_generator_is_tried_again_and_several_end_the_search(tm
 
 def test_a_folder_of_another_study_is_refused(tmp_path):
     open_search(tmp_path / "s", FormulaServer())
-    (tmp_path / "s" / "study.json").write_text(json.dumps({"digest": "another"}))
+    StudyFolder(tmp_path / "s").update("study.json", {"identity": {"space": "another"}})
 
-    with pytest.raises(StudyError, match="another space or load"):
+    with pytest.raises(StudyError, match="another space and load"):
         open_search(tmp_path / "s", FormulaServer())
 
 
@@ -92,10 +100,15 @@ def test_settings_that_no_launcher_takes_are_refused_before_the_first_launch(tmp
 
 
 def test_a_knob_with_one_value_is_named_and_not_searched(tmp_path):
-    search = open_search(tmp_path / "s", FormulaServer())
+    config = open_search(tmp_path / "s", FormulaServer()).config
+    params = {
+        "quantize": ParamSection(type="choice", values=("none",)),
+        "prefill_chunking": ParamSection(type="bool"),
+    }
+    search = Search.open(tmp_path / "t", config.model_copy(update={"param": params}), BENCH)
 
-    assert "quantize" in search.cannot_act
-    assert "quantize" not in {parameter.name for parameter in search.space.parameters}
+    assert search.cannot_act == {"quantize": "it has one value here"}
+    assert [parameter.name for parameter in search.space.parameters] == ["prefill_chunking"]
 
 
 def test_a_budget_below_the_longest_prompt_is_raised_only_where_prompts_are_not_chunked():

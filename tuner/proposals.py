@@ -1,0 +1,65 @@
+"""Who proposes the next launch instead of the sampler: one knob at a time, or the simulator's guide."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tuner.config import TuneConfig
+from tuner.objective import Objective
+from tuner.outcome import TrialResult
+from tuner.resolve import key_of, resolved
+from tuner.space import SearchSpace
+
+LEVELS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Settings to launch next; `attributes` are kept with the trial."""
+
+    settings: Mapping[str, Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBack:
+    """The proposer has nothing more to say, and why; the sampler goes on with all trials so far."""
+
+    reason: str
+
+
+class Proposer(Protocol):
+    def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | StepBack:
+        """The next launch, from what was measured and what other workers have in hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneKnobAtATime:
+    """Each parameter in turn over a few levels, the others at the best so far: for explaining, not for finding."""
+
+    space: SearchSpace
+    fixed: Mapping[str, Any]
+    objective: Objective
+
+    def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | StepBack:
+        feasible = [each for each in results if each.is_feasible]
+        best = max(feasible, key=lambda each: self.objective.merit(each.value, each.second), default=None)
+        start = dict(best.settings) if best is not None else dict(self.fixed)
+        known = {key_of(each.settings) for each in results} | {key_of(each) for each in running}
+        for parameter in self.space.active(start):
+            count = len(parameter.values) or (2 if parameter.type == "bool" else LEVELS)
+            for level in range(count):
+                value = parameter.at(level / (count - 1) if count > 1 else 0.5)
+                settings = {**start, parameter.name: value}
+                if key_of(resolved(settings)) not in known:
+                    return Proposal(settings)
+        return StepBack("every level of every knob was measured beside the best")
+
+
+def proposer_of(
+    config: TuneConfig, space: SearchSpace, fixed: Mapping[str, Any], objective: Objective
+) -> Proposer | None:
+    """Who proposes in a study; None where its sampler does alone."""
+    if config.study.sampler == "coordinate":
+        return OneKnobAtATime(space, fixed, objective)
+    return None

@@ -1,0 +1,123 @@
+"""What is launched for a configuration: our launcher, a real TGI in a container or on the path, or any command."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadgen.errors import UsageError
+from loadgen.launch import find_launcher, split_command
+from reference_server.config import ServerConfig
+from reference_server.config_fields import flag_words, text_of
+from tuner.config import ServerSection
+
+CIDFILE = "container.id"
+LABEL = "tgi-tune"
+# Settings of ours that a TGI launcher takes as a variable only.
+BY_VARIABLE = ("prefill_chunking", "prefix_caching", "attention")
+# Settings that only our own server has.
+OURS = frozenset(
+    (
+        *("cpu_memory_gib", "compute_threads", "run_ahead", "load_format", "step_trace", "tuned_by", "grpc_schema"),
+        *("check_invariants", "step_timeout", "disable_custom_kernels"),
+    )
+)
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command line and the variables beside it; `container` is where a container's id will be."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    container: Path | None = None
+
+
+def launch_of(server: ServerSection, config: ServerConfig, directory: Path) -> Launch:
+    """How a configuration is started on this target. Raises UsageError naming what the target cannot take."""
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, server.gpus))} if server.gpus else {}
+    match server.kind:
+        case "own":
+            return Launch((find_launcher(), *config.to_argv()), {**config.to_environ(), **visible})
+        case "tgi-launcher":
+            launcher = server.command or shutil.which("text-generation-launcher")
+            if launcher is None:
+                raise UsageError("there is no text-generation-launcher on the path; give [server] command")
+            words, environment = tgi_words(config)
+            return Launch((*split_command(launcher), *words), {**environment, **visible})
+        case "tgi-docker":
+            container = directory / CIDFILE
+            return Launch(tuple(docker_command(server, config, container)), {}, container)
+        case _:
+            return _command_launch(server, config, visible)
+
+
+def tgi_words(config: ServerConfig) -> tuple[list[str], dict[str, str]]:
+    """A configuration as a TGI launcher takes it: flags, and variables for what has none.
+
+    Raises UsageError for a setting that TGI does not have.
+    """
+    fields = type(config).model_fields
+    given = [name for name in fields if getattr(config, name) not in (None, fields[name].default)]
+    foreign = sorted(OURS.intersection(given))
+    if foreign:
+        raise UsageError(
+            f"a TGI launcher has no {', '.join(f'`{name}`' for name in foreign)}: leave it out of the study"
+        )
+    environment = config.to_environ()
+    words: list[str] = []
+    for name in given:
+        if name in BY_VARIABLE:
+            environment[name.upper()] = text_of(getattr(config, name))
+        elif name.upper() not in environment:
+            words += flag_words(name, fields[name], getattr(config, name))
+    return words, environment
+
+
+def docker_command(
+    server: ServerSection, config: ServerConfig, cidfile: Path | None, port: str = "{port}"
+) -> list[str]:
+    """The `docker run` of a TGI container, published on this machine's loopback interface only."""
+    words, environment = tgi_words(config)
+    gpus = ["--gpus", f'"device={",".join(map(str, server.gpus))}"' if server.gpus else "all"]
+    return [
+        *("docker", "run", "--rm", "--label", LABEL),
+        *(("--cidfile", str(cidfile)) if cidfile is not None else ()),
+        *gpus,
+        *("--shm-size", server.shm_size, "-p", f"127.0.0.1:{port}:80"),
+        *(("-v", server.volume) if server.volume else ()),
+        *(word for name, value in environment.items() for word in ("-e", f"{name}={value}")),
+        server.image,
+        *words,
+    ]
+
+
+def remove_container(container: Path | None) -> None:
+    """Remove the container whose id was recorded, if it is still there. Never by name."""
+    if container is None or not container.exists():
+        return
+    subprocess.run(["docker", "rm", "-f", container.read_text().strip()], capture_output=True, check=False, timeout=120)
+    container.unlink()
+
+
+def _command_launch(server: ServerSection, config: ServerConfig, visible: dict[str, str]) -> Launch:
+    """Any command: `{setting}` is replaced, and every setting that is not the default is also a variable."""
+    fields = type(config).model_fields
+    named = {
+        name: text_of(getattr(config, name))
+        for name in fields
+        if getattr(config, name) not in (None, fields[name].default)
+    }
+
+    def value(match: "re.Match[str]") -> str:
+        name = match[1]
+        if name == "port":
+            return "{port}"
+        if name not in fields:
+            raise UsageError(f"[server] command names `{{{name}}}`, which is no setting of the launcher")
+        return text_of(getattr(config, name)) if getattr(config, name) is not None else ""
+
+    words = [_PLACEHOLDER.sub(value, word) for word in split_command(server.command or "")]
+    return Launch(tuple(words), {**{name.upper(): text for name, text in named.items()}, **visible})
