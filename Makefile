@@ -9,6 +9,7 @@ EXTRAS ?= server,grammar,dev
 PORT   ?= 3000
 NUM_SHARD ?= 8
 BLOOM  ?= bigscience/bloom
+BASE   ?= HEAD~1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -50,8 +51,8 @@ format: $(STAMP)  ## rewrite the sources as `check` wants them
 tune: $(STAMP)  ## a short tuning study on the embedded preset
 	$(BIN)/tgi-tune run --trials 6
 
-perf-gate: $(STAMP)  ## compare two server commands: make perf-gate A="…" B="…"
-	$(BIN)/tgi-bench compare --server-a "$(A)" --server-b "$(B)"
+perf-gate: $(STAMP)  ## this commit against the one before (BASE=main: against another)
+	$(BIN)/tgi-bench compare "git:$(BASE)" git:HEAD --config docs/ci/gate.toml --min-effect 5% --max-minutes 12
 
 proto: $(STAMP)  ## write the descriptor set after a change of proto/
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --include_imports \

@@ -140,7 +140,7 @@ def _kind_of(text: str) -> str:
     path = Path(text)
     if path.suffix == ".toml":
         return "config"
-    if path.is_dir():
+    if text and path.is_dir():
         return "stored"
     raise UsageError(f"{text!r} is no side of a comparison; a side is {FORMS}")
 

@@ -1,0 +1,132 @@
+"""What the words of a command line name as a side, and how its server is opened."""
+
+import subprocess
+from contextlib import ExitStack
+
+import pytest
+
+from loadgen.config import BenchConfig
+from loadgen.errors import MeasurementError, StartError, UsageError
+from loadgen.progress import Silent
+from loadgen.sides import Command, Image, Side, open_side, planned_words, read_side
+from tests.support import fake_docker
+
+LOAD = BenchConfig(requests=1, ready_timeout="20s")
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        ("http://host:80/base", "url", "http://host:80/base"),
+        ("git:main", "git", "main"),
+        ("git:v1.0:deploy/server.toml", "git", "v1.0:deploy/server.toml"),
+        ("image:registry.example/tgi:1.2", "image", "registry.example/tgi:1.2"),
+        ("command:serve --port {port}", "command", "serve --port {port}"),
+        ("baseline:main", "baseline", "main"),
+        ("best.toml", "config", "best.toml"),
+        (".", "stored", "."),
+    ],
+)
+def test_a_side_is_known_by_its_form(text, kind, name):
+    side = read_side("a", text, None)
+
+    assert (side.kind, side.name) == (kind, name)
+
+
+@pytest.mark.parametrize("text", ["main", "nowhere", "git:", "server.yaml", ""])
+def test_what_names_no_side_is_refused_with_the_forms_there_are(text):
+    with pytest.raises(UsageError, match=r"is no side of a comparison; a side is a URL, a server's TOML file, git:REV"):
+        read_side("a", text, None)
+
+
+def test_added_words_are_refused_where_there_is_no_launcher_and_where_they_name_a_port():
+    with pytest.raises(UsageError, match="`args-b` is given but side B is 'http://h', which takes no arguments"):
+        read_side("b", "http://h", None, "--max-batch-size 4")
+    with pytest.raises(UsageError, match="names a port"):
+        read_side("a", "git:HEAD", None, "--port=80")
+
+
+def test_labels_show_what_was_added_and_no_secret():
+    side = read_side("b", "git:HEAD", None, "--api-key hush --max-batch-size 4")
+
+    assert side.label == "HEAD --api-key *** --max-batch-size 4"
+    assert read_side("a", "command:serve --api-key hush", None).label == "A"
+
+
+def test_a_toml_file_becomes_our_launcher_with_it_and_is_identified_by_its_digest(tmp_path):
+    (tmp_path / "server.toml").write_text('model_id = "preset:tiny-llama"\n')
+    text = read_side("a", "server.toml", None, "--max-batch-size 4")
+
+    with ExitStack() as held:
+        side = open_side(text, LOAD, tmp_path, held, Silent())
+
+    assert list(side.server.words[1:]) == ["--config-file", str(tmp_path / "server.toml"), "--max-batch-size", "4"]
+    assert side.identity["config"] == "server.toml"
+    assert len(side.identity["config_digest"]) == 64
+
+
+def test_a_toml_file_that_is_not_there_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match=r"absent\.toml: No such file"):
+        planned_words(read_side("a", "absent.toml", None), LOAD)
+
+
+def test_a_file_of_a_revision_is_taken_as_it_was(tmp_path):
+    (tmp_path / "out").mkdir()
+    for words in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"]):
+        subprocess.run(["git", *words], check=True)
+    for content in ("max_batch_size = 1\n", "max_batch_size = 2\n"):
+        (tmp_path / "server.toml").write_text(content)
+        subprocess.run(["git", "add", "server.toml"], check=True)
+        subprocess.run(["git", "commit", "-q", "-m", content], check=True)
+
+    with ExitStack() as held:
+        side = open_side(read_side("a", "git:HEAD~1:server.toml", None), LOAD, tmp_path / "out", held, Silent())
+
+    assert (tmp_path / "out/a-server.toml").read_text() == "max_batch_size = 1\n"
+    assert side.server.words[2] == str(tmp_path / "out/a-server.toml")
+    assert len(side.identity["commit"]) == 40
+
+
+def test_an_image_is_published_on_loopback_and_its_container_is_removed_by_its_id(tmp_path, monkeypatch):
+    for name, value in fake_docker.install(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    text = read_side("a", "image:tgi:1", None, "--max-batch-size 4")
+
+    with ExitStack() as held:
+        side = open_side(text, LOAD, tmp_path, held, Silent())
+        with side.server.open(LOAD, tmp_path / "run" / "server.log") as target:
+            assert target.info()["model_id"]
+            port = target.url.rpartition(":")[2]
+
+    inspected, started, removed = fake_docker.notes(tmp_path)
+    assert inspected[:2] == ["image", "inspect"]
+    assert side.identity == {"image": "tgi:1", "image_digest": "sha256:0123"}
+    assert started[:2] == ["run", "--rm"]
+    assert f"127.0.0.1:{port}:{port}" in started
+    assert started[-5:] == ["tgi:1", "--model-id", "preset:tiny-llama", "--max-batch-size", "4"]
+    assert removed == ["rm", "--force", "c0ffee"]
+
+
+def test_without_docker_an_image_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(MeasurementError, match="there is no docker"), ExitStack() as held:
+        open_side(read_side("a", "image:tgi:1", None), LOAD, tmp_path, held, Silent())
+
+
+def test_a_command_that_ends_is_a_start_error(tmp_path):
+    side = Side("a", "A", Command(("false",)))
+
+    with pytest.raises(StartError, match="ended with exit code 1"), side.server.open(LOAD, tmp_path / "server.log"):
+        pass
+
+
+def test_words_for_docker_come_before_the_image():
+    image = Image("tgi:1", ("--model-id", "m"), ("--gpus", "all"))
+
+    assert image.words[-5:] == ("--gpus", "all", "tgi:1", "--model-id", "m")
