@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,8 +22,10 @@ from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.decoding.watermark import Watermark
+from reference_server.model_server.device import DeviceMemory, choose_device, make_current
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.forward import tiers
+from reference_server.model_server.forward.cuda_graph import graph_sizes
 from reference_server.model_server.generate import ChoosingOptions, Generator, StepOutput
 from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.models import loader
@@ -31,7 +34,13 @@ from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.run_ahead import RunAhead
 from reference_server.model_server.sequence import Sequence
-from reference_server.model_server.warmup import GIB, PeakTensorBytes, blocks_that_fit, device_bytes
+from reference_server.model_server.warmup import (
+    GIB,
+    blocks_in_free_memory,
+    blocks_that_fit,
+    device_bytes,
+    peak_bytes_of,
+)
 from reference_server.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -85,8 +94,7 @@ class Engine:
     def load(cls, options: EngineOptions, rank: int, world_size: int) -> "Engine":
         """Read the model's files; raises StartupError for what is not served."""
         torch.set_num_threads(options.compute_threads or default_compute_threads())
-        if torch.cuda.is_available() and rank == 0:
-            logger.warning("a GPU is present, but this version computes on the CPU only")
+        make_current(choose_device(rank))
         group = RankGroup(rank, world_size)
         files = loader.locate(options)
         _refuse_too_large(options, loader.expected_weight_bytes(options, files), world_size)
@@ -106,9 +114,13 @@ class Engine:
         )
         return engine
 
+    def enter_thread(self) -> None:
+        """Make the device current in the calling thread, which is going to step."""
+        make_current(self._loaded.device)
+
     def check_device(self) -> None:
-        """Touch the device; raises RuntimeError if it is gone."""
-        torch.zeros((2, 2), device=self._loaded.device)
+        """Touch the device and wait for it; raises RuntimeError if it is gone."""
+        torch.zeros((2, 2), device=self._loaded.device).tolist()
 
     def step(self, batch: SequenceBatch) -> StepOutput:
         """The next token of every live sequence, and what follows from it."""
@@ -234,12 +246,15 @@ class Engine:
         """Run the largest prefill, then allocate the blocks that fit beside it (model-server.md section 5.1)."""
         block_size = self._block_size
         self._generator.max_prefill_tokens = blocks_for(request.max_prefill_tokens, block_size) * block_size
+        if self._model.graphs is not None:
+            self._model.graphs.release()
         self._state.cache = None
         batch = self.make_batch(request.batch)
         prompt_tokens = sum(len(sequence.encoder_ids or sequence.ids) for sequence in batch.sequences)
-        self._allocate(sum(len(sequence.blocks) for sequence in batch.sequences))
+        warmup_blocks = sum(len(sequence.blocks) for sequence in batch.sequences)
+        self._allocate(warmup_blocks)
         try:
-            with torch.no_grad(), PeakTensorBytes() as tensors:
+            with torch.no_grad(), peak_bytes_of(self._loaded.device) as tensors:
                 self.run_ahead.step(batch)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
@@ -248,13 +263,14 @@ class Engine:
                 f"Not enough memory to handle {prompt_tokens} prefill tokens. You need to decrease "
                 "`--max-batch-prefill-tokens`"
             ) from error
-        num_blocks = self._group.minimum(self._blocks_that_fit(tensors.peak))
+        num_blocks = self._group.minimum(self._blocks_that_fit(tensors.peak, warmup_blocks))
         self._allocate(num_blocks)
         capacity = num_blocks * block_size
         max_total = request.max_total_tokens or self._default_max_total(capacity, prompt_tokens)
         logger.info("K/V cache: %d blocks of %d tokens", num_blocks, block_size)
         if self._model.requires_padding:
             self._check_capacity(capacity, max_total)
+        self._capture(num_blocks, max_total)
         return WarmupReply(
             # The router budgets a padded model by rows and longest prompt, as the operator set it.
             max_supported_total_tokens=None if self._model.requires_padding else capacity,
@@ -264,6 +280,17 @@ class Engine:
             prefill_peak_bytes=tensors.peak,
             backends=self.backends,
         )
+
+    def _capture(self, num_blocks: int, max_total: int) -> None:
+        """Record the decode steps that are replayed from here on. Block 0 is nobody's, so rows have the others."""
+        graphs = self._model.graphs
+        if graphs is None:
+            return
+        sizes = graph_sizes(self._options.cuda_graphs, num_blocks - 1)
+        started = time.perf_counter()
+        with self._no_gradients():
+            graphs.capture(sizes, max_total)
+        logger.info("captured %d CUDA graphs in %.1f s", len(graphs.sizes), time.perf_counter() - started)
 
     def _check_capacity(self, capacity: int, max_total: int) -> None:
         """What the router does for a model that reports its cache. It cannot know how much a padded one's holds."""
@@ -275,19 +302,27 @@ class Engine:
         if self._model.shapes:
             logger.info("a batch finds room for %d tokens: keep `--max-batch-total-tokens` at most there", capacity)
 
-    def _blocks_that_fit(self, peak_bytes: int) -> int:
+    def _blocks_that_fit(self, peak_bytes: int, warmup_blocks: int) -> int:
         if not self._model.shapes:
             return _BLOCKS_WITHOUT_KEYS
+        device = self._loaded.device
+        block_bytes = bytes_per_block(self._model.shapes, self._block_size, self._loaded.dtype)
+        if device.type != "cpu":
+            share = self._options.memory_fraction * self._options.wiggle_room
+            return blocks_in_free_memory(DeviceMemory.of(device), share, block_bytes) + warmup_blocks
         budget = device_bytes(self._options) * self._options.memory_fraction / self._group.world_size
         return blocks_that_fit(
             budget,
             self._weight_bytes,
             peak_bytes,
-            bytes_per_block(self._model.shapes, self._block_size, self._loaded.dtype),
+            block_bytes,
         )
 
     def _allocate(self, num_blocks: int) -> None:
         self._state.cache = None
+        if self._loaded.device.type == "cuda":
+            # A cache of another size would not fit the pieces that the allocator keeps.
+            torch.cuda.empty_cache()
         self._state.cache = KVCache(
             self._model.shapes, num_blocks, self._block_size, self._loaded.dtype, self._loaded.device
         )
@@ -301,7 +336,11 @@ class Engine:
 
 def _refuse_too_large(options: EngineOptions, weight_bytes: int, world_size: int) -> None:
     """Before minutes of loading and a machine without memory."""
-    budget = device_bytes(options) * options.memory_fraction
+    device = choose_device()
+    if device.type == "cpu":
+        budget = device_bytes(options) * options.memory_fraction
+    else:
+        budget = DeviceMemory.of(device).total_bytes * options.memory_fraction * world_size
     if weight_bytes > budget:
         raise ArgumentError(
             f"the weights of {options.model_id} take {weight_bytes / GIB:.2f} GiB, but only {budget / GIB:.2f} GiB "

@@ -45,7 +45,7 @@ class LocalShard:
         self._batches: dict[int, SequenceBatch] = {}
         # The batch whose next step is launched once the present call has been answered.
         self._answered: int | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shard")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shard", initializer=engine.enter_thread)
 
     @classmethod
     def load(cls, options: EngineOptions, rank: int = 0, world_size: int = 1) -> "LocalShard":

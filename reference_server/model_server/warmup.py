@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference_server.errors import ShardError
+from reference_server.model_server.device import DeviceMemory
 from reference_server.model_server.options import EngineOptions
 
 GIB = 1 << 30
@@ -26,6 +27,23 @@ def blocks_that_fit(budget_bytes: float, weight_bytes: int, peak_bytes: int, blo
             f"no K/V block fits: {_gib(budget_bytes)} of device memory a shard, less {_gib(weight_bytes)} of weights "
             f"and {_gib(peak_bytes)} for the largest prefill. Raise `--cpu-memory-gib` or `--cuda-memory-fraction`, "
             "or lower `--max-batch-prefill-tokens`"
+        )
+    return num_blocks
+
+
+def blocks_in_free_memory(memory: DeviceMemory, share: float, block_bytes: int) -> int:
+    """Blocks that an accelerator's memory still holds, of which the part beyond `share` stays free.
+
+    Asked after the largest prefill, whose memory the allocator keeps. Raises ShardError naming the flags when there
+    is none.
+    """
+    free_bytes = memory.free_bytes - (1 - share) * memory.total_bytes
+    num_blocks = int(max(0.0, free_bytes) // block_bytes)
+    if num_blocks == 0:
+        raise ShardError(
+            f"no K/V block fits: of {_gib(memory.total_bytes)} of device memory {_gib(memory.free_bytes)} are free "
+            f"beside the weights and the largest prefill, and {_gib((1 - share) * memory.total_bytes)} have to stay "
+            "free. Raise `--cuda-memory-fraction`, or lower `--max-batch-prefill-tokens`"
         )
     return num_blocks
 
@@ -92,6 +110,28 @@ class PeakTensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive[key] = weakref.ref(storage, gone)
         self._current += size
         self.peak = max(self.peak, self._current)
+
+
+class PeakAllocatedBytes:
+    """The same on an accelerator, whose allocator counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.peak = 0
+        self._device = device
+        self._before = 0
+
+    def __enter__(self) -> "PeakAllocatedBytes":
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.peak = torch.cuda.max_memory_allocated(self._device) - self._before
+
+
+def peak_bytes_of(device: torch.device) -> PeakTensorBytes | PeakAllocatedBytes:
+    """A context that measures `peak` bytes."""
+    return PeakTensorBytes() if device.type == "cpu" else PeakAllocatedBytes(device)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -1,11 +1,10 @@
 """The packed forward: all sequences' new tokens as one row through the model and its registered attention."""
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from reference_server.model_server.attention.state import AttentionState
+from reference_server.model_server.attention.staging import DeviceMetadata, host_arrays, stage
+from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.models.fuse import Decoder
 
@@ -17,22 +16,53 @@ class RaggedForward:
     """
 
     def __init__(self, model: nn.Module, state: AttentionState, device: torch.device, decoder: Decoder | None) -> None:
-        self._device = device
+        self.device = device
         self._state = state
         self._run: Decoder
         self._run = decoder if decoder is not None else _ModelCall(model)
 
     def __call__(self, inputs: RaggedInputs) -> Tensor:
         """[logit rows, vocab_size], in the model's dtype."""
-        index = None if inputs.logits_index is None else self._tensor(inputs.logits_index)
-        with self._state.use(inputs.attention):
-            ids, positions = self._tensor(inputs.input_ids), self._tensor(inputs.positions)
-            return self._run(ids, positions, index, inputs.attention.max_k - 1)
+        input_ids, positions, index = _here(inputs) if self.device.type == "cpu" else _placed(inputs, self.device)
+        return self.run(input_ids, positions, index, inputs.attention, inputs.attention.max_k - 1)
 
-    def _tensor(self, array: NDArray[np.int64] | Tensor) -> Tensor:
-        if isinstance(array, Tensor):
-            return array
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+    def run(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        logits_index: Tensor | None,
+        attention: AttentionMetadata,
+        max_position: int,
+    ) -> Tensor:
+        """The same from tensors of the device: [tokens] int64 each, and [logit rows]."""
+        with self._state.use(attention):
+            return self._run(input_ids, positions, logits_index, max_position)
+
+
+def _here(inputs: RaggedInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Where host and device are one, the plan's own arrays."""
+    ids = inputs.input_ids if isinstance(inputs.input_ids, Tensor) else torch.from_numpy(inputs.input_ids)
+    index = None if inputs.logits_index is None else torch.from_numpy(inputs.logits_index)
+    return ids, torch.from_numpy(inputs.positions), index
+
+
+def _placed(inputs: RaggedInputs, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """On a device of its own: the whole plan in one copy, attention's tables with it."""
+    arrays = [inputs.positions]
+    if not isinstance(inputs.input_ids, Tensor):
+        arrays.append(inputs.input_ids)
+    if inputs.logits_index is not None:
+        arrays.append(inputs.logits_index)
+    tables = host_arrays(inputs.attention)
+    own, rest = _split(stage([*arrays, *tables], device), len(arrays))
+    inputs.attention.step_memo[DeviceMetadata] = DeviceMetadata(*rest)
+    index = own.pop() if inputs.logits_index is not None else None
+    ids = inputs.input_ids if isinstance(inputs.input_ids, Tensor) else own.pop()
+    return ids, own[0], index
+
+
+def _split(tensors: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
+    return tensors[:count], tensors[count:]
 
 
 class _ModelCall:

@@ -3,10 +3,13 @@
 import logging
 from dataclasses import dataclass, replace
 
+import torch.distributed as dist
+
 from reference_server.errors import UnsupportedError
 from reference_server.model_server.attention import backend
 from reference_server.model_server.attention.backend import AttentionChoice, AttentionNeeds
 from reference_server.model_server.attention.state import AttentionState
+from reference_server.model_server.forward.cuda_graph import CudaGraphs, GraphedForward, refuse_graphs
 from reference_server.model_server.forward.encoder_decoder import EncoderDecoderForward
 from reference_server.model_server.forward.inputs import Forward
 from reference_server.model_server.forward.padded import PaddedForward
@@ -29,6 +32,7 @@ class PreparedModel:
     """A forward, the K/V geometry that its cache needs, and what the server says of both.
 
     added_bytes: what fusing keeps beside the weights. start_id: what the decoder behind an encoder begins with.
+    graphs: the forward, where its decode steps can be captured.
     """
 
     tier: Tier
@@ -38,6 +42,7 @@ class PreparedModel:
     kernels: str = "modules"
     added_bytes: int = 0
     start_id: int | None = None
+    graphs: GraphedForward | None = None
 
     @property
     def requires_padding(self) -> bool:
@@ -94,14 +99,39 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: AttentionState) 
     elif options.fuse:
         swap_modules(loaded.model)
         added_bytes = pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
+    forward = RaggedForward(loaded.model, state, loaded.device, decoder)
+    graphs = _graphed(forward, loaded, choice, options)
     return PreparedModel(
         tier="ragged",
-        forward=RaggedForward(loaded.model, state, loaded.device, decoder),
+        forward=graphs or forward,
         shapes=tuple(layer.shape for layer in layers),
         choice=choice,
         kernels="modules" if decoder is None else "fused",
         added_bytes=added_bytes,
+        graphs=graphs,
     )
+
+
+def _graphed(
+    forward: RaggedForward, loaded: LoadedModel, choice: AttentionChoice, options: EngineOptions
+) -> GraphedForward | None:
+    """The forward with captured decode steps, unless something in a step needs the host."""
+    device, asked = loaded.device, options.cuda_graphs
+    reason = None
+    if device.type != "cuda":
+        reason = f"a {device.type} device captures no steps"
+    elif not choice.decode.is_capturable:
+        reason = f"{choice.decode.name} attention reads its tables on the host"
+    elif rotary.needs_lengths(loaded.model):
+        reason = "its rotary positions depend on each request's length, which is on the host"
+    elif dist.is_initialized():
+        reason = "capture with several shards is unproven"
+    if reason is not None:
+        refuse_graphs(asked, reason)
+        return None
+    if asked == (0,):
+        return None
+    return GraphedForward(forward, lambda: CudaGraphs(device), choice.block_size)
 
 
 def _padded(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: AttentionState) -> PreparedModel:

@@ -61,6 +61,11 @@ def refuse(model: nn.Module) -> None:
         raise UnsupportedError(f"rope type {module.rope_type} is not served for {type(model).__name__}")
 
 
+def needs_lengths(model: nn.Module) -> bool:
+    """Whether a module of the model reads the requests' lengths of a step."""
+    return any(isinstance(module, DynamicRotary) for module in model.modules())
+
+
 def _length_dependent(model: nn.Module) -> list[tuple[str, Any]]:
     found = []
     for name, module in model.named_modules():
