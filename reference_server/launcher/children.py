@@ -132,7 +132,9 @@ def router_command(
     always = ROUTER_ALWAYS if config.shard_addr else ROUTER_ALWAYS | {"master_shard_uds_path"}
     words = (*programs.router, *argv_of(router, always=always))
     adapters = {"LORA_ADAPTERS": ",".join(config.lora_adapters)} if config.lora_adapters else {}
-    return ChildCommand(words, _inherited(environ, RouterConfig) | environ_of(router) | adapters)
+    # The router's workers are new programs, not forks that go on; without this gRPC logs a line for each.
+    no_forks = {"GRPC_ENABLE_FORK_SUPPORT": environ.get("GRPC_ENABLE_FORK_SUPPORT", "false")}
+    return ChildCommand(words, _inherited(environ, RouterConfig) | environ_of(router) | adapters | no_forks)
 
 
 def launch_settings(plan: LaunchPlan, sources: Mapping[str, str]) -> dict[str, dict[str, object]]:
