@@ -6,6 +6,11 @@
 #include "rows.h"
 
 #include <algorithm>
+#include <utility>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -39,51 +44,134 @@ inline float total(Vector values) {
   return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
 }
 
+// Sums of neighbours, pair by pair: each vector holds kKeys keys' lanes, side by side; the result has those of both.
+template <size_t kKeys, size_t... kLanes>
+inline Vector join(Vector a, Vector b, std::index_sequence<kLanes...>) {
+  constexpr size_t width = kWidth / kKeys, half = width / 2;
+  return __builtin_shufflevector(a, b, (kLanes / half * width + kLanes % half)...) +
+         __builtin_shufflevector(a, b, (kLanes / half * width + half + kLanes % half)...);
+}
+
+// The total of each of sixteen vectors, in order.
+inline Vector totals(Vector (&sums)[kWidth]) {
+  constexpr auto lanes = std::make_index_sequence<kWidth>{};
+  for (int i = 0; i < 8; ++i) sums[i] = join<1>(sums[2 * i], sums[2 * i + 1], lanes);
+  for (int i = 0; i < 4; ++i) sums[i] = join<2>(sums[2 * i], sums[2 * i + 1], lanes);
+  for (int i = 0; i < 2; ++i) sums[i] = join<4>(sums[2 * i], sums[2 * i + 1], lanes);
+  return join<8>(sums[0], sums[1], lanes);
+}
+
+// A query whose head size is known, in registers; `times` leaves the sum over the head to be taken lane by lane.
+template <int64_t kSize, typename T>
+struct Query {
+  Vector parts[kSize / kWidth];
+
+  explicit Query(const T* query) {
+    for (int64_t i = 0; i < kSize / kWidth; ++i) parts[i] = load(query + i * kWidth);
+  }
+
+  Vector times(const T* key) const {
+    Vector sum = parts[0] * load(key);
+#pragma GCC unroll 16
+    for (int64_t i = 1; i < kSize / kWidth; ++i) sum += parts[i] * load(key + i * kWidth);
+    return sum;
+  }
+};
+
+#ifdef __AVX512BF16__
+template <int64_t kSize>
+struct Query<kSize, BFloat16> {
+  static constexpr int64_t kPairs = 2 * kWidth;
+  __m512bh parts[kSize / kPairs];
+
+  static __m512bh read(const BFloat16* values) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(values)); }
+
+  explicit Query(const BFloat16* query) {
+    for (int64_t i = 0; i < kSize / kPairs; ++i) parts[i] = read(query + i * kPairs);
+  }
+
+  Vector times(const BFloat16* key) const {
+    __m512 sum = _mm512_setzero_ps();
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kSize / kPairs; ++i) sum = _mm512_dpbf16_ps(sum, parts[i], read(key + i * kPairs));
+    return reinterpret_cast<Vector>(sum);
+  }
+};
+#endif
+
 // kSize: the head size if it is one of those below, for which sums stay in registers; else 0.
 template <int64_t kSize, typename T>
-void score(float* scores, const float* query, const T* page_keys, int64_t keys, int64_t size) {
+void score(float* scores, const T* query, const T* page_keys, int64_t keys, int64_t size, float scaling) {
   if constexpr (kSize == 0) {
     for (int64_t key = 0; key < keys; ++key) {
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < size; ++i) sum += query[i] * to_float(page_keys[key * size + i]);
-      scores[key] = sum;
+      for (int64_t i = 0; i < size; ++i) sum += to_float(query[i]) * to_float(page_keys[key * size + i]);
+      scores[key] = sum * scaling;
     }
   } else {
-    Vector part[kSize / kWidth];
-    for (int64_t i = 0; i < kSize / kWidth; ++i) part[i] = load(query + i * kWidth);
-    for (int64_t key = 0; key < keys; ++key) {
-      const T* own = page_keys + key * kSize;
-      Vector sum = part[0] * load(own);
+    const Query<kSize, T> own(query);
+    int64_t key = 0;
+    for (; key + kWidth <= keys; key += kWidth) {
+      Vector sums[kWidth];
 #pragma GCC unroll 16
-      for (int64_t i = 1; i < kSize / kWidth; ++i) sum += part[i] * load(own + i * kWidth);
-      scores[key] = total(sum);
+      for (int64_t i = 0; i < kWidth; ++i) sums[i] = own.times(page_keys + (key + i) * kSize);
+      const Vector whole = totals(sums) * scaling;
+      std::memcpy(scores + key, &whole, sizeof(whole));
     }
+    for (; key < keys; ++key) scores[key] = total(own.times(page_keys + key * kSize)) * scaling;
   }
 }
 
+// Adds the weighted values to the outputs of kHeads heads, which are `size` apart; their weights are `stride` apart.
+template <int64_t kSize, int kHeads, typename T>
+void add_values_of(float* output, const float* weights, int64_t stride, const T* page_values, int64_t keys) {
+  constexpr int64_t kParts = kSize / kWidth;
+  Vector sums[kHeads][kParts];
+  std::memcpy(sums, output, sizeof(sums));
+  for (int64_t key = 0; key < keys; ++key) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kParts; ++i) {
+      const Vector value = load(page_values + key * kSize + i * kWidth);
+#pragma GCC unroll 4
+      for (int head = 0; head < kHeads; ++head) sums[head][i] += weights[head * stride + key] * value;
+    }
+  }
+  std::memcpy(output, sums, sizeof(sums));
+}
+
 template <int64_t kSize, typename T>
-void add_values(float* output, const float* weights, const T* page_values, int64_t keys, int64_t size) {
+void add_values(
+    float* output, const float* weights, int64_t stride, const T* page_values, int64_t keys, int64_t heads,
+    int64_t size) {
+  int64_t head = 0;
   if constexpr (kSize == 0) {
-    for (int64_t key = 0; key < keys; ++key) {
+    for (; head < heads; ++head) {
+      float* own = output + head * size;
+      for (int64_t key = 0; key < keys; ++key) {
+        const float weight = weights[head * stride + key];
 #pragma omp simd
-      for (int64_t i = 0; i < size; ++i) output[i] += weights[key] * to_float(page_values[key * size + i]);
+        for (int64_t i = 0; i < size; ++i) own[i] += weight * to_float(page_values[key * size + i]);
+      }
     }
   } else {
-    Vector sums[kSize / kWidth];
-    for (int64_t i = 0; i < kSize / kWidth; ++i) sums[i] = load(output + i * kWidth);
-    for (int64_t key = 0; key < keys; ++key) {
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < kSize / kWidth; ++i) sums[i] += weights[key] * load(page_values + key * kSize + i * kWidth);
-    }
-    std::memcpy(output, sums, sizeof(sums));
+    const auto take = [&](auto count) {
+      constexpr int kHeads = count;
+      for (; head + kHeads <= heads; head += kHeads) {
+        add_values_of<kSize, kHeads>(output + head * kSize, weights + head * stride, stride, page_values, keys);
+      }
+    };
+    if constexpr (kSize <= 64) take(std::integral_constant<int, 4>{});
+    if constexpr (kSize <= 64) take(std::integral_constant<int, 3>{});
+    take(std::integral_constant<int, 2>{});
+    take(std::integral_constant<int, 1>{});
   }
 }
 
 template <typename T>
 struct PageFunctions {
-  void (*score)(float*, const float*, const T*, int64_t, int64_t);
-  void (*add_values)(float*, const float*, const T*, int64_t, int64_t);
+  void (*score)(float*, const T*, const T*, int64_t, int64_t, float);
+  void (*add_values)(float*, const float*, int64_t, const T*, int64_t, int64_t, int64_t);
 };
 
 template <typename T>
@@ -124,7 +212,7 @@ struct Geometry {
   const float* slopes;
 };
 
-// One K/V head of one row. scores: room for [group, keys]; queries, sums: for [group, head_dim].
+// One K/V head of one row. scores: room for [group, keys]; sums: for [group, head_dim].
 template <typename T>
 void attend_head(
     const T* query, const T* cache, const int64_t* table, int64_t length, int64_t kv_head, const Geometry& g,
@@ -132,14 +220,10 @@ void attend_head(
   const int64_t group = g.num_heads / g.num_kv_heads, size = g.head_dim;
   const PageFunctions<T> page = page_functions<T>(size);
   const int64_t first = g.window > 0 ? std::max<int64_t>(0, length - g.window) : 0, keys = length - first;
-  room.resize(group * (keys + 2 * size));
+  room.resize(group * (keys + size));
   float* scores = room.data();
-  float* queries = scores + group * keys;
-  float* sums = queries + group * size;
-  for (int64_t i = 0; i < group * size; ++i) {
-    queries[i] = to_float(query[i]) * g.scaling;
-    sums[i] = 0;
-  }
+  float* sums = scores + group * keys;
+  std::fill_n(sums, group * size, 0.0f);
   const auto pages_of = [&](int64_t plane, auto visit) {
     for (int64_t position = first; position < length;) {
       const int64_t offset = position % g.block_size, count = std::min(g.block_size - offset, length - position);
@@ -151,7 +235,7 @@ void attend_head(
   };
   pages_of(0, [&](int64_t place, int64_t count, const T* page_keys) {
     for (int64_t head = 0; head < group; ++head) {
-      page.score(scores + head * keys + place, queries + head * size, page_keys, count, size);
+      page.score(scores + head * keys + place, query + head * size, page_keys, count, size, g.scaling);
     }
   });
   for (int64_t head = 0; head < group; ++head) {
@@ -166,9 +250,7 @@ void attend_head(
     softmax(own, keys);
   }
   pages_of(1, [&](int64_t place, int64_t count, const T* page_values) {
-    for (int64_t head = 0; head < group; ++head) {
-      page.add_values(sums + head * size, scores + head * keys + place, page_values, count, size);
-    }
+    page.add_values(sums, scores + place, keys, page_values, count, group, size);
   });
   for (int64_t i = 0; i < group * size; ++i) output[i] = from_float<T>(sums[i]);
 }
