@@ -1,6 +1,5 @@
 """What a finished run shows: its summary and report files, and the table in the terminal."""
 
-import dataclasses
 import json
 import numbers
 from collections.abc import Sequence
@@ -11,11 +10,11 @@ import pandas as pd
 
 from loadgen.errors import UsageError
 from reports import tables
-from reports.document import Estimate, Report, format_number
+from reports.document import Estimate, format_number
+from reports.legible import legible
 from reports.report import build_from, write_built
 from reports.results import SUMMARY_FILE, RunDirectoryError, finish_run, load_run, write_json
 from reports.summary import Analysis
-from reports.time_split import time_section
 
 NOTHING = "-"
 
@@ -29,21 +28,13 @@ def present(directories: Sequence[Path], out: Path, *, is_json: bool) -> tuple[s
         analyses = [_analyse(directory) for directory in directories]
     except RunDirectoryError as error:
         raise UsageError(str(error)) from error
-    paths = write_built(_with_times(build_from(analyses), analyses), out)
+    paths = write_built(build_from(analyses), out)
     summaries = [analysis.summary for analysis in analyses]
     if is_json:
         text = json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2, allow_nan=False)
     else:
-        text = render_summary(analyses)
+        text = legible(render_summary(analyses))
     return text, str(summaries[0]["verdict"]["status"]), paths.html
-
-
-def _with_times(report: Report, analyses: Sequence[Analysis]) -> Report:
-    """The report with the section on where the time went, before what the load generator says of itself."""
-    titles = [section.title for section in report.sections]
-    place = titles.index("Load generator") if "Load generator" in titles else len(titles)
-    sections = (*report.sections[:place], *time_section(analyses), *report.sections[place:])
-    return dataclasses.replace(report, sections=sections)
 
 
 def _analyse(directory: Path) -> Analysis:

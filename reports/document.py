@@ -85,7 +85,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure that `draw` makes in a given size; `name` is its file name."""
+    """A figure that `draw` makes in a given size; `name` is its file name, `height` a factor on the usual one."""
 
     name: str
     title: str
@@ -93,6 +93,7 @@ class Plot:
     alt: str
     draw: "Callable[[Size], Figure]"
     is_full_width: bool = False
+    height: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from reports.measured import Measured
 from reports.metrics import POOLED
+from reports.renderers.csv import plain
 from reports.results import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, Status, load_run, replace_file
 
 Array = npt.NDArray[np.float64]
@@ -48,7 +49,10 @@ def write_requests_csv(directory: Path) -> Path:
 
 
 def _cell(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
+    """Lists as text; text from outside must not become a formula in a spreadsheet."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return plain(value) if isinstance(value, str) else value
 
 
 def write_events(directory: Path) -> Path:

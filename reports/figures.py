@@ -1,5 +1,6 @@
 """The frames behind a report's figures, and the figures drawn to SVG and PNG."""
 
+import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +11,17 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reports import plots
+from reports import plots, request_plots
 from reports.document import Block, Plot, Report, format_number
 from reports.metrics import POOLED
 from reports.plots import HALF, NARROW, PIXELS_PER_INCH, WIDE, Size
 from reports.results import replace_file
-from reports.server import gauge_series
 from reports.stats import sorted_quantiles
 from reports.summary import Analysis
 
 ECDF_POINTS = 400
+MOST_HEAT_MAPS = 3
+LEAST_FOR_HEAT_MAP = 20
 PNG_SCALE = 2
 
 
@@ -70,7 +72,38 @@ def latency_plots(analyses: Sequence[Analysis]) -> list[Block]:
         "e2e_by_output", "E2E against output length", "E2E", "e2e_s", "output length", "output_tokens", analyses
     )
     blocks += _drift_plot(ttft, analyses)
+    for analysis in analyses[:MOST_HEAT_MAPS]:
+        blocks += _heat_map(analysis, ttft, "TTFT") + _heat_map(analysis, "e2e_s", "E2E")
     return blocks
+
+
+def heat_map_frame(analysis: Analysis, column: str) -> pd.DataFrame:
+    """Both lengths and a latency of each request that has all: input_tokens, output_tokens, value_ms."""
+    rows = analysis.measured.population[["input_tokens", "output_tokens", column]].dropna()
+    return rows.assign(value_ms=1e3 * rows[column]).drop(columns=column)
+
+
+def _heat_map(analysis: Analysis, column: str, quantity: str) -> list[Block]:
+    frame = heat_map_frame(analysis, column)
+    if len(frame) < LEAST_FOR_HEAT_MAP or frame["input_tokens"].nunique() < 2 or frame["output_tokens"].nunique() < 2:
+        return []
+    wide, narrow = request_plots.cells(frame), request_plots.cells(frame, 4)
+    slowest = wide.nlargest(1, "value_ms").to_dict("records")[0]
+    alt = (
+        f"Heat map of median {quantity} by input and output tokens. Slowest: "
+        f"{format_number(slowest['value_ms'])} ms at {slowest['column_name']} input and {slowest['row_name']} output."
+    )
+    caption = f"{analysis.label}: {len(frame):,} requests; edges at even shares of them. ↓ less is better."
+    title = f"{quantity} by input and output length"
+    return [
+        Plot(
+            f"{quantity.lower()}_by_lengths-{analysis.run.manifest.run_id}",
+            title,
+            caption,
+            alt,
+            lambda size: request_plots.heat_map(narrow if size.is_narrow else wide, size),
+        )
+    ]
 
 
 def _known(column: "pd.Series[float]") -> npt.NDArray[np.float64]:
@@ -133,21 +166,6 @@ def _drift_plot(column: str, analyses: Sequence[Analysis]) -> list[Block]:
     ]
 
 
-def server_plot(analysis: Analysis, name: str) -> list[Block]:
-    """Waiting and running requests as the server reports them; nothing where it was not scraped."""
-    frames = []
-    for gauge, title in (("batch_size", "running"), ("queue_size", "waiting")):
-        times, values = gauge_series(analysis.run.server_metrics, gauge)
-        if times:
-            frames.append(pd.DataFrame({"name": title, "t_s": times, "value": values}))
-    if not frames:
-        return []
-    frame = pd.concat(frames, ignore_index=True)
-    alt = "Requests running and waiting in the server over the run's seconds, as scraped from its metrics."
-    caption = f"{analysis.label}: scraped from the server."
-    return [Plot(name, "Requests inside the server", caption, alt, lambda size: plots.server_gauges(frame, size), True)]
-
-
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """One figure as files: SVG at both widths, and a PNG."""
@@ -174,13 +192,13 @@ def write_all(drawn: Mapping[str, Drawn], directory: Path) -> list[Path]:
 
 
 def _draw(plot: Plot) -> Drawn:
-    size = WIDE if plot.is_full_width else HALF
+    size, narrow = (_scaled(each, plot.height) for each in (WIDE if plot.is_full_width else HALF, NARROW))
     wide = plot.draw(size)
-    return Drawn(_saved(wide, "svg").decode(), _svg(plot, NARROW), _saved(wide, "png"))
+    return Drawn(_saved(wide, "svg").decode(), _saved(plot.draw(narrow), "svg").decode(), _saved(wide, "png"))
 
 
-def _svg(plot: Plot, size: Size) -> str:
-    return _saved(plot.draw(size), "svg").decode()
+def _scaled(size: Size, height: float) -> Size:
+    return dataclasses.replace(size, height=round(size.height * height))
 
 
 def _saved(figure: Figure, kind: str) -> bytes:

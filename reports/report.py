@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from reports import figures, plots, tables
+from reports import figures, health, plots, tables
 from reports.across_runs import across_section
 from reports.document import Block, Facts, Plot, Report, Section, Table, Text, Tiles, VerdictLine, format_number
 from reports.facts import load_sentence, run_facts, start_time
+from reports.legible import legible, legible_report
 from reports.renderers import csv, html, json, markdown
 from reports.results import SUMMARY_FILE, RunResult, finish_run, load_run, replace_file, write_json
 from reports.summary import Analysis
+from reports.time_split import time_section
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ def write_report(run_directories: Sequence[Path], out: Path, extra_formats: Sequ
 def write_built(report: Report, out: Path, extra_formats: Sequence[str] = ()) -> ReportPaths:
     """Write a built report: both documents, every figure as PNG and SVG, and the extra formats."""
     out.mkdir(parents=True, exist_ok=True)
+    report = legible_report(report)
     drawn = figures.draw_all(report)
     paths = figures.write_all(drawn, out / "figures")
     replace_file(out / "report.html", html.render(report, drawn))
@@ -75,7 +78,8 @@ def build_from(analyses: Sequence[Analysis]) -> Report:
         Section("Requests", _request_blocks(analyses)),
         *_objective_section(analyses),
         *_server_section(analyses),
-        Section("Load generator", (Table("", tables.generator_table(analyses)),)),
+        *time_section(analyses),
+        Section("Load generator", (Table("", tables.generator_table(analyses)), *health.generator_blocks(analyses))),
         Section("Repeat it", _repeat_blocks(analyses), is_closed=True),
         Section("Definitions", (Table("", tables.definitions_table()), Text(READING)), is_closed=True),
     )
@@ -85,14 +89,14 @@ def build_from(analyses: Sequence[Analysis]) -> Report:
 
 
 def _told_apart(analyses: Sequence[Analysis]) -> list[Analysis]:
-    """The same runs, those that share a label numbered: tables have a column per label."""
+    """The same runs with legible labels, those that share one numbered: tables have a column per label."""
     counts = Counter(analysis.label for analysis in analyses)
     seen: Counter[str] = Counter()
     told = []
     for analysis in analyses:
         seen[analysis.label] += 1
-        is_shared = counts[analysis.label] > 1
-        told.append(analysis.named(f"{analysis.label} #{seen[analysis.label]}") if is_shared else analysis)
+        label = legible(analysis.label)
+        told.append(analysis.named(f"{label} #{seen[analysis.label]}" if counts[analysis.label] > 1 else label))
     return told
 
 
@@ -254,7 +258,7 @@ def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
     blocks: list[Block] = []
     for analysis in analyses:
         suffix = f"-{analysis.run.manifest.run_id}" if len(analyses) > 1 else ""
-        blocks += figures.server_plot(analysis, f"server{suffix}")
+        blocks += health.server_plot(analysis, f"server{suffix}")
         frame = tables.server_table(analysis)
         if len(frame):
             blocks.append(

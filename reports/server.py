@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,19 @@ def gauge_series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[flo
         points = _levels(samples, series)
         if points:
             return sorted(points), [points[t_s] for t_s in sorted(points)]
+    return [], []
+
+
+def share_series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """Times and values of a counter that is a share of another, between each two scrapes that saw any of the other."""
+    metric = next(each for each in SERVER_METRICS if each.name == name)
+    samples = _by_series(rows)
+    for series in metric.series:
+        part, whole = (_counted(samples, each) for each in series.split(" / "))
+        times = sorted(part.keys() & whole.keys())
+        spans = [(a, b) for a, b in pairwise(times) if whole[b] > whole[a]]
+        if spans:
+            return [b for _, b in spans], [(part[b] - part[a]) / (whole[b] - whole[a]) for a, b in spans]
     return [], []
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 from reports import study_plots
 from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, format_number
 from reports.importance import importances, unimportant
+from reports.legible import legible_values
 from reports.per_request import LATENCY_NAME, Direction
 from reports.stats import Interval
 from reports.study import (
@@ -29,6 +30,7 @@ SLICES = 8
 
 def build_study_report(study: StudyData) -> Report:
     """The report of a study, finished or not."""
+    study = legible_values(study)
     parts = (
         ("Baseline and winner", _comparison(study)),
         ("What changed", _changes(study)),
@@ -289,7 +291,7 @@ def _contour(study: StudyData, names: Sequence[str]) -> list[Block]:
     x, y = (knobs[name] for name in names)
     trials = study.feasible
     columns = {axis: [each.settings.get(knob.name) for each in trials] for axis, knob in (("x", x), ("y", y))}
-    frame = pd.DataFrame(columns, dtype=object).assign(value=[each.value for each in trials])
+    frame = pd.DataFrame(columns, dtype=object).assign(value=[each.value or 0.0 for each in trials])
     alt = f"Lines of equal {study.objective} over {x.name} and {y.name}."
     return [
         Plot(

@@ -7,11 +7,14 @@ the time up to its first token. What the known parts leave over is shown, not hi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from reports.document import Section, Table
+from reports import request_plots
+from reports.document import MISSING, Block, Plot, Section, Table, format_number
 from reports.results import Status
 from reports.summary import Analysis
 
@@ -31,6 +34,7 @@ SLOWEST_NOTE = (
     "first token and streaming are the client's own times. The server tells its stages in blocking calls only."
 )
 MOST_SLOW = 10
+MOST_BARS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +194,108 @@ def _whole(value: float) -> int | None:
     return None if value != value else int(value)
 
 
+PARTS = ("client wait", "network", "validation", "queue", "prefill", "decode", "not explained")
+
+
+def stack_frame(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """The parts of an average request: run, part, value_ms. Of a run whose server tells nothing, the client's own."""
+    told = {row["run"]: row for row in time_table(analyses).to_dict("records")}
+    rows = []
+    for analysis in analyses:
+        row = told.get(analysis.label)
+        parts = _own_parts(analysis) if row is None else {name: row[name] for name in PARTS}
+        if row is not None and pd.isna(row["prefill"]):
+            parts = {"inference" if name == "decode" else name: value for name, value in parts.items()}
+        rows += [
+            {"run": analysis.label, "part": part, "value_ms": float(value)}
+            for part, value in parts.items()
+            if value is not None and value == value and value > 0
+        ]
+    return pd.DataFrame(rows, columns=["run", "part", "value_ms"])
+
+
+def _own_parts(analysis: Analysis) -> dict[str, float]:
+    """Means of the streamed requests that succeeded, in ms."""
+    found = spans_frame(analysis).mean()
+    return {name: 1e3 * float(found[name]) for name in ("waiting", "up to first token", "streaming")}
+
+
+def spans_frame(analysis: Analysis) -> pd.DataFrame:
+    """Seconds of each streamed request that succeeded: start_s, waiting, up to first token, streaming."""
+    population = analysis.measured.population
+    done = population[(population["status"] == Status.OK) & population["t_first_ns"].notna()]
+    start_ns = done["t_intended_ns"] if analysis.run.manifest.is_open_loop else done["t_dispatch_ns"]
+    moments = (start_ns, done["t_sent_ns"], done["t_first_ns"], done["t_last_ns"])
+    spans = {
+        name: (later - earlier) / 1e9
+        for name, (earlier, later) in zip(("waiting", "up to first token", "streaming"), pairwise(moments), strict=True)
+    }
+    return pd.DataFrame({"start_s": start_ns / 1e9, **spans}, index=done.index).dropna()
+
+
+def gantt_frame(analysis: Analysis, count: int = MOST_BARS) -> pd.DataFrame:
+    """The slowest streamed requests in order of their start: row, name, part, start_s, seconds."""
+    spans = spans_frame(analysis)
+    names = ["waiting", "up to first token", "streaming"]
+    slowest = spans.loc[spans[names].sum(axis=1).nlargest(count).index].sort_values("start_s")
+    population = analysis.measured.population
+    rows = []
+    lengths = population.loc[slowest.index, ["input_tokens", "output_tokens"]].to_numpy(dtype=np.float64)
+    for row, (span, own) in enumerate(zip(slowest.to_dict("records"), lengths, strict=True)):
+        tokens = " → ".join(MISSING if length != length else f"{length:,.0f}" for length in own)
+        at_s = float(span["start_s"])
+        for part in names:
+            seconds = float(span[part])
+            rows.append({"row": row, "name": f"{tokens} tokens", "part": part, "start_s": at_s, "seconds": seconds})
+            at_s += seconds
+    return pd.DataFrame(rows, columns=["row", "name", "part", "start_s", "seconds"])
+
+
+def _stack(analyses: Sequence[Analysis]) -> list[Block]:
+    frame = stack_frame(analyses)
+    if not len(frame):
+        return []
+    words = frame["part"] + " " + frame["value_ms"].map(format_number) + " ms"
+    told = "; ".join(f"{run}: {', '.join(rows)}" for run, rows in words.groupby(frame["run"], sort=False))
+    return [
+        Plot(
+            "time_stack",
+            "Where an average request's time went",
+            "Means of the requests that succeeded. A part below zero is left out; the table has it.",
+            f"Stacked bars. {told}.",
+            lambda size: request_plots.time_stack(frame, size),
+            is_full_width=True,
+            height=min(1.0, 0.34 + 0.12 * len(analyses)),
+        )
+    ]
+
+
+def _gantt(analysis: Analysis) -> list[Block]:
+    frame = gantt_frame(analysis)
+    if not len(frame):
+        return []
+    count = frame["row"].nunique()
+    longest = frame.groupby("row")["seconds"].sum().max()
+    return [
+        Plot(
+            "slowest",
+            "The slowest requests on the run's clock",
+            f"{count} requests in order of their start, named by input → output tokens.",
+            f"Gantt chart of the {count} slowest requests; the longest took {format_number(longest)} s.",
+            lambda size: request_plots.gantt(frame, size),
+            is_full_width=True,
+        )
+    ]
+
+
 def time_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
     """The section of a report; of single runs only means, where they can tell, and one run's slowest requests."""
-    blocks = [Table("An average request", frame, NOTE)] if len(frame := time_table(analyses)) else []
+    blocks: list[Block] = _stack(analyses)
+    if len(frame := time_table(analyses)):
+        blocks.append(Table("An average request", frame, NOTE))
     first = first_token_table(analyses)
     if len(first):
         blocks.append(Table("Up to the first token", first, FIRST_TOKEN_NOTE))
     if len(analyses) == 1 and len(slowest := slowest_table(analyses[0])):
-        blocks.append(Table("The slowest requests", slowest, SLOWEST_NOTE))
+        blocks += [*_gantt(analyses[0]), Table("The slowest requests", slowest, SLOWEST_NOTE)]
     return (Section("Where the time went", tuple(blocks)),) if blocks else ()

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from reports.document import Estimate, Report, Table
 from reports.renderers.markdown import cell_text
 
+# Also as their wide forms, which spreadsheets take for the same.
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+
 
 def render(report: Report) -> bytes:
     """The tables as UTF-8 CSV; an estimate takes three columns, numbers keep their full precision."""
@@ -15,7 +18,7 @@ def render(report: Report) -> bytes:
     for section in report.sections:
         for block in section.blocks:
             if isinstance(block, Table) and len(block.frame):
-                writer.writerow([section.title, block.title])
+                writer.writerow([plain(section.title), plain(block.title)])
                 writer.writerows(_rows(block))
                 writer.writerow([])
     return target.getvalue().encode()
@@ -26,7 +29,7 @@ def _rows(block: Table) -> Iterator[list[object]]:
     estimates = {name for name in frame.columns if any(isinstance(value, Estimate) for value in frame[name])}
     header: list[object] = []
     for name in frame.columns:
-        header += [_plain(text) for text in ((name, f"{name} lo", f"{name} hi") if name in estimates else (name,))]
+        header += [plain(text) for text in ((name, f"{name} lo", f"{name} hi") if name in estimates else (name,))]
     yield header
     for row in frame.itertuples(index=False):
         cells: list[object] = []
@@ -36,10 +39,10 @@ def _rows(block: Table) -> Iterator[list[object]]:
             elif isinstance(value, int | float):
                 cells.append("" if value != value else value)
             else:
-                cells += [_plain(cell_text(value))] + ["", ""] * (name in estimates)
+                cells += [plain(cell_text(value))] + ["", ""] * (name in estimates)
         yield cells
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text from outside must not become a formula in a spreadsheet."""
-    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    return "'" + text if text.lstrip()[:1] in FORMULA_STARTS or text[:1] in ("\t", "\r", "\n") else text

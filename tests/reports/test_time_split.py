@@ -4,7 +4,15 @@ import pytest
 
 from reports.results import RequestRecord, RunManifest, RunResult
 from reports.summary import Analysis
-from reports.time_split import first_token_table, slowest_table, time_section, time_split, time_table
+from reports.time_split import (
+    first_token_table,
+    gantt_frame,
+    slowest_table,
+    stack_frame,
+    time_section,
+    time_split,
+    time_table,
+)
 
 MS = 1_000_000
 
@@ -76,7 +84,29 @@ def test_of_a_server_that_tells_nothing_only_the_clients_own_times_are_shown() -
     silent = analysis([record(number) for number in range(10)], [])
 
     assert time_split(silent) is None
-    assert [block.title for section in time_section([silent]) for block in section.blocks] == ["The slowest requests"]
+    assert [block.title for section in time_section([silent]) for block in section.blocks] == [
+        "Where an average request's time went",
+        "The slowest requests on the run's clock",
+        "The slowest requests",
+    ]
+    frame = stack_frame([silent])
+    assert list(frame["part"]) == ["waiting", "up to first token", "streaming"]
+    assert frame["value_ms"].sum() == pytest.approx(103)
+
+
+def test_the_stack_adds_up_to_the_whole_and_names_what_the_server_cannot_split() -> None:
+    frame = stack_frame([analysis([record(number) for number in range(10)], TGI)])
+
+    assert frame["value_ms"].sum() == pytest.approx(103)
+    assert {"queue", "prefill", "decode", "not explained"} < set(frame["part"])
+
+
+def test_the_gantt_has_the_slowest_requests_in_order_of_their_start() -> None:
+    frame = gantt_frame(analysis([record(number) for number in range(10)], TGI), count=4)
+
+    assert frame["row"].nunique() == 4
+    assert frame.groupby("row")["start_s"].min().is_monotonic_increasing
+    assert set(frame["part"]) == {"waiting", "up to first token", "streaming"}
 
 
 def test_every_run_that_can_tell_has_its_row_in_milliseconds() -> None:

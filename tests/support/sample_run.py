@@ -34,6 +34,7 @@ class SampleLoad:
     step_s: float = 0.018
     slowdown: float = 1.0
     failure_share: float = 0.01
+    workers: int = 1
     seed: int = 0
 
 
@@ -46,10 +47,13 @@ def sample_run(load: SampleLoad | None = None) -> RunResult:
     return RunResult(
         manifest=_manifest(load),
         records=records,
-        timeseries=_timeseries(records, last_s, random),
+        timeseries=_timeseries(load, records, last_s, random),
         server_metrics=_server_metrics(records, last_s),
         client={
-            "workers": [{"worker": 0, "loop_lag_p99_s": 0.0011, "loop_lag_max_s": 0.012, "cpu_share": 0.31}],
+            "workers": [
+                {"worker": worker, "loop_lag_p99_s": 0.0011, "loop_lag_max_s": 0.012, "cpu_share": 0.31}
+                for worker in range(load.workers)
+            ],
             "lost_workers": 0,
             "write_errors": 0,
         },
@@ -207,14 +211,14 @@ def _manifest(load: SampleLoad) -> RunManifest:
 
 
 def _timeseries(
-    records: list[RequestRecord], last_s: float, random: np.random.Generator
+    load: SampleLoad, records: list[RequestRecord], last_s: float, random: np.random.Generator
 ) -> list[dict[str, float | int]]:
     sent = np.array([record.t_sent_ns or 0 for record in records]) / SECOND
     end = np.array([record.t_end_ns or 0 for record in records]) / SECOND
     return [
         {
             "t_s": float(second),
-            "worker": 0,
+            "worker": worker,
             "in_flight": int(((sent <= second) & (end > second)).sum()),
             "sent": int(((sent >= second) & (sent < second + 1)).sum()),
             "completed": int(((end >= second) & (end < second + 1)).sum()),
@@ -222,6 +226,7 @@ def _timeseries(
             "loop_lag_max_s": float(random.exponential(0.0008)),
             "cpu_share": float(np.clip(random.normal(0.3, 0.03), 0, 1)),
         }
+        for worker in range(load.workers)
         for second in range(int(last_s) + 1)
     ]
 
@@ -239,6 +244,14 @@ def _server_metrics(records: list[RequestRecord], last_s: float) -> list[dict[st
             "tgi_request_queue_duration_sum": done * 0.011,
             "tgi_request_queue_duration_count": done,
             "tgi_request_count": done,
+            "tgi_request_validation_duration_sum": done * 0.0008,
+            "tgi_request_validation_duration_count": done,
+            "tgi_request_inference_duration_sum": done * 1.31,
+            "tgi_request_inference_duration_count": done,
+            "tgi_batch_current_max_tokens": min(running, 20) * 640,
+            "tgi_batch_max_total_tokens": 16384,
+            "tgi_prompt_tokens": done * 700,
+            "tgi_prefix_hit_tokens": done * 90 + 12 * second,
         }
         rows += [{"t_s": float(second), "name": name, "labels": "", "value": float(v)} for name, v in values.items()]
     return rows
