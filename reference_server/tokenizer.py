@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from reference_server.errors import StartupError
+from reference_server.token_bytes import token_bytes
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -91,6 +92,10 @@ class FastTokenizer:
         self.eos_id: int | None = _id_of(tokenizer, special_tokens.get("eos_token"))
         self.is_bytewise = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
         self._texts: dict[int, str] = {}
+
+    def token_bytes(self) -> list[bytes] | None:
+        """What each of the `vocab_size` ids adds to a text; None where that depends on its neighbours."""
+        return token_bytes(self._tokenizer, self.vocab_size)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

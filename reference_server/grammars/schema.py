@@ -8,11 +8,12 @@ and in the place of leaves that it gets wrong a constant, whose text gives way t
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 from urllib.parse import unquote
 
-from outlines_core.json_schema import build_regex_from_schema
+from outlines_core.json_schema import NUMBER, build_regex_from_schema
 
 from reference_server.grammars.keywords import (
     ANNOTATIONS,
@@ -35,6 +36,8 @@ MAX_PROPERTIES = 5_000
 _LARGEST_BOUND = 10**18
 
 ANY = {"anyOf": [{"type": name} for name in ("boolean", "null", "number", "string", "array", "object")]}
+#: outlines-core's number without those that a reader takes for infinity.
+_FINITE_NUMBER = r"(-)?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-][0-9]{1,2})?"
 #: What `{"type": "object"}` allows.
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -47,7 +50,7 @@ def regex_of_schema(schema: Mapping[str, Any]) -> str:
         regex = build_regex_from_schema(json.dumps(plain, ensure_ascii=False))
     except (ValueError, TypeError, RuntimeError) as error:
         raise SchemaError(str(error).partition("\n")[0]) from error
-    return plainer.with_leaves(regex)
+    return plainer.with_leaves(regex.replace(NUMBER, _FINITE_NUMBER))
 
 
 class _Plainer:
@@ -211,7 +214,12 @@ class _Plainer:
 
     def _number(self, schema: Mapping[str, Any], _: tuple[str, ...]) -> dict[str, Any]:
         bounds = _bounds(schema)
-        return {"type": "number"} if bounds is None else self._bounded(number_regex(bounds), "number")
+        if bounds is None:
+            return {"type": "number"}
+        # Without end, a number may be too large for its reader.
+        low = Fraction(-_LARGEST_BOUND) if bounds.low is None else bounds.low
+        high = Fraction(_LARGEST_BOUND) if bounds.high is None else bounds.high
+        return self._bounded(number_regex(replace(bounds, low=low, high=high)), "number")
 
     def _bounded(self, regex: str | None, name: str) -> dict[str, Any]:
         if regex is None:

@@ -16,10 +16,20 @@ import numpy as np
 import torch
 
 from reference_server.errors import ArgumentError, ShardError
-from reference_server.messages import Batch, Image, ModelInfo, Request, WarmupReply, WarmupRequest
+from reference_server.messages import (
+    Batch,
+    ChooserParameters,
+    GrammarType,
+    Image,
+    ModelInfo,
+    Request,
+    WarmupReply,
+    WarmupRequest,
+)
 from reference_server.model_server.attention.state import AttentionState
 from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.grammar import Grammars, GrammarState
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.device import DeviceMemory, choose_device, make_current
@@ -73,6 +83,8 @@ class Engine:
         # A model that pads computes all logits of its prompts anyway.
         prompt_logprobs = options.request_logprobs or self._model.requires_padding
         choosing = ChoosingOptions(loaded.eos_ids, watermark, prompt_logprobs)
+        self._grammars = Grammars(tokenizer, loaded.eos_ids)
+        self._grammars.prepare()
         self._generator = Generator(self._model.forward, tokenizer, group, choosing)
         # A device that computes by itself is kept busy; a CPU answers first. A recurrent state cannot be stepped back.
         may_run_ahead = options.run_ahead and not self._model.requires_padding
@@ -198,7 +210,12 @@ class Engine:
             stopping=StoppingCriteria(request.stopping, self._loaded.eos_ids),
             detokenizer=IncrementalDetokenizer(self._tokenizer, decoder_ids),
             encoder_ids=[] if start_id is None else ids,
+            grammar=self._grammar_state(request.parameters),
         )
+
+    def _grammar_state(self, parameters: ChooserParameters) -> GrammarState | None:
+        has_grammar = parameters.grammar_type is not GrammarType.NONE and parameters.grammar
+        return self._grammars.state(parameters.grammar) if has_grammar else None
 
     def _check_positions(self, request_id: int, prompt_len: int, max_new_tokens: int) -> None:
         """Raise ShardError for a request past the end of a table: the lookup would end the process."""

@@ -185,7 +185,7 @@ class Generator:
         return chooser
 
     def _make_chooser(self, sampled: tuple[Sequence, ...], logits: Tensor) -> TokenChooser:
-        rows = [RowParameters.of(sequence.request, sequence.prompt_len) for sequence in sampled]
+        rows = [RowParameters.of(sequence.request, sequence.prompt_len, sequence.grammar) for sequence in sampled]
         return TokenChooser(rows, logits.shape[1], self._choosing.eos_ids, logits.device, self._choosing.watermark)
 
     def _append(
@@ -218,6 +218,8 @@ class Generator:
         text = sequence.detokenizer.append(token_id)
         reason = sequence.stopping.finish_reason(token_id, text)
         sequence.ids.append(token_id)
+        if sequence.grammar is not None:
+            sequence.grammar.accept(token_id)
         generated_text = None
         if reason is not None:
             sequence.stopped = True

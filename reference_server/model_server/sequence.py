@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from reference_server.messages import Request
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.grammar import GrammarState
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 
 
@@ -20,7 +21,7 @@ class Sequence:
     that were chosen and are not in `ids` yet; their K/V is what the next forward adds.
 
     Behind an encoder the prompt is `encoder_ids`, and `ids` begins with the decoder's start token. `state` is what a
-    recurrent forward keeps of the past.
+    recurrent forward keeps of the past. `grammar` is where its output stands in its grammar.
 
         ids     |---- prompt ----|-- generated --|- unread -|
         cache   |---- cache_len ---------------|- input_len -|
@@ -39,6 +40,7 @@ class Sequence:
     unread: int = 0
     encoder_ids: list[int] = field(default_factory=list)
     state: object = None
+    grammar: GrammarState | None = None
 
     @property
     def id(self) -> int:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_server.messages import ChooserParameters, GrammarType, Request
+from reference_server.messages import ChooserParameters, Request
+from reference_server.model_server.decoding.grammar import GrammarRows, GrammarState
 from reference_server.model_server.decoding.watermark import Watermark
 
 # Parameters are clamped so that finite logits stay finite in float32, whatever a peer sends.
@@ -23,20 +24,24 @@ _LARGEST_LOGIT = 1e38
 
 @dataclass(frozen=True, slots=True)
 class RowParameters:
-    """What one row of the logits asks for. A row is a request; `prompt_len` counts its ids before the first output."""
+    """What one row of the logits asks for. A row is a request; `prompt_len` counts its ids before the first output.
+
+    `grammar` follows the row's output by itself.
+    """
 
     chooser: ChooserParameters
     prompt_len: int = 0
     min_new_tokens: int = 0
     top_n_tokens: int = 0
+    grammar: GrammarState | None = None
 
     @classmethod
-    def of(cls, request: Request, prompt_len: int) -> "RowParameters":
-        return cls(request.parameters, prompt_len, request.stopping.min_new_tokens, request.top_n_tokens)
+    def of(cls, request: Request, prompt_len: int, grammar: GrammarState | None = None) -> "RowParameters":
+        return cls(request.parameters, prompt_len, request.stopping.min_new_tokens, request.top_n_tokens, grammar)
 
 
 class LogitsPipeline:
-    """Watermark, penalties, minimum length and warpers of one batch.
+    """Watermark, penalties, minimum length, grammars and warpers of one batch.
 
     Built once for a membership; it follows the sequences as they grow, so `process` is called once per step with
     the ids of the same sequences in the same order.
@@ -51,13 +56,12 @@ class LogitsPipeline:
         watermark: Watermark,
     ) -> None:
         choosers = [row.chooser for row in rows]
-        if any(chooser.grammar_type is not GrammarType.NONE and chooser.grammar for chooser in choosers):
-            raise NotImplementedError("grammars are not supported by this model server")
         self._vocab_size = vocab_size
         self._device = device
         self._watermark = watermark
         self._watermarked = [row for row, chooser in enumerate(choosers) if chooser.watermark]
         self._penalties = self._minimum_length = self._warpers = None
+        self._grammars = GrammarRows.of([row.grammar for row in rows], vocab_size, device)
         if any(_is_penalised(chooser) for chooser in choosers):
             self._penalties = Penalties(rows, vocab_size, device)
         if any(row.min_new_tokens > 0 for row in rows):
@@ -65,12 +69,14 @@ class LogitsPipeline:
         if any(_is_warped(chooser) for chooser in choosers):
             self._warpers = Warpers(choosers, vocab_size, device)
         # Whether no row asks for anything: greedy, or plain sampling.
-        self.is_identity = not (self._watermarked or self._penalties or self._minimum_length or self._warpers)
+        self.is_identity = not (
+            self._watermarked or self._penalties or self._minimum_length or self._grammars or self._warpers
+        )
 
     @property
     def needs_host_ids(self) -> bool:
         """Whether a row's newest id is needed on the host: the next step cannot be launched before it is read."""
-        return bool(self._watermarked)
+        return bool(self._watermarked or self._grammars)
 
     def process(self, logits: Tensor, ids: Sequence[Sequence[int]], newest: Tensor | None) -> Tensor:
         """The final scores, [rows, vocab_size] in float32; filtered ids are at -inf. `logits` is left as it was.
@@ -89,8 +95,12 @@ class LogitsPipeline:
         lengths = [len(row_ids) + (newest is not None) for row_ids in ids]
         if self._penalties:
             self._penalties.apply_(scores, ids, lengths, newest)
+        allowed = self._grammars.allowed() if self._grammars else None
         if self._minimum_length:
-            self._minimum_length.apply_(scores, lengths)
+            # A grammar that allows nothing but the end wins.
+            self._minimum_length.apply_(scores, lengths, self._grammars.ending() if self._grammars else set())
+        if self._grammars and allowed is not None:
+            self._grammars.apply_(scores, allowed)
         return self._warpers(scores) if self._warpers else scores
 
 
@@ -109,8 +119,9 @@ class MinimumLength:
         self._muted: list[int] = []
         self._muted_rows = torch.empty(0, 1, dtype=torch.int64, device=device)
 
-    def apply_(self, scores: Tensor, lengths: Sequence[int]) -> None:
-        muted = [row for row, floor in self._floors.items() if lengths[row] < floor]
+    def apply_(self, scores: Tensor, lengths: Sequence[int], ending: Set[int] = frozenset()) -> None:
+        """`ending` are rows that have to end now."""
+        muted = [row for row, floor in self._floors.items() if lengths[row] < floor and row not in ending]
         if not muted:
             return
         if muted != self._muted:

@@ -90,8 +90,6 @@ class TokenChooser:
         chooser = TokenChooser([RowParameters.of(s.request, s.prompt_len) for s in live], vocab_size, eos_ids, device)
         choice = chooser.choose(logits, [s.ids for s in live])
         host = choice.to_host()
-
-    Raises NotImplementedError for a grammar.
     """
 
     def __init__(

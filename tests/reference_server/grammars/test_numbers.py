@@ -17,7 +17,7 @@ def test_integers_match_exactly_within_their_bounds(low, high, no_low, no_high):
     bounds = Bounds(low, high, no_low, no_high)
     regex = integer_regex(bounds)
 
-    for value in range(-2600, 2600, 1 if low is not None and high is not None and high - low < 99 else 7):
+    for value in edge_values(low, high):
         assert bool(regex and re.fullmatch(regex, str(value))) == is_within(Fraction(value), bounds)
 
 
@@ -52,6 +52,13 @@ def test_numbers_between_bounds(bounds: Bounds, matched: list[str], unmatched: l
 def test_no_number_lies_between_bounds_that_cross():
     assert integer_regex(Bounds(Fraction(3), Fraction(2))) is None
     assert number_regex(Bounds(Fraction(1, 4), Fraction(1, 2))) is None
+
+
+def edge_values(low: Fraction | None, high: Fraction | None) -> set[int]:
+    """Around the bounds, around where a digit is gained, and some between."""
+    edges = [0, 9, 10, 99, 100, 999, 1000, *(int(bound) for bound in (low, high) if bound is not None)]
+    near = {sign * edge + step for sign in (-1, 1) for edge in edges for step in range(-2, 3)}
+    return near | set(range(-2600, 2600, 97))
 
 
 def is_within(value: Fraction, bounds: Bounds) -> bool:

@@ -358,7 +358,7 @@ async def test_the_last_truncate_tokens_count(driver: ShardDriver) -> None:
     assert cut.ids == short.ids
 
 
-async def test_a_grammar_drops_its_request_until_grammars_are_served(driver: ShardDriver) -> None:
+async def test_reliability_F7_a_grammar_that_cannot_be_enforced_drops_its_request_alone(driver: ShardDriver) -> None:
     constrained = ChooserParameters(grammar="a+", grammar_type=GrammarType.REGEX)
 
     result = await driver.prefill(driver.request(0, PROMPTS[0], parameters=constrained), driver.request(1, PROMPTS[1]))

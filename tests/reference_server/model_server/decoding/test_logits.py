@@ -12,7 +12,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from reference_server.messages import ChooserParameters, GrammarType
+from reference_server.messages import ChooserParameters
 from reference_server.model_server.decoding.logits import LogitsPipeline, RowParameters
 from reference_server.model_server.decoding.watermark import Watermark
 
@@ -196,11 +196,6 @@ def test_an_id_outside_the_vocabulary_does_not_reach_another_row():
     scores = rows.process(torch.ones(2, 4), [[1, 5], [0]], None)
 
     assert scores.tolist() == [[1.0, 0.5, 1.0, 1.0], [1.0] * 4]
-
-
-def test_a_grammar_is_refused():
-    with pytest.raises(NotImplementedError, match="grammar"):
-        pipeline(ChooserParameters(grammar="a+", grammar_type=GrammarType.REGEX))
 
 
 def test_infinite_logits_are_not_hidden_by_the_clamp_of_the_penalty():

@@ -1,0 +1,57 @@
+"""What each token of a vocabulary adds to a text, in bytes: a character may be spread over several tokens."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import tokenizers
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes] | None:
+    """Per id below `size`; empty for ids without a token. None if tokens are joined in a way that is not this one.
+
+    Two ways are: GPT-2's, a character for each byte, and SentencePiece's, `▁` for a space and `<0x..>` for a byte.
+    """
+    kinds = set(_kinds(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else set()
+    if "ByteLevel" in kinds:
+        spell = _spell_bytes
+    elif kinds & {"ByteFallback", "Metaspace"}:
+        spell = _spell_pieces
+    else:
+        return None
+    added = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
+    spelled = [b""] * size
+    for token, id_ in tokenizer.get_vocab(with_added_tokens=True).items():
+        # Added tokens stand in the text as they are.
+        spelled[id_] = added[id_].encode() if id_ in added else spell(token)
+    return spelled
+
+
+def _kinds(decoder: Mapping[str, Any]) -> Iterator[str]:
+    yield decoder["type"]
+    for inner in decoder.get("decoders", ()):
+        yield from _kinds(inner)
+
+
+def _spell_bytes(token: str) -> bytes:
+    table = _byte_of_character()
+    if all(character in table for character in token):
+        return bytes(table[character] for character in token)
+    return token.encode()
+
+
+def _spell_pieces(token: str) -> bytes:
+    byte = _BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+
+
+@cache
+def _byte_of_character() -> Mapping[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

@@ -1,0 +1,233 @@
+"""Grammars in a batch: which tokens are let through, when a row may end, and what a failing state costs the others."""
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models
+
+from reference_server.messages import ChooserParameters
+from reference_server.model_server.decoding.grammar import MAX_KEPT, Grammars, GrammarState
+from reference_server.model_server.decoding.logits import RowParameters
+from reference_server.model_server.decoding.sampling import TokenChooser
+from reference_server.presets.catalog import PRESETS
+from reference_server.tokenizer import FastTokenizer, SlowTokenizer, load_tokenizer
+
+EOS = 4
+
+
+def byte_level(*words: str, vocab_size: int | None = None) -> FastTokenizer:
+    """Ids in order of `words`, of which `</s>` is special; decoding as GPT-2's does."""
+    vocab = {word: id_ for id_, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    return FastTokenizer(tokenizer, {"eos_token": "</s>"}, vocab_size)
+
+
+def sentencepiece(*words: str) -> FastTokenizer:
+    """As Llama 2's: `▁` is a space and `<0x..>` a byte."""
+    vocab = {word: id_ for id_, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token=words[0]))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["</s>"])
+    return FastTokenizer(tokenizer, {"eos_token": "</s>"})
+
+
+M15 = byte_level("a", "b", "ab", "1", "</s>")
+
+
+def allowed(state: GrammarState, vocab_size: int = 5) -> list[int]:
+    chooser = TokenChooser([row(state)], vocab_size, {EOS}, torch.device("cpu"))
+    scores = chooser._pipeline.process(torch.zeros(1, vocab_size), [[0]], None)
+    return [id_ for id_, score in enumerate(scores[0].tolist()) if score == 0]
+
+
+def row(state: GrammarState | None = None, **more: int) -> RowParameters:
+    return RowParameters(ChooserParameters(), grammar=state, **more)
+
+
+def test_model_server_M15_masks_follow_the_regex():
+    state = Grammars(M15, {EOS}).state("a+b")
+
+    assert allowed(state) == [0, 2]
+    state.accept(2)
+    assert allowed(state) == [EOS]
+
+
+def test_model_server_M15_a_free_row_stays_unconstrained():
+    logits = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0]] * 3)
+    rows = [row(), row(Grammars(M15, {EOS}).state("a+b")), row()]
+
+    choice = TokenChooser(rows, 5, {EOS}, torch.device("cpu")).choose(logits, [[0]] * 3).to_host()
+    alone = TokenChooser([row()], 5, {EOS}, torch.device("cpu")).choose(logits[:1], [[0]]).to_host()
+
+    assert choice.ids == [3, 0, 3]
+    assert (choice.logprobs[0], choice.logprobs[2]) == (alone.logprobs[0], alone.logprobs[0])
+
+
+def test_an_end_comes_only_where_the_grammar_may_end():
+    state = Grammars(M15, {EOS}).state("(ab)+")
+
+    seen = []
+    for token in (0, 1, 2):
+        seen.append(EOS in allowed(state))
+        state.accept(token)
+    seen.append(EOS in allowed(state))
+
+    assert seen == [False, False, True, True]
+
+
+def test_every_end_of_sequence_id_of_the_model_ends():
+    tokenizer = byte_level("a", "b", "ab", "1", "</s>", "<end>")
+    state = Grammars(tokenizer, {4, 5}).state("a")
+    state.accept(0)
+
+    assert allowed(state, vocab_size=6) == [4, 5]
+
+
+def test_the_minimum_length_gives_way_where_only_an_end_is_left():
+    state = Grammars(M15, {EOS}).state("ab?")
+    chooser = TokenChooser([row(state, prompt_len=1, min_new_tokens=9)], 5, {EOS}, torch.device("cpu"))
+
+    state.accept(0)
+    longer = chooser.choose(torch.tensor([[0.0, 0.0, 0.0, 0.0, 9.0]]), [[0, 0]]).to_host()
+    state.accept(1)
+    ended = chooser.choose(torch.zeros(1, 5), [[0, 0, 1]]).to_host()
+
+    assert (longer.ids, ended.ids) == ([1], [EOS])
+
+
+def test_an_ended_grammar_allows_ends_only_where_ends_are_ignored():
+    state = Grammars(M15, {EOS}).state("ab")
+    for token in (2, EOS, EOS):
+        state.accept(token)
+
+    assert allowed(state) == [EOS]
+
+
+def test_a_character_may_be_split_over_tokens():
+    tokenizer = byte_level("Ã", "©", "é", "x", "</s>", "Ĩ")
+    state = Grammars(tokenizer, {EOS}).state("[é]+x")
+
+    # The bytes of é are C3 A9, which byte-level vocabularies write as Ã and ©.
+    assert allowed(state, vocab_size=6) == [0]
+    state.accept(0)
+    assert allowed(state, vocab_size=6) == [1]
+    state.accept(1)
+    assert allowed(state, vocab_size=6) == [0, 3]
+
+
+def test_sentencepiece_tokens_are_the_text_that_they_stand_for():
+    words = ["<unk>", "▁a", "a", "▁", "</s>", "<0x20>", "<0xC3>", "<0xA9>", "é"]
+    state = Grammars(sentencepiece(*words), {EOS}).state(" ?a(é|a)")
+
+    assert allowed(state, vocab_size=9) == [1, 2, 3, 5]
+    state.accept(1)
+    assert allowed(state, vocab_size=9) == [2, 6, 8]
+
+
+def test_text_that_is_forced_is_tokenized_as_the_tokenizer_would():
+    tokenizer = sentencepiece("<unk>", "▁a", "a", "▁", "</s>", "<0x20>", "<0xC3>", "<0xA9>", "é")
+    state = Grammars(tokenizer, {EOS}).state(" aé")
+
+    for id_ in tokenizer.encode(" aé", add_special_tokens=False):
+        assert allowed(state, vocab_size=9) == [id_]
+        state.accept(id_)
+
+
+def test_ids_that_only_the_model_has_are_never_chosen():
+    state = Grammars(byte_level("a", "b", "ab", "1", "</s>", vocab_size=70), {EOS}).state(r"(?s).*")
+
+    assert allowed(state, vocab_size=70) == [0, 1, 2, 3, EOS]
+
+
+def test_special_tokens_are_no_text():
+    tokenizer = load_tokenizer(PRESETS[0].tokenizer_directory)
+    state = Grammars(tokenizer, {tokenizer.eos_id or 0}).state(r"(?s).*")
+
+    assert set(allowed(state, tokenizer.vocab_size)) & tokenizer.special_ids == {tokenizer.eos_id}
+
+
+@pytest.mark.parametrize("regex", ["(", "(?=a)b", "b"])
+def test_reliability_F7_a_grammar_that_cannot_be_enforced_fails_its_row_alone(regex: str):
+    rows = [row(), row(Grammars(M15, {EOS}).state(regex)), row()]
+    logits = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0]] * 3)
+    rows[1].grammar.accept(0) if rows[1].grammar else None
+
+    choice = TokenChooser(rows, 5, {EOS}, torch.device("cpu")).choose(logits, [[0]] * 3).to_host()
+
+    assert choice.failed == [False, True, False]
+    assert (choice.ids[0], choice.ids[2]) == (3, 3)
+
+
+def test_a_token_that_the_grammar_forbids_fails_the_state():
+    state = Grammars(M15, {EOS}).state("a+b")
+    state.accept(3)
+
+    assert allowed(state) == []
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level("a", "b"), SlowTokenizer], ids=["no_end", "slow"])
+def test_what_cannot_be_served_fails_its_state(tokenizer: FastTokenizer | type[SlowTokenizer]):
+    if isinstance(tokenizer, type):
+        tokenizer = object.__new__(SlowTokenizer)  # type: ignore[assignment]
+        tokenizer.vocab_size = 5
+
+    assert allowed(Grammars(tokenizer, []).state("a")) == []  # type: ignore[arg-type]
+
+
+def test_reliability_Q12_the_last_grammars_are_kept_and_shared():
+    grammars = Grammars(M15, {EOS})
+    first = grammars.automaton("a")
+    shared = grammars.automaton("a") is first
+    for number in range(MAX_KEPT):
+        grammars.automaton(f"a{{{number + 1}}}")
+
+    assert shared
+    assert len(grammars._kept) == MAX_KEPT
+    assert grammars.automaton("a") is not first
+
+
+def test_reliability_Q12_large_automata_are_dropped_first():
+    sizes = iter([0, 200 << 20, 0, 100 << 20, 0, 1 << 20])
+    grammars = Grammars(M15, {EOS}, resident_bytes=lambda: next(sizes))
+
+    grammars.automaton("a")
+    grammars.automaton("b")
+    grammars.automaton("ab")
+
+    assert list(grammars._kept) == ["b", "ab"]
+
+
+def test_limits_that_others_used_up_do_not_end_a_sequence():
+    """Sequences share an automaton; one that has grown too large is left to those who walk far in it."""
+    tokenizer = load_tokenizer(PRESETS[0].tokenizer_directory)
+    grammars = Grammars(tokenizer, {tokenizer.eos_id or 0})
+    regex = ".*(a|b|c2).{300}x"
+    spent = grammars.automaton(regex)
+    generator = torch.Generator().manual_seed(0)
+
+    walked = 0
+    while not spent.start.is_error() and walked < 3000:
+        walk = GrammarState(grammars, regex)
+        for _ in range(500):
+            choices = allowed(walk, tokenizer.vocab_size)
+            if not choices:
+                break
+            walk.accept(choices[int(torch.randint(len(choices), (1,), generator=generator))])
+            walked += 1
+        if grammars._kept.get(regex) is not spent:
+            break
+
+    assert grammars._kept.get(regex) is not spent, "its limits were not reached"
+    assert allowed(grammars.state(regex), tokenizer.vocab_size) != []
+
+
+def test_resident_memory_is_read():
+    from reference_server.model_server.decoding.grammar import _resident_bytes
+
+    assert (1 << 20) < _resident_bytes() < (1 << 40)
+    assert Path("/proc/self/statm").exists()

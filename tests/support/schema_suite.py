@@ -1,0 +1,179 @@
+# ruff: noqa: E501  # one line each, so that the suite can be read as a table
+"""JSON schemas that are served, by what they use, and schemas that are refused with the words that name why."""
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def one(schema: Any, **more: Any) -> Schema:
+    """An object with the one required property `v`."""
+    return {"type": "object", "properties": {"v": schema}, "required": ["v"], **more}
+
+
+def string(**more: Any) -> Schema:
+    return {"type": "string", **more}
+
+
+def integer(**more: Any) -> Schema:
+    return {"type": "integer", **more}
+
+
+def number(**more: Any) -> Schema:
+    return {"type": "number", **more}
+
+
+def array(items: Any = None, **more: Any) -> Schema:
+    return {"type": "array", **({} if items is None else {"items": items}), **more}
+
+
+NULL, BOOLEAN = {"type": "null"}, {"type": "boolean"}
+POINT = {"type": "object", "properties": {"x": number(), "y": number()}, "required": ["x", "y"]}
+
+SERVED: dict[str, Schema] = {
+    # scalars
+    "string": one(string()), "integer": one(integer()), "number": one(number()), "boolean": one(BOOLEAN),
+    "null": one(NULL), "any": one({}), "true": one(True), "described": one({"description": "anything", "title": "T"}),
+    "type_list": one({"type": ["string", "null"]}), "type_list_of_one": one({"type": ["integer"]}),
+    "type_list_bounds": one({"type": ["integer", "string"], "minimum": 3, "maxLength": 2}),
+    # objects
+    "no_properties": {"properties": {}}, "order": {"properties": {"z": NULL, "a": NULL, "m": NULL}},
+    "all_optional": {"properties": {"a": integer(), "b": BOOLEAN, "c": string(maxLength=3)}},
+    "first_required": {"properties": {"a": integer(), "b": BOOLEAN}, "required": ["a"]},
+    "last_required": {"properties": {"a": integer(), "b": BOOLEAN}, "required": ["b"]},
+    "middle_required": {"properties": {"a": NULL, "b": NULL, "c": NULL}, "required": ["b"]},
+    "closed": one(integer(), additionalProperties=False), "open": one(integer(), additionalProperties=True),
+    "extra_typed": one(integer(), additionalProperties={"type": "string"}),
+    "unevaluated": one(integer(), unevaluatedProperties=False), "no_type": {"properties": {"v": NULL}, "required": ["v"]},
+    "counted_properties": one(integer(), minProperties=1, maxProperties=4),
+    "draft": one(integer(), **{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://x/y"}),
+    "nested": one(one(one(one(integer())))), "nested_closed": one(one(BOOLEAN, additionalProperties=False)),
+    "nested_siblings": {"properties": {"a": POINT, "b": POINT, "c": one(POINT)}, "required": ["a", "c"]},
+    "any_map": one({"type": "object"}), "map_of_integers": one({"type": "object", "additionalProperties": integer()}),
+    "map_of_objects": one({"type": "object", "additionalProperties": POINT}),
+    "map_not_empty": one({"type": "object", "additionalProperties": BOOLEAN, "minProperties": 1}),
+    "map_closed": one({"type": "object", "additionalProperties": False}),
+    "many": {"properties": {f"p{i}": integer(minimum=0, maximum=9) for i in range(12)},
+             "required": [f"p{i}" for i in range(12)]},
+    # names
+    "quoted_name": {"properties": {'a"b': NULL}, "required": ['a"b']},
+    "backslash_name": {"properties": {"a\\b": NULL}, "required": ["a\\b"]},
+    "newline_name": {"properties": {"a\nb": NULL, "\t": NULL}, "required": ["a\nb", "\t"]},
+    "syntax_name": {"properties": {"a.*(b)[c]{2}|^$+?": NULL}, "required": ["a.*(b)[c]{2}|^$+?"]},
+    "unicode_name": {"properties": {"größe": NULL, "名前": NULL, "😀": NULL}, "required": ["größe", "名前", "😀"]},
+    "empty_name": {"properties": {"": NULL}, "required": [""]},
+    "keyword_names": {"properties": {"type": NULL, "properties": NULL, "$ref": NULL, "enum": NULL}},
+    "marked_name": {"properties": {"leaf0": {"const": 5}, "leaff0": {"const": "leaf1"}}, "required": ["leaf0"]},
+    # listed values
+    "enum_strings": one({"enum": ["red", "green", "blue"]}), "enum_typed": one(string(enum=["a", "b"])),
+    "enum_mixed": one({"enum": [1, "1", None, True, 1.5, -3]}), "enum_filtered": one(integer(enum=[1, "a", 2])),
+    "enum_one": one({"enum": ["only"]}), "enum_quotes": one({"enum": ['say "hi"', "back\\slash", "new\nline", "\x01"]}),
+    "enum_unicode": one({"enum": ["é", "日本語", "😀", "\u200b"]}), "enum_syntax": one({"enum": ["a.b", "(c)", "d|e", "[f]"]}),
+    "enum_prefixes": one({"enum": ["a", "ab", "abc", "abcd"]}), "enum_many": one({"enum": [f"id-{i}" for i in range(300)]}),
+    "enum_numbers": one({"enum": [0, -1, 1e100, 123456789012345678901234567890, 0.1]}),
+    "const": one({"const": "fixed"}), "const_number": one({"const": 42}), "const_null": one({"const": None}),
+    "const_typed": one({"const": "x", "type": "string"}), "const_enum": one({"const": "x", "enum": ["x", "y"]}),
+    # strings
+    "min_length": one(string(minLength=3)), "max_length": one(string(maxLength=4)),
+    "lengths": one(string(minLength=2, maxLength=3)), "length_exact": one(string(minLength=5, maxLength=5)),
+    "empty_string": one(string(maxLength=0)), "long": one(string(maxLength=2000)),
+    "date": one(string(format="date")), "time": one(string(format="time")), "uuid": one(string(format="uuid")),
+    "date_time": one(string(format="date-time")),
+    # patterns
+    "pattern": one(string(pattern="^[a-z]{2,5}$")), "pattern_unanchored": one(string(pattern="[0-9]+")),
+    "pattern_dot": one(string(pattern="^a.b.c$")), "pattern_star": one(string(pattern=".*")),
+    "pattern_negated": one(string(pattern="^[^abc]{3}$")), "pattern_quote": one(string(pattern='^"[a-z]"$')),
+    "pattern_backslash": one(string(pattern=r"^\\[a-z]\\$")), "pattern_digits": one(string(pattern=r"^\d{3}-\d{4}$")),
+    "pattern_word": one(string(pattern=r"^\w+ \w+$")), "pattern_not_space": one(string(pattern=r"^\S{4}$")),
+    "pattern_alternatives": one(string(pattern="^(yes|no)$|^maybe$")), "pattern_unicode": one(string(pattern="^[à-ü日本]{2}$")),
+    "pattern_escaped": one(string(pattern=r"^\u0041\x42\t$")), "pattern_mail": one(string(pattern=r"^[\w.]+@[\w.]+\.com$")),
+    "pattern_slash": one(string(pattern=r"^\/v\d\/$")), "pattern_phone": one(string(pattern=r"^(\+\d{1,2} )?\d{3}$")),
+    # numbers
+    "minimum": one(integer(minimum=10)), "maximum": one(integer(maximum=-5)), "range": one(integer(minimum=1, maximum=5)),
+    "range_signs": one(integer(minimum=-12, maximum=105)), "range_one": one(integer(minimum=7, maximum=7)),
+    "exclusive": one(integer(exclusiveMinimum=0, exclusiveMaximum=3)), "range_large": one(integer(minimum=999, maximum=12345)),
+    "bounds_both": one(integer(minimum=2, exclusiveMinimum=3, maximum=9, exclusiveMaximum=9)),
+    "bounds_fraction": one(integer(minimum=0.5, maximum=2.5)), "number_range": one(number(minimum=0, maximum=1)),
+    "number_negative": one(number(minimum=-2.5, maximum=-1)), "number_exclusive": one(number(exclusiveMinimum=0, maximum=10)),
+    "number_minimum": one(number(minimum=3)), "number_maximum": one(number(maximum=3.5)),
+    # arrays
+    "array": one(array(integer())), "array_any": one(array()), "array_true": one(array(True)),
+    "array_of_strings": one(array(string(maxLength=3), minItems=2)), "array_lengths": one(array(BOOLEAN, minItems=1, maxItems=3)),
+    "array_exact": one(array(NULL, minItems=2, maxItems=2)), "array_empty": one(array(integer(), maxItems=0)),
+    "array_none": one(array(False)), "array_of_arrays": one(array(array(integer(minimum=0, maximum=3), maxItems=2), maxItems=2)),
+    "array_of_objects": one(array(POINT, maxItems=2)), "array_of_enums": one(array({"enum": ["é", "日本"]}, maxItems=4)),
+    "array_of_unions": one(array({"anyOf": [integer(), NULL]}, maxItems=3)), "tuple": one({"prefixItems": [integer(), string()]}),
+    "tuple_typed": one({"type": "array", "prefixItems": [NULL, BOOLEAN], "items": False, "minItems": 2, "maxItems": 2}),
+    "not_unique": one(array(integer(), uniqueItems=False)),
+    # unions
+    "any_of": one({"anyOf": [string(maxLength=2), integer()]}), "nullable": one({"anyOf": [POINT, NULL]}),
+    "any_of_objects": one({"anyOf": [one({"const": "a"}), one({"const": "b"})]}), "any_of_one": one({"anyOf": [integer()]}),
+    "any_of_nested": one({"anyOf": [{"anyOf": [NULL, BOOLEAN]}, integer()]}),
+    "any_of_required": {"type": "object", "properties": {"a": NULL, "b": NULL}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    "one_of_types": one({"oneOf": [string(), integer(), NULL]}),
+    "one_of_enums": one({"oneOf": [{"enum": ["a", "b"]}, {"enum": ["c"]}, {"const": 1}]}),
+    "one_of_tagged": one({"oneOf": [
+        {"type": "object", "properties": {"kind": {"const": kind}, "v": value}, "required": ["kind", "v"]}
+        for kind, value in (("a", integer()), ("b", BOOLEAN), ("c", string(maxLength=2)))
+    ]}),
+    "one_of_typed": one({"type": "object", "oneOf": [one({"const": 1}), one({"const": 2})]}),
+    "all_of_one": one({"allOf": [integer(minimum=1)], "description": "as pydantic writes it"}),
+    # references
+    "ref": one({"$ref": "#/$defs/P"}, **{"$defs": {"P": POINT}}), "ref_definitions": one({"$ref": "#/definitions/I"}, definitions={"I": integer()}),
+    "ref_twice": {"properties": {"a": {"$ref": "#/$defs/P"}, "b": {"$ref": "#/$defs/P"}}, "required": ["a", "b"], "$defs": {"P": POINT}},
+    "ref_chain": one({"$ref": "#/$defs/A"}, **{"$defs": {"A": {"$ref": "#/$defs/B"}, "B": array({"$ref": "#/$defs/C"}, maxItems=2), "C": BOOLEAN}}),
+    "ref_escaped": one({"$ref": "#/$defs/a~1b~0c%20d"}, **{"$defs": {"a/b~c d": NULL}}),
+    "ref_property": {"properties": {"a": integer(maximum=9), "b": {"$ref": "#/properties/a"}}, "required": ["a", "b"]},
+    "ref_in_union": one({"anyOf": [{"$ref": "#/$defs/P"}, NULL]}, **{"$defs": {"P": POINT}}),
+    "ref_described": one({"$ref": "#/$defs/P", "description": "a point"}, **{"$defs": {"P": POINT}}),
+    "ref_by_id": {"$id": "urn:x", "properties": {"v": {"$ref": "urn:x#/$defs/B"}}, "required": ["v"], "$defs": {"B": BOOLEAN}},
+    "ref_one_of": one({"oneOf": [{"$ref": "#/$defs/S"}, {"$ref": "#/$defs/N"}]}, **{"$defs": {"S": string(maxLength=2), "N": integer()}}),
+    # as clients send them
+    "tgi_guidance": {
+        "type": "object", "required": ["location", "activity", "animals_seen", "animals"],
+        "properties": {"location": string(), "activity": string(), "animals_seen": integer(minimum=1, maximum=5),
+                       "animals": array(string())},
+    },
+    "weather_tool": {
+        "type": "object", "required": ["location", "format"], "additionalProperties": False,
+        "properties": {"location": string(description="The city and state"), "format": string(enum=["celsius", "fahrenheit"])},
+    },
+    "pydantic_model": {
+        "title": "Order", "type": "object", "required": ["id", "lines"],
+        "$defs": {"Line": {"title": "Line", "type": "object", "required": ["sku"],
+                           "properties": {"sku": string(title="Sku", pattern="^[A-Z]{3}$"), "count": integer(default=1, minimum=1)}}},
+        "properties": {"id": string(format="uuid"), "lines": array({"$ref": "#/$defs/Line"}, maxItems=2),
+                       "note": {"anyOf": [string(maxLength=8), NULL], "default": None}},
+    },
+    "nested_lists": one(array({"type": "object", "properties": {"t": array(string(maxLength=2), maxItems=2)}, "required": ["t"]}, maxItems=2)),
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[Schema, str]] = {
+    "not": (one({"not": NULL}), "`not`"), "not_beside": (one(integer(**{"not": {"const": 1}})), "`not` beside `type: integer`"),
+    "multiple_of": (one(integer(multipleOf=3)), "`multipleOf`"), "unique": (one(array(integer(), uniqueItems=True)), "`uniqueItems`"),
+    "contains": (one(array(contains=integer())), "`contains`"), "if": (one({"if": NULL, "then": NULL}), "`if`"),
+    "all_of": (one({"allOf": [integer(), {"minimum": 3}]}), "`allOf`"), "format": (one(string(format="email")), "Format email"),
+    "pattern_and_length": (one(string(pattern="a", minLength=3)), "`pattern` beside `minLength`"),
+    "format_and_pattern": (one(string(pattern="a", format="date")), "`format` beside `pattern`"),
+    "look_ahead": (one(string(pattern="(?!a)b")), "`(?!`"), "back_reference": (one(string(pattern=r"(a)\1")), r"`\1`"),
+    "pattern_properties": (one({"type": "object", "patternProperties": {"a": NULL}}), "`patternProperties`"),
+    "property_names": (one({"type": "object", "propertyNames": string()}), "`propertyNames`"),
+    "dependent": (one(integer(), dependentRequired={"v": ["w"]}), "`dependentRequired`"),
+    "required_unknown": ({"properties": {"a": NULL}, "required": ["b"]}, '"b" is not among `properties`'),
+    "map_counted": (one({"type": "object", "maxProperties": 2}), "`maxProperties`"),
+    "map_two": (one({"type": "object", "minProperties": 2}), "`minProperties`"),
+    "one_of_overlap": (one({"oneOf": [integer(), number()]}), "`oneOf`"), "one_of_any": (one({"oneOf": [{}, NULL]}), "`oneOf`"),
+    "no_shape": (one({"minLength": 3}), "`minLength` beside a schema without `type`"), "false": (one(False), "`false`"),
+    "enum_object": (one({"enum": [{"a": 1}]}), "an object or array in `enum`"), "const_list": (one({"const": [1]}), "an object or array"),
+    "enum_no_value": (one(string(enum=[1, 2])), "has the `type`"), "const_not_listed": (one({"const": 1, "enum": [2]}), "`const`"),
+    "ref_missing": (one({"$ref": "#/$defs/X"}), "leads nowhere"), "ref_url": (one({"$ref": "http://x/y"}), "only references into"),
+    "ref_itself": (one({"$ref": "#"}), "leads back to itself"),
+    "ref_circle": (one({"$ref": "#/$defs/A"}, **{"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}}), "leads back"),
+    "ref_beside": (one({"$ref": "#/$defs/A", "minimum": 3}, **{"$defs": {"A": integer()}}), "`minimum` beside `$ref`"),
+    "recursive": ({"properties": {"n": {"anyOf": [{"$ref": "#"}, NULL]}}}, "leads back to itself"),
+    "any_of_beside": (one({"anyOf": [integer()], "minimum": 3}), "beside `anyOf`"),
+    "lengths_crossed": (one(string(minLength=3, maxLength=2)), "`minLength` is 3"), "bounds_crossed": (one(integer(minimum=3, maximum=2)), "bounds"),
+    "items_crossed": (one(array(NULL, minItems=3, maxItems=2)), "`minItems` is 3"), "bounds_narrow": (one(number(minimum=0.1, maximum=0.9)), "bounds"),
+    "tuple_lengths": (one({"prefixItems": [NULL], "minItems": 2}), "beside `prefixItems`"), "properties_type": (one({"type": "array", "properties": {}}), "another `type`"),
+    "bound_large": (one(integer(maximum=1e300)), "18 digits"), "unknown": (one(integer(sometimes=1)), "`sometimes`"),
+}  # fmt: skip
