@@ -1,0 +1,66 @@
+"""The whole gate with processes: launches, loads, verdicts, and what is kept of them.
+
+On a busy machine a run may be invalid, so what must never happen is asserted, and what must, where runs were valid.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LOAD = ["--concurrency", "4", "--requests", "40", "--input-tokens", "8", "--output-tokens", "4"]
+
+
+def tgi_bench(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "loadgen.cli", *words]
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+
+
+def server(directory: Path, name: str, gap_s: float) -> str:
+    return f"{sys.executable} -m tests.support.noisy_server --gap {gap_s} --launches {directory / name}"
+
+
+def compare(directory: Path, gap_b_s: float, *words: str) -> tuple[int, dict[str, object]]:
+    sides = (f"command:{server(directory, 'a', 0.01)}", f"command:{server(directory, 'b', gap_b_s)}")
+    done = tgi_bench(directory, "compare", *sides, *LOAD, "--out", "gate", "--json", *words)
+    assert done.returncode in (0, 1, 3, 4), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_tuning_12_5_the_same_server_twice_is_never_a_regression(tmp_path: Path) -> None:
+    code, found = compare(tmp_path, 0.01, "--pairs", "2")
+
+    assert code in (0, 3, 4)
+    assert found["verdict"] != "regression"
+    assert {path.name for path in (tmp_path / "gate").glob("pair*")} >= {"pair01-a", "pair01-b"}
+
+
+def test_tuning_12_5_a_server_of_half_the_speed_is_a_regression(tmp_path: Path) -> None:
+    code, found = compare(tmp_path, 0.02, "--pairs", "3", "--junit", "gate.xml")
+
+    assert (code, found["verdict"]) in ((1, "regression"), (4, "not_measured"))
+    assert (tmp_path / "gate.xml").exists()
+
+
+def test_reliability_F48_a_side_that_does_not_start_is_never_a_pass_and_the_pairs_stay(tmp_path: Path) -> None:
+    started = f"command:{server(tmp_path, 'a', 0.005)}"
+
+    done = tgi_bench(tmp_path, "compare", started, "command:false", *LOAD, "--out", "gate", "--junit", "gate.xml")
+
+    assert done.returncode == 4
+    assert "Pair 1 could not be measured: the server ended with exit code 1" in done.stdout
+    assert "ended with exit code 1" in (tmp_path / "gate.xml").read_text()
+    assert (tmp_path / "gate/pair01-a/summary.json").exists()
+
+
+@pytest.mark.slow
+def test_tuning_12_5_equal_servers_and_ten_percent_through_the_sequential_gate(tmp_path: Path) -> None:
+    for name, gap_s, codes in (("equal", 0.01, (0, 3, 4)), ("slower", 0.011, (1, 3, 4))):
+        (tmp_path / name).mkdir()
+        code, _ = compare(tmp_path / name, gap_s)
+        assert code in codes
