@@ -209,7 +209,8 @@ def anchored(model: CostModel, load: Steps) -> CostModel:
 def relative_errors(model: CostModel, steps: Steps) -> Array:
     """|predicted / measured - 1| of each step."""
     predicted = _columns(steps.work, model.graph_sizes) @ np.asarray(model.in_order)
-    return np.abs(predicted / steps.wall_ns - 1)
+    errors: Array = np.abs(predicted / steps.wall_ns - 1)
+    return errors
 
 
 def _columns(work: Array, graph_sizes: Sequence[int]) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reference_server.router.step_work import StepWork
-from tuner.costmodel import CostModel, CostModelError, LinearLaw, anchored, fit, read_cost, relative_errors
+from tuner.costmodel import CostModelError, LinearLaw, anchored, fit, read_cost, relative_errors
 from tuner.steptrace import Steps, TraceError, read_steps, without_first_of_shape
 
 LAW = LinearLaw((9e6, 1e5, 6e4, 2.0, 0.0, 6e6, 2e5, 0.0, 0.0, 80.0))
