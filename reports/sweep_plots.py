@@ -7,11 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from reports.document import format_number
 from reports.plots import PALETTE, Size, label_axis, new_figure, series_colour, styled, tick_number
 
 
-def throughput_latency(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
-    """Latency against throughput, one dot a load, joined in the order of loads.
+def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float | None, size: Size) -> Figure:
+    """Latency against throughput, one dot a load, joined in the order of loads, and the objective as a line.
 
     frame: load, output_tokens_per_s, value_ms, is_knee, is_valid. A point that was no valid measurement is hollow.
     """
@@ -31,10 +32,26 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, size: Size) -> Figure
         for row in frame.itertuples():
             _name_point(axes, row, float(frame["output_tokens_per_s"].max()))
         _axes(axes, "output tokens/s  → better", size)
-        axes.set_ylim(bottom=0, top=1.12 * float(frame["value_ms"].max()))
+        top = float(frame["value_ms"].max())
+        if objective_ms is not None and objective_ms <= 3 * top:
+            _objective(axes, objective_ms)
+            top = max(top, objective_ms)
+        axes.set_ylim(bottom=0, top=1.12 * top)
         axes.margins(x=0.08)
         label_axis(axes, f"{quantity}, ms  ↓ better")
         return figure
+
+
+def _objective(axes: Axes, value_ms: float) -> None:
+    axes.axhline(value_ms, color=PALETTE["bad"], linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.annotate(
+        f"objective {format_number(value_ms)} ms",
+        (0.0, value_ms),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(3, 3),
+        textcoords="offset points",
+        color=PALETTE["bad"],
+    )
 
 
 def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:

@@ -10,6 +10,7 @@ import pandas as pd
 from reports import sweep_plots
 from reports.document import Block, Estimate, Plot, Report, Section, Table, Text, VerdictLine, format_number
 from reports.facts import load_sentence, run_facts, start_time
+from reports.per_request import request_metric_of
 from reports.summary import Analysis
 from reports.sweep import LoadPoint, Standing, find_knee, highest_within
 from reports.tables import failed_requests
@@ -168,16 +169,18 @@ def _plots(sweep: Sweep) -> tuple[Block, ...]:
     if len(frame) < 2:
         return ()
     unit = _unit(sweep)
-    curve = "Line chart of TTFT p95 in milliseconds against output tokens per second, one dot per load."
+    title, objective_ms = _quantity(sweep)
+    curve = f"Line chart of {title} in milliseconds against output tokens per second, one dot per load."
+    line = "" if objective_ms is None else " Dashed: the objective."
     rise = f"Line chart of output tokens per second against {unit}."
-    caption = f"Numbers are {unit}. Hollow: not a valid measurement."
+    caption = f"Numbers are {unit}. Hollow: not a valid measurement.{line}"
     return (
         Plot(
             "throughput_latency",
             "Throughput against latency",
             caption,
             curve,
-            lambda size: sweep_plots.throughput_latency(frame, "TTFT p95", size),
+            lambda size: sweep_plots.throughput_latency(frame, title, objective_ms, size),
         ),
         Plot(
             "throughput_by_load",
@@ -189,14 +192,35 @@ def _plots(sweep: Sweep) -> tuple[Block, ...]:
     )
 
 
+CURVES = {"ttft_p95_ms": "TTFT p95", "e2e_p95_ms": "E2E p95"}
+
+
+def _curve(sweep: Sweep) -> str:
+    """The latency of the curve: that of first tokens, or of answers where none was streamed."""
+    return next(
+        (name for name in CURVES if any(point.value(name) is not None for point in sweep.points)), "ttft_p95_ms"
+    )
+
+
+def _quantity(sweep: Sweep) -> tuple[str, float | None]:
+    """The curve's name, and the objective on the same latency in ms."""
+    name = _curve(sweep)
+    manifest = sweep.points[0].first.run.manifest
+    for objective in manifest.objectives:
+        if objective.get("max") is not None and request_metric_of(
+            objective["metric"], manifest.is_open_loop
+        ) == request_metric_of(name, manifest.is_open_loop):
+            scale = 1.0 if objective["metric"].endswith("_ms") else 1e3
+            return CURVES[name], scale * objective["max"]
+    return CURVES[name], None
+
+
 def sweep_frame(sweep: Sweep) -> pd.DataFrame:
     """One row per point with throughput and latency: load, output_tokens_per_s, lo, hi, value_ms and marks."""
-    knee = sweep.knee
+    knee, curve = sweep.knee, _curve(sweep)
     rows = []
     for point in sweep.points:
-        rate, latency = point.first.summary["rates"]["output_tokens_per_s"], point.value("ttft_p95_ms")
-        if latency is None:
-            latency = point.value("e2e_p95_ms")
+        rate, latency = point.first.summary["rates"]["output_tokens_per_s"], point.value(curve)
         if rate["value"] is not None and latency is not None:
             found = {"load": point.load, "output_tokens_per_s": rate["value"], "lo": rate["lo"], "hi": rate["hi"]}
             marks = {"is_knee": point is knee, "is_highest_within": point is sweep.within, "is_valid": point.is_valid}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from reports.document import Table
+from reports.plots import HALF
 from reports.report import write_built
 from reports.summary import Analysis
 from reports.sweep import LoadPoint, Standing, find_knee, highest_within
@@ -87,3 +88,30 @@ def test_a_sweep_is_titled_by_its_label_or_by_what_it_varies(label: str, title: 
 
     assert report.title == title
     assert "--slo 'ttft_p95_ms < 500'" in str(report.sections[-1])
+
+
+def test_the_curve_has_a_line_at_the_objective_of_its_own_latency(sweep: Sweep) -> None:
+    [plot] = [plot for plot in build_sweep_report(sweep).plots if plot.name == "throughput_latency"]
+
+    assert "Dashed: the objective." in plot.caption
+    [axes] = plot.draw(HALF).axes
+    assert [text.get_text() for text in axes.texts if "objective" in text.get_text()] == ["objective 400 ms"]
+    assert axes.get_ylim()[1] > 400
+
+
+def test_the_curve_of_answers_that_were_not_streamed_is_named_for_what_it_shows(sweep: Sweep) -> None:
+    blocking = []
+    for each in sweep.points:
+        run = sample_run(replace(SampleLoad(), rate=each.load, failure_share=0.0, duration_s=20))
+        for record in run.records:
+            record.t_first_ns = record.t_last_ns = None
+            record.gap_ns = []
+        blocking.append(LoadPoint(each.load, (Analysis.of(run),)))
+
+    [plot] = [
+        plot
+        for plot in build_sweep_report(replace(sweep, points=tuple(blocking))).plots
+        if plot.name == "throughput_latency"
+    ]
+
+    assert plot.alt.startswith("Line chart of E2E p95")
