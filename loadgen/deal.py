@@ -13,10 +13,6 @@ class Seat:
     index: int = 0
     count: int = 1
 
-    @property
-    def is_alone(self) -> bool:
-        return self.count == 1
-
     def share_of(self, total: int) -> int:
         """How many of `total` things are this worker's.
 

@@ -136,7 +136,8 @@ class Joined:
         seat = Seat(told["index"], told["count"])
         records, series = (self._sink(table, seat) for table in (REQUESTS, TIMESERIES))
         on_record = self._show if told["is_watched"] else None
-        worker = Worker(dataclasses.replace(plan, config=config), seat, Outlet(records, series, self._say), on_record)
+        outlet = Outlet(records, series, self._say, is_to_master=True)
+        worker = Worker(dataclasses.replace(plan, config=config), seat, outlet, on_record)
         worker.users.is_gated = True
         worker.load.on_warm = lambda at_ns: self._say(type="warm", at_ns=at_ns)
         worker.take_signals()

@@ -107,11 +107,12 @@ def _start_locust(worker: "Worker") -> "locust.runners.Runner":
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
-    """Where a worker's records, its seconds and its messages go."""
+    """Where a worker's records, its seconds and its messages go; a master is told single latencies as well."""
 
     records: RowSink
     series: RowSink
     say: Callable[..., None]
+    is_to_master: bool = False
 
 
 class Worker:
@@ -258,7 +259,7 @@ class Worker:
             load.client_errors.append(f"the time series cannot be written: {error.strerror}")
             load.stop("no_space")
         progress = live_row(live, load.in_flight) | {"tokens_out": row["tokens_out"], "waiting": self.users.waiting}
-        if not self.seat.is_alone:
+        if self.outlet.is_to_master:
             progress |= {"errors": load.errors, **latest(live)}
         self.outlet.say(type="progress", t_s=t_s, phase=str(load.phase), statuses=dict(live.statuses), **progress)
         live.clear_second()

@@ -188,6 +188,17 @@ def test_reliability_F39_the_web_ui_shows_what_an_llms_users_see_and_an_interrup
     assert not load_makers(out)
 
 
+def test_the_web_ui_of_one_worker_shows_its_latencies(url, tmp_path):
+    command = start("--url", url, *LONG_RUN, "--workers", "1", "--web", "127.0.0.1:0", "--out", str(tmp_path / "r"))
+    address = next(line.split()[5] for line in command.stderr if "web UI" in line)
+
+    wait_for(lambda: any(row["ttft_p50_ms"] for row in json.loads(get(address, "/llm/history"))))
+
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=60)
+    assert command.returncode == 130
+
+
 def test_workers_join_a_master_are_sent_what_they_need_and_a_stranger_is_refused(url, state, tmp_path):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
