@@ -170,8 +170,8 @@ class BenchConfig(BaseModel):
     )
     stop_when_missed: Annotated[tuple[ObjectiveText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
-        description="End the run once a metric surely misses a value, by its 99 % bound after a quarter of the duration: "
-        '"ttft_p95_ms < 500"; repeatable, one is enough.',
+        description="End the run once a metric surely misses a value, by its 99 % bound after a quarter of the "
+        'duration: "ttft_p95_ms < 500"; repeatable, one is enough.',
     )
     cost_per_hour: float | None = Field(
         None, gt=0, description="Price of the server per hour, in any currency. Gives cost_per_mtok."
