@@ -23,10 +23,7 @@ def parser_limits() -> llguidance.LLParserLimits:
 
 def check_regex(regex: str) -> None:
     """Raise ValidationError for what is too large, GenerationError for what does not parse."""
-    if len(regex) > MAX_CHARACTERS:
-        raise too_complex(f"length: {len(regex)} of {MAX_CHARACTERS} characters")
-    if repetitions(regex) > MAX_REPETITIONS:
-        raise too_complex(f"counted repetitions: more than {MAX_REPETITIONS}")
+    check_size(regex)
     if (len(regex) - len(regex.rstrip("\\"))) % 2:
         # llguidance would take it for an escape of the slash that it puts behind a regex.
         raise GenerationError("grammar is not valid: incomplete escape sequence")
@@ -34,10 +31,18 @@ def check_regex(regex: str) -> None:
         _bytes(), llguidance.LLMatcher.grammar_from_regex(regex), log_level=0, limits=parser_limits()
     )
     if matcher.is_error():
-        raise GenerationError(f"grammar is not valid: {_parser_detail(matcher.get_error())}")
+        raise GenerationError(f"grammar is not valid: {parser_detail(matcher.get_error())}")
     matcher.compute_bitmask()
     if matcher.is_error():
         raise too_complex(f"states: {_first_line(matcher.get_error())}")
+
+
+def check_size(regex: str) -> None:
+    """What can be judged without building anything. Raises ValidationError."""
+    if len(regex) > MAX_CHARACTERS:
+        raise too_complex(f"length: {len(regex)} of {MAX_CHARACTERS} characters")
+    if repetitions(regex) > MAX_REPETITIONS:
+        raise too_complex(f"counted repetitions: more than {MAX_REPETITIONS}")
 
 
 def too_complex(limit: str) -> ValidationError:
@@ -99,7 +104,7 @@ def _count(regex: str, at: int) -> tuple[int, int]:
     return max(1, int(number[:9])), end + 1
 
 
-def _parser_detail(error: str) -> str:
+def parser_detail(error: str) -> str:
     """The parser's own sentence without the grammar around it."""
     _, found, detail = error.partition("error: ")
     return _first_line(detail if found else error.partition("(in regex): ")[2] or error)

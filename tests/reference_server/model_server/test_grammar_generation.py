@@ -1,0 +1,92 @@
+"""The trained model at temperature 1 under every schema of the suite: what ends by itself parses and is valid."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jsonschema_rs
+import pytest
+
+from reference_server.grammars.compile import compile_grammar
+from reference_server.messages import ChooserParameters, FinishReason, GrammarType, Request, StoppingParameters
+from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.shard import LocalShard
+from tests.support.schema_suite import SERVED
+from tests.support.shard_driver import Outcome, ShardDriver
+from tests.support.tiny_shards import warm_up
+
+MAX_NEW_TOKENS = 64
+#: Of `make test-long`.
+MANY_NEW_TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def shard() -> Iterator[LocalShard]:
+    options = EngineOptions("preset:tiny-llama", dtype="float32", cpu_memory_gib=0.6, compute_threads=1)
+    shard = LocalShard.load(options)
+    yield shard
+    shard.close()
+
+
+@pytest.fixture
+async def driver(shard: LocalShard) -> ShardDriver:
+    await warm_up(shard)
+    return ShardDriver(shard, num_blocks=len(SERVED) * 27)
+
+
+def request(driver: ShardDriver, id_: int, regex: str, seed: int, max_new_tokens: int) -> Request:
+    kind = GrammarType.REGEX if regex else GrammarType.NONE
+    parameters = ChooserParameters(do_sample=True, seed=seed, grammar=regex, grammar_type=kind)
+    stopping = StoppingParameters(max_new_tokens)
+    asked = driver.request(id_, [1] * 12, parameters=parameters, stopping=stopping)
+    return replace(asked, chunks=("Give me that as JSON.",), truncate=12)
+
+
+def regex_of(name: str) -> str:
+    return compile_grammar("schema", json.dumps(SERVED[name]))
+
+
+async def generate_under_the_suite(driver: ShardDriver, seed: int, max_new_tokens: int) -> dict[str, Outcome]:
+    requests = [request(driver, id_, regex_of(name), seed + id_, max_new_tokens) for id_, name in enumerate(SERVED)]
+    return dict(zip(SERVED, await driver.run(*requests), strict=True))
+
+
+def check(outcomes: dict[str, Outcome]) -> int:
+    """How many ended by themselves; every one of them is valid."""
+    ended = 0
+    for name, outcome in outcomes.items():
+        assert outcome.generated_text is not None, name
+        if outcome.generated_text.finish_reason is FinishReason.EOS_TOKEN:
+            value = json.loads(outcome.generated_text.text)
+            jsonschema_rs.Draft202012Validator(SERVED[name], validate_formats=True).validate(value)
+            ended += 1
+    return ended
+
+
+async def test_every_output_that_ends_by_itself_is_valid(driver: ShardDriver):
+    outcomes = await generate_under_the_suite(driver, 0, MAX_NEW_TOKENS)
+
+    assert check(outcomes) >= len(SERVED) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 11_000, 1000))
+async def test_every_output_that_ends_by_itself_is_valid_at_length(driver: ShardDriver, seed: int):
+    outcomes = await generate_under_the_suite(driver, seed, MANY_NEW_TOKENS)
+
+    assert check(outcomes) >= 0.8 * len(SERVED)
+
+
+async def test_reliability_4_5_63_bad_and_good_grammars_and_plain_requests_are_each_as_if_alone(driver: ShardDriver):
+    regexes = ["", "(", regex_of("tgi_guidance"), "((a{200}){200}){200}b", r"\d{4}", ""]
+
+    def asked(first_id: int) -> list[Request]:
+        return [request(driver, first_id + id_, regex, id_, 40) for id_, regex in enumerate(regexes)]
+
+    alone = [(await driver.run(each))[0] if regexes[id_] != "(" else None for id_, each in enumerate(asked(0))]
+    together = await driver.run(*asked(10))
+
+    assert [outcome.ids for outcome in together] == [outcome.ids if outcome else [] for outcome in alone]
+    assert together[4].generated_text is not None
+    assert together[4].generated_text.text.isdecimal()
+    assert together[1].generated_text is None
