@@ -128,6 +128,7 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         model_id=config.model_id,
         revision=config.revision,
         dtype=config.dtype,
+        quantize=config.quantize,
         load_format=config.load_format,
         weights_override=config.weights_cache_override,
         memory_fraction=config.cuda_memory_fraction,

@@ -21,8 +21,9 @@ class RopeOverride:
 class EngineOptions:
     """How one model is loaded and run.
 
-    `weights_override` is a flat directory that holds the weight files. `dtype` None takes bfloat16 where the CPU
-    multiplies it natively, else float32. `cpu_memory_gib` is the memory that counts as the device's on a CPU, for all
+    `weights_override` is a flat directory that holds the weight files. `quantize` None takes what the checkpoint is
+    quantized with, if it is. `dtype` None takes bfloat16 where the CPU multiplies it natively, else float32.
+    `cpu_memory_gib` is the memory that counts as the device's on a CPU, for all
     ranks together; None takes the smaller of 4 GiB and half of what is available. `wiggle_room` scales
     `memory_fraction` on accelerators only. `compute_threads` None takes cores - 1. `tier` None takes the family's own.
     `cuda_graphs` are the row counts to capture; (0,) captures none, None takes the shard's list.
@@ -31,6 +32,7 @@ class EngineOptions:
     model_id: str
     revision: str | None = None
     dtype: Literal["float16", "bfloat16", "float32"] | None = None
+    quantize: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     weights_override: Path | None = None
     memory_fraction: float = 1.0

@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Iterator
-from typing import get_args
 
-from reference_server.config import Quantize
 from reference_server.config_support import REFUSALS
 from reference_server.model_server.device import SERVED, UNUSED
 from reference_server.model_server.models.families import FAMILIES, REFUSED, ModelFamily
 from reference_server.model_server.models.parallel import NO_PLAN, PLANS
+from reference_server.model_server.quantization.schemes import SCHEMES, QuantizationScheme
 
 INTRODUCTION = """# What is served
 
@@ -28,6 +27,16 @@ Several hosts share a model with `--num-nodes`, `--node-rank`, `--master-addr` a
 """
 
 
+QUANTIZATION = """A quantized checkpoint is recognised from its config: the flag is not needed. Quantized are the
+linears of the layers; embeddings, norms, the head, routers and a mixture's experts stay in the compute type, and so do
+linears that a checkpoint leaves plain. Experts that a checkpoint holds quantized are widened when they are loaded. Inputs are not
+rounded, `bitsandbytes` and fp8 on tensor cores aside. `/info` names the method and, under `kernels`, what multiplies.
+
+The GPU column has not been run on one: its products are torch's, chosen as the device and its capability allow.
+ROCm takes the same way, except that fp8 weights are widened there.
+"""
+
+
 def main() -> int:
     """Print the page."""
     sys.stdout.write("\n".join(render_page()) + "\n")
@@ -42,10 +51,10 @@ def render_page() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for family in FAMILIES:
         tier = family.tier.replace("_", "-")
-        cells = [family.name, f"`{family.model_type}`", tier, sharding_of(family), _setting("quantize")]
+        cells = [family.name, f"`{family.model_type}`", tier, sharding_of(family), quantization_of(family)]
         yield f"| {' | '.join([*cells, _setting('lora_adapters')])} |"
     others = "any other of Transformers' causal or sequence-to-sequence language models"
-    cells = [others, "", "padded or encoder-decoder, best effort", f"refused: {NO_PLAN}", _setting("quantize")]
+    cells = [others, "", "padded or encoder-decoder, best effort", f"refused: {NO_PLAN}", "served"]
     yield f"| {' | '.join([*cells, _setting('lora_adapters')])} |"
     yield SHARDING
     yield "## Models that are refused\n"
@@ -54,10 +63,11 @@ def render_page() -> Iterator[str]:
     for model_type, reason in REFUSED.items():
         yield f"| `{model_type}` | {reason} |"
     yield "\n## Quantization methods\n"
-    yield "| `--quantize` | |"
-    yield "|---|---|"
-    for method in get_args(Quantize):
-        yield f"| `{method}` | {_setting('quantize')}{_instead('quantize')} |"
+    yield QUANTIZATION
+    yield "| `--quantize` | weights | checkpoint | several shards | multiplied on a CPU by | on a GPU by | needs |"
+    yield "|---|---|---|---|---|---|---|"
+    for scheme in SCHEMES:
+        yield _row_of(scheme)
     yield "\n## Devices\n"
     yield "| device | |"
     yield "|---|---|"
@@ -74,12 +84,23 @@ def sharding_of(family: ModelFamily) -> str:
     return "served" if family.model_type in PLANS else f"refused: {NO_PLAN}"
 
 
+def quantization_of(family: ModelFamily) -> str:
+    """The cell that says whether a family is served with `--quantize` or from a quantized checkpoint."""
+    return "refused: recurrent" if family.tier == "recurrent" else "served"
+
+
+def _row_of(scheme: QuantizationScheme) -> str:
+    if scheme.refused is not None:
+        return f"| `{scheme.name}` | refused: {scheme.refused} | | | | | |"
+    checkpoints = ["any plain one"] if scheme.quantize is not None else []
+    checkpoints += [f"`{form}`" for form in scheme.formats]
+    needs = "" if scheme.package is None else f"{scheme.package} (extra `quantization`)"
+    cells = [f"`{scheme.name}`", scheme.meaning, ", ".join(checkpoints), "served", *scheme.kernels, needs]
+    return f"| {' | '.join(cells)} |"
+
+
 def _setting(name: str) -> str:
     return "refused" if name in REFUSALS else "served"
-
-
-def _instead(name: str) -> str:
-    return f": {REFUSALS[name].instead}" if name in REFUSALS else ""
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class PreparedModel:
     shapes: tuple[LayerShape, ...]
     choice: AttentionChoice
     kernels: str = "modules"
+    quantize: str = "none"
     added_bytes: int = 0
     start_id: int | None = None
     graphs: GraphedForward | None = None
@@ -56,7 +57,7 @@ class PreparedModel:
             "decode": "transformers" if own else self.choice.decode.name,
             "reason": f"the {self.tier} tier runs the model's own modules" if own else self.choice.reason,
             "kernels": self.kernels,
-            "quantize": "none",
+            "quantize": self.quantize,
         }
 
     def tokens_kept(self, prompt_len: int, max_new_tokens: int) -> int:
@@ -67,6 +68,14 @@ class PreparedModel:
 
 def prepare(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: AttentionState) -> PreparedModel:
     """The forward of a model; raises UnsupportedError, naming the class, for one that would not be served right."""
+    prepared = _prepare(loaded, options, tokenizer, state)
+    if loaded.quantization is None:
+        return prepared
+    kernels = ",".join([prepared.kernels, *loaded.kernels])
+    return replace(prepared, kernels=kernels, quantize=loaded.quantization.scheme.name)
+
+
+def _prepare(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: AttentionState) -> PreparedModel:
     tier = options.tier or loaded.family.tier
     if tier == "ragged":
         return _ragged(loaded, options, state)

@@ -21,7 +21,11 @@ from reference_server.model_server.models import parallel, rotary, transformers_
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
 from reference_server.model_server.models.materialize import Materializer
+from reference_server.model_server.models.quantize import Quantizer, kernels_of, quantizable, quantized_bytes
 from reference_server.model_server.options import EngineOptions, Tier
+from reference_server.model_server.quantization import schemes
+from reference_server.model_server.quantization.packed_checkpoint import PackedCheckpoint
+from reference_server.model_server.quantization.schemes import Quantization
 from reference_server.model_server.weights.checkpoint import Checkpoint
 from reference_server.presets import catalog
 
@@ -47,12 +51,18 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     eos_ids: frozenset[int]
+    quantization: Quantization | None = None
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of this rank's parameters, shared ones counted once."""
         seen = {parameter.data_ptr(): parameter for parameter in self.model.parameters()}
-        return sum(parameter.nbytes for parameter in seen.values())
+        return sum((parameter.nbytes for parameter in seen.values()), quantized_bytes(self.model))
+
+    @property
+    def kernels(self) -> list[str]:
+        """What multiplies the quantized weights."""
+        return kernels_of(self.model)
 
 
 def locate(options: EngineOptions) -> ModelFiles:
@@ -100,7 +110,8 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
         parallel.check(family, tier)
     device = choose_device(group.rank)
     config = _config(files, family)
-    dtype = resolve_dtype(options, device, config)
+    quantization = _quantization(options, files, raw, tier, device)
+    dtype = resolve_dtype(options, device, config, quantization)
     if options.rope is not None:
         rotary.override(config, options.rope)
     model_class = _model_class(config, files, family, tier)
@@ -114,18 +125,21 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
         model.set_attn_implementation("eager")
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     cuts = parallel.shard(model, family, group) if group.world_size > 1 else {}
-    materializer = Materializer(model, shapes, cuts, dtype, device)
-    if options.load_format == "dummy" or not files.has_weights:
+    quantizer = None if quantization is None else Quantizer(model, quantization, cuts, dtype, device)
+    materializer = Materializer(model, shapes, cuts, dtype, device, quantizer)
+    if _is_dummy(options, files):
         materializer.fill_random(options.seed)
     else:
-        materializer.fill(Checkpoint.open(options.weights_override or files.directory))
+        checkpoint = Checkpoint.open(options.weights_override or files.directory)
+        form = None if quantization is None else quantization.form
+        materializer.fill(checkpoint if form is None else PackedCheckpoint(checkpoint, form))
     model.eval().requires_grad_(False)
     _refuse_unloaded(model)
     if tier == "ragged" and family.shim is not None:
         family.shim(model)
     if group.world_size > 1:
         parallel.finish(model, group)
-    return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config))
+    return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config), quantization)
 
 
 def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
@@ -133,11 +147,28 @@ def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
     raw = json.loads((files.directory / "config.json").read_text())
     family = find_family(raw, trust_remote_code=options.trust_remote_code)
     config = _config(files, family)
-    dtype = resolve_dtype(options, choose_device(), config)
+    device, tier = choose_device(), options.tier or family.tier
+    quantization = _quantization(options, files, raw, tier, device)
+    dtype = resolve_dtype(options, device, config, quantization)
     with torch.device("meta"), transformers_compat.without_weight_init():
-        model: Any = _model_class(config, files, family, options.tier or family.tier)._from_config(config, dtype=dtype)
+        model: Any = _model_class(config, files, family, tier)._from_config(config, dtype=dtype)
     tied = transformers_compat.tied_names(model)
-    return sum(parameter.nbytes for name, parameter in model.named_parameters() if name not in tied)
+    sizes = {name: parameter.nbytes for name, parameter in model.named_parameters() if name not in tied}
+    if quantization is not None:
+        for name in quantizable(model, quantization):
+            sizes[name] = int(sizes[name] * quantization.bits / (8 * dtype.itemsize))
+    return sum(sizes.values())
+
+
+def _quantization(
+    options: EngineOptions, files: ModelFiles, raw: dict[str, Any], tier: Tier, device: torch.device
+) -> Quantization | None:
+    dummy = _is_dummy(options, files)
+    return schemes.choose(options.quantize, raw, files.directory, tier=tier, device=device, dummy=dummy)
+
+
+def _is_dummy(options: EngineOptions, files: ModelFiles) -> bool:
+    return options.load_format == "dummy" or not files.has_weights
 
 
 def _config(files: ModelFiles, family: ModelFamily) -> PretrainedConfig:
@@ -152,10 +183,15 @@ def _model_class(config: PretrainedConfig, files: ModelFiles, family: ModelFamil
     return auto_class._model_mapping[type(config)]
 
 
-def resolve_dtype(options: EngineOptions, device: torch.device, config: PretrainedConfig) -> torch.dtype:
+def resolve_dtype(
+    options: EngineOptions, device: torch.device, config: PretrainedConfig, quantization: Quantization | None = None
+) -> torch.dtype:
     """`--dtype`, or the model's own on an accelerator and what the processor multiplies fastest on a CPU."""
     if options.dtype is not None:
         return {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}[options.dtype]
+    if device.type != "cpu" and quantization is not None:
+        # The type that torch's products of few bits take.
+        return torch.bfloat16
     if device.type != "cpu":
         own = config.dtype
         return own if isinstance(own, torch.dtype) else torch.bfloat16

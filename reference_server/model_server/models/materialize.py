@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from reference_server.errors import StartupError
 from reference_server.model_server.models import transformers_compat
+from reference_server.model_server.models.quantize import Quantizer
 from reference_server.model_server.models.transformers_compat import Conversion
+from reference_server.model_server.quantization.packed_checkpoint import PackedCheckpoint
 from reference_server.model_server.weights.checkpoint import Checkpoint
 from reference_server.model_server.weights.cut import Cut
 from reference_server.model_server.weights.random_weights import random_weight
@@ -22,16 +24,26 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Materializer:
-    """Where a model's weights go. `shapes` are those of the whole model, `cuts` this rank's parts of some of them."""
+    """Where a model's weights go. `shapes` are those of the whole model, `cuts` this rank's parts of some of them.
+
+    quantizer: takes the weights that are kept in fewer bits.
+    """
 
     def __init__(
-        self, model: Any, shapes: Shapes, cuts: Mapping[str, Cut], dtype: torch.dtype, device: torch.device
+        self,
+        model: Any,
+        shapes: Shapes,
+        cuts: Mapping[str, Cut],
+        dtype: torch.dtype,
+        device: torch.device,
+        quantizer: Quantizer | None = None,
     ) -> None:
         self._model = model
         self._shapes = shapes
         self._cuts = cuts
         self._dtype = dtype
         self._device = device
+        self._quantizer = quantizer
         self._float32 = transformers_compat.float32_names(model, shapes, dtype)
         self._tied = {name: source for name, source in transformers_compat.tied_names(model).items() if name in shapes}
 
@@ -45,15 +57,17 @@ class Materializer:
         self._tie()
         self._place_buffers()
 
-    def fill(self, checkpoint: Checkpoint) -> None:
+    def fill(self, checkpoint: Checkpoint | PackedCheckpoint) -> None:
         """The checkpoint's weights; raises StartupError naming those that are missing, mis-shaped or unexpected."""
         conversions, unexpected = transformers_compat.conversions(self._model, checkpoint.shapes)
         missing = self._missing({name for conversion in conversions for name in conversion.targets})
-        problems = [*self._unplaced(unexpected), *_listed("missing", missing)]
+        problems = [*self._unplaced(unexpected, checkpoint), *_listed("missing", missing)]
         if problems:
             raise StartupError(f"the weights do not fit {type(self._model).__name__}: {'; '.join(problems)}")
         wrong = []
         for conversion in conversions:
+            if self._takes_packed(conversion, checkpoint):
+                continue
             for name, tensor in self._read(conversion, checkpoint).items():
                 expected = self._own_shape(name)
                 if tuple(tensor.shape) == expected:
@@ -65,6 +79,12 @@ class Materializer:
         self._tie()
         self._place_buffers()
 
+    def _takes_packed(self, conversion: Conversion, checkpoint: Checkpoint | PackedCheckpoint) -> bool:
+        """Whether a weight that the checkpoint holds quantized is kept so."""
+        if self._quantizer is None or not isinstance(checkpoint, PackedCheckpoint) or conversion.converter is not None:
+            return False
+        return self._quantizer.load(conversion.target, conversion.sources[0][0], checkpoint)
+
     def _missing(self, given: set[str]) -> list[str]:
         """Weights that the checkpoint gives under no name that they are tied to."""
         covered = {self._tied.get(name, name) for name in given}
@@ -74,16 +94,18 @@ class Materializer:
             if self._tied.get(name, name) not in covered and not transformers_compat.is_optional(self._model, name)
         )
 
-    def _unplaced(self, names: list[str]) -> list[str]:
+    def _unplaced(self, names: list[str], checkpoint: Checkpoint | PackedCheckpoint) -> list[str]:
         """What is wrong with weights that the model has no place for; those of no module of it are only logged."""
         left = [name for name in names if not transformers_compat.is_ignored(self._model, name)]
+        if isinstance(checkpoint, PackedCheckpoint):
+            left = [name for name in left if not checkpoint.is_empty_bias(name)]
         modules = {name for name, _ in self._model.named_modules()}
         inside = [name for name in left if name.rpartition(".")[0] in modules]
         if outside := [name for name in left if name not in inside]:
             logger.warning("the checkpoint has weights that the model does not use: %s", _some(outside))
         return _listed("unexpected", inside)
 
-    def _read(self, conversion: Conversion, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    def _read(self, conversion: Conversion, checkpoint: Checkpoint | PackedCheckpoint) -> dict[str, Tensor]:
         cut = self._cuts.get(conversion.target)
         self._check_shape(conversion, checkpoint)
         names = [name for name, _ in conversion.sources]
@@ -94,7 +116,7 @@ class Materializer:
         whole = conversion.convert([checkpoint.read(name) for name in names], self._model)
         return {name: self._cuts[name].take(tensor) if name in self._cuts else tensor for name, tensor in whole.items()}
 
-    def _check_shape(self, conversion: Conversion, checkpoint: Checkpoint) -> None:
+    def _check_shape(self, conversion: Conversion, checkpoint: Checkpoint | PackedCheckpoint) -> None:
         """A weight that is not converted has the shape that the config says, as a whole."""
         name = conversion.sources[0][0]
         given, expected = checkpoint.shapes[name], self._shapes[conversion.target]
@@ -113,6 +135,8 @@ class Materializer:
         return torch.empty(value.shape, dtype=dtype, device=self._device).copy_(value)
 
     def _put(self, name: str, value: Tensor) -> None:
+        if self._quantizer is not None and self._quantizer.quantize(name, value):
+            return
         parent_name, _, leaf = name.rpartition(".")
         parent = self._model.get_submodule(parent_name)
         if leaf in parent._buffers:

@@ -11,8 +11,9 @@ from reference_server.config import Quantize, ShardConfig
 from reference_server.config_support import unsupported_settings
 from reference_server.errors import UnsupportedError
 from reference_server.model_server.device import choose_device
-from reference_server.model_server.models.families import FAMILIES, REFUSED, find_family
-from reference_server.model_server.support_page import render_page, sharding_of
+from reference_server.model_server.models.families import FAMILIES, REFUSED, ModelFamily, find_family
+from reference_server.model_server.quantization.schemes import SCHEMES, choose
+from reference_server.model_server.support_page import quantization_of, render_page, sharding_of
 from tests.families import test_sharded
 
 PAGE = Path(__file__).parents[3] / "docs" / "support.md"
@@ -55,3 +56,13 @@ def test_other_accelerators_are_refused_by_name(
         return
     with pytest.raises(UnsupportedError, match=f"the accelerator '{name}' is not supported"):
         choose_device()
+
+
+def test_every_method_has_a_scheme_and_every_scheme_a_flag() -> None:
+    assert {scheme.name for scheme in SCHEMES} == set(get_args(Quantize))
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if quantization_of(family) != "served"])
+def test_a_family_that_is_not_quantized_is_refused(tmp_path: Path, family: ModelFamily) -> None:
+    with pytest.raises(UnsupportedError, match="`--quantize eetq` is not served for recurrent models"):
+        choose("eetq", {}, tmp_path, tier=family.tier, device=torch.device("cpu"), dummy=False)

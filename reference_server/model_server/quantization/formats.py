@@ -1,0 +1,332 @@
+"""Checkpoints whose weights are quantized already: which format a config names, and one weight out of its tensors.
+
+Each format is a reader: under which name the tensors of a linear `P` stand, and what they mean.
+
+    gptq                P.qweight [inputs * bits / 32, outputs], P.qzeros, P.scales, P.g_idx
+    awq                 P.qweight [inputs, outputs * bits / 32], the words' columns interleaved, P.qzeros, P.scales
+    fp8                 P.weight in e4m3, P.weight_scale or, for blocks, P.weight_scale_inv
+    compressed-tensors  P.weight_packed with P.weight_scale (integers), or P.weight in int8 or e4m3 with P.weight_scale
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from reference_server.errors import UnsupportedError
+from reference_server.model_server.quantization.fp8 import FLOAT8, ScaledFloats, block_size
+from reference_server.model_server.quantization.int4 import WORD_BITS, GroupedIntegers, unpack
+from reference_server.model_server.quantization.int8 import ScaledIntegers
+from reference_server.model_server.quantization.linear import QuantizedWeight
+from reference_server.model_server.weights.checkpoint import Checkpoint
+from reference_server.model_server.weights.cut import Cut
+
+BITS = (2, 4, 8)
+# Where the columns of an AWQ word stand among its eight nibbles.
+AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+FINISHED = ("compressed", "frozen")
+CT_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+
+
+class Format(Protocol):
+    """How one kind of checkpoint stores a linear."""
+
+    @property
+    def name(self) -> str:
+        """The config's word for it."""
+        ...
+
+    @property
+    def bits(self) -> float:
+        """Bits of a weight."""
+        ...
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Any of these tensors beside a name says that its weight is quantized."""
+        ...
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every tensor that stands for a quantized weight."""
+        ...
+
+    def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> QuantizedWeight:
+        """The weight of the linear `prefix`, or the part `cut` of [outputs, inputs]."""
+        ...
+
+    def shape(self, checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+        """Outputs, inputs of the linear `prefix`."""
+        ...
+
+
+def find_format(config: Mapping[str, Any], directory: Path) -> Format | None:
+    """The format that a raw `config.json`, or a file of older tools beside it, names. None for a plain checkpoint.
+
+    Raises UnsupportedError for a format, or a variant of one, that is not read.
+    """
+    settings = config.get("quantization_config") or config.get("compression_config") or _older(directory)
+    if settings is None:
+        return None
+    method = settings.get("quant_method") or _method_of_older(settings)
+    match method:
+        case "gptq":
+            _check_bits(settings, BITS)
+            layout = settings.get("checkpoint_format") or "gptq"
+            if layout not in ("gptq", "gptq_v2"):
+                raise UnsupportedError(f"GPTQ weights in the {layout!r} layout are not read: save them as 'gptq'")
+            return GPTQ(_bits(settings), zero_offset=0 if layout == "gptq_v2" else 1)
+        case "awq":
+            _check_bits(settings, (4,))
+            layout = str(settings.get("version") or settings.get("format") or "gemm").lower()
+            if layout != "gemm":
+                raise UnsupportedError(f"AWQ weights in the {layout!r} layout are not read: save them as 'gemm'")
+            return AWQ()
+        case "fp8" | "fbgemm_fp8":
+            return Float8()
+        case "compressed-tensors":
+            return _compressed_tensors(settings)
+    raise UnsupportedError(
+        f"the checkpoint is quantized with {method!r}, which is not served; served are gptq, awq, fp8 and "
+        "compressed-tensors, and plain checkpoints with `--quantize`"
+    )
+
+
+def _older(directory: Path) -> dict[str, Any] | None:
+    """What AutoGPTQ and AutoAWQ wrote before Transformers knew of them."""
+    for name in ("quantize_config.json", "quant_config.json"):
+        path = directory / name
+        if path.is_file():
+            content = json.loads(path.read_text())
+            return content if isinstance(content, dict) else None
+    return None
+
+
+def _method_of_older(settings: Mapping[str, Any]) -> str:
+    return "awq" if "w_bit" in settings else "gptq" if "bits" in settings else "unknown"
+
+
+def _bits(settings: Mapping[str, Any]) -> int:
+    return int(settings.get("bits") or settings.get("w_bit") or 4)
+
+
+def _check_bits(settings: Mapping[str, Any], served: tuple[int, ...]) -> None:
+    if _bits(settings) not in served:
+        raise UnsupportedError(
+            f"weights of {_bits(settings)} bits are not served: only of {', '.join(map(str, served))}"
+        )
+
+
+def _compressed_tensors(settings: Mapping[str, Any]) -> "CompressedTensors":
+    status = settings.get("quantization_status", "compressed")
+    if status not in FINISHED:
+        raise UnsupportedError(
+            f"a compressed-tensors checkpoint is served when it is finished, and this one is {status}"
+        )
+    layout = settings.get("format", "dense")
+    if layout not in CT_FORMATS:
+        raise UnsupportedError(
+            f"compressed-tensors weights in the {layout!r} format are not read; {', '.join(CT_FORMATS)} are"
+        )
+    groups = settings.get("config_groups") or {}
+    schemes = [group.get("weights") or {} for group in groups.values() if isinstance(group, dict)]
+    bits = [int(scheme.get("num_bits", 8)) for scheme in schemes] or [8]
+    if unread := sorted(set(bits) - set(BITS)):
+        raise UnsupportedError(f"compressed-tensors weights of {unread[0]} bits are not served: only of 2, 4 and 8")
+    return CompressedTensors(min(bits))
+
+
+@dataclass(frozen=True, slots=True)
+class GPTQ:
+    """`zero_offset`: 1 where one less than the zero is stored, which all but the newest tools do."""
+
+    bits: int
+    zero_offset: int
+    name: str = "gptq"
+    marks: tuple[str, ...] = ("qweight",)
+    parts: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
+
+    def shape(self, checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+        words, outputs = checkpoint.shapes[f"{prefix}.qweight"]
+        return outputs, words * WORD_BITS // self.bits
+
+    def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> GroupedIntegers:
+        inputs = self.shape(checkpoint, prefix)[1]
+        transposed = _transposed(cut)
+        codes = _unpacked(checkpoint, f"{prefix}.qweight", self.bits, 0, transposed)
+        own_outputs = transposed if cut is not None and cut.dim == 0 else None
+        scales = checkpoint.read(f"{prefix}.scales", own_outputs)
+        zeros = _unpacked(checkpoint, f"{prefix}.qzeros", self.bits, 1, own_outputs)
+        own_inputs = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
+        if f"{prefix}.g_idx" in checkpoint.shapes:
+            group_of = checkpoint.read(f"{prefix}.g_idx", own_inputs).long()
+        else:
+            group_of = _even_groups(inputs, len(scales), own_inputs)
+        # Some tools count groups from the end: an index below zero would be read as that.
+        group_of = group_of % len(scales)
+        kept_zeros = (zeros.to(torch.int16) + self.zero_offset) % (1 << self.bits) if self.zero_offset else zeros
+        return _grouped(codes.t(), scales.t(), kept_zeros.t().float(), group_of, self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class AWQ:
+    """The GEMM layout."""
+
+    bits: int = 4
+    name: str = "awq"
+    marks: tuple[str, ...] = ("qweight",)
+    parts: tuple[str, ...] = ("qweight", "qzeros", "scales")
+
+    def shape(self, checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+        inputs, words = checkpoint.shapes[f"{prefix}.qweight"]
+        return words * WORD_BITS // self.bits, inputs
+
+    def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> GroupedIntegers:
+        inputs = self.shape(checkpoint, prefix)[1]
+        transposed = _transposed(cut)
+        own_outputs = transposed if cut is not None and cut.dim == 0 else None
+        codes = self._columns(checkpoint, f"{prefix}.qweight", transposed)
+        zeros = self._columns(checkpoint, f"{prefix}.qzeros", own_outputs)
+        scales = checkpoint.read(f"{prefix}.scales", own_outputs)
+        own_inputs = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
+        group_of = _even_groups(inputs, len(scales), own_inputs)
+        return _grouped(codes.t(), scales.t(), zeros.t().float(), group_of, self.bits)
+
+    def _columns(self, checkpoint: Checkpoint, name: str, cut: Cut | None) -> Tensor:
+        """[inputs, outputs], each word's columns put in order before any are taken."""
+        is_columns = cut is not None and cut.dim == 1
+        words = None if cut is None or not is_columns else _in_words(cut, WORD_BITS // self.bits)
+        read = checkpoint.read(name, words if is_columns else cut)
+        codes = unpack(read, self.bits, 1)
+        interleaved = codes.view(len(codes), -1, WORD_BITS // self.bits)
+        columns = interleaved[..., AWQ_NIBBLES].flatten(1)
+        return cut.take(columns) if cut is not None and is_columns and words is None else columns
+
+
+@dataclass(frozen=True, slots=True)
+class Float8:
+    """e4m3 with scales for the whole weight, its outputs or its blocks. Scales of inputs are not used."""
+
+    bits: int = 8
+    name: str = "fp8"
+    marks: tuple[str, ...] = ("weight_scale", "weight_scale_inv")
+    parts: tuple[str, ...] = ("weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale")
+
+    def shape(self, checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+        outputs, inputs = checkpoint.shapes[f"{prefix}.weight"]
+        return outputs, inputs
+
+    def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> QuantizedWeight:
+        return _scaled(checkpoint, prefix, cut, self.shape(checkpoint, prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """What a weight's own tensors say counts; the config says only that they are finished."""
+
+    bits: int
+    name: str = "compressed-tensors"
+    marks: tuple[str, ...] = ("weight_scale",)
+    parts: tuple[str, ...] = (
+        *("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+        *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
+    )
+
+    def shape(self, checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+        if f"{prefix}.weight_packed" in checkpoint.shapes:
+            outputs, inputs = checkpoint.read(f"{prefix}.weight_shape").tolist()
+        else:
+            outputs, inputs = checkpoint.shapes[f"{prefix}.weight"]
+        return outputs, inputs
+
+    def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> QuantizedWeight:
+        shape = self.shape(checkpoint, prefix)
+        if f"{prefix}.weight_packed" not in checkpoint.shapes:
+            return _scaled(checkpoint, prefix, cut, shape)
+        bits = _ct_bits(checkpoint.shapes[f"{prefix}.weight_packed"][1], shape[1])
+        if bits not in BITS:
+            raise UnsupportedError(f"{prefix}: weights of {bits} bits are not served: only of 2, 4 and 8")
+        codes = _unpacked(checkpoint, f"{prefix}.weight_packed", bits, 1, cut)
+        if cut is None or cut.dim == 0:
+            codes = codes[:, : shape[1]]
+        own_outputs = cut if cut is not None and cut.dim == 0 else None
+        own_inputs = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
+        scales = checkpoint.read(f"{prefix}.weight_scale", own_outputs)
+        if f"{prefix}.weight_zero_point" in checkpoint.shapes:
+            zeros = _unpacked(checkpoint, f"{prefix}.weight_zero_point", bits, 0, own_outputs)[: len(scales)].float()
+        else:
+            zeros = torch.full(scales.shape, float(1 << (bits - 1)))
+        if f"{prefix}.weight_g_idx" in checkpoint.shapes:
+            group_of = checkpoint.read(f"{prefix}.weight_g_idx", own_inputs).long()
+        else:
+            group_of = _even_groups(shape[1], scales.shape[1], own_inputs)
+        return _grouped(codes, scales, zeros, group_of, bits)
+
+
+def _ct_bits(words: int, inputs: int) -> int:
+    """Words are as many as the bits need, the last one filled up."""
+    return next((bits for bits in range(1, 9) if -(-inputs * bits // WORD_BITS) == words), 0)
+
+
+def _scaled(checkpoint: Checkpoint, prefix: str, cut: Cut | None, shape: tuple[int, int]) -> QuantizedWeight:
+    """A weight that is stored as it is, in eight bits, beside its scales."""
+    values = checkpoint.read(f"{prefix}.weight", cut)
+    name = next(name for name in (f"{prefix}.weight_scale", f"{prefix}.weight_scale_inv") if name in checkpoint.shapes)
+    scales = checkpoint.read(name).float()
+    scales = scales if scales.dim() == 2 else scales.reshape(-1, 1)
+    if cut is not None and scales.shape[cut.dim] > 1:
+        scales = _scales_of(scales, cut, shape[cut.dim], name)
+    if values.dtype == FLOAT8:
+        return ScaledFloats(values, scales.contiguous())
+    if values.dtype == torch.int8 and scales.shape[1] == 1:
+        if f"{prefix}.weight_zero_point" in checkpoint.shapes:
+            raise UnsupportedError(f"{prefix}: int8 weights that are not symmetric are not served")
+        return ScaledIntegers(values, scales[:, 0].expand(len(values)).contiguous())
+    raise UnsupportedError(f"{prefix}: weights of {values.dtype} with scales of {tuple(scales.shape)} are not served")
+
+
+def _scales_of(scales: Tensor, cut: Cut, size: int, name: str) -> Tensor:
+    """The scales of the part `cut` of a dimension that is `size` long, one for each of its entries or of its blocks."""
+    blocks = scales.shape[cut.dim]
+    part = cut if blocks == size else _in_words(cut, block_size(size, blocks))
+    if part is None:
+        raise UnsupportedError(f"{name}: its blocks cannot be divided over the shards: choose fewer")
+    return part.take(scales)
+
+
+def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor, bits: int) -> GroupedIntegers:
+    """Without the groups that none of these inputs is in."""
+    used, group_of = torch.unique(group_of, return_inverse=True)
+    if len(used) < scales.shape[1]:
+        scales, zeros = scales[:, used], zeros[:, used]
+    return GroupedIntegers(codes.contiguous(), scales.contiguous(), zeros.contiguous(), group_of, bits)
+
+
+def _even_groups(inputs: int, groups: int, cut: Cut | None) -> Tensor:
+    group_of = torch.arange(inputs) // -(-inputs // groups)
+    return group_of if cut is None else cut.take(group_of)
+
+
+def _transposed(cut: Cut | None) -> Cut | None:
+    return None if cut is None else Cut(1 - cut.dim, cut.spans)
+
+
+def _unpacked(checkpoint: Checkpoint, name: str, bits: int, dim: int, cut: Cut | None) -> Tensor:
+    """The integers of a tensor that is packed along `dim`, or the part `cut` of them."""
+    if cut is None or cut.dim != dim:
+        return unpack(checkpoint.read(name, cut), bits, dim)
+    words = _in_words(cut, WORD_BITS // bits)
+    if words is not None:
+        return unpack(checkpoint.read(name, words), bits, dim)
+    return cut.take(unpack(checkpoint.read(name), bits, dim))
+
+
+def _in_words(cut: Cut, per_word: int) -> Cut | None:
+    """The words that hold exactly what is cut; None where a span ends inside of one."""
+    if any(edge % per_word for span in cut.spans for edge in span):
+        return None
+    return Cut(cut.dim, tuple((start // per_word, end // per_word) for start, end in cut.spans))

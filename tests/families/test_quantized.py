@@ -1,0 +1,198 @@
+"""Quantized checkpoints of every format: what is served is what the format means, alone and sharded, in few bits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reference_server.errors import StartupError
+from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.models import loader
+from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.quantization.linear import QuantizedLinear
+from tests.families.test_sharded import run_ranks
+from tests.support.quantized_checkpoints import METHODS, save_quantized
+from tests.support.rank_process import run_load
+from tests.support.tiny_models import random_prompt, save_tiny_model, save_word_tokenizer
+
+# Sizes that torch's packed int4 product takes.
+SIZES = {"hidden_size": 64, "intermediate_size": 128}
+IDS = torch.tensor([random_prompt(40)])
+# Bits of a weight, with a scale of two or four bytes and a zero of one for each group of 32.
+MOST_BITS = {
+    "gptq-8-bit": 9.5,
+    "gptq-2-bit": 3.5,
+    "gptq-act-order": 7.5,
+    "fp8": 8.5,
+    "fp8-output": 8.8,
+    "fp8-block": 8.5,
+}
+LINEAR_WEIGHTS = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128)
+
+
+def load(directory: Path, rank: int = 0, world_size: int = 1, **options: Any) -> loader.LoadedModel:
+    chosen = EngineOptions(str(directory), tier="padded" if world_size == 1 else None, **options)
+    return loader.load(chosen, loader.locate(chosen), RankGroup(rank, world_size))
+
+
+@torch.no_grad()
+def distance(loaded: loader.LoadedModel, expected: Any) -> float:
+    """Of the logits, relative."""
+    loaded.model.set_attn_implementation("eager")
+    found = loaded.model(IDS, use_cache=False).logits.float()
+    wanted = expected(IDS, use_cache=False).logits
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_quantized_checkpoint_is_recognised_and_means_what_its_format_says(tmp_path: Path, method: str) -> None:
+    directory, meant = save_quantized(tmp_path, "llama", method, **SIZES)
+
+    exact, fast = load(directory, dtype="float32"), load(directory, dtype="bfloat16")
+
+    assert exact.quantization is not None
+    assert exact.quantization.scheme.name == {"ct": "compressed-tensors"}.get(name := method.split("-")[0], name)
+    assert distance(exact, meant) < 1e-5
+    assert distance(fast, meant) < 0.04
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_weights_stay_in_their_bits(tmp_path: Path, method: str) -> None:
+    directory, _ = save_quantized(tmp_path, "llama", method, **SIZES)
+
+    loaded = load(directory, dtype="bfloat16")
+
+    plain = sum(parameter.nbytes for parameter in loaded.model.parameters())
+    assert (loaded.weight_bytes - plain) * 8 / LINEAR_WEIGHTS < MOST_BITS.get(method, 8.8 if "8" in method else 5.5)
+
+
+def test_four_bits_run_through_the_packed_product_of_torch(tmp_path: Path) -> None:
+    for method in ("gptq", "gptq-act-order", "awq", "ct-int4"):
+        directory, _ = save_quantized(tmp_path / method, "llama", method, **SIZES)
+
+        assert load(directory, dtype="bfloat16").kernels == ["int4pack"]
+        assert load(directory, dtype="float32").kernels == ["dequantize"]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "phi3", "mixtral", "opt", "falcon", "gemma2"])
+async def test_a_family_generates_from_gptq_what_it_does_from_the_weights_that_are_meant(
+    tmp_path: Path, name: str
+) -> None:
+    changes = {"n_embd": 64} if name == "gpt2" else {} if name == "falcon" else {"hidden_size": 64}
+    directory, meant = save_quantized(tmp_path / "quantized", name, "gptq", **changes)
+    meant.save_pretrained(tmp_path / "plain")
+    save_word_tokenizer(tmp_path / "plain")
+
+    quantized, plain = [await run_load(each, 0, 1) for each in (directory, tmp_path / "plain")]
+
+    assert quantized["outcomes"] == plain["outcomes"]
+    assert quantized["bytes"] < plain["bytes"]
+
+
+async def test_two_ranks_generate_from_quantized_weights_what_one_does(tmp_path: Path) -> None:
+    # GPT-2's weights are transposed, Phi-3's queries, keys and values packed; act-order mixes groups over the ranks.
+    cases = [("llama", method) for method in ("gptq-act-order", "awq", "fp8-block", "ct-int4-zeros", "ct-int8")]
+    cases += [("gpt2", "gptq"), ("phi3", "awq"), ("mixtral", "gptq")]
+    directories = []
+    for name, method in cases:
+        sizes = SIZES if name in ("llama", "phi3") else {"n_embd": 64} if name == "gpt2" else {"hidden_size": 64}
+        directories.append(save_quantized(tmp_path / f"{name}-{method}", name, method, **sizes)[0])
+
+    ranks = await run_ranks(2, tmp_path / "rendezvous", directories)
+
+    for case, path, results in zip(cases, directories, zip(*ranks, strict=True), strict=True):
+        alone = await run_load(path, rank=0, world_size=1)
+        assert {id_: ids for rank in results for id_, ids in rank["outcomes"].items()} == alone["outcomes"], case
+        assert all(rank["bytes"] < 0.75 * alone["bytes"] for rank in results), case
+
+
+def test_biases_of_zeros_that_a_tool_added_are_left_out(tmp_path: Path) -> None:
+    directory, meant = save_quantized(tmp_path, "llama", "gptq", **SIZES)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.bias"] = torch.zeros(128)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+    assert distance(load(directory, dtype="float32"), meant) < 1e-5
+
+    weights["model.layers.0.mlp.up_proj.bias"][3] = 1.0
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StartupError, match=r"unexpected: model\.layers\.0\.mlp\.up_proj\.bias"):
+        load(directory, dtype="float32")
+
+
+def test_settings_of_older_tools_are_read_from_their_own_file(tmp_path: Path) -> None:
+    directory, meant = save_quantized(tmp_path, "llama", "gptq", **SIZES)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32, "desc_act": False}))
+    (directory / "config.json").write_text(json.dumps({**config, "quantization_config": None}))
+
+    loaded = load(directory, dtype="float32")
+
+    assert loaded.quantization is not None
+    assert loaded.quantization.scheme.name == "gptq"
+    assert distance(loaded, meant) < 1e-5
+
+
+def test_a_weight_of_the_wrong_size_is_named(tmp_path: Path) -> None:
+    directory, _ = save_quantized(tmp_path, "llama", "gptq", **SIZES)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+
+    with pytest.raises(StartupError, match=r"model\.layers\.0\.mlp\.(down|gate|up)_proj\.weight is \("):
+        load(directory, dtype="float32")
+
+
+# Most bits of a linear's weight, and most distance of the logits of preset:tiny-llama, which is trained.
+METHODS_ON_THE_FLY = {
+    "eetq": (8.2, 0.02), "fp8": (8.3, 0.02), "bitsandbytes": (8.3, 0.025), "bitsandbytes-nf4": (4.6, 0.12),
+    "bitsandbytes-fp4": (4.6, 0.16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS_ON_THE_FLY)
+def test_model_server_M28_a_plain_checkpoint_is_quantized_as_it_is_loaded(method: str) -> None:
+    preset = Path("preset:tiny-llama")
+    expected, plain = load(preset, dtype="float32").model, load(preset, dtype="bfloat16")
+    expected.set_attn_implementation("eager")
+
+    loaded = load(preset, dtype="bfloat16", quantize=method)
+
+    linears = [module for module in loaded.model.modules() if isinstance(module, QuantizedLinear)]
+    weights = sum(linear.in_features * linear.out_features for linear in linears)
+    most_bits, most_distance = METHODS_ON_THE_FLY[method]
+    assert sum(linear.nbytes for linear in linears) * 8 / weights < most_bits
+    assert loaded.weight_bytes == pytest.approx(plain.weight_bytes - weights * (16 - most_bits) / 8, rel=0.03)
+    assert 0.002 < distance(loaded, expected) < most_distance
+
+
+def test_fp8_leaves_the_attention_and_the_ends_of_a_plain_model_as_they_are() -> None:
+    model = load(Path("preset:tiny-llama"), dtype="bfloat16", quantize="fp8").model
+
+    quantized = [name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)]
+
+    inner = range(1, model.config.num_hidden_layers - 1)
+    assert quantized == [f"model.layers.{layer}.mlp.{name}_proj" for layer in inner for name in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize("method", METHODS_ON_THE_FLY)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_each_rank_quantizes_its_own_part(tmp_path: Path, method: str, name: str) -> None:
+    sizes = {"n_embd": 64, "n_layer": 4} if name == "gpt2" else {**SIZES, "num_hidden_layers": 4}
+    directory = save_tiny_model(tmp_path, name, **sizes)
+    prefix, leaves = ("transformer.h.1.mlp", ("c_fc", "c_proj")) if name == "gpt2" else (
+        "model.layers.1.mlp", ("up_proj", "down_proj"),
+    )  # fmt: skip
+
+    for rank in (0, 1):
+        quantized = load(directory, rank, 2, dtype="float32", quantize=method)
+        plain = load(directory, rank, 2, dtype="float32")
+
+        for leaf in leaves:
+            linear = quantized.model.get_submodule(f"{prefix}.{leaf}")
+            weight = plain.model.get_submodule(f"{prefix}.{leaf}").weight
+            weight = weight.t() if name == "gpt2" else weight
+            error = (linear.product.dequantize() - weight).norm() / weight.norm()
+            assert error < (0.15 if "4" in method else 0.03)
