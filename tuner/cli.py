@@ -15,6 +15,7 @@ from loadgen.errors import UsageError
 from loadgen.program import Command, Program
 from tuner.export import BEST_FILE, FORMATS
 from tuner.prepare import NOT_LOAD, STUDIES, Prepared, prepare, stored
+from tuner.simulate_cli import add_simulate_flags, simulate
 
 EXIT_CODES = """exit codes:
   0         done: better settings, or "defaults are as good"
@@ -383,10 +384,11 @@ COMMANDS = {
     "report": Command("Write the report of a study from what is stored.", _add_stored_flags, _report),
     "export": Command("Print the settings for whoever launches them.", _add_export_flags, _export),
     "serve": Command("Serve the best configuration of a study.", _add_serve_flags, _serve),
+    "simulate": Command("Predict configurations in virtual time.", add_simulate_flags, simulate),
 }
 
 # Words of the specification that this version does not have, refused by name whatever follows them.
-LATER = ("simulate", "plan")
+LATER = ("plan",)
 
 
 if __name__ == "__main__":

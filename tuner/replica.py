@@ -101,6 +101,8 @@ class _Open:
     first_ns: float
     gain_ns: float = 0.0
     steps: int = 1
+    waiting: int = 0
+    cause: str = ""
 
 
 class Replica:
@@ -139,6 +141,8 @@ class Replica:
         self._max_tokens: dict[int, int] = {}
         self._open: _Open | None = None
         self._step_times: list[int] | None = [] if with_gaps else None
+        self._waited_ns: dict[str, int] = {}
+        self._max_batch_size = options.max_batch_size
 
     @property
     def is_idle(self) -> bool:
@@ -202,6 +206,9 @@ class Replica:
         assert stride is not None, "nothing runs"
         self._open = None
         self.counts.events += 1
+        if stride.waiting:
+            waited_ns = stride.waiting * (now_ns - stride.started_ns)
+            self._waited_ns[stride.cause] = self._waited_ns.get(stride.cause, 0) + waited_ns
         call = stride.call
         if type(call) is Prefill:
             return self._end_prefill(call, stride, now_ns)
@@ -264,9 +271,25 @@ class Replica:
 
     def _run(self, stride: _Open) -> int:
         self._open = stride
+        stride.waiting = self.scheduler.queue_size
+        if stride.waiting:
+            stride.cause = self._cause_of_waiting(stride)
         if self._on_call is not None:
             self._on_call(stride.call, stride.started_ns)
         return self._end_of(stride)
+
+    def _cause_of_waiting(self, stride: _Open) -> str:
+        """What keeps the head of the line from joining this step; those behind it wait for the same."""
+        if type(stride.call) is Prefill or self._num_prefilling:
+            return "budget"
+        if self._max_batch_size is not None and self.rows >= self._max_batch_size:
+            return "batch_size"
+        return "blocks" if self._chunks or self.scheduler.stride() is None else "ratio"
+
+    def waiting_shares(self) -> dict[str, float]:
+        """Shares of all waiting by its cause: budget, ratio, blocks or batch_size."""
+        whole = sum(self._waited_ns.values())
+        return {cause: waited / whole for cause, waited in sorted(self._waited_ns.items())} if whole else {}
 
     def _prompt_work(self, rows: dict[int, _Row]) -> tuple[int, int, int, int]:
         prompts = tokens = squares = cached = 0

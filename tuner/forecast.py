@@ -1,0 +1,230 @@
+"""A configuration and a load file -> a simulated run: what connects the simulator to the product's own files.
+
+The load's prompts are those that `tgi-bench run` would send; of a text only its length and what it shares matters.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from loadgen.config import BenchConfig
+from loadgen.datasets.prompt import Limits, Prompt
+from loadgen.datasets.vocabulary import Vocabulary, Word
+from loadgen.modes import FILE_WORKLOADS
+from loadgen.think_time import parse_think_time
+from loadgen.workload import build
+from reference_server.router.scheduler import SchedulerOptions, Schema
+from tuner.costmodel import CostModel
+from tuner.errors import TunerError
+from tuner.simulate import NS_PER_S, Ask, Load, Simulated, Simulation
+from tuner.simulated_metrics import metrics_of
+
+NOT_MODELLED = ("lora_adapters", "speculate", "num_shard")
+OPTION_NAMES = tuple(each.name for each in fields(SchedulerOptions))
+MAX_CONCURRENT = 128
+PREFIX_WORKLOADS = ("shared_prefix", "multi_turn", "mooncake", "mooncake_trace")
+
+
+class ForecastError(TunerError):
+    """A configuration or a load that the simulator does not model."""
+
+    exit_code = 2
+
+
+class Lengths(Vocabulary):
+    """Writes no words: each part of a text stands for itself, so that what prompts share can be told."""
+
+    def write(self, tokens: int, key: str) -> str:
+        return f"{tokens}:{key}\n"
+
+    def compose(self, parts: Any, tokens: int) -> list[str]:
+        pieces: list[str] = []
+        left = tokens
+        for size, key in parts:
+            take = min(left, size)
+            if take > 0:
+                pieces.append(f"{take}:{key}\n")
+                left -= take
+        return pieces
+
+
+LENGTHS = Lengths(0, (Word("", 1),), (Word("", 1),), "")
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """Token ids of a text that `Lengths` wrote: equal parts have equal ids.
+
+    >>> ids_of("2:a\\n3:b\\n")[:2] == ids_of("5:a\\n")[:2]
+    True
+    """
+    ids: list[int] = []
+    for part in text.splitlines():
+        tokens, _, key = part.partition(":")
+        first = zlib.crc32(key.encode()) << 24
+        ids += range(first, first + int(tokens))
+    return tuple(ids)
+
+
+def load_of(
+    config: BenchConfig, *, limits: Limits | None = None, with_ids: bool = False, requests: int | None = None
+) -> Load:
+    """The load of a file, in virtual time. Raises ForecastError for one whose prompts have no known length."""
+    if config.workload in FILE_WORKLOADS:
+        raise ForecastError(f"workload `{config.workload}` is not simulated: its texts have no known token counts")
+    if config.mode in ("sessions", "stages") and not (config.mode == "stages" and config.is_open_loop):
+        raise ForecastError(
+            f"mode `{config.mode}` is not simulated; use closed, constant, poisson, gamma, burst or trace"
+        )
+    think = parse_think_time(config.think_time, config.seed)
+    if think.kind != "fixed":
+        raise ForecastError("`think_time` as a distribution is not simulated; give one time")
+    workload = build(config, LENGTHS, limits or Limits())
+    times_ns = workload.times_ns
+    asks = list(map(_with_ids if with_ids else _plain, workload.scheduled())) if times_ns is not None else None
+    duration_s = config.duration_s
+    count = requests if requests is not None else config.requests
+    return Load(
+        asks if asks is not None else Endless(workload.prompts, with_ids),
+        times_ns=times_ns,
+        users=0 if times_ns is not None else config.users,
+        think_ns=round(think.first * NS_PER_S),
+        warmup_ns=round(config.warmup_s * NS_PER_S),
+        duration_ns=None if duration_s is None or requests is not None else round(duration_s * NS_PER_S),
+        requests=count,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Endless:
+    """Prompts of a closed loop, made as they are asked for."""
+
+    prompts: Any
+    with_ids: bool
+
+    def __iter__(self) -> Iterator[Ask]:
+        return map(_with_ids if self.with_ids else _plain, self.prompts)
+
+
+def _plain(prompt: Prompt) -> Ask:
+    return Ask(prompt.input_tokens or 1, prompt.output_tokens or 1)
+
+
+def _with_ids(prompt: Prompt) -> Ask:
+    text = "".join(message["content"] for message in prompt.messages) if prompt.messages else prompt.text
+    ids = ids_of(text)
+    return Ask(len(ids), prompt.output_tokens or 1, None, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a launch told of itself: the Scheduler's options, its settings, and the memory that it found."""
+
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Server":
+        """The facts of a step trace. Raises ForecastError."""
+        options = facts.get("scheduler")
+        if not isinstance(options, Mapping) or any(name not in OPTION_NAMES for name in options):
+            raise ForecastError("the step trace does not say how its server was set up")
+        told = {name: each.get("value") for name, each in facts.get("settings", {}).items()}
+        return cls(dict(options), told, dict(facts.get("engine", {}).get("memory") or {}))
+
+    def with_settings(self, settings: Mapping[str, Any], pool: "Pool | None" = None) -> "Server":
+        """The same server under other settings; the cache follows the memory that they leave."""
+        if unmodelled := [name for name in NOT_MODELLED if settings.get(name) not in (None, 0, 1, "", (), [], "none")]:
+            raise ForecastError(f"`{unmodelled[0]}` is not simulated")
+        known = {name: settings[name] for name in OPTION_NAMES if settings.get(name) is not None}
+        options = {**self.options, **known}
+        if "prefill_chunking" in settings:
+            options["supports_chunking"] = bool(settings["prefill_chunking"])
+        if settings.get("prefix_caching") is not None:
+            options["use_prefix_caching"] = bool(settings["prefix_caching"])
+        if pool is not None and "max_batch_total_tokens" not in known:
+            options["max_batch_total_tokens"] = pool.tokens({**self.settings, **settings})
+        return Server(options, {**self.settings, **settings}, self.memory)
+
+    @property
+    def scheduler_options(self) -> SchedulerOptions:
+        return SchedulerOptions(**{**self.options, "schema": Schema(self.options.get("schema", Schema.V3))})
+
+    @property
+    def max_concurrent_requests(self) -> int:
+        return int(self.settings.get("max_concurrent_requests") or MAX_CONCURRENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Tokens of K/V that fit, from what launches found: each scheme's own level, less what larger prefills take.
+
+    `per_share` are tokens for the whole of the memory, `per_prefill_token` those that one token of budget costs.
+    """
+
+    levels: Mapping[str, float]
+    per_share: float
+    per_prefill_token: float
+
+    @classmethod
+    def of(cls, servers: Sequence[Server]) -> "Pool":
+        """The pool of launches. Where they do not differ in a knob, the memory is taken to be the cache's alone."""
+        import numpy as np
+
+        schemes = sorted({_scheme(each.settings) for each in servers})
+        rows = []
+        for each in servers:
+            share = float(each.settings.get("cuda_memory_fraction") or 1.0)
+            budget = float(each.options["max_batch_prefill_tokens"])
+            rows.append([share, -budget, *(float(_scheme(each.settings) == scheme) for scheme in schemes)])
+        matrix = np.asarray(rows)
+        tokens = np.asarray([float(each.options["max_batch_total_tokens"]) for each in servers])
+        per_share, per_prefill = 0.0, 0.0
+        if np.linalg.matrix_rank(matrix) == matrix.shape[1]:
+            per_share, per_prefill = (
+                max(0.0, float(value)) for value in np.linalg.lstsq(matrix, tokens, rcond=None)[0][:2]
+            )
+        else:
+            per_share = float((tokens / matrix[:, 0]).max())
+        rest = tokens - per_share * matrix[:, 0] - per_prefill * matrix[:, 1]
+        levels = {scheme: float(rest[matrix[:, 2 + number] > 0].mean()) for number, scheme in enumerate(schemes)}
+        return cls(levels, per_share, per_prefill)
+
+    def tokens(self, settings: Mapping[str, Any]) -> int:
+        share = float(settings.get("cuda_memory_fraction") or 1.0)
+        budget = float(settings.get("max_batch_prefill_tokens") or 0)
+        level = self.levels.get(_scheme(settings), max(self.levels.values()))
+        return max(0, int(level + self.per_share * share - self.per_prefill_token * budget))
+
+
+def _scheme(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("quantize") or "none")
+
+
+def run(
+    server: Server, cost: CostModel, load: Load, *, with_gaps: bool = False, with_strides: bool = True
+) -> Simulated:
+    """Play a load on one server."""
+    return Simulation(
+        load,
+        [(server.scheduler_options, cost.law)],
+        max_concurrent_requests=server.max_concurrent_requests,
+        with_gaps=with_gaps,
+        with_strides=with_strides,
+    ).run()
+
+
+def predict(
+    server: Server, cost: CostModel, load: Load, names: Sequence[str], limits_ms: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Metrics of a load on a server; nothing where its cache holds no request."""
+    options = server.scheduler_options
+    if options.max_batch_total_tokens < 2 * options.block_size:
+        return {}
+    return metrics_of(run(server, cost, load), names, limits_ms)
+
+
+def at_requests(load: Load, requests: int) -> Load:
+    """The same load, cut after so many measured requests."""
+    return replace(load, requests=requests, duration_ns=None)
