@@ -31,6 +31,11 @@ class Accelerators:
         kinds = dict.fromkeys(name or "GPU" for name in names)
         return ", ".join(f"{names.count(kind) or len(names)} × {kind}" for kind in kinds)
 
+    @property
+    def driver(self) -> str:
+        """The driver's version; empty where it is not told."""
+        return _text(self._ask(lambda: self.nvml.nvmlSystemGetDriverVersion()))
+
     def sample(self) -> list[Sample]:
         """Name, labels and value of everything the devices in use say now."""
         processes = {index: self._num_processes(device) for index, device in enumerate(self.devices)}

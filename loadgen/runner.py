@@ -95,6 +95,7 @@ def run(
     accelerators = open_accelerators(target.url)
     if accelerators is not None:
         manifest.target["accelerator"] = accelerators.description
+        manifest.target["driver"] = accelerators.driver
     write_manifest(out, manifest)
     _write_schedule(out, prepared.work)
     if config.prefix_cache == "warm":

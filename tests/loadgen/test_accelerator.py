@@ -41,6 +41,9 @@ class FakeNvml(SimpleNamespace):
     def nvmlShutdown(self):
         self.is_open = False
 
+    def nvmlSystemGetDriverVersion(self):
+        return b"570.86"
+
     def nvmlDeviceGetCount(self):
         return len(self.processes)
 
@@ -80,6 +83,7 @@ def test_metrics_13_devices_in_use_tell_utilization_memory_power_clocks_and_thro
     accelerators = open_accelerators(LOCAL)
 
     assert accelerators.description == "2 × NVIDIA H200"
+    assert accelerators.driver == "570.86"
     assert accelerators.sample() == [
         ("accelerator_utilization_ratio", 'gpu="0"', 0.87),
         ("accelerator_memory_used_bytes", 'gpu="0"', 2.0 * 2**30),
