@@ -30,6 +30,7 @@ from reports.compare import (
     metrics_needed,
 )
 from reports.comparison_report import build_comparison_report, metrics_table, verdict_line
+from reports.plain_text import plain_text
 from reports.report import write_built
 from reports.requirement import Requirement
 from reports.results import SCHEMA_VERSION, replace_file, write_json
@@ -127,9 +128,16 @@ def _judged(
     gate = Gate(out, options, progress, given.max_minutes)
     metrics = metrics_needed(options)
     with ExitStack() as held:
-        if texts[0].is_stored:
-            return _against_stored(texts, load, gate, given, held)
-        sides = tuple(open_side(text, load, out, held, progress) for text in texts)
+        try:
+            if texts[0].is_stored:
+                return _against_stored(texts, load, gate, given, held)
+            sides = tuple(open_side(text, load, out, held, progress) for text in texts)
+        except MeasurementError as error:
+            progress.say(str(error))
+            lost = Refusal.of(f"a side could not be measured: {error}")
+            labels = [plain_text(text.label) for text in texts]
+            comparison = Comparison(labels[0], labels[1], 0, options, (), (), (lost,))
+            return GateResult(comparison, comparison.exit_code)
         result = gate.run((sides[0], sides[1]), live_measure(load, metrics, progress))
     kept = [text.label for text in texts if text.kind == "url"]
     return _noted(result, [f"{label} was not launched afresh for every run" for label in kept])
@@ -149,13 +157,7 @@ def _against_stored(
         runs = stored_runs(texts[1], metrics, given.baselines)
     else:
         side = open_side(texts[1], load, gate.out, held, gate.progress)
-        try:
-            alone = gate.run_alone(side, gate.options.pairs or LEAST_RUNS, live_measure(load, metrics, gate.progress))
-        except MeasurementError as error:
-            comparison = judge_stored(stored, (), gate.options)
-            lost = Refusal.of(f"{side.label} could not be measured: {error}")
-            comparison = dataclasses.replace(comparison, label_b=side.label, refusals=(*comparison.refusals, lost))
-            return GateResult(comparison, comparison.exit_code)
+        alone = gate.run_alone(side, gate.options.pairs or LEAST_RUNS, live_measure(load, metrics, gate.progress))
         runs, exit_code = alone.runs, alone.exit_code
     between = between_of(given.history, stored, metrics)
     comparison = judge_stored(stored, runs, gate.options, between)

@@ -52,7 +52,7 @@ class Gate:
         """
         deadline_s = time.monotonic() + 60 * self.max_minutes if self.max_minutes else None
         pairs: list[Pair] = []
-        comparison = judge(pairs, self.options)
+        comparison = replace(judge(pairs, self.options), label_a=sides[0].label, label_b=sides[1].label)
         for number in range(1, self.options.looks[-1] + 1):
             try:
                 pairs.append(self._pair(number, sides, measure))

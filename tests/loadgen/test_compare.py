@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from loadgen import cli, compare, program
+from loadgen.errors import MeasurementError
 from reports.compare import SideRun
 
 SIDES = ["compare", "--server-a", "serve old", "--server-b", "serve new", "--duration", "5s"]
@@ -101,3 +102,38 @@ def test_more_metrics_are_gated_on_request():
 
     assert "ttft_p95_ms" in options.gated
     assert "ttft_p95_ms" not in options.shown
+
+
+def test_reliability_F48_a_side_that_cannot_be_built_is_an_error_in_every_output(slower, tmp_path, capsys, monkeypatch):
+    def cannot(*_):
+        raise MeasurementError("could not install the revision:\n\x1b[31mno compiler")
+
+    monkeypatch.setattr(compare, "open_side", cannot)
+
+    code = cli.main(["compare", "git:main", "git:HEAD", "--out", "gate", "--junit", "gate.xml"])
+
+    assert code == 4
+    assert "could not install the revision" in capsys.readouterr().out
+    error = ElementTree.parse(tmp_path / "gate.xml").getroot().find(".//error")
+    assert "no compiler" in error.get("message")
+    assert slower.runs == 0
+
+
+def test_a_side_that_dies_keeps_the_pairs_and_the_names_of_both(slower, tmp_path, monkeypatch):
+    measured = []
+
+    def live_measure(load, metrics, progress):
+        def measure(side, directory):
+            measured.append(side.letter)
+            if len(measured) == 2:
+                raise MeasurementError("new ended with exit code 1")
+            return SideRun(side.label, VALUES)
+
+        return measure
+
+    monkeypatch.setattr(compare, "live_measure", live_measure)
+
+    assert cli.main([*SIDES, "--label-b", "new", "--out", "gate"]) == 4
+    found = json.loads((tmp_path / "gate/comparison.json").read_text())
+    assert (found["a"], found["b"], found["verdict"]) == ("A", "new", "not_measured")
+    assert found["refusals"] == ["pair 1 could not be measured: new ended with exit code 1"]
