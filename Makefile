@@ -48,8 +48,8 @@ format: $(STAMP)  ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-tune: $(STAMP)  ## a short tuning study on the embedded preset
-	$(BIN)/tgi-tune run --trials 6
+tune: $(STAMP)  ## a complete small study on the embedded preset, with its report; about ten minutes
+	$(BIN)/tgi-tune run docs/quick-study.toml
 
 perf-gate: $(STAMP)  ## this commit against the one before (BASE=main: against another)
 	$(BIN)/tgi-bench compare "git:$(BASE)" git:HEAD --config docs/ci/gate.toml --min-effect 5% --max-minutes 12

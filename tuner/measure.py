@@ -94,9 +94,10 @@ class Measurer:
             case Measured(run=run, summary=summary, steps=steps, stopped=stopped):
                 is_open_loop = self.bench.load.is_open_loop
                 score = self.objective.score(lambda name: metric_value(summary, name, is_open_loop))
-                if stopped and score.is_feasible:
-                    # It failed, or was overrun, within every limit: no answer all the same.
-                    outcome = Infeasible("measure", "early", f"its run was ended: {stopped}")
+                if score.value is None or (stopped and score.is_feasible):
+                    # It answered nothing, failed, or was overrun, within every limit: no answer all the same.
+                    why = f"its run was ended: {stopped}" if stopped else "no request was answered"
+                    outcome = Infeasible("measure", "early" if stopped else "crash", why)
                     return replace(self.judge(settings, outcome, number), measured=_reported(summary, is_open_loop))
                 return TrialResult(
                     number,

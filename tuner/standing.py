@@ -102,7 +102,8 @@ def _programs() -> Programs:
 
 
 def _with_port(argv: tuple[str, ...]) -> list[str]:
-    """The command with a port that is filled in when it is started."""
+    """The command with a port that is filled in when it is started, on this machine's loopback interface."""
     words = list(argv)
     words[words.index("--port") + 1] = "{port}"
+    words[words.index("--hostname") + 1] = "127.0.0.1"
     return words

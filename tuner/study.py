@@ -27,7 +27,7 @@ from tuner.storage import open_storage, patiently
 
 LAUNCH = "launch"
 MEMORY = "memory"
-RESULT, LEASE, KEY, REDONE, SETTINGS = "result", "lease", "key", "redone", "settings"
+RESULT, LEASE, KEY, REDONE, SETTINGS, ENQUEUED = "result", "lease", "key", "redone", "settings", "enqueued"
 LEASE_EVERY_S = 30.0
 LEASE_DEAD_S = 300.0
 MOST_REDONE = 2
@@ -112,7 +112,7 @@ class Study:
             for parameter in space.parameters
             if settings.get(parameter.name) is not None
         }
-        patiently(lambda: self._study.enqueue_trial(params, user_attrs=dict(attributes or {})))
+        self._enqueue(params, attributes or {})
 
     def ask(self) -> Trial:
         trial: Trial = patiently(self._study.ask)
@@ -154,10 +154,10 @@ class Study:
 
     def give_back(self, trial: Trial) -> None:
         """Drop a trial that was too many; settings that were enqueued are asked for again."""
-        params = dict(trial.system_attrs.get("fixed_params", {}))
+        params = trial.user_attrs.get(ENQUEUED)
         self.drop(trial)
         if params:
-            patiently(lambda: self._study.enqueue_trial(params))
+            self._enqueue(params, {})
 
     def running_settings(self) -> list[dict[str, Any]]:
         """What is under way, by the settings that were asked for."""
@@ -187,8 +187,12 @@ class Study:
         params, times = dict(trial.params), int(trial.user_attrs.get(REDONE, 0))
         self.drop(trial)
         if params and times < MOST_REDONE:
-            patiently(lambda: self._study.enqueue_trial(params, user_attrs={REDONE: times + 1}))
+            self._enqueue(params, {REDONE: times + 1})
         return times < MOST_REDONE
+
+    def _enqueue(self, params: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
+        told = {**attributes, ENQUEUED: dict(params)}
+        patiently(lambda: self._study.enqueue_trial(dict(params), user_attrs=told))
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return patiently(lambda: self._study.get_trials(deepcopy=False, states=states or None))

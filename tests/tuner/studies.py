@@ -42,11 +42,11 @@ class FormulaServer:
         return Measured(run, {"rates": rates, "metrics": {}})
 
 
-def open_search(folder, server, **study):
+def open_search(folder, server, *, is_leader=True, **study):
     config = TuneConfig.model_validate(
         {
             "study": {"trials": 8, "noise_runs": 0, **study},
             "server": {"fixed": {"max_input_tokens": 512, "max_total_tokens": 544}},
         }
     )
-    return Search.open(folder, config, BENCH, server)
+    return Search.open(folder, config, BENCH, server, is_leader=is_leader)
