@@ -53,8 +53,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @torch.no_grad()
-def prompt_logprobs(name: str, prompt: list[int]) -> list[float]:
-    logprobs = make_tiny_model(name)(torch.tensor([prompt])).logits[0].log_softmax(-1)
+def prompt_logprobs(name: str, prompt: list[int], dtype: torch.dtype = torch.float32) -> list[float]:
+    logprobs = make_tiny_model(name).to(dtype)(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
     return [float(logprobs[position, id_]) for position, id_ in enumerate(prompt[1:])]
 
 
@@ -128,4 +128,9 @@ async def test_bfloat16_stays_close_to_float32(name: str, tmp_path: Path) -> Non
 
     for outcome, prompt in zip(outcomes, PROMPTS, strict=True):
         assert outcome.prefill_tokens is not None
-        assert outcome.prefill_tokens.logprobs[1:] == pytest.approx(prompt_logprobs(name, prompt), abs=0.2)
+        expected = prompt_logprobs(name, prompt)
+        found = outcome.prefill_tokens.logprobs[1:]
+        # Two experts may be nearly tied (PhiMoE's are, by Transformers' own bfloat16: 0.45 off): no farther than that.
+        own = prompt_logprobs(name, prompt, torch.bfloat16)
+        off = max(abs(ours - exact) for ours, exact in zip(own, expected, strict=True))
+        assert found == pytest.approx(expected, abs=max(0.2, off))

@@ -75,7 +75,7 @@ VARLEN = AttentionBackend(
     "varlen", varlen_backend.VarlenPrefill(), varlen_backend.VarlenDecode() if varlen_backend.READS_TABLES else None
 )
 TRITON = AttentionBackend("triton", triton_backend.TritonPrefill(), triton_backend.TritonDecode())
-COMPILED = AttentionBackend("compiled", torch_backend.TorchPrefill(), compiled_backend.CompiledDecode())
+COMPILED = AttentionBackend("compiled", compiled_backend.CompiledPrefill(), compiled_backend.CompiledDecode())
 TORCH = AttentionBackend("torch", torch_backend.TorchPrefill(), torch_backend.TorchDecode())
 BACKENDS = (FLASH, VARLEN, TRITON, COMPILED, TORCH)
 # Taken for TGI's name alone: planned on the host, so no graph holds it.

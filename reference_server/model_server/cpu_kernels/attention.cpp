@@ -1,4 +1,4 @@
-// Attention of one query token a row over block tables, and the store of new keys and values.
+// Attention over block tables, of one query token a row or of prompts, and the store of new keys and values.
 //
 //     cache   [blocks, 2, num_kv_heads, block_size, head_dim]
 //
@@ -21,6 +21,8 @@ typedef float Quarter __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Bits __attribute__((vector_size(32)));
 constexpr int64_t kWidth = 16;
+// Query heads of one K/V head that a page is read for at once, tokens of a prompt taken together.
+constexpr int64_t kTileHeads = 16;
 
 inline Vector load(const float* values) {
   Vector result;
@@ -212,18 +214,19 @@ struct Geometry {
   const float* slopes;
 };
 
-// One K/V head of one row. scores: room for [group, keys]; sums: for [group, head_dim].
+// Consecutive tokens of one row, and one K/V head. length: keys that the last of them sees.
+// Their scores are [tokens, group, keys], of which each token's own are those up to it and within its window.
 template <typename T>
 void attend_head(
-    const T* query, const T* cache, const int64_t* table, int64_t length, int64_t kv_head, const Geometry& g,
-    std::vector<float>& room, T* output) {
-  const int64_t group = g.num_heads / g.num_kv_heads, size = g.head_dim;
+    const T* query, int64_t token_stride, int64_t tokens, const T* cache, const int64_t* table, int64_t length,
+    int64_t kv_head, const Geometry& g, std::vector<float>& room, T* output) {
+  const int64_t group = g.num_heads / g.num_kv_heads, size = g.head_dim, heads = tokens * group;
   const PageFunctions<T> page = page_functions<T>(size);
-  const int64_t first = g.window > 0 ? std::max<int64_t>(0, length - g.window) : 0, keys = length - first;
-  room.resize(group * (keys + size));
+  const int64_t first = g.window > 0 ? std::max<int64_t>(0, length - tokens + 1 - g.window) : 0, keys = length - first;
+  room.resize(heads * (keys + size));
   float* scores = room.data();
-  float* sums = scores + group * keys;
-  std::fill_n(sums, group * size, 0.0f);
+  float* sums = scores + heads * keys;
+  std::fill_n(sums, heads * size, 0.0f);
   const auto pages_of = [&](int64_t plane, auto visit) {
     for (int64_t position = first; position < length;) {
       const int64_t offset = position % g.block_size, count = std::min(g.block_size - offset, length - position);
@@ -234,25 +237,43 @@ void attend_head(
     }
   };
   pages_of(0, [&](int64_t place, int64_t count, const T* page_keys) {
-    for (int64_t head = 0; head < group; ++head) {
-      page.score(scores + head * keys + place, query + head * size, page_keys, count, size, g.scaling);
+    for (int64_t head = 0; head < heads; ++head) {
+      const T* own = query + head / group * token_stride + head % group * size;
+      page.score(scores + head * keys + place, own, page_keys, count, size, g.scaling);
     }
   });
-  for (int64_t head = 0; head < group; ++head) {
+  for (int64_t head = 0; head < heads; ++head) {
+    const int64_t end = keys - tokens + 1 + head / group;
+    const int64_t begin = g.window > 0 ? std::max<int64_t>(0, end - g.window) : 0;
     float* own = scores + head * keys;
     if (g.softcap > 0) {
-      for (int64_t i = 0; i < keys; ++i) own[i] = g.softcap * std::tanh(own[i] / g.softcap);
+      for (int64_t i = begin; i < end; ++i) own[i] = g.softcap * std::tanh(own[i] / g.softcap);
     }
     if (g.slopes) {
-      const float slope = g.slopes[kv_head * group + head];
-      for (int64_t i = 0; i < keys; ++i) own[i] += slope * float(i - keys + 1);
+      const float slope = g.slopes[kv_head * group + head % group];
+      for (int64_t i = begin; i < end; ++i) own[i] += slope * float(i - end + 1);
     }
-    softmax(own, keys);
+    std::fill(own, own + begin, 0.0f);
+    std::fill(own + end, own + keys, 0.0f);
+    softmax(own + begin, end - begin);
   }
   pages_of(1, [&](int64_t place, int64_t count, const T* page_values) {
-    page.add_values(sums, scores + place, keys, page_values, count, group, size);
+    page.add_values(sums, scores + place, keys, page_values, count, heads, size);
   });
-  for (int64_t i = 0; i < group * size; ++i) output[i] = from_float<T>(sums[i]);
+  for (int64_t token = 0; token < tokens; ++token) {
+    T* own = output + token * g.num_heads * size;
+    for (int64_t i = 0; i < group * size; ++i) own[i] = from_float<T>(sums[token * group * size + i]);
+  }
+}
+
+Geometry geometry_of(
+    const Tensor& query, const Tensor& cache, double scaling, int64_t window, double softcap,
+    const std::optional<Tensor>& slopes) {
+  const int64_t num_heads = query.size(1), head_dim = query.size(2);
+  STD_TORCH_CHECK(
+      query.stride(2) == 1 && (num_heads == 1 || query.stride(1) == head_dim), "a query's heads must lie together");
+  return {num_heads,      cache.size(2),  cache.size(3),      head_dim, window,
+          float(scaling), float(softcap), data<float>(slopes)};
 }
 
 // query: [rows, num_heads, head_dim], heads of a row contiguous. block_table: [rows, blocks] int64, rows contiguous.
@@ -261,9 +282,7 @@ Tensor attend_decode(
     Tensor query, Tensor cache, Tensor block_table, Tensor seqlen_k, double scaling, int64_t window, double softcap,
     std::optional<Tensor> slopes) {
   const int64_t rows = query.size(0), num_heads = query.size(1), head_dim = query.size(2);
-  const Geometry g{num_heads, cache.size(2), cache.size(3), head_dim, window, float(scaling), float(softcap),
-                   data<float>(slopes)};
-  STD_TORCH_CHECK(query.stride(2) == 1 && (num_heads == 1 || query.stride(1) == head_dim), "a query's heads must lie together");
+  const Geometry g = geometry_of(query, cache, scaling, window, softcap, slopes);
   Tensor output = torch::stable::new_empty(query, {rows, num_heads, head_dim});
   const int64_t* lengths = data<int64_t>(seqlen_k);
   by_type(query, [&](auto element) {
@@ -279,8 +298,45 @@ Tensor attend_decode(
           continue;
         }
         attend_head(
-            data<T>(query) + row * query.stride(0) + head * head_dim, data<T>(cache),
+            data<T>(query) + row * query.stride(0) + head * head_dim, 0, 1, data<T>(cache),
             data<int64_t>(block_table) + row * block_table.stride(0), lengths[row], kv_head, g, room, place);
+      }
+    });
+  });
+  return output;
+}
+
+// query: [tokens, num_heads, head_dim], heads of a token contiguous, rows one after the other; each row's last token sees
+// all of the row's keys, the one before it one less. seqlen_q, seqlen_k: [rows] int64. Else as attend_decode.
+Tensor attend_prefill(
+    Tensor query, Tensor cache, Tensor block_table, Tensor seqlen_q, Tensor seqlen_k, double scaling, int64_t window,
+    double softcap, std::optional<Tensor> slopes) {
+  const int64_t num_heads = query.size(1), head_dim = query.size(2);
+  const Geometry g = geometry_of(query, cache, scaling, window, softcap, slopes);
+  const int64_t group = g.num_heads / g.num_kv_heads, most = std::max<int64_t>(1, kTileHeads / group);
+  struct Tile {
+    int64_t row, token, tokens, length;
+  };
+  std::vector<Tile> tiles;
+  const int64_t *new_tokens = data<int64_t>(seqlen_q), *lengths = data<int64_t>(seqlen_k);
+  for (int64_t row = 0, start = 0; row < seqlen_q.size(0); start += new_tokens[row++]) {
+    for (int64_t done = 0; done < new_tokens[row]; done += most) {
+      const int64_t tokens = std::min(most, new_tokens[row] - done);
+      tiles.push_back({row, start + done, tokens, lengths[row] - new_tokens[row] + done + tokens});
+    }
+  }
+  Tensor output = torch::stable::new_empty(query, {query.size(0), num_heads, head_dim});
+  by_type(query, [&](auto element) {
+    using T = decltype(element);
+    torch::stable::parallel_for(0, int64_t(tiles.size()) * g.num_kv_heads, 1, [&](int64_t begin, int64_t end) {
+      std::vector<float> room;
+      for (int64_t task = begin; task < end; ++task) {
+        const Tile& tile = tiles[task / g.num_kv_heads];
+        const int64_t kv_head = task % g.num_kv_heads, head = kv_head * group;
+        attend_head(
+            data<T>(query) + tile.token * query.stride(0) + head * head_dim, query.stride(0), tile.tokens,
+            data<T>(cache), data<int64_t>(block_table) + tile.row * block_table.stride(0), tile.length, kv_head, g,
+            room, data<T>(output) + (tile.token * num_heads + head) * head_dim);
       }
     });
   });
@@ -314,10 +370,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(reference_server_cpu, library) {
   library.def(
       "attend_decode(Tensor query, Tensor cache, Tensor block_table, Tensor seqlen_k, float scaling, int window, "
       "float softcap, Tensor? slopes) -> Tensor");
+  library.def(
+      "attend_prefill(Tensor query, Tensor cache, Tensor block_table, Tensor seqlen_q, Tensor seqlen_k, float scaling, "
+      "int window, float softcap, Tensor? slopes) -> Tensor");
   library.def("store(Tensor(a!) cache, Tensor key_value, Tensor slots) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(reference_server_cpu, CPU, library) {
   library.impl("attend_decode", TORCH_BOX(&attend_decode));
+  library.impl("attend_prefill", TORCH_BOX(&attend_prefill));
   library.impl("store", TORCH_BOX(&store));
 }

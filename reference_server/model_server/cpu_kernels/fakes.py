@@ -10,7 +10,8 @@ def register(operators: Any) -> None:
     """Tell torch the shape of every operator's result."""
     if hasattr(operators, "linear"):
         torch.library.register_fake("reference_server_cpu::linear")(_linear)
-    torch.library.register_fake("reference_server_cpu::attend_decode")(_attend_decode)
+    torch.library.register_fake("reference_server_cpu::attend_decode")(_like_the_query)
+    torch.library.register_fake("reference_server_cpu::attend_prefill")(_like_the_query)
     torch.library.register_fake("reference_server_cpu::store")(_nothing)
     torch.library.register_fake("reference_server_cpu::add_norm")(_add_norm)
     torch.library.register_fake("reference_server_cpu::norm_heads")(_nothing)
@@ -22,7 +23,7 @@ def _linear(hidden: Tensor, _packed: Tensor, _bias: Tensor | None, outputs: int)
     return hidden.new_empty((hidden.shape[0], outputs))
 
 
-def _attend_decode(query: Tensor, *_: object) -> Tensor:
+def _like_the_query(query: Tensor, *_: object) -> Tensor:
     return query.new_empty(query.shape)
 
 

@@ -1,5 +1,6 @@
 """The compiled operators against plain torch; what torch itself checks of a custom operator."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reference_server.model_server.attention.compiled_backend import CompiledDecode
+from reference_server.model_server.attention import compiled_backend
+from reference_server.model_server.attention.compiled_backend import CompiledDecode, CompiledPrefill
 from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
-from reference_server.model_server.attention.torch_backend import TorchDecode
+from reference_server.model_server.attention.torch_backend import TorchDecode, TorchPrefill
 from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.models.packed_linear import in_panels
 from reference_server.model_server.models.walk import CompiledOperators, Norm, TorchOperators
@@ -46,6 +48,36 @@ def test_decode_equals_the_torch_backend(
     results = [kernel(query, cache, metadata([1, 16, 45]), options) for kernel in (CompiledDecode(), TorchDecode())]
 
     torch.testing.assert_close(results[0], results[1], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("head_dim", [20, 64])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (20, 1)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "alibi"), [(None, None, False), (7, None, False), (None, 3.0, False), (9, None, True)]
+)
+def test_prefill_equals_the_torch_backend(
+    dtype: torch.dtype, head_dim: int, heads: tuple[int, int], window: int | None, softcap: float | None, alibi: bool
+) -> None:
+    num_heads, num_kv_heads = heads
+    options = AttentionOptions(head_dim**-0.5, window, softcap, torch.rand(num_heads) if alibi else None)
+    cache = torch.randn(12, 2, num_kv_heads, 16, head_dim).to(dtype)
+    # A decode row, a whole prompt, the end of one, and a chunk that begins within a page.
+    rows = replace(metadata([3, 20, 45, 40]), seqlen_q=np.array([1, 20, 2, 29]), num_decode_rows=1)
+    query = torch.randn(20 + 2 + 29, num_heads, head_dim).to(dtype)
+
+    found, expected = (kernel(query, cache, rows, options) for kernel in (CompiledPrefill(), TorchPrefill()))
+
+    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_a_long_prompt_without_a_mask_goes_through_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_backend, "SDPA_KEYS", 19)
+    cache, query = torch.randn(12, 2, 2, 16, 32), torch.randn(20, 4, 32)
+    rows = replace(metadata([20]), seqlen_q=np.array([20]), num_decode_rows=0)
+    options = AttentionOptions(0.2)
+
+    assert torch.equal(CompiledPrefill()(query, cache, rows, options), TorchPrefill()(query, cache, rows, options))
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
@@ -141,6 +173,8 @@ def test_what_is_not_a_number_stays_visible() -> None:
 CALLS: dict[str, tuple[Any, ...]] = {
     "attend_decode": (torch.randn(2, 4, 16), torch.randn(3, 2, 2, 16, 16), torch.tensor([[1], [2]]),
                       torch.tensor([3, 16]), 0.25, 0, 0.0, None),
+    "attend_prefill": (torch.randn(3, 4, 16), torch.randn(3, 2, 2, 16, 16), torch.tensor([[1], [2]]),
+                       torch.tensor([1, 2]), torch.tensor([3, 16]), 0.25, 0, 0.0, None),
     "store": (torch.zeros(3, 2, 2, 16, 16), torch.randn(2, 2, 2, 16), torch.tensor([16, 40])),
     "add_norm": (torch.randn(2, 32), torch.randn(2, 32), torch.rand(32), None, 1e-5, False),
     "norm_heads": (torch.randn(2, 4, 16), torch.rand(16), 1e-5),
