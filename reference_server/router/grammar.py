@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from reference_server.errors import GenerationError, RequestError, StartupError, ValidationError
-from reference_server.grammars.pool import missing_packages, worker_pool
+from reference_server.grammars.packages import missing_packages
+from reference_server.grammars.pool import worker_pool
 from reference_server.router.schemas.tgi import ANY_JSON_OBJECT, GrammarType
 from reference_server.tokenizer import SlowTokenizer, Tokenizer
 from reference_server.workers import JobLimitError, WorkerPool
