@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -17,6 +18,8 @@ import torch
 from reference_server.model_server.attention import triton_backend
 from reference_server.model_server.attention.conformance import CASES, ROWS, Case, Rows, metadata_of, run
 from reference_server.model_server.attention.state import AttentionOptions
+from reference_server.model_server.models.triton_operators import TritonOperators
+from reference_server.model_server.models.walk import Norm, TorchOperators
 
 CPU = torch.device("cpu")
 
@@ -37,6 +40,8 @@ def main() -> None:
     triton_backend.DEFAULT_PROCESSORS = 1
     triton_backend.processors.cache_clear()
     report("one split", CASES["softcap, grouped, window"], SHORT["decode"], torch.float32)
+    for name, error in decoder_operators():
+        print(json.dumps({"case": name, "dtype": "float32", "error": error}))
     print(json.dumps({"case": "empty row", "dtype": "float32", "error": empty_row()}))
     print(json.dumps({"case": "skipped slot", "dtype": "float32", "error": skipped_slot()}))
 
@@ -44,6 +49,47 @@ def main() -> None:
 def report(name: str, case: Case, rows: Rows, dtype: torch.dtype) -> None:
     error = run(triton_backend.TritonPrefill(), triton_backend.TritonDecode(), case, rows, CPU, dtype).relative_error
     print(json.dumps({"case": name, "dtype": str(dtype).removeprefix("torch."), "error": error}))
+
+
+def decoder_operators() -> Iterator[tuple[str, float]]:
+    """The largest difference of each operator between a decoder's products from plain torch's."""
+    generator = torch.Generator().manual_seed(2)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    triton_operators, torch_operators = TritonOperators(), TorchOperators()
+    norms = {
+        "norm": Norm(drawn(40), 1e-5),
+        "layer norm": Norm(drawn(40), 1e-5, centered=True),
+        "layer norm with bias": Norm(drawn(40), 1e-5, drawn(40), centered=True),
+    }
+    for name, norm in norms.items():
+        for delta in (None, drawn(3, 40)):
+            hidden = drawn(3, 40)
+            results = []
+            for operators in (triton_operators, torch_operators):
+                residual = hidden.clone()
+                results.append((operators.add_norm(residual, delta, norm), residual))
+            yield f"{name}{'' if delta is None else ' of a sum'}", _distance(*results)
+    # Heads as a part of a packed product's rows, and only a part of each head turned.
+    heads, table, positions = drawn(3, 5, 24)[:, :4], drawn(9, 2, 16), torch.tensor([0, 8, 3])
+    for name, act in {
+        "norm of heads": lambda operators, own: operators.norm_heads(own, Norm(norms["norm"].weight[:24], 1e-6)),
+        "rotation": lambda operators, own: operators.rotate(own, table, positions),
+    }.items():
+        turned = []
+        for operators in (triton_operators, torch_operators):
+            own = heads.clone()
+            act(operators, own)
+            turned.append((own,))
+        yield name, _distance(*turned)
+    gate_up = drawn(3, 80)
+    yield "gate", _distance((triton_operators.silu_mul(gate_up),), (torch_operators.silu_mul(gate_up.clone()),))
+
+
+def _distance(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> float:
+    return max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True))
 
 
 def empty_row() -> float:

@@ -4,6 +4,7 @@ What lies between two products (residual and norm, rotary positions, the gate of
 the compiled CPU kernels are there, and the plain torch of `TorchOperators` elsewhere, which is also their reference.
 """
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -111,6 +112,10 @@ class CompiledOperators:
 def operators_for(like: Tensor) -> Operators:
     """The fastest that serve this device and type."""
     compiles = like.device.type == "cpu" and like.dtype in (torch.float32, torch.bfloat16)
+    if like.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from reference_server.model_server.models.triton_operators import TritonOperators
+
+        return TritonOperators()
     kernels = build.kernels() if compiles else None
     return TorchOperators() if kernels is None else CompiledOperators(kernels)
 

@@ -15,6 +15,7 @@ from reference_server.model_server.attention.triton_backend import (
     power_of_two,
     tile_for,
 )
+from reference_server.model_server.models.triton_operators import warps_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -28,10 +29,18 @@ SHAPES = {
     "qwen2.5-7b": (7, 128, False),
 }
 INTEGERS = {
+    "residual_stride", "delta_stride",
     "row_stride", "token_stride", "plane_stride", "head_stride", "query_head_stride", "table_stride",
-    "num_kv_heads", "head_dim", "block_size",
+    "num_kv_heads", "num_heads", "head_dim", "block_size", "size", "half",
 }  # fmt: skip
-POINTERS = {"slots": "*i64", "block_table": "*i32", "seqlen_k": "*i32", "cu_seqlen_q": "*i32", "slopes": "*fp32"}
+POINTERS = {
+    "slots": "*i64",
+    "positions": "*i64",
+    "block_table": "*i32",
+    "seqlen_k": "*i32",
+    "cu_seqlen_q": "*i32",
+    "slopes": "*fp32",
+}
 FLOAT_POINTERS = {"partial", "maxima", "sums"}
 
 
@@ -41,13 +50,15 @@ def compiled(name: str, num_warps: int, **constants: Any) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(kernels(), name)
+    from reference_server.model_server.models import triton_kernels
+
+    kernel = getattr(kernels(), name, None) or getattr(triton_kernels, name)
     signature = {argument: _type_of(argument, constants) for argument in kernel.arg_names}
     # Tensors and strides of real launches are multiples of 16, which the launcher finds out by itself.
     divisible = {
         (position,): [["tt.divisibility", 16]]
         for position, argument in enumerate(kernel.arg_names)
-        if signature[argument].startswith("*") or argument in INTEGERS - {"num_kv_heads"}
+        if signature[argument].startswith("*") or argument in INTEGERS - {"num_kv_heads", "num_heads"}
     }
     source = ASTSource(kernel, signature, constants, divisible)
     return triton.compile(
@@ -121,3 +132,12 @@ def test_masks_and_the_small_kernels_compile() -> None:
     check(compiled("decode", 4, **shape, GROUP_TILE=16, SPLITS=1, **masked), uses_tensor_cores=True)
     check(compiled("merge", 4, SPLITS=32, DIM=128), uses_tensor_cores=False)
     check(compiled("store", 2, HEADS=8, DIM=128), uses_tensor_cores=False)
+
+
+def test_the_operators_between_a_decoders_products_compile() -> None:
+    norm = {"HAS_DELTA": True, "HAS_BIAS": True, "CENTERED": True}
+
+    check(compiled("add_norm", warps_of(4096), BLOCK=4096, **norm), uses_tensor_cores=False)
+    check(compiled("norm_heads", 1, BLOCK=128), uses_tensor_cores=False)
+    check(compiled("rotate", 4, HEADS=64, HALF=64), uses_tensor_cores=False)
+    check(compiled("silu_mul", 4, BLOCK=1024), uses_tensor_cores=False)
