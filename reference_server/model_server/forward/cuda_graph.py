@@ -136,6 +136,25 @@ class GraphedForward:
         self._rows, self._size, self._positions = inputs.attention.batch_memo, size, inputs.positions + 1
         return logits[: len(inputs.positions)]
 
+    def replay_of(self, inputs: RaggedInputs) -> Step | None:
+        """What replays this step and then, at each further call, the one a token later; None where no graph takes it."""
+        size = self._size_for(inputs)
+        if size is None:
+            return None
+        self._bring(inputs, size)
+        self._rows = None
+        return self._replays[size]
+
+    def computed(self, inputs: RaggedInputs) -> Tensor:
+        """The captured step run without its graph, padding rows and all: what a replay has to give bit for bit."""
+        size = self._size_for(inputs)
+        assert size is not None
+        assert self._inputs is not None
+        self._bring(inputs, size)
+        self._rows = None
+        most_tokens = self._inputs.block_table.shape[1] * self._block_size
+        return self._step(self._inputs, size, most_tokens)()[: len(inputs.positions)]
+
     def _size_for(self, inputs: RaggedInputs) -> int | None:
         """The smallest captured size that takes the step; None for one that no graph takes."""
         rows, attention = len(inputs.positions), inputs.attention

@@ -1,0 +1,123 @@
+"""Whether what is going to be timed computes the right thing: kernels, a small model, captured steps."""
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from reference_server.errors import UnsupportedError
+from reference_server.model_server.attention import backend, conformance
+from reference_server.model_server.attention.backend import AttentionBackend
+from reference_server.model_server.attention.conformance import CASES, ROWS, Case
+from reference_server.model_server.forward.inputs import build_inputs
+from reference_server.model_server.measure.record import Plan, Record
+from reference_server.model_server.measure.rig import Rig
+from reference_server.model_server.models import loader
+from reference_server.model_server.options import EngineOptions
+
+LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+LOGITS_LIMIT = 2e-2
+MODEL = "tiny-llama"
+# The shapes of the presets, beside those of the conformance suite.
+SHAPES = {
+    "llama 8B": Case(32, 8, head_dim=128),
+    "llama 8B, page of 256": Case(32, 8, head_dim=128, block_size=256),
+    "llama 1B": Case(32, 8, head_dim=64),
+    "qwen 7B": Case(28, 4, head_dim=128),
+    "bloom": Case(16, 16, head_dim=64, alibi=True),
+}
+
+
+def check(record: Record, plan: Plan) -> None:
+    """Every kernel that this device has, then the model as a whole."""
+    for each in backend.BACKENDS:
+        _check_backend(record, each)
+    _check_logits(record, plan)
+    _check_graphs(record, plan)
+
+
+def _check_backend(record: Record, each: AttentionBackend) -> None:
+    """Each phase in each type, with a torch kernel for the other phase; inputs are new in every run."""
+    seed = time.time_ns() % (1 << 31)
+    worst: dict[tuple[str, torch.dtype], tuple[float, str]] = {}
+    assert backend.TORCH.decode is not None
+    for (name, case), dtype in ((item, dtype) for item in {**CASES, **SHAPES}.items() for dtype in LIMITS):
+        needs = case.needs(record.device, dtype)
+        pairs = {
+            "prefill": (each.prefill, backend.TORCH.decode),
+            "decode": (backend.TORCH.prefill, each.decode),
+        }
+        for phase, (prefill, decode) in pairs.items():
+            kernel = prefill if phase == "prefill" else decode
+            if decode is None or kernel is None or not kernel.supports(needs):
+                continue
+            outcome = conformance.run(prefill, decode, case, ROWS[phase], record.device, dtype, seed)
+            found = outcome.relative_error
+            if found >= worst.get((phase, dtype), (-1.0, ""))[0]:
+                worst[phase, dtype] = (found, name)
+    if not worst:
+        record.note(f"{each.name} attention offers nothing here")
+    for (phase, dtype), (found, name) in worst.items():
+        record.check(f"{each.name} {phase}, {dtype}, worst case: {name}", found, LIMITS[dtype])
+
+
+def _check_logits(record: Record, plan: Plan) -> None:
+    """The served forward against Transformers' own model, and both greedy in float32."""
+    directory = loader.locate(EngineOptions(f"preset:{MODEL}")).directory
+    types: tuple[Literal["bfloat16", "float32"], ...] = ("bfloat16", "float32")
+    for dtype in types:
+        rig = Rig(MODEL, plan, dtype=dtype, load_format="auto", graphs=False)
+        eager = _eager(directory, rig)
+        batch = rig.batch(3, 40, 8, is_prefilled=False)
+        ours = rig.prepared.forward(build_inputs(batch, prompt_logprobs=False)).double()
+        prompts = torch.tensor([sequence.ids for sequence in batch.sequences], device=rig.device)
+        theirs = eager(input_ids=prompts).logits[:, -1].double()
+        error = float((ours - theirs).norm() / theirs.norm())
+        record.check(f"{MODEL} logits, {dtype}, against eager", error, LOGITS_LIMIT if dtype == "bfloat16" else 1e-4)
+        if dtype == "float32":
+            record.check(f"{MODEL} greedy ids, {dtype}, against eager", _different_ids(rig, eager), 0)
+        rig.close()
+
+
+def _eager(directory: Path, rig: Rig) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=rig.loaded.dtype, attn_implementation="eager")
+    return model.to(rig.device).eval()
+
+
+def _different_ids(rig: Rig, eager: Any, steps: int = 24) -> float:
+    """How many of the tokens that follow a prompt differ."""
+    batch = rig.batch(2, 20, steps, is_prefilled=False)
+    prompts = torch.tensor([sequence.ids for sequence in batch.sequences], device=rig.device)
+    for _ in range(steps):
+        launched = rig.generator.launch(batch, batch.live)
+        rig.generator.read(batch, [launched])
+    ours = torch.tensor([sequence.generated_ids for sequence in batch.sequences])
+    expected = _greedy(eager, prompts, steps)
+    return float((ours != expected.cpu()).sum())
+
+
+def _greedy(model: Any, prompts: Tensor, steps: int) -> Tensor:
+    ids = prompts
+    for _ in range(steps):
+        ids = torch.cat((ids, model(input_ids=ids).logits[:, -1].argmax(-1)[:, None]), 1)
+    return ids[:, prompts.shape[1] :]
+
+
+def _check_graphs(record: Record, plan: Plan) -> None:
+    """A replayed step gives bit for bit what the same size gives without a graph, padding rows and all."""
+    if record.device.type != "cuda":
+        record.note("CUDA graphs are not checked: there is no GPU")
+        return
+    rig = Rig(MODEL, plan, load_format="auto")
+    graphs = rig.prepared.graphs
+    if graphs is None or not graphs.sizes:
+        raise UnsupportedError("no step could be captured")
+    for rows in sorted({1, 3, graphs.sizes[-1]}):
+        inputs = build_inputs(rig.batch(rows, 40, 8, is_prefilled=True), prompt_logprobs=False)
+        expected = graphs.computed(inputs).clone()
+        replayed = rig.prepared.forward(inputs)
+        record.check(f"{MODEL}, {rows} rows: graph against eager, bitwise", float((expected != replayed).sum()), 0)
+    rig.close()

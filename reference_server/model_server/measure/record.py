@@ -1,0 +1,226 @@
+"""What a measuring run finds, written to a file after every part."""
+
+import itertools
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+
+if TYPE_CHECKING:
+    from reference_server.model_server.measure.rig import Rig
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which shapes are measured, and how often."""
+
+    batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
+    contexts: tuple[int, ...] = (512, 2048)
+    prefills: tuple[tuple[int, int], ...] = ((1, 512), (1, 2048), (4, 2048), (1, 8192))
+    kernel_batches: tuple[int, ...] = (1, 8, 32, 128, 256)
+    kernel_contexts: tuple[int, ...] = (512, 2048, 8192)
+    engine_batches: tuple[int, ...] = (1, 32, 256)
+    engine_steps: int = 256
+    peer_batches: tuple[int, ...] = (1, 32)
+    peer_prompt: int = 512
+    peer_tokens: int = 128
+    warmups: int = 5
+    replays: int = 50
+    ceiling_bytes: int = 4 << 30
+    square: int = 8192
+    check_cases: int = 9
+
+    @classmethod
+    def quick(cls) -> "Plan":
+        """Small enough for a CPU."""
+        return cls(
+            batches=(1, 4),
+            contexts=(32,),
+            prefills=((1, 16), (2, 32)),
+            kernel_batches=(2,),
+            kernel_contexts=(64,),
+            engine_batches=(4,),
+            engine_steps=12,
+            peer_batches=(2,),
+            peer_prompt=16,
+            peer_tokens=8,
+            warmups=1,
+            replays=4,
+            ceiling_bytes=32 << 20,
+            square=256,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One number. level: K kernel, S step, E engine. floor: what the ceilings of this run allow, in the same unit."""
+
+    preset: str
+    level: str
+    phase: str
+    batch: int
+    context: int
+    value: float
+    unit: str
+    floor: float | None = None
+    efficiency: float | None = None
+    kernels: int | None = None
+    spread: float | None = None
+    valid: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Record:
+    """Results, ceilings and notes of a run of at most `limit_s` seconds."""
+
+    device: torch.device
+    limit_s: float
+    path: Path | None
+    settings: dict[str, Any]
+    results: list[Result] = field(default_factory=list)
+    ceilings: dict[str, float] = field(default_factory=dict)
+    models: dict[str, Any] = field(default_factory=dict)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    peers: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failed: bool = False
+    is_valid: bool = True
+    _started: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_left(self) -> float:
+        return self.limit_s - self.elapsed
+
+    def add(self, preset: str, level: str, phase: str, batch: int, context: int, value: float, **more: Any) -> None:
+        """Keep a number; with a floor in its unit, its efficiency is what a floor is of a time."""
+        floor = more.get("floor")
+        efficiency = more.pop("efficiency", None if floor is None else floor / value)
+        unit = more.pop("unit", "ms")
+        self.results.append(
+            Result(
+                preset, level, phase, batch, context, value, unit, efficiency=efficiency, valid=self.is_valid, **more
+            )
+        )
+
+    def check(self, name: str, found: float, limit: float) -> None:
+        """A relative error against its limit; one that is beyond makes every later number invalid."""
+        passed = found <= limit
+        self.checks.append({"name": name, "found": found, "limit": limit, "passed": passed})
+        if not passed:
+            self.is_valid = False
+            self.note(f"failed: {name}: {found:.3g} is beyond {limit:.3g}")
+
+    def describe(self, preset: str, rig: "Rig") -> None:
+        self.models[preset] = {**rig.facts(), "loaded_s": round(rig.loaded_s, 1)}
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        print(text, flush=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "device": device_facts(self.device),
+            "versions": versions(),
+            "settings": {name: str(value) for name, value in self.settings.items()},
+            "ceilings": self.ceilings,
+            "models": self.models,
+            "checks": self.checks,
+            "valid": self.is_valid,
+            "results": [asdict(result) for result in self.results],
+            "peers": self.peers,
+            "notes": self.notes,
+            "elapsed_s": round(self.elapsed, 1),
+        }
+
+    def write(self) -> None:
+        if self.path is not None:
+            self.path.write_text(json.dumps(self.as_dict(), indent=1))
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"type": device.type, "name": platform.processor() or platform.machine()}
+    properties = torch.cuda.get_device_properties(device)
+    facts = {
+        "type": device.type,
+        "name": properties.name,
+        "capability": list(torch.cuda.get_device_capability(device)),
+        "memory_bytes": properties.total_memory,
+        "processors": properties.multi_processor_count,
+    }
+    for name in ("clock_rate", "power_draw", "temperature"):
+        try:
+            facts[name] = getattr(torch.cuda, name)(device)
+        except Exception as error:  # NVML is optional
+            facts[name] = f"unknown: {type(error).__name__}"
+    return facts
+
+
+def versions() -> dict[str, str | None]:
+    try:
+        import triton
+
+        triton_version = triton.__version__
+    except ImportError:
+        triton_version = None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "transformers": transformers.__version__,
+        "triton": triton_version,
+        "numpy": np.__version__,
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed_ms(device: torch.device, call: Callable[[], object], repeats: int) -> list[float]:
+    """Milliseconds of each call: between device events on a GPU, by the wall clock elsewhere."""
+    if device.type != "cuda":
+        times = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - started) * 1e3)
+        return times
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    synchronize(device)
+    return [first.elapsed_time(second) for first, second in itertools.pairwise(marks)]
+
+
+def median_and_spread(
+    device: torch.device, call: Callable[[], object], warmups: int, repeats: int
+) -> tuple[float, float]:
+    """The median of two rounds, and how far the rounds' medians lie apart, relatively."""
+    for _ in range(warmups):
+        call()
+    synchronize(device)
+    rounds: Sequence[list[float]] = [timed_ms(device, call, max(2, repeats // 2)) for _ in range(2)]
+    medians = [statistics.median(times) for times in rounds]
+    middle = statistics.median([time for times in rounds for time in times])
+    return middle, abs(medians[0] - medians[1]) / middle

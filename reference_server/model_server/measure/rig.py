@@ -1,0 +1,192 @@
+"""One preset on the device with seeded random weights, its cache filled with noise, and batches as if prefilled."""
+
+import gc
+import itertools
+import time
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from reference_server.messages import ChooserParameters, Request, StoppingParameters
+from reference_server.model_server.attention.state import AttentionState
+from reference_server.model_server.batch import SequenceBatch
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.decoding.watermark import Watermark
+from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.forward import tiers
+from reference_server.model_server.forward.cuda_graph import graph_sizes
+from reference_server.model_server.generate import ChoosingOptions, Generator
+from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
+from reference_server.model_server.measure.record import Plan
+from reference_server.model_server.models import loader
+from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.warmup import available_bytes
+from reference_server.tokenizer import load_tokenizer
+
+# Tokens that a sequence may grow by while it is timed.
+ROOM = 320
+MEMORY_SHARE = 0.9
+
+
+class Rig:
+    """A model as the engine holds it, with the parts in reach."""
+
+    def __init__(
+        self,
+        preset: str,
+        plan: Plan,
+        attention: str | None = None,
+        *,
+        dtype: Literal["bfloat16", "float32"] = "bfloat16",
+        load_format: Literal["auto", "dummy"] = "dummy",
+        graphs: bool = True,
+    ) -> None:
+        started = time.monotonic()
+        self.preset = preset
+        options = EngineOptions(
+            f"preset:{preset}",
+            dtype=dtype,
+            load_format=load_format,
+            attention=attention,
+            cuda_graphs=None if graphs else (0,),
+        )
+        files = loader.locate(options)
+        self.loaded = loader.load(options, files, RankGroup())
+        self.device = self.loaded.device
+        self.tokenizer = load_tokenizer(files.tokenizer_directory, self.loaded.config.vocab_size)
+        self.state = AttentionState()
+        self.prepared = tiers.prepare(self.loaded, options, self.tokenizer, self.state)
+        self.block_size = self.prepared.choice.block_size
+        self.max_total = max(*plan.contexts, *(length for _, length in plan.prefills)) + ROOM
+        self.state.cache = self._cache(plan)
+        if self.prepared.graphs is not None:
+            sizes = sorted({*plan.batches, *plan.engine_batches})
+            self.prepared.graphs.capture(graph_sizes(tuple(sizes), self.state.cache.num_blocks - 1), self.max_total)
+        choosing = ChoosingOptions(self.loaded.eos_ids, Watermark(0.5, 2.0), prompt_logprobs=False)
+        self.generator = Generator(self.prepared.forward, self.tokenizer, RankGroup(), choosing)
+        self.loaded_s = time.monotonic() - started
+
+    def _cache(self, plan: Plan) -> KVCache:
+        """Room for the largest batch, or for what the memory holds."""
+        dtype, shapes = self.loaded.dtype, self.prepared.shapes
+        wanted = max(
+            max(plan.batches) * blocks_for(max(plan.contexts) + ROOM, self.block_size),
+            *(rows * blocks_for(length + ROOM, self.block_size) for rows, length in plan.prefills),
+        )
+        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else available_bytes() // 4
+        held = int(free * MEMORY_SHARE) // bytes_per_block(shapes, self.block_size, dtype)
+        cache = KVCache(shapes, min(wanted, held) + 1, self.block_size, dtype, self.device)
+        for layer in cache.layers:
+            # Noise: a kernel over zeros is faster than one over anything else.
+            layer.normal_()
+        return cache
+
+    def holds(self, rows: int, tokens: int) -> bool:
+        """Whether the cache has room for so many rows."""
+        assert self.state.cache is not None
+        return rows * blocks_for(tokens, self.block_size) < self.state.cache.num_blocks
+
+    def batch(self, rows: int, context: int, new_tokens: int, is_prefilled: bool) -> SequenceBatch:
+        """Requests of random ids, each in blocks of its own: about to be prefilled, or `context` tokens on."""
+        random = np.random.default_rng(rows * context)
+        vocab_size = self.loaded.config.vocab_size
+        blocks = itertools.count(1)
+        sequences = []
+        for row in range(rows):
+            ids = random.integers(0, vocab_size, context).tolist()
+            stopping = StoppingParameters(new_tokens, ignore_eos_token=True)
+            request = Request(row, ("",), context, ChooserParameters(), stopping)
+            needed = blocks_for(context + new_tokens, self.block_size)
+            own = np.array(list(itertools.islice(blocks, needed)), dtype=np.int64)
+            sequences.append(
+                Sequence(
+                    request=request,
+                    ids=ids,
+                    prompt_len=context,
+                    cache_len=0,
+                    input_len=context,
+                    blocks=own,
+                    stopping=StoppingCriteria(stopping, frozenset()),
+                    detokenizer=IncrementalDetokenizer(self.tokenizer, ids),
+                )
+            )
+        if is_prefilled:
+            for sequence in sequences:
+                sequence.ids.append(int(random.integers(0, vocab_size)))
+                sequence.cache_len, sequence.input_len = context, 1
+        return SequenceBatch(rows, tuple(sequences), self.block_size)
+
+    def facts(self) -> dict[str, Any]:
+        assert self.state.cache is not None
+        graphs = self.prepared.graphs
+        return {
+            **self.prepared.backends,
+            "dtype": str(self.loaded.dtype),
+            "block_size": self.block_size,
+            "num_blocks": self.state.cache.num_blocks,
+            "graphs": [] if graphs is None else graphs.sizes,
+        }
+
+    def close(self) -> None:
+        """Let the model, its graphs and its cache go."""
+        if self.prepared.graphs is not None:
+            self.prepared.graphs.release()
+        self.state.cache = None
+        del self.loaded, self.prepared, self.generator
+
+
+def release() -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class Floors:
+    """The least time that a step takes, from the weights and shapes of a preset and the run's own ceilings."""
+
+    def __init__(self, preset: str, ceilings: dict[str, float]) -> None:
+        directory = loader.locate(EngineOptions(f"preset:{preset}")).directory
+        config = AutoConfig.from_pretrained(directory)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        embedding = {
+            id(weight) for weight in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+        }
+        # A position table is looked up, not multiplied.
+        self.projections: int = sum(
+            weight.numel()
+            for name, weight in model.named_parameters()
+            if weight.dim() > 1 and id(weight) not in embedding and "embed" not in name and "wpe" not in name
+        )
+        self.head: int = config.vocab_size * config.hidden_size
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_attention_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
+        self.itemsize = 2
+        self.bytes_per_s = ceilings.get("copy_bytes_per_s")
+        self.flop_per_s = ceilings.get("bf16_flop_per_s")
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K/V of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
+
+    def decode_ms(self, rows: int, context: float) -> float | None:
+        if not (self.bytes_per_s and self.flop_per_s):
+            return None
+        weights = self.projections + self.head
+        products_s = max(weights * self.itemsize / self.bytes_per_s, 2 * rows * weights / self.flop_per_s)
+        return (products_s + rows * context * self.bytes_per_token / self.bytes_per_s) * 1e3
+
+    def prefill_ms(self, rows: int, length: int) -> float | None:
+        if not self.flop_per_s:
+            return None
+        attention = 4 * self.layers * self.heads * self.head_dim * length * (length + 1) / 2
+        flop = 2 * self.projections * rows * length + rows * (attention + 2 * self.head)
+        return flop / self.flop_per_s * 1e3
