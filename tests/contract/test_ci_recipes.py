@@ -56,7 +56,9 @@ def test_commands_of_the_page_are_taken(monkeypatch):
     monkeypatch.chdir(ROOT)
     parser = Program("tgi-bench", "", "", cli.COMMANDS)._parser()
     lines = re.findall(
-        r"(?:^|`)tgi-bench ((?:compare|noise|baseline|history add) [^`\n]+)", (CI / "README.md").read_text(), re.M
+        r"(?:^|`)tgi-bench ((?:compare|noise|baseline|history add) [^`\n]+)",
+        (CI / "README.md").read_text().replace("\\\n", ""),
+        re.M,
     )
 
     assert len(lines) >= 5

@@ -21,27 +21,29 @@ def tgi_bench(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
 
 
-def server(directory: Path, name: str, gap_s: float) -> str:
-    return f"{sys.executable} -m tests.support.noisy_server --gap {gap_s} --launches {directory / name}"
+def server(directory: Path, name: str, gap_s: float, factor: float = 1.0) -> str:
+    slowed = f"{sys.executable} {ROOT / 'benchmarks' / 'slowed_server.py'} --factor {factor}"
+    return f"{slowed} {sys.executable} -m tests.support.noisy_server --gap {gap_s} --launches {directory / name}"
 
 
-def compare(directory: Path, gap_b_s: float, *words: str) -> tuple[int, dict[str, object]]:
-    sides = (f"command:{server(directory, 'a', 0.01)}", f"command:{server(directory, 'b', gap_b_s)}")
+def compare(directory: Path, factor: float, *words: str) -> tuple[int, dict[str, object]]:
+    """Noisy servers whose B takes `factor` times as long: the exit code and comparison.json."""
+    sides = (f"command:{server(directory, 'a', 0.01)}", f"command:{server(directory, 'b', 0.01, factor)}")
     done = tgi_bench(directory, "compare", *sides, *LOAD, "--out", "gate", "--json", *words)
     assert done.returncode in (0, 1, 3, 4), done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
 def test_tuning_12_5_the_same_server_twice_is_never_a_regression(tmp_path: Path) -> None:
-    code, found = compare(tmp_path, 0.01, "--pairs", "2")
+    code, found = compare(tmp_path, 1.0, "--pairs", "2")
 
     assert code in (0, 3, 4)
     assert found["verdict"] != "regression"
     assert {path.name for path in (tmp_path / "gate").glob("pair*")} >= {"pair01-a", "pair01-b"}
 
 
-def test_tuning_12_5_a_server_of_half_the_speed_is_a_regression(tmp_path: Path) -> None:
-    code, found = compare(tmp_path, 0.02, "--pairs", "3", "--junit", "gate.xml")
+def test_tuning_12_5_a_server_of_a_third_of_the_speed_is_a_regression(tmp_path: Path) -> None:
+    code, found = compare(tmp_path, 3.0, "--pairs", "3", "--junit", "gate.xml")
 
     assert (code, found["verdict"]) in ((1, "regression"), (4, "not_measured"))
     assert (tmp_path / "gate.xml").exists()
@@ -60,7 +62,7 @@ def test_reliability_F48_a_side_that_does_not_start_is_never_a_pass_and_the_pair
 
 @pytest.mark.slow
 def test_tuning_12_5_equal_servers_and_ten_percent_through_the_sequential_gate(tmp_path: Path) -> None:
-    for name, gap_s, codes in (("equal", 0.01, (0, 3, 4)), ("slower", 0.011, (1, 3, 4))):
+    for name, factor, codes in (("equal", 1.0, (0, 3, 4)), ("slower", 1.1, (1, 3, 4))):
         (tmp_path / name).mkdir()
-        code, _ = compare(tmp_path / name, gap_s)
+        code, _ = compare(tmp_path / name, factor)
         assert code in codes
