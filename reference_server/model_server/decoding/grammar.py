@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reference_server.errors import ValidationError
 from reference_server.grammars.packages import missing_packages
 from reference_server.tokenizer import FastTokenizer, Tokenizer
 
@@ -98,7 +99,7 @@ class _Engine:
             raise GrammarError("the model has no end-of-sequence token")
         import llguidance
 
-        from reference_server.grammars.regex_limits import parser_limits
+        from reference_server.grammars.regex_limits import check_size, parser_detail, parser_limits
 
         spelled = tokenizer.token_bytes()
         if spelled is None:
@@ -107,11 +108,18 @@ class _Engine:
         self.tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary), eos_token=eos_ids)
         self._matcher = llguidance.LLMatcher
         self._limits = parser_limits()
+        self._check_size = check_size
+        self._detail = parser_detail
 
     def compile(self, regex: str) -> "llguidance.LLMatcher":  # type: ignore[name-defined] # noqa: F821
+        try:
+            # A peer's router may not have looked.
+            self._check_size(regex)
+        except ValidationError as error:
+            raise GrammarError(error.detail) from error
         matcher = self._matcher(self.tokens, self._matcher.grammar_from_regex(regex), log_level=0, limits=self._limits)
         if matcher.is_error():
-            raise GrammarError(matcher.get_error())
+            raise GrammarError(self._detail(matcher.get_error()))
         return matcher
 
 
@@ -171,6 +179,7 @@ class GrammarState:
         self._grammars = grammars
         self._regex = regex
         self._accepted: list[int] = []
+        self._is_alone = False
         self._automaton: Automaton | None = None
         try:
             self._automaton = grammars.automaton(regex)
@@ -203,18 +212,18 @@ class GrammarState:
             self._start_again()
 
     def _start_again(self) -> None:
-        """Go on alone: limits are the automaton's, and other sequences may have used them up."""
+        """Go on with an automaton of its own, once: others may have used up the limits of the one that they shared."""
         assert self._automaton is not None
-        reason = self._matcher.get_error()
+        reason = self._matcher.get_error().partition("\n")[0]
         self._grammars.forget(self._regex, self._automaton)
-        try:
-            self._automaton = self._grammars.fresh_automaton(self._regex)
+        was_shared, self._is_alone = not self._is_alone, True
+        self._automaton = self._grammars.fresh_automaton(self._regex) if was_shared else None
+        if self._automaton is not None:
             self._matcher = self._automaton.start.deep_copy()
-        except GrammarError as error:
-            self._automaton, reason = None, str(error)
-        if self._automaton is None or not self._matcher.consume_tokens(self._accepted):
-            logger.warning("a grammar's state has failed: %s", reason)
-            self._automaton = None
+            if self._matcher.consume_tokens(self._accepted):
+                return
+        logger.warning("a grammar's state has failed: %s", reason)
+        self._automaton = None
 
 
 class GrammarRows:
