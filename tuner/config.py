@@ -178,6 +178,12 @@ class TuneConfig(BaseModel):
     confirm: ConfirmSection = ConfirmSection()
     quality: QualitySection = QualitySection()
 
+    @property
+    def is_guided(self) -> bool:
+        """Whether the simulator proposes: of the bundled server alone, which leaves step traces, for one objective."""
+        is_one = not isinstance(self.objective.maximize, tuple)
+        return self.study.guide != "off" and self.study.sampler == "auto" and self.server.kind == "own" and is_one
+
 
 def study_name(model_id: str, digest: str) -> str:
     """A folder name made from the model and a digest of space and load, so that the same command finds its study.

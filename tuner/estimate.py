@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from loadgen.config import BenchConfig
-from tuner.config import GUIDED_TRIALS, TRIALS, WIDE, WIDE_TRIALS, StudySection, TuneConfig
+from tuner.config import TRIALS, WIDE, WIDE_TRIALS, StudySection, TuneConfig
 
 # A start of the bundled server on the tiny preset and its stop, where nothing has been measured yet.
 START_S = 8.0
@@ -38,12 +38,10 @@ class Estimate:
         )
 
 
-def num_trials(study: StudySection, num_parameters: int, *, is_guided: bool = False) -> int:
+def num_trials(study: StudySection, num_parameters: int) -> int:
     """The budget of a search where the file does not say."""
     if study.trials is not None:
         return study.trials
-    if is_guided:
-        return GUIDED_TRIALS
     return WIDE_TRIALS if num_parameters > WIDE else TRIALS
 
 

@@ -30,6 +30,7 @@ from tuner.targets import Launch, launch_of, remove_container
 
 EVENTS_FILE = "events.jsonl"
 SERVER_LOG = "server.log"
+STEPS_FILE = "steps.jsonl"
 NOT_READY = "not ready after"
 KILLED = (-9, 137)
 
@@ -39,7 +40,7 @@ class Bench:
     """How every trial of a study is measured: under which load, on which target.
 
     `limits` are bounds that end a run which surely misses them; `standing` keeps model servers between trials that
-    differ in the router alone, where there is one.
+    differ in the router alone, where there is one. `with_steps` has the server leave a step trace for the simulator.
     """
 
     load: BenchConfig
@@ -48,11 +49,12 @@ class Bench:
     server: ServerSection = field(default_factory=ServerSection)
     limits: tuple[str, ...] = ()
     standing: StandingShards | None = None
+    with_steps: bool = False
 
     @property
     def fresh(self) -> "Bench":
         """The same, with a fresh launch each time: what confirmation asks for."""
-        return replace(self, standing=None)
+        return replace(self, standing=None, with_steps=False)
 
 
 def evaluate(config: ServerConfig, bench: Bench, directory: Path) -> TrialOutcome:
@@ -61,6 +63,8 @@ def evaluate(config: ServerConfig, bench: Bench, directory: Path) -> TrialOutcom
     A measurement that metrics.md section 11 calls invalid says nothing about the configuration: `Failed`.
     """
     events = Events(directory / EVENTS_FILE)
+    if bench.with_steps:
+        config = ServerConfig.model_validate(config.model_dump() | {"step_trace": directory.resolve() / STEPS_FILE})
     launch = launch_of(bench.server, config, directory)
     try:
         with device_lock(bench.server.gpus, bench.progress.say):

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from loadgen.config import BenchConfig
 from tuner.config import TuneConfig
 from tuner.objective import Objective
 from tuner.outcome import TrialResult
 from tuner.resolve import key_of, resolved
 from tuner.space import SearchSpace
+from tuner.study_folder import StudyFolder
 
 LEVELS = 5
 
@@ -23,9 +25,13 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
-    """The proposer has nothing more to say, and why; the sampler goes on with all trials so far."""
+    """The proposer has nothing more to say, and why; the sampler goes on with all trials so far.
+
+    `is_done` where nothing more is to be gained, so that the search is over.
+    """
 
     reason: str
+    is_done: bool = False
 
 
 class Proposer(Protocol):
@@ -57,9 +63,23 @@ class OneKnobAtATime:
 
 
 def proposer_of(
-    config: TuneConfig, space: SearchSpace, fixed: Mapping[str, Any], objective: Objective
+    config: TuneConfig,
+    space: SearchSpace,
+    fixed: Mapping[str, Any],
+    objective: Objective,
+    load: BenchConfig,
+    files: StudyFolder,
 ) -> Proposer | None:
     """Who proposes in a study; None where its sampler does alone."""
     if config.study.sampler == "coordinate":
         return OneKnobAtATime(space, fixed, objective)
-    return None
+    if not config.is_guided:
+        return None
+    from tuner.guided import SimulatorGuide
+
+    def deviation(metric: str) -> float | None:
+        floor = files.noise()
+        return floor.of(metric) if floor is not None else None
+
+    by_rank = config.study.guide == "rank"
+    return SimulatorGuide(files.path, load, space, fixed, objective, deviation, by_rank, config.study.seed)

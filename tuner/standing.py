@@ -94,7 +94,7 @@ class StandingShards:
 
 def model_side(config: ServerConfig) -> str:
     """What the model server and its warm-up depend on: every setting but the router's own."""
-    return json.dumps(config.model_dump(mode="json", exclude=set(ROUTER_ONLY)), sort_keys=True, default=str)
+    return json.dumps(config.model_dump(mode="json", exclude={*ROUTER_ONLY, "step_trace"}), sort_keys=True, default=str)
 
 
 def _programs() -> Programs:

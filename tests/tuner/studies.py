@@ -45,7 +45,7 @@ class FormulaServer:
 def open_search(folder, server, *, is_leader=True, **study):
     config = TuneConfig.model_validate(
         {
-            "study": {"trials": 8, "noise_runs": 0, **study},
+            "study": {"trials": 8, "noise_runs": 0, "guide": "off", **study},
             "server": {"fixed": {"max_input_tokens": 512, "max_total_tokens": 544}},
         }
     )
