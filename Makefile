@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # torch goes in first and exactly: an open range would let another package pull a different build.
 TORCH  ?= torch==2.13.0
-EXTRAS ?= server,grammar,dev
+EXTRAS ?= server,grammar,quantization,dev
 PORT   ?= 3000
 NUM_SHARD ?= 8
 BLOOM  ?= bigscience/bloom

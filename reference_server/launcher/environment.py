@@ -13,7 +13,7 @@ TOOLS = (("nvidia-smi",), ("xpu-smi", "discovery"), ("hl-smi",))
 # Extra, what it brings, and the module that shows whether it is there.
 EXTRAS = (
     ("server", "the model server", "torch"),
-    ("quantization", "quantized weights", "torchao"),
+    ("quantization", "bitsandbytes' eight and four bits", "bitsandbytes"),
     ("flash-attn", "attention with softcap and ALiBi on CUDA", "flash_attn"),
     ("grammar", "constrained decoding", "outlines_core"),
     ("otlp", "tracing", "opentelemetry.sdk"),
