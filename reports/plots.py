@@ -36,15 +36,15 @@ NARROW = Size(360, 330, is_narrow=True)
 PALETTE = MappingProxyType(
     {
         "ink": "#1c2128",
-        "muted": "#67717b",
+        "muted": "#5d6770",
         "grid": "#e3e6e9",
         "shade": "#eef0f2",
         "series-0": "#2563c9",
-        "series-1": "#d4581f",
-        "series-2": "#23875a",
+        "series-1": "#bd4b15",
+        "series-2": "#1f7a51",
         "series-3": "#8a4fc0",
-        "series-4": "#b8860c",
-        "series-5": "#0c8a9a",
+        "series-4": "#8c6600",
+        "series-5": "#0a7482",
         "good": "#1d7f4f",
         "bad": "#c3322b",
     }

@@ -128,7 +128,7 @@ def time_stack(frame: pd.DataFrame, size: Size) -> Figure:
             axes.text(end + 0.01 * most, row, f"{format_number(end)} ms", va="center", color=PALETTE["ink"])
         axes.set_xlim(0, most * (1.25 if size.is_narrow else 1.12))
         if len(runs) > 1:
-            name_rows(axes, runs, size)
+            name_rows(axes, runs[::-1], size)
         else:
             axes.set_yticks([])
             axes.set_ylim(-0.6, 0.6)

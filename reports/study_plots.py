@@ -1,5 +1,6 @@
 """Figures of a tuning study; each takes a frame and returns a `Figure`."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from reports.plots import (
     MARGIN_NAMES,
@@ -95,6 +96,9 @@ def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) ->
             axes.clabel(lines, fmt=lambda level: tick_number(float(f"{level:.3g}")), fontsize=7.5)
         share = (value - value.min()) / (np.ptp(value) or 1.0)
         axes.scatter(at_x, at_y, s=18 + 60 * share, color=PALETTE["series-0"], alpha=0.55, linewidths=0)
+        # Contours leave limits without air.
+        axes.set_xlim(_padded(x, at_x))
+        axes.set_ylim(_padded(y, at_y))
         axes.set_xlabel(x.name)
         label_axis(axes, f"{y.name}; larger dot: more {quantity}")
         return figure
@@ -132,7 +136,8 @@ def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: s
     """
     with styled():
         bottom = (MARGIN_NAMES if size.is_narrow else 84) / size.height
-        figure, [axes] = new_figure(size, gridspec_kw={"bottom": bottom})
+        left = 24 if size.is_narrow else 96
+        figure, [axes] = new_figure(size, gridspec_kw={"bottom": bottom, "left": left / size.width})
         columns = [_unit_places(knob, frame[knob.name]) for knob in knobs]
         value = np.asarray(frame["value"], dtype=float)
         columns.append((value - value.min()) / (np.ptp(value) or 1.0))
@@ -314,15 +319,41 @@ def _setting_axis(axes: Axes, which: str, knob: Knob, column: "pd.Series[Any]", 
     places = _places(knob, column)
     if knob.scale == "log" and places.min() > 0:
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-        seen = np.unique(np.asarray(places))
-        shown = seen if len(seen) <= 5 else np.geomspace(seen[0], seen[-1], 4)
-        axis.set_major_locator(FixedLocator([float(f"{each:.2g}") for each in shown]))
         axis.set_minor_locator(NullLocator())
         axis.set_minor_formatter(NullFormatter())
-    else:
-        axis.set_major_locator(MaxNLocator(4 if size.is_narrow else 6))
-    axis.set_major_formatter(FuncFormatter(tick_number))
+    known = _known(column)
+    even = MaxNLocator(4 if size.is_narrow else 6).tick_values(float(known.min()), float(known.max()))
+    ticks = _log_ticks(known) if knob.scale == "log" else even
+    inside = [float(tick) for tick in ticks if known.min() <= tick <= known.max()] or [float(known.min())]
+    labels = [tick_number(tick) for tick in inside]
+    if len(known) < len(column):
+        inside, labels = [float(places.min()), *inside], [_short(knob.unset, 9), *labels]
+    axis.set_ticks(inside, labels)
     axes.margins(0.12)
+
+
+def _padded(knob: Knob, places: Array, share: float = 0.08) -> tuple[float, float]:
+    """Limits of an axis with some air, on its own scale."""
+    low, high = float(places.min()), float(places.max())
+    if knob.scale == "log" and low > 0:
+        air = (high / low) ** share if high > low else 2.0
+        return low / air, high * air
+    air = share * (high - low) or 0.5
+    return low - air, high + air
+
+
+def _known(column: "pd.Series[Any]") -> Array:
+    return np.asarray(pd.to_numeric(column, errors="coerce").astype(float).dropna())
+
+
+def _log_ticks(values: Array) -> Array:
+    """The values themselves where they are few, else round numbers between them."""
+    seen = np.unique(values)
+    if len(seen) <= 6:
+        return seen
+    low, high = math.floor(math.log10(seen[0])), math.ceil(math.log10(seen[-1]))
+    steps = (1.0, 2.0, 5.0) if high - low <= 3 else (1.0,)
+    return np.array([step * 10.0**power for power in range(low, high + 1) for step in steps])
 
 
 def _short(text: str, most: int) -> str:

@@ -63,7 +63,7 @@ def build_sweep_report(sweep: Sweep) -> Report:
     word = "Search" if sweep.search else "Sweep"
     sections = (
         Section("Summary", (Table("", points_table(sweep), _note(sweep)), *_plots(sweep))),
-        *time_section([point.first for point in sweep.points]),
+        *time_section([point.first.named(f"{point.load:g} {_unit(sweep)}") for point in sweep.points]),
         Section("What was run", (run_facts(_without_load(sweep)), Text(_order(sweep)))),
         *(() if not sweep.command else (Section("Repeat it", (Text(shlex.join(sweep.command), is_code=True),)),)),
     )

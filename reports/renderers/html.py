@@ -58,7 +58,9 @@ class Cell:
 
 
 def _columns(table: Table) -> list[Column]:
-    return [Column(str(name), is_numeric(table.frame[name])) for name in table.frame.columns]
+    """A header may be set in several lines, but not between a name and its arrow."""
+    names = [re.sub(r" (?=[↑↓→←])", "\N{NO-BREAK SPACE}", str(name)) for name in table.frame.columns]
+    return [Column(name, is_numeric(table.frame[own])) for name, own in zip(names, table.frame.columns, strict=True)]
 
 
 def _rows(table: Table) -> Iterator[list[Cell]]:

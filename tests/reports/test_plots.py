@@ -1,5 +1,8 @@
 """Figures carry units, the better direction and every run's name, in both sizes."""
 
+import re
+from importlib import resources
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -64,3 +67,33 @@ def test_percentiles_named_in_a_figure_are_those_of_the_tables() -> None:
 
     assert float(np.interp(0.95, frame["share"], frame["value_ms"])) == pytest.approx(1e3 * np.quantile(values, 0.95))
     assert len(frame) < 410
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(a: str, b: str) -> float:
+    low, high = sorted((_luminance(a), _luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1, 2], ids=["light", "dark", "print"])
+def test_every_colour_that_text_has_stands_out_by_4_5_to_1(theme: int) -> None:
+    css = resources.files("reports.renderers").joinpath("report.css").read_text()
+    variables = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", css.split(":root {")[theme + 1].partition("}")[0]))
+
+    assert set(PALETTE) <= set(variables)
+    for name, colour in variables.items():
+        if name not in ("paper", "soft", "shade", "grid"):
+            assert _contrast(colour, variables["paper"]) >= 4.5, name
+            assert _contrast(colour, variables["soft"]) >= 4.5, name
+
+
+def test_the_page_in_light_has_the_figures_own_colours() -> None:
+    css = resources.files("reports.renderers").joinpath("report.css").read_text()
+    light = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", css.split(":root {")[1].partition("}")[0]))
+
+    assert {name: light[name] for name in PALETTE} == dict(PALETTE)

@@ -1,7 +1,10 @@
 """Where the time went, on records and server metrics made by hand."""
 
+import pandas as pd
 import pytest
 
+from reports import request_plots
+from reports.plots import WIDE
 from reports.results import RequestRecord, RunManifest, RunResult
 from reports.summary import Analysis
 from reports.time_split import (
@@ -156,3 +159,13 @@ def test_the_slowest_blocking_calls_are_split_by_their_headers() -> None:
 
     assert list(rows["inference"]) == pytest.approx([90] * 10)
     assert list(rows["not explained"]) == pytest.approx([104 - 3 - 1 - 2 - 90] * 10)
+
+
+def test_each_bar_of_the_stack_stands_beside_its_own_name() -> None:
+    frame = pd.DataFrame({"run": ["short", "long"], "part": ["queue", "queue"], "value_ms": [10.0, 90.0]})
+
+    [axes] = request_plots.time_stack(frame, WIDE).axes
+
+    names = dict(zip(axes.get_yticks(), (label.get_text() for label in axes.get_yticklabels()), strict=True))
+    lengths = {names[bar.get_y() + bar.get_height() / 2]: bar.get_width() for bar in axes.patches}
+    assert lengths == {"short": 10.0, "long": 90.0}
