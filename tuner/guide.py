@@ -140,8 +140,15 @@ def bounds_of(metric: str) -> Bounds:
     return TAIL if metric.startswith(("ttft", "e2e", "goodput")) or "_p9" in metric else THROUGHPUT
 
 
+# What a posterior without a process is given for its deviation: chances become claims.
+CERTAIN = 1e-3
+
+
 class Guide:
-    """One study's predictions. `noise` are run-to-run deviations of ln(metric), where they were measured."""
+    """One study's predictions. `noise` are run-to-run deviations of ln(metric), where they were measured.
+
+    With `by_rank` the residual of a metric is one number, the mean so far, and the best prediction is next.
+    """
 
     def __init__(
         self,
@@ -149,6 +156,8 @@ class Guide:
         objective: Objective,
         predictions: Sequence[Prediction],
         noise: Mapping[str, float] | None = None,
+        *,
+        by_rank: bool = False,
     ) -> None:
         self._knobs = tuple(knobs)
         self._objective = objective
@@ -162,6 +171,7 @@ class Guide:
             name: np.log(np.asarray([each.metrics[name] for each in known], dtype=np.float64)) for name in self._metrics
         }
         self._noise = dict(noise or {})
+        self._by_rank = by_rank
         self._sign = -1.0 if objective.directions[0] == "minimize" else 1.0
         self._index = {self._key(each.settings): number for number, each in enumerate(known)}
 
@@ -197,7 +207,9 @@ class Guide:
             number = int(np.argmin(self._violation(posterior) + 1e9 * (alive == 0)))
             note = "no configuration is likely to meet the limits: the least violating by prediction"
             return self._proposal(number, posterior, gain, chance, note)
-        return self._proposal(int(np.argmax(gain * chance * alive)), posterior, gain, chance, "")
+        # Where nothing improves, the best that was not launched.
+        worth = (gain + 1e-9 * np.exp(self._sign * (mean - mean.mean()))) * chance * alive
+        return self._proposal(int(np.argmax(worth)), posterior, gain, chance, "")
 
     def finalists(self, launches: Sequence[Launch], count: int) -> list[Settings]:
         """The best launched configurations by posterior mean, those that meet the limits first."""
@@ -293,6 +305,8 @@ class Guide:
     ) -> tuple[Array, Array]:
         """Residual's mean and deviation at pool members, given it at some of them."""
         whole = np.arange(len(self._pool)) if only is None else np.asarray(only)
+        if self._by_rank:
+            return np.full(len(whole), residuals.mean() if len(residuals) else 0.0), np.full(len(whole), CERTAIN)
         if not numbers:
             return np.zeros(len(whole)), np.full(len(whole), math.sqrt(3) * part)
         at = np.asarray(numbers)

@@ -112,5 +112,5 @@ def test_serving_without_a_study_says_how_to_make_one(capsys):
 
 
 def test_a_command_of_a_later_version_refuses_by_name(capsys):
-    assert cli.main(["simulate"]) == 2
-    assert "`simulate` is not available" in capsys.readouterr().err
+    assert cli.main(["plan"]) == 2
+    assert "`plan` is not available" in capsys.readouterr().err

@@ -1,0 +1,344 @@
+"""The simulator and the guide on two pretend machines: prediction errors, speed, and what guided searches find.
+
+    python -m benchmarks.simulator errors --configs 60 --calibrations 4
+    python -m benchmarks.simulator speed
+    python -m benchmarks.simulator search --seeds 32 --pool 512 --hidden 0.05 --cache /tmp/pools
+
+A search hands over its best launch by posterior mean (guided) or by measured value (sampler alone); it has found what
+it was for when that is truly within 5 % of the feasible optimum of the pool, and within 5 % of every limit.
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.pretend_machines import (
+    KNOBS,
+    MACHINES,
+    METRICS,
+    SCHEMES,
+    Hidden,
+    Machine,
+    TrueLaw,
+    calibrated,
+    plain,
+    predicted,
+    random_settings,
+    settings_of,
+    survival,
+    true_metrics,
+)
+from reference_server.router.scheduler import SchedulerOptions
+from tuner.costmodel import CostModel, LinearLaw
+from tuner.guide import Guide, Launch, Prediction, Proposal, StepBack
+from tuner.simulate import Ask, Load, Simulation
+from tuner.sweep import predict_all
+
+NOISE = {"output_tokens_per_s": 0.05, "tpot_mean_ms": 0.05, "ttft_p95_ms": 0.10, "ttft_p50_ms": 0.10}
+SLACK = 0.05
+CHECKPOINTS = (10, 20, 40)
+LOST_MEMORY = 0.01
+
+
+def prediction_errors(
+    machine: Machine, configs: int, calibrations: int, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Median and 90th percentile of |ln(measured / predicted)| by metric, over random configurations."""
+    rng = random.Random(seed)
+    found: dict[str, list[float]] = {name: [] for name in METRICS}
+    for _ in range(calibrations):
+        models = {scheme: calibrated(machine, scheme, rng) for scheme in SCHEMES}
+        for _ in range(configs):
+            settings = random_settings(rng)
+            expected = machine.run(settings, models[settings["quantize"]].law)
+            law = TrueLaw(machine, settings["quantize"], rng)
+            measured = machine.run(settings, law, lost=rng.uniform(0, LOST_MEMORY))
+            if expected and measured:
+                for name in METRICS:
+                    found[name].append(abs(math.log(measured[name] / expected[name])))
+    return {name: (float(np.median(each)), float(np.quantile(each, 0.9))) for name, each in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Bed:
+    """One machine with a pool: what its members are truly worth, and what one calibration predicts of them."""
+
+    machine: Machine
+    truths: Sequence[Mapping[str, Any]]  # settings and metrics without luck
+    predictions: Sequence[Prediction]
+
+    @classmethod
+    def of(cls, machine: Machine, pool: int, calibration: int, cache: Path | None = None, jobs: int = 1) -> "Bed":
+        from scipy.stats import qmc
+
+        points = qmc.Sobol(len(KNOBS), seed=1).random(pool)
+        members = [settings_of([float(unit) for unit in point]) for point in points]
+        members += [plain(scheme) for scheme in SCHEMES]
+
+        def worked(name: str, work: Callable[[Mapping[str, Any]], dict[str, float]]) -> list[dict[str, float]]:
+            path = None if cache is None else cache / f"{machine.name}-{pool}-{name}.json"
+            if path is not None and path.exists():
+                kept: list[dict[str, float]] = json.loads(path.read_text())
+                return kept
+            made = predict_all(work, members, jobs)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(made))
+            return made
+
+        truths = worked("truth", partial(true_metrics, machine))
+        rng = random.Random(f"calibration:{machine.name}:{calibration}")
+        models = {scheme: calibrated(machine, scheme, rng) for scheme in SCHEMES}
+        expected = worked(f"prediction-{calibration}", partial(_expected, machine, models))
+        pairs = list(zip(members, truths, expected, strict=True))
+        return cls(
+            machine,
+            [{"settings": settings, "metrics": metrics} for settings, metrics, _ in pairs if metrics],
+            [Prediction(settings, metrics, survival(settings)) for settings, _, metrics in pairs if metrics],
+        )
+
+    def shuffled(self, seed: int) -> "Bed":
+        """The same predictions, each for another configuration: a simulator that knows nothing."""
+        metrics = [each.metrics for each in self.predictions]
+        random.Random(seed).shuffle(metrics)
+        pairs = zip(self.predictions, metrics, strict=True)
+        return Bed(self.machine, self.truths, [Prediction(each.settings, m, each.survival) for each, m in pairs])
+
+
+def _expected(machine: Machine, models: Mapping[str, CostModel], settings: Mapping[str, Any]) -> dict[str, float]:
+    return dict(predicted(machine, models, settings).metrics)
+
+
+class World:
+    """A bed under one seed's hidden law: what launches measure, and whether a hand-over is good."""
+
+    def __init__(self, bed: Bed, hidden: float, seed: int) -> None:
+        self.machine = bed.machine
+        self._law = Hidden(hidden, seed)
+        self._rng = random.Random(f"world:{seed}")
+        self._true = {_key(each["settings"]): self._law(each["settings"], each["metrics"]) for each in bed.truths}
+        met = [
+            each["output_tokens_per_s"]
+            for each in self._true.values()
+            if all(each[limit.metric] <= (limit.max or 0) for limit in self.machine.objective.limits)
+        ]
+        self.best = max(met, default=math.inf)
+
+    def truth(self, settings: Mapping[str, Any]) -> dict[str, float]:
+        key = _key(settings)
+        if key not in self._true:
+            self._true[key] = self._law(settings, true_metrics(self.machine, settings))
+        return self._true[key]
+
+    def launch(self, settings: Mapping[str, Any], expected_gain: float | None = None) -> Launch:
+        """Measured with noise; dead by chance where memory is short."""
+        if self._rng.random() > survival(settings) or not (truth := self.truth(settings)):
+            return Launch(settings, died=True, expected_gain=expected_gain)
+        measured = {name: value * self._rng.lognormvariate(0, NOISE[name]) for name, value in truth.items()}
+        return Launch(settings, measured, expected_gain=expected_gain)
+
+    def is_good(self, settings: Mapping[str, Any] | None) -> bool:
+        if settings is None or not (truth := self.truth(settings)):
+            return False
+        within = all(truth[limit.metric] <= (1 + SLACK) * (limit.max or 0) for limit in self.machine.objective.limits)
+        return within and truth["output_tokens_per_s"] >= (1 - SLACK) * self.best
+
+
+def _key(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(settings[knob.name] for knob in KNOBS)
+
+
+@dataclass(slots=True)
+class Found:
+    """One search: whether its hand-over was good after so many launches, and when the gate closed, if it did."""
+
+    good: dict[int, bool]
+    closed_at: int | None = None
+    guided: int = 0
+
+
+def guided_search(bed: Bed, hidden: float, seed: int, launches: int, *, is_gated: bool = True) -> Found:
+    """Opening moves, then what the guide proposes; the sampler alone once it steps back."""
+    world = World(bed, hidden, seed)
+    guide = Guide(KNOBS, bed.machine.objective, bed.predictions)
+    history = [world.launch(plain(scheme)) for scheme in SCHEMES]
+    found = Found({})
+    sampler: Tpe | None = None
+    while len(history) < launches:
+        proposal = guide.propose(history) if sampler is None else None
+        if isinstance(proposal, Proposal):
+            history.append(world.launch(proposal.settings))
+            found.guided += 1
+        else:
+            if sampler is None:
+                found.closed_at = found.guided if isinstance(proposal, StepBack) else None
+                if not is_gated or not isinstance(proposal, StepBack):
+                    break
+                sampler = Tpe(bed.machine, seed, history)
+            history.append(sampler.next(world))
+        if len(history) in CHECKPOINTS:
+            handed = best_measured(bed.machine, history) if sampler else guide.finalists(history, 1)
+            found.good[len(history)] = world.is_good(handed[0] if handed else None)
+    for point in CHECKPOINTS:
+        if point <= launches and point not in found.good:
+            handed = guide.finalists(history, 1)
+            found.good[point] = world.is_good(handed[0] if handed else None)
+    return found
+
+
+def tpe_search(bed: Bed, hidden: float, seed: int, launches: int) -> Found:
+    """Optuna's TPE with constraints alone, ten random starts."""
+    world, sampler = World(bed, hidden, seed), Tpe(bed.machine, seed)
+    history: list[Launch] = []
+    found = Found({})
+    while len(history) < launches:
+        history.append(sampler.next(world))
+        if len(history) in CHECKPOINTS:
+            handed = best_measured(bed.machine, history)
+            found.good[len(history)] = world.is_good(handed[0] if handed else None)
+    return found
+
+
+def best_measured(machine: Machine, history: Sequence[Launch]) -> list[Mapping[str, Any]]:
+    """The fastest measured launch within the limits, alone in a list; nothing where none is."""
+    limits = machine.objective.limits
+    met = [e for e in history if e.measured and all(e.measured[each.metric] <= (each.max or 0) for each in limits)]
+    best = max(met, key=lambda each: each.measured["output_tokens_per_s"], default=None)
+    return [] if best is None else [best.settings]
+
+
+class Tpe:
+    """Optuna's sampler, told of dead and violating launches as a study tells it."""
+
+    def __init__(self, machine: Machine, seed: int, history: Sequence[Launch] = ()) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(n_startup_trials=10, multivariate=True, constant_liar=True, seed=seed)
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._machine = machine
+        for launch in history:
+            self._study.enqueue_trial(self._units(launch.settings))
+            self._tell(self._ask()[0], launch)
+
+    def next(self, world: World) -> Launch:
+        trial, settings = self._ask()
+        launch = world.launch(settings)
+        self._tell(trial, launch)
+        return launch
+
+    def _ask(self) -> tuple[Any, dict[str, Any]]:
+        trial = self._study.ask()
+        units = [
+            (knob.choices.index(trial.suggest_categorical(knob.name, knob.choices)) + 0.5) / len(knob.choices)
+            if knob.choices
+            else trial.suggest_float(knob.name, 0.0, 1.0)
+            for knob in KNOBS
+        ]
+        return trial, settings_of(units)
+
+    def _units(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for knob in KNOBS:
+            value = settings[knob.name]
+            found[knob.name] = value if knob.choices else min(max(knob.coordinates(value)[0], 0.0), 1.0)
+        return found
+
+    def _tell(self, trial: Any, launch: Launch) -> None:
+        value = math.log(launch.measured["output_tokens_per_s"]) if launch.measured else math.log(100.0)
+        for limit in self._machine.objective.limits:
+            miss = math.log(launch.measured[limit.metric] / (limit.max or 1)) if launch.measured else 1.0
+            trial.set_constraint(limit.metric, max(-1.0, min(1.0, miss)))
+        trial.set_constraint("launch", -1.0 if launch.measured else 1.0)
+        self._study.tell(trial, value)
+
+
+def speed(requests: int = 10_000) -> dict[str, float]:
+    """Simulated requests per second of CPU, with and without prefix cache, chunked and not."""
+    rng = random.Random(1)
+    law = LinearLaw((2e7, 0.0, 1e5, 5.0, 0.0, 1.5e7, 1e5, 0.0, 0.0, 2.0))
+    asks = [Ask(rng.randint(100, 1300), rng.randint(20, 300)) for _ in range(requests)]
+    found = {}
+    for name, chunks, caches in (("whole", False, False), ("chunked", True, False), ("prefix_cache", False, True)):
+        options = SchedulerOptions(
+            4096, 60_000, waiting_served_ratio=0.3, supports_chunking=chunks, use_prefix_caching=caches
+        )
+        start = time.process_time()
+        Simulation(Load(asks, users=48), [(options, law)]).run()
+        found[f"{name}_requests_per_s"] = requests / (time.process_time() - start)
+    return found
+
+
+def search_table(beds: Mapping[str, Sequence[Bed]], hidden: float, seeds: int, launches: int) -> dict[str, Any]:
+    """Shares of searches that handed over a good configuration, by strategy and launches."""
+    strategies: dict[str, Callable[[Bed, int], Found]] = {
+        "gp": lambda bed, seed: guided_search(bed, hidden, seed, launches),
+        "gp, shuffled, gated": lambda bed, seed: guided_search(bed.shuffled(seed), hidden, seed, launches),
+        "tpe": lambda bed, seed: tpe_search(bed, hidden, seed, launches),
+    }
+    table: dict[str, Any] = {}
+    for name, strategy in strategies.items():
+        found = [strategy(each[seed % len(each)], seed) for each in beds.values() for seed in range(seeds)]
+        points = [point for point in CHECKPOINTS if point <= launches]
+        table[name] = {
+            f"@{point}": round(100 * float(np.mean([each.good[point] for each in found]))) for point in points
+        }
+        table[name]["closed"] = round(100 * float(np.mean([each.closed_at is not None for each in found])))
+        table[name]["closed_within_6"] = round(
+            100 * float(np.mean([each.closed_at is not None and each.closed_at <= 6 for each in found]))
+        )
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = parser.add_subparsers(dest="word", required=True)
+    errors = words.add_parser("errors")
+    errors.add_argument("--configs", type=int, default=60)
+    errors.add_argument("--calibrations", type=int, default=4)
+    words.add_parser("speed").add_argument("--requests", type=int, default=10_000)
+    search = words.add_parser("search")
+    search.add_argument("--seeds", type=int, default=32)
+    search.add_argument("--pool", type=int, default=512)
+    search.add_argument("--calibrations", type=int, default=1)
+    search.add_argument("--launches", type=int, default=20)
+    search.add_argument("--hidden", type=float, default=0.05)
+    search.add_argument("--cache", type=Path)
+    search.add_argument("--jobs", type=int, default=1)
+    given = parser.parse_args(argv)
+    result: Any
+    match given.word:
+        case "errors":
+            result = {
+                machine.name: {
+                    name: {"median": round(100 * median, 1), "p90": round(100 * p90, 1)}
+                    for name, (median, p90) in prediction_errors(machine, given.configs, given.calibrations).items()
+                }
+                for machine in MACHINES
+            }
+        case "speed":
+            result = {name: round(value) for name, value in speed(given.requests).items()}
+        case _:
+            beds = {
+                machine.name: [
+                    Bed.of(machine, given.pool, number, given.cache, given.jobs) for number in range(given.calibrations)
+                ]
+                for machine in MACHINES
+            }
+            result = search_table(beds, given.hidden, given.seeds, given.launches)
+    print(json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
