@@ -7,6 +7,7 @@ import math
 import platform
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -214,18 +215,20 @@ def _dots_block(comparison: Comparison) -> str:
 
 
 def dot_plot(comparison: Comparison, columns: int = 41) -> str:
-    """The pairs of each gated metric as text: a dot where a pair lies on its scale, `|` at no change."""
+    """The pairs of each gated metric as text: a dot where a pair lies on its scale, a number where several do.
+
+    `|` is no change.
+    """
     lines = []
     width = max((len(metric.name) for metric in comparison.gated), default=0)
     for metric in comparison.gated:
         if not metric.d:
             continue
         reach = max(*(abs(d) for d in metric.d), 2 * metric.limit)
-        cells = [" "] * columns
-        cells[columns // 2] = "|"
-        for d in metric.d:
-            place = round((d / reach + 1) / 2 * (columns - 1))
-            cells[place] = {"•": "2", "2": "3"}.get(cells[place], "•") if cells[place] not in " |" else "•"
+        places = Counter(round((d / reach + 1) / 2 * (columns - 1)) for d in metric.d)
+        cells = ["|" if place == columns // 2 else " " for place in range(columns)]
+        for place, count in places.items():
+            cells[place] = "•" if count == 1 else str(count) if count < 10 else "+"
         lines.append(f"{metric.name:<{width}}  better [{''.join(cells)}] worse  {change_text(metric)}")
     return "\n".join(lines)
 

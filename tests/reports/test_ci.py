@@ -160,6 +160,12 @@ def test_dots_of_a_slower_side_lie_on_the_worse_half(regression: Comparison) -> 
     assert sum({"•": 1, "2": 2, "3": 3}.get(cell, 0) for cell in plot) == 4
 
 
+def test_pairs_in_one_place_are_counted() -> None:
+    comparison = judge([Pair(side(), side())] * 7, CompareOptions(pairs=7, shown=()))
+
+    assert dot_plot(comparison).splitlines()[0].partition("better ")[2].startswith(f"[{' ' * 20}7{' ' * 20}]")
+
+
 def test_comment_has_its_hidden_marker(regression: Comparison) -> None:
     assert comment(regression).startswith(COMMENT_MARKER)
 
