@@ -28,9 +28,10 @@ Several hosts share a model with `--num-nodes`, `--node-rank`, `--master-addr` a
 
 
 QUANTIZATION = """A quantized checkpoint is recognised from its config: the flag is not needed. Quantized are the
-linears of the layers; embeddings, norms, the head, routers and a mixture's experts stay in the compute type, and so do
-linears that a checkpoint leaves plain. Experts that a checkpoint holds quantized are widened when they are loaded. Inputs are not
-rounded, `bitsandbytes` and fp8 on tensor cores aside. `/info` names the method and, under `kernels`, what multiplies.
+linears of the layers; embeddings, norms, the head, routers and a mixture's experts stay in the compute type, and so
+do linears that a checkpoint leaves plain. Experts that a checkpoint holds quantized are widened when they are loaded.
+Inputs are not rounded, `bitsandbytes` and fp8 on tensor cores aside. `/info` names the method and, under `kernels`,
+what multiplies.
 
 The GPU column has not been run on one: its products are torch's, chosen as the device and its capability allow.
 ROCm takes the same way, except that fp8 weights are widened there.

@@ -57,7 +57,8 @@ class LoadedModel:
     def weight_bytes(self) -> int:
         """Bytes of this rank's parameters, shared ones counted once."""
         seen = {parameter.data_ptr(): parameter for parameter in self.model.parameters()}
-        return sum((parameter.nbytes for parameter in seen.values()), quantized_bytes(self.model))
+        plain: int = sum(parameter.nbytes for parameter in seen.values())
+        return plain + quantized_bytes(self.model)
 
     @property
     def kernels(self) -> list[str]:

@@ -122,8 +122,8 @@ def choose(
         raise UnsupportedError(f"`--quantize {scheme.name}` does not run on {device.type}")
     if scheme.package is not None and importlib.util.find_spec(scheme.package) is None:
         raise UnsupportedError(
-            f"`--quantize {scheme.name}` needs {scheme.package}: pip install 'tgi-bench[quantization]', or take eetq or "
-            "fp8"
+            f"`--quantize {scheme.name}` needs {scheme.package}: pip install 'tgi-bench[quantization]', or take "
+            "eetq or fp8"
         )
     return Quantization(scheme, form)
 
