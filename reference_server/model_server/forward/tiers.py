@@ -133,6 +133,8 @@ def _graphed(
         reason = f"{choice.decode.name} attention reads its tables on the host"
     elif rotary.needs_lengths(loaded.model):
         reason = "its rotary positions depend on each request's length, which is on the host"
+    elif loaded.quantization is not None and not loaded.quantization.scheme.is_capturable:
+        reason = f"{loaded.quantization.scheme.name} looks at its inputs on the host"
     elif dist.is_initialized():
         reason = "capture with several shards is unproven"
     if reason is not None:

@@ -26,7 +26,8 @@ class QuantizationScheme:
 
     quantize: makes a plain weight [outputs, inputs] a product; None for a method whose checkpoints are prepared.
     formats: the checkpoints it serves. keeps_ends: leave the attention and the first and last block as they are.
-    package: a library that is needed, of the extra `quantization`. refused: why it is not served at all.
+    package: a library that is needed, of the extra `quantization`. is_capturable: steps may become CUDA graphs.
+    refused: why it is not served at all.
     """
 
     name: str
@@ -38,6 +39,7 @@ class QuantizationScheme:
     kernels: tuple[str, str] = ("", "")
     keeps_ends: bool = False
     package: str | None = None
+    is_capturable: bool = True
     refused: str | None = None
 
 
@@ -56,7 +58,8 @@ SCHEMES = (
         "last block's aside", quantize=fp8.round_to_float8, formats=("fp8",), kernels=_FP8, keeps_ends=True,
     ),
     QuantizationScheme(
-        "bitsandbytes", 8, "LLM.int8()", quantize=bnb.round_to_int8, kernels=_BNB, package="bitsandbytes"
+        "bitsandbytes", 8, "LLM.int8()", quantize=bnb.round_to_int8, kernels=_BNB, package="bitsandbytes",
+        is_capturable=False,
     ),
     QuantizationScheme(
         "bitsandbytes-nf4", 4, "four-bit NormalFloat", quantize=bnb.round_to_nf4, kernels=_BNB, package="bitsandbytes"
