@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reports.compare import CompareOptions, SideRun, find_refusals
-from reports.metrics import PER_RUN
+from reports.metrics import METRICS, PER_RUN, PooledMetric
 from reports.per_request import LATENCY_NAME
 from reports.results import RunDirectoryError, load_run, replace_file
 from reports.stored import LEAST_RUNS
@@ -24,6 +24,7 @@ BASELINE_VERSION = 1
 MOST_BYTES = 16 * 2**20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SKETCHED = {"ttft": "ttft_s", "tpot": "tpot_s"}
+POOLED = ("itl_s", "gap_s")
 SKETCH_PERCENTILES = (0.0, 1.0, 5.0, *(float(each) for each in range(10, 100, 10)), 95.0, 99.0, 99.9, 100.0)
 ELSEWHERE = ("url", "server", "model_id", "model", "api_key", "ready_timeout", "label")
 
@@ -36,7 +37,7 @@ class BaselineError(Exception):
 
 
 class StoredRun(BaseModel):
-    """One run of a baseline. `sketch`: TTFT, TPOT and gaps in ms at `SKETCH_PERCENTILES`."""
+    """One run of a baseline. `sketch`: TTFT, TPOT, ITL and gaps in ms at `SKETCH_PERCENTILES`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -168,17 +169,18 @@ def _has(summary: dict[str, Any], name: str) -> bool:
 
 
 def _sketch(analysis: Analysis) -> dict[str, tuple[float, ...]]:
-    population = analysis.measured.population
+    measured = analysis.measured
+    found = {name: np.asarray(measured.population[column], dtype=np.float64) for name, column in SKETCHED.items()}
+    found |= {
+        metric.name.removesuffix("_s"): np.asarray(metric.function(measured)[0], dtype=np.float64)
+        for metric in METRICS
+        if isinstance(metric, PooledMetric) and metric.name in POOLED
+    }
     sketch = {}
-    for name, column in SKETCHED.items():
-        values = np.asarray(population[column], dtype=np.float64)
-        values = values[np.isfinite(values)]
-        if len(values):
-            sketch[name] = tuple(float(each) for each in 1e3 * np.percentile(values, SKETCH_PERCENTILES))
-    found = analysis.summary["metrics"].get("gap_s", {}).get("percentiles", {})
-    gaps = {name: each["value"] for name, each in found.items() if each["value"] is not None}
-    if gaps:
-        sketch["gap"] = tuple(1e3 * float(value) for value in gaps.values())
+    for name, values in found.items():
+        known = values[np.isfinite(values)]
+        if len(known):
+            sketch[name] = tuple(float(each) for each in 1e3 * np.percentile(known, SKETCH_PERCENTILES))
     return sketch
 
 

@@ -41,8 +41,9 @@ def test_a_baseline_says_who_why_what_and_holds_every_run_in_its_order(stored: P
     run = baseline.runs[0]
     assert run.metrics["tpot_p50_ms"] is not None
     assert run.metrics["output_tokens_per_s"] is not None
-    assert len(run.sketch["ttft"]) == len(baseline.percentiles)
-    assert list(run.sketch["ttft"]) == sorted(run.sketch["ttft"])
+    assert set(run.sketch) == {"ttft", "tpot", "itl", "gap"}
+    assert all(len(values) == len(baseline.percentiles) for values in run.sketch.values())
+    assert all(list(values) == sorted(values) for values in run.sketch.values())
     assert run.counts["ok"] > 0
     assert baseline.side_runs[0].label == "main"
 
