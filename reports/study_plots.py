@@ -13,9 +13,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from reports.plots import (
+    CHARACTER_PIXELS,
     MARGIN_NAMES,
     MARGIN_RIGHT,
     PALETTE,
+    PIXELS_PER_INCH,
     Size,
     label_axis,
     name_rows,
@@ -100,7 +102,7 @@ def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) ->
         axes.set_xlim(_padded(x, at_x))
         axes.set_ylim(_padded(y, at_y))
         axes.set_xlabel(x.name)
-        label_axis(axes, f"{y.name}; larger dot: more {quantity}")
+        label_axis(axes, y.name if size.is_narrow else f"{y.name}; larger dot: more {quantity}")
         return figure
 
 
@@ -191,11 +193,13 @@ def pareto(frame: pd.DataFrame, x_title: str, y_title: str, size: Size) -> Figur
         _marks(axes, frame, "x", "y")
         for column, name in (("is_baseline", "baseline"), ("is_winner", "winner")):
             for x, y in frame.loc[frame[column], ["x", "y"]].to_numpy(dtype=np.float64):
+                is_right = x > (float(frame["x"].min()) + float(frame["x"].max())) / 2
                 axes.annotate(
                     name,
                     (x, y),
-                    xytext=(7, 6),
+                    xytext=(-7 if is_right else 7, 6),
                     textcoords="offset points",
+                    ha="right" if is_right else "left",
                     color=PALETTE["ink"],
                     fontweight="bold",
                 )
@@ -253,13 +257,33 @@ def _marks(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
 
 
 def _outcome_legend(axes: Axes, frame: pd.DataFrame, size: Size) -> None:
+    """The outcomes in their colours beside the axis' name, or above it where there is no room beside."""
     shown = [outcome for outcome in OUTCOME_STYLE if (frame["outcome"] == outcome).any()]
-    if len(shown) > 1:
-        name_series(axes, [SHORT_OUTCOME[each] for each in shown], size, [OUTCOME_STYLE[each][1] for each in shown])
+    if len(shown) < 2:
+        return
+    names, colours = [SHORT_OUTCOME[each] for each in shown], [OUTCOME_STYLE[each][1] for each in shown]
+    if not size.is_narrow:
+        name_series(axes, names, size, colours)
+        return
+    box, line = axes.get_position(), 15 / size.height
+    axes.set_position((box.x0, box.y0, box.width, box.height - line))
+    offset = 0.0
+    for name, colour in zip(names, colours, strict=True):
+        axes.annotate(
+            name,
+            (0.0, 1.0),
+            xycoords="axes fraction",
+            xytext=(offset * 72 / PIXELS_PER_INCH, 26 * 72 / PIXELS_PER_INCH),
+            textcoords="offset points",
+            color=colour,
+            fontweight="bold",
+            fontsize=8.0,
+        )
+        offset += (len(name) + 1.5) * 0.9 * CHARACTER_PIXELS
 
 
 def _left_margin(knob: Knob, size: Size) -> dict[str, float]:
-    return {"left": (96 if knob.scale == "category" else 60) / size.width}
+    return {"left": (96 if knob.scale == "category" else 76) / size.width}
 
 
 def _levels(knob: Knob, column: "pd.Series[Any]") -> list[str] | None:
@@ -326,7 +350,10 @@ def _setting_axis(axes: Axes, which: str, knob: Knob, column: "pd.Series[Any]", 
     ticks = _log_ticks(known) if knob.scale == "log" else even
     inside = [float(tick) for tick in ticks if known.min() <= tick <= known.max()] or [float(known.min())]
     labels = [tick_number(tick) for tick in inside]
-    if len(known) < len(column):
+    has_unset = len(known) < len(column)
+    if size.is_narrow and which == "x" and len(inside) > 4:
+        inside, labels = inside[has_unset::2], labels[has_unset::2]
+    if has_unset:
         inside, labels = [float(places.min()), *inside], [_short(knob.unset, 9), *labels]
     axis.set_ticks(inside, labels)
     axes.margins(0.12)
