@@ -214,8 +214,11 @@ class Engine:
         )
 
     def _grammar_state(self, parameters: ChooserParameters) -> GrammarState | None:
-        has_grammar = parameters.grammar_type is not GrammarType.NONE and parameters.grammar
-        return self._grammars.state(parameters.grammar) if has_grammar else None
+        if parameters.grammar_type is GrammarType.NONE or not parameters.grammar:
+            return None
+        # A schema that has come this far could not be compiled.
+        is_regex = parameters.grammar_type is GrammarType.REGEX
+        return self._grammars.state(parameters.grammar) if is_regex else self._grammars.failed_state()
 
     def _check_positions(self, request_id: int, prompt_len: int, max_new_tokens: int) -> None:
         """Raise ShardError for a request past the end of a table: the lookup would end the process."""

@@ -23,6 +23,7 @@ from reference_server.messages import (
     WarmupRequest,
 )
 from reference_server.model_server.batch import SequenceBatch
+from reference_server.model_server.decoding.peer_schemas import PeerSchemas
 from reference_server.model_server.engine import Engine
 from reference_server.model_server.generate import StepOutput
 from reference_server.model_server.options import EngineOptions
@@ -43,6 +44,7 @@ class LocalShard:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._batches: dict[int, SequenceBatch] = {}
+        self._schemas = PeerSchemas()
         # The batch whose next step is launched once the present call has been answered.
         self._answered: int | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shard", initializer=engine.enter_thread)
@@ -69,7 +71,7 @@ class LocalShard:
         return await self._run(self._warmup, request)
 
     async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
-        return await self._run(self._prefill, batch, cached)
+        return await self._run(self._prefill, await self._schemas.as_regexes(batch), cached)
 
     async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
         return await self._run(self._decode, batches)

@@ -52,6 +52,10 @@ class Grammars:
         """The start of a sequence. Never raises: what cannot be enforced fails its own row."""
         return GrammarState(self, regex)
 
+    def failed_state(self) -> "GrammarState":
+        """Of a grammar that never became a regex."""
+        return GrammarState(self, None)
+
     def prepare(self) -> None:
         """Lay out the tokens now, if grammars can be served at all: the first request should not wait for it."""
         try:
@@ -174,13 +178,15 @@ class Automaton:
 class GrammarState:
     """Where one sequence stands in its grammar. It never raises: a state that has failed allows nothing any more."""
 
-    def __init__(self, grammars: Grammars, regex: str) -> None:
+    def __init__(self, grammars: Grammars, regex: str | None) -> None:
         self.num_words = -(-grammars.vocab_size // 32)
         self._grammars = grammars
-        self._regex = regex
+        self._regex = regex or ""
         self._accepted: list[int] = []
         self._is_alone = False
         self._automaton: Automaton | None = None
+        if regex is None:
+            return
         try:
             self._automaton = grammars.automaton(regex)
             self._matcher = self._automaton.start.deep_copy()

@@ -90,3 +90,19 @@ async def test_reliability_4_5_63_bad_and_good_grammars_and_plain_requests_are_e
     assert together[4].generated_text is not None
     assert together[4].generated_text.text.isdecimal()
     assert together[1].generated_text is None
+
+
+async def test_grpc_6_1_a_schema_from_another_router_is_compiled_here(driver: ShardDriver):
+    schemas = [json.dumps(SERVED["range"]), json.dumps({"properties": {"a": {"not": {}}}}), ""]
+    requests = []
+    for id_, schema in enumerate(schemas):
+        asked = request(driver, id_, schema, id_, 24)
+        kind = GrammarType.JSON if schema else GrammarType.NONE
+        requests.append(replace(asked, parameters=replace(asked.parameters, grammar_type=kind)))
+
+    served, refused, free = await driver.run(*requests)
+
+    assert served.generated_text is not None
+    assert json.loads(served.generated_text.text)["v"] in range(1, 6)
+    assert refused.generated_text is None
+    assert free.generated_text is not None
