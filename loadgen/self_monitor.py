@@ -54,6 +54,7 @@ class SelfMonitor:
             "rss_bytes": rss_bytes(),
             "open_files": open_files(),
             "max_open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "local_ports": local_ports(),
         }
 
     def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
@@ -76,4 +77,13 @@ def open_files() -> int | None:
     try:
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone, no paths
     except OSError:
+        return None
+
+
+def local_ports() -> int | None:
+    """How many ports this machine gives to connections of its own to one address, None where /proc does not tell."""
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+        return int(last) - int(first) + 1
+    except (OSError, ValueError):
         return None

@@ -311,6 +311,8 @@ GENERATOR = (
     ("loop_lag_max_s", "longest loop gap", 1e3, "ms", "1 s"),
     ("cpu_share_max", "CPU of the busiest worker", 100.0, "%", "70 %"),
     ("gc_pause_max_s", "longest garbage collection", 1e3, "ms", ""),
+    ("open_files_share", "open files, of those allowed", 100.0, "%", ""),
+    ("local_ports", "local ports for connections", 1.0, "ports", ""),
     ("coalesced_share", "events that arrived coalesced", 100.0, "%", ""),
     ("token_mismatch_median", "token count mismatch, median", 100.0, "%", "2 %"),
     ("completions", "completions in the window", 1.0, "requests", "100"),

@@ -76,6 +76,8 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
         "loop_lag_max_s": _largest(_worst(workers, "loop_lag_max_s"), _max(series.get("loop_lag_max_s"))),
         "cpu_share_max": _worst_cpu(series, workers),
         "gc_pause_max_s": _worst(workers, "gc_pause_max_s"),
+        "open_files_share": _open_files_share(workers),
+        "local_ports": _least(workers, "local_ports"),
         "coalesced_share": float(population["coalesced_events"].sum()) / events if events else None,
         "token_mismatch_median": _quantile(differences[np.isfinite(differences)], 0.5),
         "completions": int(
@@ -270,6 +272,20 @@ def _worst_cpu(series: pd.DataFrame, workers: list[Mapping[str, Any]]) -> float 
     if "cpu_share" in series and series["cpu_share"].notna().any():
         return float(series.groupby(series["worker"].fillna(0))["cpu_share"].mean().max())
     return _worst(workers, "cpu_share")
+
+
+def _open_files_share(workers: list[Mapping[str, Any]]) -> float | None:
+    """Open files over those allowed, of the worker nearest to its limit."""
+    shares = [
+        float(worker["open_files"]) / float(worker["max_open_files"])
+        for worker in workers
+        if worker.get("open_files") is not None and (worker.get("max_open_files") or 0) > 0
+    ]
+    return max(shares, default=None)
+
+
+def _least(workers: list[Mapping[str, Any]], name: str) -> int | None:
+    return min((int(worker[name]) for worker in workers if worker.get(name) is not None), default=None)
 
 
 def _worst(workers: list[Mapping[str, Any]], name: str) -> float | None:

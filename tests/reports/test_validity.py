@@ -145,3 +145,16 @@ def test_a_gpu_at_its_power_cap_is_at_full_load_not_throttled() -> None:
     run.server_metrics += gpu("accelerator_throttle_reasons", 4, 4) + gpu("accelerator_processes", 1, 1)
 
     assert verdict_of(run)["status"] == before
+
+
+def test_limits_of_files_and_ports_are_those_of_the_worker_nearest_to_its_own() -> None:
+    run = sample_run()
+    run.client["workers"] = [
+        {"worker": 0, "open_files": 100, "max_open_files": 1024, "local_ports": 28232},
+        {"worker": 1, "open_files": 512, "max_open_files": 1024, "local_ports": 1000},
+        {"worker": 2, "open_files": 9, "max_open_files": -1},
+    ]
+
+    facts = client_facts(run, Measured.of(run))
+
+    assert (facts["open_files_share"], facts["local_ports"]) == (0.5, 1000)
