@@ -14,6 +14,7 @@ from loadgen.config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.program import Command, Program
 from tuner.export import BEST_FILE, FORMATS
+from tuner.plan_cli import add_plan_flags, plan
 from tuner.prepare import NOT_LOAD, STUDIES, Prepared, prepare, stored
 from tuner.simulate_cli import add_simulate_flags, simulate
 
@@ -34,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Find launcher settings for a load, prove the gain, and serve them.",
         EXIT_CODES,
         COMMANDS,
-        LATER,
         when_stopped="stopped; the same command continues the study",
     ).main(argv)
 
@@ -159,7 +159,7 @@ def _conclude(search: Any, results: Sequence[Any], prepared: Prepared, *, is_jso
 
     baseline = next(result for result in results if result.number == 0)
     section = prepared.config.confirm
-    drift = drift_of(search.files.results(ANCHORS), results, search.files.noise(), search.objective)
+    drift = drift_of(search.files.results(ANCHORS), search.files.noise(), search.objective)
     if drift is not None and drift.is_real:
         search.files.note("drift", str(drift))
     finalists = best_of(drift.corrected(results) if drift is not None else results, search.objective)
@@ -385,11 +385,8 @@ COMMANDS = {
     "export": Command("Print the settings for whoever launches them.", _add_export_flags, _export),
     "serve": Command("Serve the best configuration of a study.", _add_serve_flags, _serve),
     "simulate": Command("Predict configurations in virtual time.", add_simulate_flags, simulate),
+    "plan": Command("Replicas for a rate and limits.", add_plan_flags, plan),
 }
-
-# Words of the specification that this version does not have, refused by name whatever follows them.
-LATER = ("plan",)
-
 
 if __name__ == "__main__":
     sys.exit(main())

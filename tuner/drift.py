@@ -9,14 +9,17 @@ import numpy as np
 from tuner.noise import NoiseFloor
 from tuner.objective import Objective
 from tuner.outcome import TrialResult
-from tuner.resolve import key_of
 
 DEVIATIONS = 2.0
+LEAST_ANCHORS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The anchors as ratios to the anchored trial, by the number of the trial that each followed."""
+    """The anchors as ratios to the first of them, by the number of the trial that each followed.
+
+    Not to the anchored trial itself: that was the best so far, and the luck which made it the best is no drift.
+    """
 
     after: tuple[int, ...]
     ratios: tuple[float, ...]
@@ -45,21 +48,14 @@ class Drift:
         return f"the machine drifted: anchors differ by {change:.1f} %, and values are divided by them"
 
 
-def drift_of(
-    anchors: Sequence[TrialResult], results: Sequence[TrialResult], floor: NoiseFloor | None, objective: Objective
-) -> Drift | None:
-    """The drift that anchors show; None without them."""
-    measured = [each for each in anchors if each.value]
-    if not measured:
+def drift_of(anchors: Sequence[TrialResult], floor: NoiseFloor | None, objective: Objective) -> Drift | None:
+    """The drift that anchors show; None without two of them."""
+    values = [(each.number, each.value) for each in anchors if each.value]
+    if len(values) < LEAST_ANCHORS:
         return None
-    key = key_of(measured[0].settings)
-    origin = next((each for each in results if each.value and key_of(each.settings) == key), None)
-    if origin is None or not origin.value:
-        return None
-    points = [(origin.number, 1.0), *((each.number, (each.value or 0.0) / origin.value) for each in measured)]
-    points.sort()
+    first = values[0][1]
     return Drift(
-        tuple(number for number, _ in points),
-        tuple(ratio for _, ratio in points),
+        tuple(number for number, _ in values),
+        tuple(value / first for _, value in values),
         floor.of(objective.maximize) if floor is not None else None,
     )

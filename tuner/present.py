@@ -66,12 +66,12 @@ def verdict_line(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> Verdic
     if "drift" in notes:
         reasons.append(str(notes["drift"]))
     if verdict.get("winner") is None:
-        return VerdictLine("bad", "Nothing meets the limits", str(verdict["verdict"]), tuple(reasons))
+        return VerdictLine("invalid", "Nothing meets the limits", str(verdict["verdict"]), tuple(reasons))
     if verdict["winner"] == 0:
-        return VerdictLine("good", "Keep the defaults", str(verdict["verdict"]), tuple(reasons))
+        return VerdictLine("pass", "Keep the defaults", str(verdict["verdict"]), tuple(reasons))
     if not verdict.get("confirmed"):
-        return VerdictLine("warn", "Not confirmed", str(verdict["verdict"]), tuple(reasons))
-    return VerdictLine("good", "Change the settings", str(verdict["verdict"]), tuple(reasons))
+        return VerdictLine("inconclusive", "Not confirmed", str(verdict["verdict"]), tuple(reasons))
+    return VerdictLine("improvement", "Change the settings", str(verdict["verdict"]), tuple(reasons))
 
 
 def _trial(result: TrialResult, begun: float, *, confirms: int | None = None, is_anchor: bool = False) -> StudyTrial:
