@@ -230,13 +230,17 @@ def _opened(given: argparse.Namespace) -> tuple[Costs, BenchConfig, Server]:
     costs = read_costs(given.cost or newest_cost())
     values = dict(settings.read_toml(given.load)) if given.load is not None else dict(DEFAULT_LOAD)
     config = settings.load(BenchConfig, {**values, "seed": given.seed})
+    return costs, config, server_of(costs, settings_from(given.set))
+
+
+def server_of(costs: Costs, chosen: Mapping[str, Any]) -> Server:
+    """The server whose settings are changed: the first measured one, or what is set. Raises ForecastError."""
     if costs.servers:
-        return costs, config, costs.reference
-    chosen = settings_from(given.set)
+        return costs.reference
     needed = ("max_batch_prefill_tokens", "max_batch_total_tokens")
     if any(name not in chosen for name in needed):
         raise ForecastError(f"a cost model made by hand has no server: give {' and '.join(needed)} with --set")
-    return costs, config, Server({name: chosen[name] for name in needed}, {})
+    return Server({name: chosen[name] for name in needed}, {})
 
 
 def newest_cost(studies: Path = STUDIES) -> Path:
@@ -268,16 +272,17 @@ def _load(given: argparse.Namespace, config: BenchConfig, server: Server) -> Loa
 def _note(costs: Costs, given: argparse.Namespace) -> str:
     if not costs.is_measured:
         return NOT_MEASURED
-    return "validation too poor: printed by --force" if given.force and _is_poor(costs) else ""
+    return "validation too poor: printed by --force" if given.force and is_poor(costs) else ""
 
 
-def _is_poor(costs: Costs) -> bool:
+def is_poor(costs: Costs) -> bool:
+    """Whether the models miss steps they had not seen by more than is usable."""
     errors = [model.errors for model in costs.models.values() if model.errors is not None]
     return any(median > USABLE_STEP_ERROR for each in errors for median in each.median.values())
 
 
 def _exit(costs: Costs, given: argparse.Namespace) -> int:
-    if not _is_poor(costs) or given.force:
+    if not is_poor(costs) or given.force:
         return 0
     print("the cost model misses held-out steps by more than 8 %: not decided (--force)", file=sys.stderr)
     return TOO_POOR

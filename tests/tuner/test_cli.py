@@ -109,8 +109,3 @@ def test_a_wrong_file_is_a_usage_error_that_names_the_key(server, tmp_path, caps
 def test_serving_without_a_study_says_how_to_make_one(capsys):
     assert cli.main(["serve"]) == 2
     assert "tgi-tune run" in capsys.readouterr().err
-
-
-def test_a_command_of_a_later_version_refuses_by_name(capsys):
-    assert cli.main(["plan"]) == 2
-    assert "`plan` is not available" in capsys.readouterr().err

@@ -1,0 +1,60 @@
+"""`tgi-tune plan` from its file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tuner.test_simulate_cli import BY_HAND, ROOM
+from tuner.cli import main
+
+PLAN = """[plan]
+rates = [20]
+policies = ["round_robin"]
+spare = 1
+price_per_replica_hour = 1.2
+[[plan.limit]]
+metric = "ttft_p95_ms"
+max = {limit}
+"""
+
+
+def files(tmp_path: Path, limit: str = "3000", more: str = "") -> list[str]:
+    (tmp_path / "hand.json").write_text(json.dumps(BY_HAND))
+    (tmp_path / "plan.toml").write_text(PLAN.format(limit=limit) + more)
+    return ["plan", str(tmp_path / "plan.toml"), "--cost", str(tmp_path / "hand.json"), *ROOM, "--effort", "0.03"]
+
+
+def test_a_plan_names_replicas_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code = main([*files(tmp_path), "--json", "--out", str(tmp_path)])
+
+    found = json.loads(capsys.readouterr().out)
+    row = found["rows"][0]
+    assert code == 0
+    assert "not measured" in found["note"]
+    assert row["with_spare"] == row["replicas"] + 1
+    assert row["attainment"] > 0.95
+    assert row["cost_per_hour"] == pytest.approx(1.2 * row["with_spare"])
+    assert (tmp_path / "plan.csv").read_text().startswith("rate,policy,replicas")
+
+
+def test_a_promise_that_nothing_keeps_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tuner.plan.MOST_REPLICAS", 4)
+
+    assert main(files(tmp_path, limit="1")) == 1
+    assert "do not keep the promise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('[[plan.limit]]\nmetric = "output_tokens_per_s"\nmax = 1\n', "latency"),
+        ("[[plan.limits]]\nmax = 1\n", "limits"),
+    ],
+    ids=["not_a_latency", "unknown_key"],
+)
+def test_a_wrong_plan_file_is_refused(more: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(files(tmp_path, more=more)) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,162 @@
+"""`tgi-tune plan`: replicas for each rate and policy of a plan file, with cost."""
+
+import argparse
+import csv
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from loadgen import settings
+from loadgen.config import BenchConfig
+from tuner.config import LimitSection
+from tuner.costs import read_costs
+from tuner.errors import TunerError
+from tuner.forecast import load_of
+from tuner.plan import POLICIES, Fleet, Promise, Sized, size_fleet
+from tuner.prepare import DEFAULT_LOAD
+from tuner.simulate import Ask
+from tuner.simulate_cli import NOT_MEASURED, TOO_POOR, is_poor, newest_cost, server_of, settings_from
+from tuner.simulated_metrics import LATENCY
+
+SECONDS_PER_HOUR = 3600
+
+
+class PlanSection(BaseModel):
+    """`[plan]`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rates: tuple[float, ...] = Field(min_length=1, description="Requests per second.")
+    attainment: float = Field(0.95, gt=0, lt=1, description="Share of requests that meet every limit.")
+    policies: tuple[str, ...] = ("round_robin", "two_choices")
+    spare: int = Field(0, ge=0, description="Replicas that may be lost with the promise still kept.")
+    price_per_replica_hour: float | None = Field(None, gt=0)
+    limit: tuple[LimitSection, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> "PlanSection":
+        for policy in self.policies:
+            if policy not in POLICIES:
+                raise ValueError(f"policy `{policy}` is not offered; {', '.join(POLICIES)} are")
+        for limit in self.limit:
+            if LATENCY.fullmatch(limit.metric) is None or limit.max is None:
+                raise ValueError(f"a plan's limit is the `max` of a latency of requests, not `{limit.metric}`")
+        if any(rate <= 0 for rate in self.rates):
+            raise ValueError("`rates` must be above 0")
+        return self
+
+    @property
+    def promise(self) -> Promise:
+        limits = {limit.metric.split("_")[0]: float(limit.max or 0) for limit in self.limit}
+        return Promise(limits, self.attainment)
+
+
+class PlanFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: PlanSection
+
+
+class PlanError(TunerError):
+    """No fleet keeps the promise."""
+
+    exit_code = 1
+
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="Rates, limits and policies.")
+    parser.add_argument("--cost", type=Path, metavar="FILE", help="Fitted cost file. Default the newest study's.")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="Whose prompts arrive. Default the study load.")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A launcher setting.")
+    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="Scales the time simulated. Default 1.")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Of the prompts. Default 0.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Write plan.csv there.")
+    parser.add_argument("--force", action="store_true", help="Plan although the cost model is too poor, marked.")
+    parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
+
+
+def plan(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    """Size a fleet for each rate and policy. Exit code 3 where the cost model is too poor."""
+    section = settings.load(PlanFile, settings.read_toml(given.plan)).plan
+    costs = read_costs(given.cost or newest_cost())
+    if is_poor(costs) and not given.force:
+        print("the cost model misses held-out steps by more than 8 %: no plan (--force)")
+        return TOO_POOR
+    chosen = settings_from(given.set)
+    server = server_of(costs, chosen).with_settings(chosen, costs.pool)
+    values = dict(settings.read_toml(given.load)) if given.load is not None else dict(DEFAULT_LOAD)
+    config = settings.load(BenchConfig, {**values, "mode": "closed", "seed": given.seed})
+    is_cached = bool(server.options.get("use_prefix_caching"))
+    law = costs.of(server.settings).law
+    fleet = Fleet(server.scheduler_options, law, partial(_asks, config, is_cached), server.max_concurrent_requests)
+    try:
+        sized = [
+            size_fleet(fleet, section.promise, rate, policy, spare=section.spare, effort=given.effort)
+            for rate in section.rates
+            for policy in section.policies
+        ]
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+    level = _level_error(costs)
+    note = NOT_MEASURED if not costs.is_measured else ("validation too poor" if is_poor(costs) else "")
+    rows = [_row(each, section.price_per_replica_hour, level) for each in sized]
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        with (given.out / "plan.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    if given.json:
+        print(json.dumps({"note": note, "rows": rows}, indent=2))
+    else:
+        import pandas as pd
+
+        print(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+        if note:
+            print(note)
+    return 0
+
+
+def _asks(config: BenchConfig, with_ids: bool, seed: int) -> Callable[[int], list[Ask]]:
+    """The load's prompts under another seed."""
+
+    def first(count: int) -> list[Ask]:
+        asks = load_of(config.model_copy(update={"seed": config.seed + seed}), with_ids=with_ids).asks
+        return list(itertools.islice(asks, count))
+
+    return first
+
+
+def _level_error(costs: Any) -> float:
+    """How far the level of the models may be off: the median error of steps they had not seen."""
+    errors = [model.errors.median for model in costs.models.values() if model.errors is not None]
+    return max((median for each in errors for median in each.values()), default=0.0)
+
+
+def _row(sized: Sized, price: float | None, level: float) -> dict[str, Any]:
+    at, count = sized.at, sized.at.replicas
+    low, high = math.ceil(count * (1 - level)), math.ceil(count * (1 + level))
+    row: dict[str, Any] = {
+        "rate": sized.rate,
+        "policy": sized.policy,
+        "replicas": count,
+        "range": f"{low}-{high}",
+        "with_spare": sized.with_spare,
+        "attainment": round(at.attainment, 4),
+        "attainment_one_lost": None if sized.one_lost is None else round(sized.one_lost.attainment, 4),
+        "ttft_p50_ms": round(at.ttft_p50_ms, 2),
+        "ttft_p95_ms": round(at.ttft_p95_ms, 2),
+        "tpot_mean_ms": round(at.tpot_mean_ms, 3),
+        "utilisation": round(at.utilisation, 3),
+    }
+    if price is not None:
+        per_hour = price * sized.with_spare
+        row["cost_per_hour"] = round(per_hour, 4)
+        row["cost_per_mtok"] = round(per_hour / (at.output_tokens_per_s * SECONDS_PER_HOUR) * 1e6, 4)
+    return row
