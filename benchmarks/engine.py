@@ -1,7 +1,7 @@
 """This server against what a user would run instead, through HTTP, interleaved in one run.
 
     python -m benchmarks.engine [--quick] [--models preset:tiny-llama ...] [--concurrency 1 8 32] [--repeats 5]
-                                [--peers ours continuous generate vllm] [--threads 1] [--json FILE]
+                                [--peers ours continuous generate vllm llama.cpp] [--threads 1] [--json FILE]
     python -m benchmarks.engine --in-process ...     the engine without router and HTTP: benchmarks/engine_in_process.py
 
 All servers of a model are up together and wait while another works. One measurement is a wave: C distinct prompts of
@@ -46,12 +46,14 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=[peer.name for peer in PEERS], default=[p.name for p in PEERS])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="compute threads of every server")
-    parser.add_argument("--quick", action="store_true", help="tiny-llama, C of 1 and 8, three repeats, no vllm")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny-llama, C of 1 and 8, three repeats, no vllm, no llama.cpp"
+    )
     parser.add_argument("--json", type=Path, help="also write the measurements here")
     args = parser.parse_args()
     if args.quick:
         args.models, args.concurrency, args.repeats = MODELS[:1], [1, 8], 3
-        args.peers = [name for name in args.peers if name != "vllm"]
+        args.peers = [name for name in args.peers if name not in ("vllm", "llama.cpp")]
     floor = roofline.measure(args.threads)
     print(f"{machine()}; load average {os.getloadavg()[0]:.1f}; {floor}", flush=True)
     peers = [peer for peer in PEERS if peer.name in args.peers]

@@ -1,7 +1,7 @@
 """The servers that benchmarks/engine.py measures: how each is made, started and spoken to.
 
-vLLM's CPU build needs packages that conflict with ours, so it gets an environment of its own under the user's cache,
-made once; a peer that cannot be installed or started is left out by name, with the reason.
+vLLM's CPU build and llama.cpp get an environment of their own each under the user's cache, made once; a peer that
+cannot be installed or started is left out by name, with the reason.
 """
 
 import json
@@ -19,7 +19,8 @@ from loadgen.errors import StartError
 from loadgen.launch import LaunchedProcess
 
 CACHE = Path.home() / ".cache" / "tgi-bench" / "benchmarks"
-INSTALL_TIMEOUT_S = 1800
+# llama.cpp is built from source: half an hour on one core.
+INSTALL_TIMEOUT_S = 3600
 # vLLM compiles while it starts: 40 to 90 s on a quiet machine.
 START_TIMEOUT_S = 420
 MAX_TOKENS = 256
@@ -74,11 +75,22 @@ def vllm(model: str, _threads: int) -> list[str]:
     return [str(python), *words, "--no-enable-prefix-caching", "--host", "127.0.0.1"]
 
 
+def llama_cpp(model: str, threads: int) -> list[str]:
+    python = environment("llama.cpp", ["llama-cpp-python", "gguf"])
+    directory = saved(model)
+    model_type = json.loads((directory / "config.json").read_text())["model_type"]
+    if model_type != "llama":
+        raise SkippedPeer(f"a {model_type} is not written as GGUF here")
+    script = Path(__file__).with_name("llama_server.py")
+    return [str(python), str(script), str(directory), "--port", "{port}", "--threads", str(threads)]
+
+
 PEERS = (
     Peer("ours", "launcher, router and model server over gRPC", "tgi", own_server),
     Peer("continuous", "transformers' continuous batching (sdpa)", "tgi", transformers_server("continuous")),
     Peer("generate", "transformers' generate, one by one", "tgi", transformers_server("generate"), one_at_a_time=True),
     Peer("vllm", "vLLM, CPU build", "openai", vllm),
+    Peer("llama.cpp", "llama.cpp, batched behind a thin server", "openai", llama_cpp),
 )
 
 

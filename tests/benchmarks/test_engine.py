@@ -88,3 +88,12 @@ def test_a_peer_that_cannot_be_installed_is_skipped_with_the_reason(
 
     with pytest.raises(peers.SkippedPeer, match="cannot be installed"):
         peers.environment("some", ["package"])
+
+
+def test_llama_cpp_takes_part_for_llamas_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "environment", lambda name, packages: tmp_path / name)
+    monkeypatch.setattr(peers, "saved", lambda model: tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
+
+    with pytest.raises(peers.SkippedPeer, match="a bloom is not written as GGUF"):
+        peers.llama_cpp("preset:bloom-560m", 1)
