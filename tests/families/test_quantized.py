@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reference_server.errors import StartupError
+from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.quantization.linear import QuantizedLinear
+from reference_server.model_server.shard import LocalShard
 from tests.families.test_sharded import run_ranks
 from tests.support.quantized_checkpoints import METHODS, save_quantized
 from tests.support.rank_process import run_load
@@ -196,3 +198,16 @@ def test_each_rank_quantizes_its_own_part(tmp_path: Path, method: str, name: str
             weight = weight.t() if name == "gpt2" else weight
             error = (linear.product.dequantize() - weight).norm() / weight.norm()
             assert error < (0.15 if "4" in method else 0.03)
+
+
+@pytest.mark.parametrize(("method", "kernel"), [("eetq", "int8pack"), ("fp8", "dequantize")])
+async def test_a_shard_says_what_it_is_quantized_with_and_what_multiplies(method: str, kernel: str) -> None:
+    options = EngineOptions("preset:tiny-llama", dtype="bfloat16", quantize=method, cpu_memory_gib=0.1)
+    shard = LocalShard.load(options)
+
+    request = Request(0, ("a story",), 16, ChooserParameters(), StoppingParameters(1))
+    reply = await shard.warmup(WarmupRequest(Batch(0, (request,)), 64))
+
+    assert reply.backends["quantize"] == method
+    assert reply.backends["kernels"].split(",")[1:] == [kernel]
+    shard.close()
