@@ -17,6 +17,7 @@ from torch import Tensor
 from reference_server.messages import GeneratedText, Generation, Tokens
 from reference_server.model_server.batch import SequenceBatch, plan_chunks
 from reference_server.model_server.decoding.detokenize import final_text
+from reference_server.model_server.decoding.host_copy import to_device
 from reference_server.model_server.decoding.logits import RowParameters
 from reference_server.model_server.decoding.sampling import (
     Choice,
@@ -260,5 +261,5 @@ def _in_order(batch: SequenceBatch, generations: Mapping[int, Generation]) -> tu
 def _prompt_logprobs(span: PromptSpan, logits: Tensor) -> Tensor:
     """Log-softmax of the raw logits at each next prompt token: [rows of the span]."""
     rows = logits[span.first_row : span.first_row + len(span.target_ids)].float()
-    targets = torch.from_numpy(span.target_ids).to(rows.device)
+    targets = to_device(span.target_ids, rows.device)
     return rows.gather(1, targets[:, None])[:, 0] - rows.logsumexp(-1)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from reference_server.messages import GrammarType
 from reference_server.model_server.batch import PendingStep, SequenceBatch
+from reference_server.model_server.decoding.host_copy import to_device
 from reference_server.model_server.generate import Generator, Launched, StepOutput
 from reference_server.model_server.sequence import Sequence
 
@@ -118,4 +119,4 @@ def _newest_ids(rows: tuple[Sequence, ...], steps: SequenceOf[Launched]) -> Tens
         return ids
     place = {sequence: number for number, sequence in enumerate(sampled)}
     index = np.array([place[sequence] for sequence in rows], dtype=np.int64)
-    return ids[torch.from_numpy(index).to(ids.device, non_blocking=True)]
+    return ids[to_device(index, ids.device)]

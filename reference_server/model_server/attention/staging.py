@@ -56,8 +56,13 @@ def stage(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     The buffer may be let go at once: the allocator of pinned memory keeps it until the copy is done.
     """
     offsets = layout(arrays)
-    buffer = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    fill(buffer.numpy(), arrays, offsets)
+    if device.type == "cuda":
+        buffer = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=True)
+        fill(buffer.numpy(), arrays, offsets)
+    else:
+        plain = np.empty(offsets[-1], dtype=np.uint8)
+        fill(plain, arrays, offsets)
+        buffer = torch.from_numpy(plain)
     return views(buffer.to(device, non_blocking=True), arrays, offsets)
 
 

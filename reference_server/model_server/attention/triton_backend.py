@@ -5,6 +5,7 @@ The number of splits follows from the number of rows alone, so that one captured
 
 import functools
 import importlib.util
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,8 @@ from reference_server.model_server.attention.state import AttentionMetadata, Att
 
 if TYPE_CHECKING:
     from reference_server.model_server.attention.backend import AttentionNeeds
+
+logger = logging.getLogger(__name__)
 
 MAX_SPLITS = 32
 # What an H200 has: where the device is not asked.
@@ -28,8 +31,23 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def is_offered(needs: "AttentionNeeds") -> bool:
-    """Whether Triton is installed and compiles for the device."""
-    return needs.device_type == "cuda" and needs.dtype in DTYPES and importlib.util.find_spec("triton") is not None
+    """Whether the device computes with Triton's kernels."""
+    return needs.device_type == "cuda" and needs.dtype in DTYPES and launches()
+
+
+@functools.cache
+def launches() -> bool:
+    """Whether Triton is installed, compiles here, which takes a C compiler, and launches what it compiled."""
+    if importlib.util.find_spec("triton") is None or not torch.cuda.is_available():
+        return False
+    try:
+        slots = torch.zeros(1, dtype=torch.int64, device="cuda")
+        cache, key_value = torch.zeros(1, 2, 1, 16, 16, device="cuda"), torch.ones(1, 2, 1, 16, device="cuda")
+        kernels().store[(1, 2)](key_value, cache, slots, 32, 16, 16, 1, 16, 16, HEADS=1, DIM=16)
+        return bool(cache.sum() == 32)
+    except Exception as error:  # whatever a compiler, a driver or an installation gives
+        logger.warning("Triton is installed but launches nothing here, so its kernels are left out: %s", error)
+        return False
 
 
 @functools.cache

@@ -1,10 +1,28 @@
-"""Small results on their way from the device to the host."""
+"""Small tensors on their way between host and device; nothing waits for the device but reading."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+
+def to_device(
+    values: Sequence[Any] | NDArray[Any], device: torch.device, dtype: type[np.number[Any]] | None = None
+) -> Tensor:
+    """The values on a device, by pinned memory: `torch.tensor(values, device=...)` would wait for the copy.
+
+    Lists of floats become float32, of integers int64, unless `dtype` says otherwise.
+    """
+    array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=dtype)
+    host = torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
+    if device.type == "cpu":
+        return host
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
 
 
 class HostCopy:

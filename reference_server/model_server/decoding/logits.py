@@ -15,6 +15,7 @@ from torch import Tensor
 
 from reference_server.messages import ChooserParameters, Request
 from reference_server.model_server.decoding.grammar import GrammarRows, GrammarState
+from reference_server.model_server.decoding.host_copy import to_device
 from reference_server.model_server.decoding.watermark import Watermark
 
 # Parameters are clamped so that finite logits stay finite in float32, whatever a peer sends.
@@ -109,7 +110,7 @@ class MinimumLength:
 
     def __init__(self, rows: Sequence[RowParameters], vocab_size: int, eos_ids: Set[int], device: torch.device) -> None:
         eos = sorted(id_ for id_ in eos_ids if 0 <= id_ < vocab_size)
-        self._eos = torch.tensor(eos, device=device)
+        self._eos = to_device(eos, device)
         # The sequence length from which on a row may end.
         self._floors = {
             row: each.prompt_len + each.min_new_tokens
@@ -126,7 +127,7 @@ class MinimumLength:
             return
         if muted != self._muted:
             self._muted = muted
-            self._muted_rows = torch.tensor(muted, device=scores.device)[:, None]
+            self._muted_rows = to_device(muted, scores.device)[:, None]
         if len(muted) == len(scores):
             scores.index_fill_(1, self._eos, -math.inf)
         else:
@@ -145,9 +146,9 @@ class Penalties:
         self._counted_rows = counted
         self._counted = Occurrences(counted, [0] * len(counted), vocab_size, device)
         self._generated = Occurrences(generated, [rows[row].prompt_len for row in generated], vocab_size, device)
-        self._repetition = torch.tensor([repetition[row] for row in counted], device=device)
-        self._frequency = torch.tensor([frequency[row] for row in counted], device=device)
-        self._presence = torch.tensor([presence[row] for row in generated], device=device)
+        self._repetition = to_device([repetition[row] for row in counted], device)
+        self._frequency = to_device([frequency[row] for row in counted], device)
+        self._presence = to_device([presence[row] for row in generated], device)
         self._has_repetition = any(repetition[row] != 1 for row in counted)
         self._has_frequency = any(frequency[row] != 0 for row in counted)
         self._has_presence = bool(generated)
@@ -165,7 +166,7 @@ class Penalties:
                 penalised = penalised.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
                 flat[cells] = torch.where(score.isinf(), score, penalised)
             if self._has_frequency:
-                length = torch.tensor([lengths[row] for row in self._counted_rows], device=scores.device)
+                length = to_device([lengths[row] for row in self._counted_rows], scores.device)
                 flat.index_add_(0, cells, (-self._frequency / length)[owners])
         if self._has_presence:
             cells, owners = self._generated.follow(ids, newest)
@@ -182,7 +183,7 @@ class Occurrences:
         self._rows = list(rows)
         self._known = list(starts)
         self._vocab_size = vocab_size
-        self._row_index = torch.tensor(self._rows, dtype=torch.int64, device=device)
+        self._row_index = to_device(self._rows, device, np.int64)
         self._all_owners = torch.arange(len(self._rows), device=device)
         self._size = 0
         self._cells = torch.empty(0, dtype=torch.int64, device=device)
@@ -201,9 +202,7 @@ class Occurrences:
                 owners.append(np.full(len(new), owner, dtype=np.int64))
         if fresh:
             device = self._cells.device
-            self._append(
-                torch.from_numpy(np.concatenate(fresh)).to(device), torch.from_numpy(np.concatenate(owners)).to(device)
-            )
+            self._append(to_device(np.concatenate(fresh), device), to_device(np.concatenate(owners), device))
         if newest is not None:
             self._append(self._row_index * self._vocab_size + newest[self._row_index], self._all_owners)
             self._known = [known + 1 for known in self._known]
@@ -253,8 +252,8 @@ class _Rows:
         active = [row for row, value in enumerate(values) if value != off]
         self._num_active = len(active)
         self.is_everywhere = 0 < len(active) == len(values)
-        self.index = torch.tensor(active, dtype=torch.int64, device=device)
-        self.values = torch.tensor([values[row] for row in active], device=device)
+        self.index = to_device(active, device, np.int64)
+        self.values = to_device([values[row] for row in active], device)
 
     def __bool__(self) -> bool:
         return self._num_active > 0

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_server.model_server.decoding.host_copy import HostCopy
+from reference_server.model_server.decoding.host_copy import HostCopy, to_device
 from reference_server.model_server.decoding.logits import LogitsPipeline, RowParameters
 from reference_server.model_server.decoding.watermark import Watermark
 
@@ -103,7 +103,7 @@ class TokenChooser:
         self._pipeline = LogitsPipeline(rows, vocab_size, eos_ids, device, watermark or Watermark())
         self._device = device
         self._sampled = [row for row, each in enumerate(rows) if each.chooser.samples]
-        self._sampled_index = torch.tensor(self._sampled, dtype=torch.int64, device=device)
+        self._sampled_index = to_device(self._sampled, device, np.int64)
         self._all_sampled = len(self._sampled) == len(rows)
         self._seeds = np.array([rows[row].chooser.seed % 2**64 for row in self._sampled], dtype=np.uint64)
         top_n = {row: each.top_n_tokens for row, each in enumerate(rows) if each.top_n_tokens > 0}
@@ -126,7 +126,7 @@ class TokenChooser:
         else:
             positions = np.array([len(ids[row]) for row in self._sampled], dtype=np.uint64)
             draws = uniforms(self._seeds, positions + np.uint64(newest is not None))
-            uniform = torch.from_numpy(_rounded_down(draws)).to(self._device, non_blocking=True)
+            uniform = to_device(_rounded_down(draws), self._device)
             if self._all_sampled:
                 chosen = inverse_cdf(scores, uniform)
             else:
@@ -142,8 +142,8 @@ class TopN:
 
     def __init__(self, top_n: dict[int, int], vocab_size: int, device: torch.device) -> None:
         self._n = {row: min(n, vocab_size) for row, n in top_n.items()}
-        self._index = torch.tensor(list(self._n), dtype=torch.int64, device=device)
-        self._nth = torch.tensor(list(self._n.values()), dtype=torch.int64, device=device)[:, None] - 1
+        self._index = to_device(list(self._n), device, np.int64)
+        self._nth = to_device(list(self._n.values()), device, np.int64)[:, None] - 1
 
     def of(self, log_probs: Tensor) -> "DeviceTop":
         """log_probs: [rows, vocab_size]."""

@@ -18,7 +18,9 @@ from reference_server.model_server.measure.rig import Rig
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 
-LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
+# The torch kernels round the scores to the cache's type, which the others keep in float32.
+TORCH_SLACK = 5
 LOGITS_LIMIT = 2e-2
 MODEL = "tiny-llama"
 # The shapes of the presets, beside those of the conformance suite.
@@ -61,7 +63,8 @@ def _check_backend(record: Record, each: AttentionBackend) -> None:
     if not worst:
         record.note(f"{each.name} attention offers nothing here")
     for (phase, dtype), (found, name) in worst.items():
-        record.check(f"{each.name} {phase}, {dtype}, worst case: {name}", found, LIMITS[dtype])
+        limit = LIMITS[dtype] * (TORCH_SLACK if each is backend.TORCH else 1)
+        record.check(f"{each.name} {phase}, {dtype}, worst case: {name}", found, limit)
 
 
 def _check_logits(record: Record, plan: Plan) -> None:

@@ -4,7 +4,6 @@ What lies between two products (residual and norm, rotary positions, the gate of
 the compiled CPU kernels are there, and the plain torch of `TorchOperators` elsewhere, which is also their reference.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reference_server.model_server.attention import triton_backend
 from reference_server.model_server.cpu_kernels import build
 
 Linear = Callable[[Tensor], Tensor]
@@ -112,7 +112,7 @@ class CompiledOperators:
 def operators_for(like: Tensor) -> Operators:
     """The fastest that serve this device and type."""
     compiles = like.device.type == "cpu" and like.dtype in (torch.float32, torch.bfloat16)
-    if like.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+    if like.device.type == "cuda" and triton_backend.launches():
         from reference_server.model_server.models.triton_operators import TritonOperators
 
         return TritonOperators()

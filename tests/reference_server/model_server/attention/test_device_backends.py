@@ -1,0 +1,158 @@
+"""The kernels that are somebody else's, behind doubles that have their signatures and compute densely on a CPU.
+
+What is tested is ours: which tensors are passed under which name, tables, lengths, windows, the gathering of pages.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from reference_server.model_server.attention import backend, flash_backend, torch_backend, varlen_backend
+from reference_server.model_server.attention.backend import AttentionNeeds
+from reference_server.model_server.attention.conformance import ROWS, Case, run
+from reference_server.model_server.options import EngineOptions
+
+CPU = torch.device("cpu")
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, window: tuple[int, int], softcap: float, slopes: Any
+) -> Tensor:
+    """query: [seqlen_q, num_heads, head_dim] at the end of keys. window: bounds that leave the query itself out."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    distance = torch.arange(len(keys))[None] - torch.arange(len(keys) - len(query), len(keys))[:, None]
+    if slopes is not None:
+        scores = scores + slopes.view(-1, 1, 1) * distance
+    hidden = distance > window[1]
+    if window[0] >= 0:
+        hidden |= distance < -window[0]
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
+
+
+def of_row(pages: Tensor, table: Tensor, length: int) -> Tensor:
+    return pages[table.long()].flatten(0, 1)[:length]
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float = 1.0, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
+    block_table: Any = None,
+) -> Tensor:  # fmt: skip
+    assert causal
+    assert block_table.dtype == cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    lengths = cu_seqlens_k.diff().tolist()
+    assert max(lengths) == max_seqlen_k
+    assert int(cu_seqlens_q.diff().max()) == max_seqlen_q
+    queries = q.split(cu_seqlens_q.diff().tolist())
+    masks = (softmax_scale, (window_size[0], 0), softcap, alibi_slopes)
+    return torch.cat([
+        attend(query, of_row(k, table, n), of_row(v, table, n), *masks)
+        for query, table, n in zip(queries, block_table, lengths, strict=True)
+    ])  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Any = None, v: Any = None, rotary_cos: Any = None,
+    rotary_sin: Any = None, cache_seqlens: Any = None, cache_batch_idx: Any = None, cache_leftpad: Any = None,
+    block_table: Any = None, softmax_scale: float = 1.0, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
+    alibi_slopes: Any = None, num_splits: int = 0, return_softmax_lse: bool = False,
+) -> Tensor:  # fmt: skip
+    assert causal
+    masks = (softmax_scale, (window_size[0], 0), softcap, alibi_slopes)
+    return torch.stack([
+        attend(query, of_row(k_cache, table, n), of_row(v_cache, table, n), *masks)
+        for query, table, n in zip(q, block_table, cache_seqlens.tolist(), strict=True)
+    ])  # fmt: skip
+
+
+def varlen_attn(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Any, max_q: int, max_k: int, *,
+    scale: float = 1.0, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False, seqused_k: Any = None,
+    block_table: Any = None,
+) -> Tensor:  # fmt: skip
+    queries = query.split(cu_seq_q.diff().tolist())
+    if block_table is None:
+        pairs = list(zip(key.split(cu_seq_k.diff().tolist()), value.split(cu_seq_k.diff().tolist()), strict=True))
+    else:
+        assert cu_seq_k is None
+        assert key.shape[1] % 256 == 0
+        rows = list(zip(block_table, seqused_k.tolist(), strict=True))
+        pairs = [(of_row(key, table, n), of_row(value, table, n)) for table, n in rows]
+    assert max(len(keys) for keys, _ in pairs) <= max_k
+    return torch.cat([
+        attend(each, keys, values, scale, window_size, 0.0, None)
+        for each, (keys, values) in zip(queries, pairs, strict=True)
+    ])  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(
+        flash_attn_varlen_func=flash_attn_varlen_func, flash_attn_with_kvcache=flash_attn_with_kvcache
+    )
+    monkeypatch.setattr(flash_backend, "package", lambda: package)
+    monkeypatch.setattr(varlen_backend, "_attend", varlen_attn)
+    for kernel in (flash_backend.FlashDecode, varlen_backend.VarlenDecode):
+        monkeypatch.setattr(kernel, "store", staticmethod(torch_backend.store))
+
+
+MASKS = {
+    "grouped": Case(num_kv_heads=2, block_size=256),
+    "window": Case(num_kv_heads=2, block_size=256, window=6),
+    "softcap": Case(block_size=256, softcap=1.5),
+    "alibi": Case(block_size=256, alibi=True),
+}
+
+
+@pytest.mark.parametrize("case", MASKS.values(), ids=MASKS.keys())
+def test_flash_attn_is_given_what_it_takes(case: Case) -> None:
+    outcome = run(flash_backend.FlashPrefill(), flash_backend.FlashDecode(), case, ROWS["mixed"], CPU)
+
+    assert outcome.relative_error < 1e-5
+
+
+@pytest.mark.parametrize("name", ["grouped", "window"])
+def test_varlen_reads_tables_where_it_can(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(varlen_backend, "READS_TABLES", True)
+
+    outcome = run(varlen_backend.VarlenPrefill(), varlen_backend.VarlenDecode(), MASKS[name], ROWS["mixed"], CPU)
+
+    assert outcome.relative_error < 1e-5
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+@pytest.mark.parametrize("reads_tables", [True, False])
+def test_varlen_gathers_pages_that_it_cannot_read(
+    monkeypatch: pytest.MonkeyPatch, block_size: int, reads_tables: bool
+) -> None:
+    monkeypatch.setattr(varlen_backend, "READS_TABLES", reads_tables)
+    case = Case(num_kv_heads=2, block_size=block_size)
+
+    outcome = run(varlen_backend.VarlenPrefill(), torch_backend.TorchDecode(), case, ROWS["mixed"], CPU)
+
+    assert outcome.relative_error < 1e-5
+
+
+def test_a_gpu_takes_the_first_backend_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_backend, "_is_offered", lambda needs: False)
+    monkeypatch.setattr(varlen_backend, "_is_offered", lambda needs: not needs.has_alibi)
+    monkeypatch.setattr(backend.triton_backend, "is_offered", lambda needs: True)
+    monkeypatch.setattr(varlen_backend, "READS_TABLES", False)
+    needs = AttentionNeeds("cuda", torch.bfloat16, frozenset({128}))
+
+    llama = backend.choose(EngineOptions("m"), needs)
+    bloom = backend.choose(EngineOptions("m"), AttentionNeeds("cuda", torch.bfloat16, frozenset({64}), has_alibi=True))
+    paged = backend.choose(EngineOptions("m", attention="paged"), needs)
+
+    assert (llama.prefill.name, llama.decode.name) == ("varlen", "triton")
+    assert (bloom.prefill.name, bloom.decode.name, bloom.block_size) == ("triton", "triton", 16)
+    assert (paged.block_size, paged.impl) == (16, "paged")
