@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import asyncio, json, sys
 from dataclasses import replace
@@ -42,6 +44,7 @@ group.close()
 """
 
 
+@pytest.mark.slow
 def test_model_server_M15_two_ranks_agree(tmp_path: Path):
     ranks = [
         subprocess.Popen(
