@@ -106,7 +106,8 @@ class Machine:
             return {}
         load = self.load(seed)
         run = Simulation(load, [(self.options(settings, lost), law)], max_concurrent_requests=1024).run()
-        return metrics_of(run, METRICS)
+        found = metrics_of(run, METRICS)
+        return found if len(found) == len(METRICS) else {}
 
 
 TIGHT = Machine("tight", 24, 48, 6.7e9, 524_288, 1.0, REQUESTS, {"ttft_p95_ms": 3300.0, "tpot_mean_ms": 40.0})

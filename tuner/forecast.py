@@ -23,7 +23,8 @@ from tuner.simulated_metrics import metrics_of
 NOT_MODELLED = ("lora_adapters", "speculate", "num_shard")
 OPTION_NAMES = tuple(each.name for each in fields(SchedulerOptions))
 MAX_CONCURRENT = 128
-PREFIX_WORKLOADS = ("shared_prefix", "multi_turn", "mooncake", "mooncake_trace")
+# Workloads whose prompts share no beginning: a prefix cache finds nothing in them, and what it holds can be evicted.
+UNSHARED_WORKLOADS = ("synthetic", "azure_llm", "burstgpt")
 
 
 class ForecastError(TunerError):
@@ -95,6 +96,11 @@ def load_of(
     )
 
 
+def shares_prefixes(config: BenchConfig) -> bool:
+    """Whether a prefix cache can find anything in the load's prompts."""
+    return config.workload not in UNSHARED_WORKLOADS and config.prefix_cache != "cold"
+
+
 @dataclass(frozen=True, slots=True)
 class Endless:
     """Prompts of a closed loop, made as they are asked for."""
@@ -146,6 +152,12 @@ class Server:
         if pool is not None and "max_batch_total_tokens" not in known:
             options["max_batch_total_tokens"] = pool.tokens({**self.settings, **settings})
         return Server(options, {**self.settings, **settings}, self.memory)
+
+    def for_load(self, config: BenchConfig) -> "Server":
+        """The same server; a prefix cache that can find nothing is left out, which changes no decision."""
+        if shares_prefixes(config):
+            return self
+        return Server({**self.options, "use_prefix_caching": False}, self.settings, self.memory)
 
     @property
     def scheduler_options(self) -> SchedulerOptions:

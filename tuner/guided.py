@@ -6,6 +6,7 @@ of no use it says why, and the sampler goes on.
 
 import json
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,8 @@ from tuner.sweep import Forecaster, predict_all
 
 COST_FILE = "cost.json"
 LEDGER_FILE = "ledger.jsonl"
-POOL = 2000
+# Fewer than a sweep's 2,000: the pool is predicted again as steps come in, between launches of some ten seconds.
+POOL = 600
 BEST, NEIGHBOURS, NEAR = 20, 10, 0.06
 # Measured requests of one prediction of a closed loop.
 REQUESTS = 400
@@ -58,7 +60,7 @@ class SimulatorGuide:
     by_rank: bool = False
     seed: int = 0
     pool: int = POOL
-    jobs: int = 1
+    jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
     _fitted_on: int = -1
     _predictions: dict[str, Prediction] = field(default_factory=dict)
     _costs: Costs | None = None
@@ -144,7 +146,7 @@ class SimulatorGuide:
 
     def _predict(self, wanted: Sequence[Mapping[str, Any]]) -> None:
         assert self._costs is not None, "costs are fitted before anything is predicted"
-        costs, base = self._costs, self._costs.reference
+        costs, base = self._costs, self._costs.reference.for_load(self.load)
         new = {_key(each): each for each in wanted if _key(each) not in self._predictions}
         known = [each for each in new.values() if str(each.get("quantize") or "none") in costs.models]
         load = self._load_for(bool(base.options.get("use_prefix_caching")))

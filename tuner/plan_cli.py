@@ -89,9 +89,9 @@ def plan(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
         print("the cost model misses held-out steps by more than 8 %: no plan (--force)")
         return TOO_POOR
     chosen = settings_from(given.set)
-    server = server_of(costs, chosen).with_settings(chosen, costs.pool)
     values = dict(settings.read_toml(given.load)) if given.load is not None else dict(DEFAULT_LOAD)
     config = settings.load(BenchConfig, {**values, "mode": "closed", "seed": given.seed})
+    server = server_of(costs, chosen).with_settings(chosen, costs.pool).for_load(config)
     is_cached = bool(server.options.get("use_prefix_caching"))
     law = costs.of(server.settings).law
     fleet = Fleet(server.scheduler_options, law, partial(_asks, config, is_cached), server.max_concurrent_requests)

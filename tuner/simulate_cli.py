@@ -1,4 +1,4 @@
-"""The words of `tgi-tune simulate`. None but `calibrate` and `validate` starts a server."""
+"""The words of `tgi-tune simulate`. None of them starts a server."""
 
 import argparse
 import json
@@ -27,6 +27,7 @@ SHOWN = (
 COST_FILE = "cost.json"
 NOT_MEASURED = "not measured: the cost model was made by hand"
 TOO_POOR = 3
+FEWEST_HELD_OUT = 3
 # Median errors of held-out steps beyond which predictions are refused.
 USABLE_STEP_ERROR = 0.08
 
@@ -225,12 +226,64 @@ def _fit(given: argparse.Namespace) -> int:
     return 0
 
 
+def _add_validate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--study", metavar="NAME", help="Whose launches are held out. Default the newest.")
+
+
+def _validate(given: argparse.Namespace) -> int:
+    """Each launched configuration of a study, predicted from the traces of the others."""
+    from reports.summary import metric_value
+    from tuner.evaluate import STEPS_FILE
+    from tuner.prepare import stored
+    from tuner.study_folder import TRIALS, StudyFolder
+    from tuner.validate import NAMES, Launched, held_out, summary
+
+    prepared = stored(given.study)
+    launches = []
+    for result in StudyFolder(prepared.folder).results(TRIALS):
+        run_directory = prepared.folder / result.run
+        if result.outcome != "measured" or not (run_directory.parent / STEPS_FILE).exists():
+            continue
+        summed = json.loads((run_directory / "summary.json").read_text())
+        measured = {name: metric_value(summed, name, prepared.load.is_open_loop) or 0.0 for name in NAMES}
+        launches.append(Launched(result.settings, measured, read_steps(run_directory.parent / STEPS_FILE)))
+    held = held_out(launches, prepared.load)
+    if len(held) < FEWEST_HELD_OUT:
+        print(f"{len(held)} launches can be held out; {FEWEST_HELD_OUT} are needed", file=sys.stderr)
+        return TOO_POOR
+    found = summary(held)
+    rows = [
+        {
+            f"{name} {kind}": values[name]
+            for name in NAMES
+            for kind, values in (("measured", e.measured), ("predicted", e.predicted))
+        }
+        for e in held
+    ]
+    if given.json:
+        print(
+            json.dumps(
+                {
+                    "launches": [{"settings": dict(e.settings), **row} for e, row in zip(held, rows, strict=True)],
+                    "errors": found,
+                },
+                indent=2,
+            )
+        )
+    else:
+        print(_table(rows))
+        for name, errors in found.items():
+            print(f"{name:<22}" + "  ".join(f"{kind} {value:+.1%}" for kind, value in errors.items()))
+    is_good = all(errors["shape"] <= (0.30 if "ttft" in name else 0.15) for name, errors in found.items())
+    return 0 if is_good else TOO_POOR
+
+
 def _opened(given: argparse.Namespace) -> tuple[Costs, BenchConfig, Server]:
     """Costs, load and the server that settings change."""
     costs = read_costs(given.cost or newest_cost())
     values = dict(settings.read_toml(given.load)) if given.load is not None else dict(DEFAULT_LOAD)
     config = settings.load(BenchConfig, {**values, "seed": given.seed})
-    return costs, config, server_of(costs, settings_from(given.set))
+    return costs, config, server_of(costs, settings_from(given.set)).for_load(config)
 
 
 def server_of(costs: Costs, chosen: Mapping[str, Any]) -> Server:
@@ -299,5 +352,6 @@ WORDS: Mapping[str, Word] = {
     "run": ("Predict one configuration.", _add_run, _run),
     "sweep": ("Predict many configurations of a space.", _add_sweep, _sweep),
     "fit": ("Fit the cost model from step traces.", _add_fit, _fit),
+    "validate": ("Held-out launches of a study: predicted against measured.", _add_validate, _validate),
     "explain": ("Where the time of a configuration goes.", _add_common, _explain),
 }

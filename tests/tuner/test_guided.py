@@ -1,0 +1,88 @@
+"""The simulator as a study's proposer, on traces of a known law."""
+
+import json
+from pathlib import Path
+
+from loadgen.config import BenchConfig
+from tests.tuner.test_simulate_cli import write_trace
+from tuner.config import ParamSection
+from tuner.guided import SimulatorGuide, launches_of
+from tuner.objective import Limit, Objective
+from tuner.outcome import TrialResult
+from tuner.proposals import Proposal, StepBack
+from tuner.space import SearchSpace, known_settings
+from tuner.steptrace import read_steps
+from tuner.validate import NAMES, Launched, held_out, summary
+
+LOAD = BenchConfig(mode="closed", concurrency=8, requests=30, input_tokens="uniform:64,512", output_tokens="16")
+PARAMS = {
+    "max_batch_prefill_tokens": ParamSection(type="int", low=512, high=8192, log=True, multiple_of=64),
+    "max_waiting_tokens": ParamSection(type="int", low=1, high=50, log=True),
+}
+OBJECTIVE = Objective("output_tokens_per_s", (Limit("ttft_p95_ms", max=5000.0),))
+
+
+def guide_in(folder: Path, objective: Objective = OBJECTIVE) -> SimulatorGuide:
+    space = SearchSpace.of(PARAMS, (), known_settings())
+    return SimulatorGuide(folder, LOAD, space, {}, objective, pool=24, jobs=1)
+
+
+def trial(folder: Path, number: int, settings: dict[str, object]) -> TrialResult:
+    """A measured trial with a step trace beside its run."""
+    directory = folder / "trials" / f"{number:04d}"
+    directory.mkdir(parents=True)
+    write_trace(directory / "steps.jsonl")
+    measured = {"output_tokens_per_s": 200.0, "ttft_p95_ms": 900.0}
+    run = str((directory / "run").relative_to(folder))
+    return TrialResult(number, settings, "measured", 200.0, measured=measured, run=run)
+
+
+def test_it_proposes_what_it_predicts_best_and_notes_it_before_the_launch(tmp_path: Path):
+    results = [trial(tmp_path, 0, {"max_batch_prefill_tokens": 4096, "max_waiting_tokens": 20})]
+
+    proposal = guide_in(tmp_path).propose(results, [])
+
+    assert isinstance(proposal, Proposal)
+    assert proposal.attributes["guide"] is True
+    assert proposal.attributes["predicted_output_tokens_per_s"] > 10
+    noted = json.loads((tmp_path / "ledger.jsonl").read_text())
+    assert noted["settings"] == dict(proposal.settings)
+    assert (tmp_path / "cost.json").exists()
+
+
+def test_a_study_without_traces_goes_on_without_it(tmp_path: Path):
+    answer = guide_in(tmp_path).propose([], [])
+
+    assert isinstance(answer, StepBack)
+    assert "no trial left a step trace" in answer.reason
+
+
+def test_a_metric_that_is_not_simulated_is_named(tmp_path: Path):
+    answer = guide_in(tmp_path, Objective("tokens_per_joule")).propose([], [])
+
+    assert isinstance(answer, StepBack)
+    assert "`tokens_per_joule` is not simulated" in answer.reason
+
+
+def test_dead_launches_are_told_apart():
+    launches = launches_of(
+        [
+            TrialResult(0, {}, "measured", 5.0, measured={"output_tokens_per_s": 5.0}),
+            TrialResult(1, {}, "infeasible", cause="memory"),
+            TrialResult(2, {}, "failed"),
+        ]
+    )
+
+    assert [launch.died for launch in launches] == [False, True]
+
+
+def test_held_out_launches_are_predicted_from_the_others(tmp_path: Path):
+    launches = []
+    for name, budget in (("a", 1024), ("b", 2048), ("c", 4096)):
+        steps = read_steps(write_trace(tmp_path / name))
+        launches.append(Launched({"max_batch_prefill_tokens": budget}, dict.fromkeys(NAMES, 100.0), steps))
+
+    held = held_out(launches, LOAD)
+
+    assert len(held) == 3
+    assert set(summary(held)) == set(NAMES)
