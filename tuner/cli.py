@@ -59,6 +59,9 @@ def _add_study_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--finalists", type=int, metavar="K", help="Best configurations to confirm. Default 3.")
     parser.add_argument("--rounds", type=int, metavar="N", help="Confirming launches of each; 0 for none. Default 5.")
+    parser.add_argument(
+        "--reuse", action="store_true", help="Take what other studies measured under this load on this kind of device."
+    )
     parser.add_argument("--quick", action="store_true", help="--noise-runs 2 --finalists 2 --rounds 3.")
     _add_output_flags(parser)
     settings.add_flags(parser, BenchConfig, leave_out=NOT_LOAD)

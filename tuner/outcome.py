@@ -18,6 +18,8 @@ Cause = Literal["memory", "no_cache", "flag", "timeout", "crash", "quality", "ea
 
 # Configurations that were refused before a launch: they cost none, so they do not count.
 UNLAUNCHED = ("rule", "doomed")
+# Who proposed a result that another study measured.
+REUSED = "reused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class TrialResult:
     @property
     def was_launched(self) -> bool:
         """Whether it cost a launch and says something: what `trials` counts."""
-        return self.outcome != "failed" and self.cause not in UNLAUNCHED
+        return self.outcome != "failed" and self.cause not in UNLAUNCHED and self.origin != REUSED
 
     def write(self, directory: Path) -> None:
         """Write `result.json` atomically."""

@@ -109,6 +109,7 @@ def read_config(given: argparse.Namespace) -> TuneConfig:
             "storage": given.storage,
             "sampler": given.sampler,
             "guide": given.guide,
+            "reuse": given.reuse or None,
             "noise_runs": _first(given.noise_runs, quick.get("noise_runs")),
         },
         "server": {"model_id": given.model_id},

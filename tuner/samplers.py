@@ -13,6 +13,7 @@ from optuna.samplers import (
 )
 
 from tuner.space import Parameter
+from tuner.storage import stable_warnings
 
 RANDOM_STARTS = 10
 NSGA_POPULATION = 10
@@ -20,6 +21,11 @@ NSGA_POPULATION = 10
 
 def make_sampler(name: str, *, seed: int) -> BaseSampler:
     """The sampler of a study."""
+    with stable_warnings():
+        return _make(name, seed)
+
+
+def _make(name: str, seed: int) -> BaseSampler:
     match name:
         case "auto" | "tpe" | "coordinate":
             return TPESampler(n_startup_trials=RANDOM_STARTS, multivariate=True, constant_liar=True, seed=seed)

@@ -4,10 +4,12 @@ import contextlib
 import importlib.util
 import logging
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
@@ -43,10 +45,19 @@ def open_storage(text: str, folder: Path) -> BaseStorage:
                 raise StudyError(f"`storage` is {text!r}, but a proxy is named grpc://HOST:PORT")
             if importlib.util.find_spec("grpc") is None:
                 raise StudyError("a storage proxy needs grpcio: pip install 'tgi-bench[server]'")
-            return GrpcStorageProxy(host=host, port=int(port))
+            with stable_warnings():
+                return GrpcStorageProxy(host=host, port=int(port))
     raise StudyError(
         f"`storage` is {text!r}, not journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://... or grpc://HOST:PORT"
     )
+
+
+@contextlib.contextmanager
+def stable_warnings() -> Iterator[None]:
+    """Without Optuna's notes that an interface may change: the releases we support are pinned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
 
 
 def _journal(path: Path) -> BaseStorage:

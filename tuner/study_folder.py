@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,19 @@ class StudyFolder:
         """Every result of a kind, by number."""
         directories = sorted((self.path / kind).glob("[0-9]*"))
         return [result for directory in directories if (result := read_result(directory)) is not None]
+
+    def alike(self) -> list[TrialResult]:
+        """What other studies beside this one have measured under the same load, with the same build and device."""
+        mine = self.identity()
+        found = []
+        for other in sorted(self.path.parent.glob(f"*/{STUDY_FILE}")):
+            theirs = StudyFolder(other.parent)
+            identity = theirs.identity()
+            if other.parent == self.path or any(identity.get(key) != mine.get(key) for key in (LOAD, BUILD, DEVICE)):
+                continue
+            measured = [each for each in theirs.results(TRIALS) if each.was_launched and each.outcome == "measured"]
+            found += [replace(each, attributes={"from": other.parent.name}) for each in measured]
+        return found
 
     def noise(self) -> NoiseFloor | None:
         content = self.read(NOISE_FILE)

@@ -12,16 +12,18 @@ from scipy.stats import qmc
 from tuner.config import GUIDED_TRIALS
 from tuner.doomed import doom_of, is_tried_anyway
 from tuner.errors import CannotMeasureError
+from tuner.evaluate import EVENTS_FILE, Events
 from tuner.identity import RANGES
 from tuner.measure import describe
 from tuner.opening import KNOB, better_half
-from tuner.outcome import TrialResult, read_result
+from tuner.outcome import REUSED, TrialResult, read_result
 from tuner.proposals import StepBack
 from tuner.resolve import DEFAULTS, key_of, resolved
 from tuner.search import Search, launches_since_gain, shown
 from tuner.space import SearchSpace
 from tuner.study import Lease, Study
 from tuner.study_folder import TRIALS
+from tuner.targets import CIDFILE, remove_container
 
 # A sampler that keeps asking for what is known or refused is helped with a quasi-random point after so many asks.
 ASKS_PER_TRIAL = 10
@@ -42,10 +44,15 @@ class Worker:
         self.space = space
         self._proposer = search.proposer
         self._offset = int(study.attributes.get(OFFSET, 0))
+        self._reused = (
+            {key_of(each.settings): each for each in search.files.alike()} if search.config.study.reuse else {}
+        )
 
     @classmethod
     def start(cls, search: Search) -> "Worker":
         """Open the study; its leader makes the opening, the others wait until it is made."""
+        for container in search.folder.glob(f"{TRIALS}/*/{CIDFILE}"):
+            remove_container(container)
         study = open_study(search)
         if search.is_leader:
             for name, value in search.shared_attributes.items():
@@ -126,6 +133,9 @@ class Worker:
         if doom is not None and not is_tried_anyway(results):
             return self._skip(trial, search.refused(number, settings, "doomed", doom.reason))
         key = key_of(settings)
+        if (found := self._reused.get(key)) is not None:
+            result = replace(found, number=number, origin=REUSED, run="", attributes={"from": found.attributes["from"]})
+            return self._skip(trial, result)
         same = [each for each in results if each.outcome != "failed" and key_of(each.settings) == key]
         if same and (len(same) >= MOST_RUNS or same[-1].value is None):
             study.tell(trial, replace(same[-1], number=number, origin="known"), is_own=False)
@@ -150,6 +160,9 @@ class Worker:
         directory.mkdir(parents=True)
         note = {"asked": trial.number, "settings": settings}
         (directory / "settings.json").write_text(json.dumps(note, indent=2))
+        events = Events(directory / EVENTS_FILE)
+        events.begin("asked", trial=trial.number)
+        events.begin("resolved")
         search.bench.progress.say(f"trial {number}: {shown(chosen)}")
         origin = "guide" if trial.user_attrs.get("guide") else "sampler"
         told = {
@@ -166,6 +179,7 @@ class Worker:
         if same and result.value is not None:
             result = _pooled(result, same)
             result.write(directory)
+        events.begin("told")
         self.study.tell(trial, result)
         return result
 

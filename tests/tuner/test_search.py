@@ -116,3 +116,54 @@ def test_a_budget_below_the_longest_prompt_is_raised_only_where_prompts_are_not_
 
     assert resolved({**settings, "prefill_chunking": False})["max_batch_prefill_tokens"] == 512
     assert resolved({**settings, "prefill_chunking": True})["max_batch_prefill_tokens"] == 64
+
+
+def test_what_another_study_measured_is_taken_and_costs_no_launch(tmp_path):
+    open_search(tmp_path / "first", FormulaServer(), sampler="qmc").run()
+
+    server = FormulaServer()
+    results = open_search(tmp_path / "second", server, sampler="qmc", reuse=True).run()
+
+    reused = [result for result in results if result.origin == "reused"]
+    assert reused
+    assert {result.attributes["from"] for result in reused} == {"first"}
+    assert sum(result.was_launched for result in results) == 8
+
+
+def test_wider_ranges_continue_a_study_with_what_was_measured(tmp_path):
+    def narrowed(high):
+        params = {"max_batch_prefill_tokens": ParamSection(type="int", low=64, high=high, multiple_of=64)}
+        config = open_search(tmp_path / "other", FormulaServer(), sampler="tpe").config
+        return Search.open(tmp_path / "s", config.model_copy(update={"param": params}), BENCH, FormulaServer())
+
+    first = narrowed(1024).run()
+    again = narrowed(2048)
+    results = again.run()
+
+    assert [each.settings for each in results] == [each.settings for each in first]
+    assert again.evaluate.launches == []
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "random", "qmc", "nsga2", "coordinate"])
+def test_every_sampler_spends_the_budget(tmp_path, sampler):
+    results = open_search(tmp_path / "s", FormulaServer(), trials=5, sampler=sampler).run()
+
+    assert sum(result.was_launched for result in results) == 5
+
+
+def test_a_grid_goes_through_its_lists_once(tmp_path):
+    config = open_search(tmp_path / "other", FormulaServer(), sampler="grid", trials=20).config
+    params = {
+        "max_batch_prefill_tokens": ParamSection(type="choice", values=(64, 512)),
+        "prefill_chunking": ParamSection(type="bool"),
+    }
+    server = FormulaServer()
+    results = Search.open(tmp_path / "s", config.model_copy(update={"param": params}), BENCH, server).run()
+
+    searched = [each.settings for each in results if each.number]
+    assert len(server.launches) >= 5
+    assert {(each["max_batch_prefill_tokens"], each["prefill_chunking"]) for each in searched} == {
+        (64, True),
+        (512, False),
+        (512, True),
+    }

@@ -1,9 +1,14 @@
+import contextlib
+import socket
+
 import pytest
+from optuna.storages._grpc.server import make_server
 
 from tuner.config import ParamSection
 from tuner.outcome import TrialResult
 from tuner.space import SearchSpace
-from tuner.study import Study
+from tuner.storage import open_storage
+from tuner.study import Study, is_alive
 
 SPACE = SearchSpace.of(
     {
@@ -87,3 +92,43 @@ def test_a_search_with_dead_configurations_runs_and_avoids_them(tmp_path):
 
     assert len(study.results()) == 30
     assert sum(settings["cuda_memory_fraction"] <= 0.95 for settings in last) >= 6
+
+
+@contextlib.contextmanager
+def proxied(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    backing = open_storage(f"sqlite:{tmp_path}/proxied.db", tmp_path)
+    server = make_server(backing, "127.0.0.1", port)
+    server.start()
+    try:
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite", "grpc"])
+def test_a_study_is_the_same_on_every_storage(tmp_path, kind):
+    with contextlib.ExitStack() as stack:
+        url = {"journal": "journal", "sqlite": f"sqlite:{tmp_path}/s.db"}.get(kind) or stack.enter_context(
+            proxied(tmp_path)
+        )
+        run(Study(tmp_path, seed=0, storage=url), 3)
+        continued = Study(tmp_path, seed=0, storage=url)
+        trial = continued.ask()
+
+        assert [each.number for each in continued.results()] == [0, 1, 2]
+        assert continued.lost() == []
+        assert not continued.is_taken(trial, "a")
+        assert continued.is_taken(continued.ask(), "a")
+
+
+def test_a_lease_ends_with_its_process_here_and_after_five_minutes_elsewhere():
+    here = {"host": socket.gethostname(), "pid": 2**22 + 1, "started": "1", "at": 0.0}
+    elsewhere = {"host": "another", "pid": 1, "started": "1", "at": 1000.0}
+
+    assert not is_alive(here)
+    assert is_alive(elsewhere, now_s=1299.0)
+    assert not is_alive(elsewhere, now_s=1301.0)
+    assert not is_alive(None)
