@@ -139,6 +139,7 @@ class Scheduler:
         self._has_joined = (
             False  # whether the open Decode follows a Prefill that joined, so that the next turn tries again
         )
+        self._in_prompt = False  # whether a row of the running batch has not computed its whole prompt
         self._waiting_steps = 0  # 1 + decode steps since the last prefill
         self._chunk_budget = round_up(options.max_batch_prefill_tokens, options.block_size)
 
@@ -190,7 +191,7 @@ class Scheduler:
         """While a Decode is open: how many decode steps, it included, come before anything else can, as long as nobody
         arrives, is cancelled or ends; None where only one of these brings something else.
         """
-        if any(entry.remaining_prefill for part in self._parts() for entry in part.entries.values()):
+        if self._in_prompt:
             return 1
         if not len(self.queue):
             return None
@@ -296,8 +297,10 @@ class Scheduler:
         entries: live entries by id, in the shard's order; those that end are taken out.
         """
         held = _held(entries, reply.batch)
-        if count_forward(entries.values()):
+        self._in_prompt = count_forward(entries.values())
+        if self._in_prompt:
             plan_chunks(list(held.values()), self._chunk_budget)
+            self._in_prompt = any(entry.remaining_prefill for entry in entries.values())
         delivered: list[tuple[Entry, Generation]] = []
         finished: list[Entry] = []
         for generation in reply.generations:

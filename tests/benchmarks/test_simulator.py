@@ -18,7 +18,7 @@ BOUNDS = {
     "roomy": {"ttft_p95_ms": (0.047, 0.087), "tpot_mean_ms": (0.041, 0.072), "output_tokens_per_s": (0.041, 0.072)},
 }
 LONG_POOL, LONG_SEEDS = 256, 32
-SMALL = dataclasses.replace(TIGHT, requests=150, limits={"ttft_p95_ms": 3000.0, "tpot_mean_ms": 45.0})
+SMALL = dataclasses.replace(TIGHT, users=24, requests=150, limits={"ttft_p95_ms": 2200.0, "tpot_mean_ms": 40.0})
 
 
 def within(machine: Machine, configs: int, calibrations: int, slack: float = 1.0) -> None:
@@ -45,9 +45,9 @@ def small_bed() -> Bed:
 
 
 def test_simulation_V11_a_guided_search_is_early(small_bed: Bed):
-    found = [guided_search(small_bed, 0.05, seed, 10) for seed in range(2)]
+    found = [guided_search(small_bed, 0.0, seed, 10) for seed in range(3)]
 
-    assert any(each.good[10] for each in found)
+    assert sum(each.good[10] for each in found) >= 2
 
 
 def test_simulation_V12_shuffled_predictions_are_refused(small_bed: Bed):
