@@ -6,6 +6,7 @@ each on stdout (`serve_jobs`). A frame is four bytes of length and JSON. reliabi
 
 import asyncio
 import contextlib
+import json
 import logging
 import resource
 import signal
@@ -15,8 +16,6 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from reference_server.errors import OverloadedError, StartupError
 
@@ -163,11 +162,11 @@ class WorkerPool:
 async def _exchange(process: Process, value: Any) -> Mapping[str, Any]:
     assert process.stdin is not None, "made with pipes"
     assert process.stdout is not None, "made with pipes"
-    body = orjson.dumps(value)
+    body = json.dumps(value).encode()
     process.stdin.write(_LENGTH.pack(len(body)) + body)
     await process.stdin.drain()
     (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-    answer: Mapping[str, Any] = orjson.loads(await process.stdout.readexactly(length))
+    answer: Mapping[str, Any] = json.loads(await process.stdout.readexactly(length))
     return answer
 
 
@@ -180,17 +179,17 @@ def serve_jobs(make_job: Callable[[Mapping[str, Any]], Job], failures: tuple[typ
 
     def read() -> Any:
         head = source.read(_LENGTH.size)
-        return orjson.loads(source.read(_LENGTH.unpack(head)[0])) if len(head) == _LENGTH.size else None
+        return json.loads(source.read(_LENGTH.unpack(head)[0])) if len(head) == _LENGTH.size else None
 
     def answer(work: Callable[[], Any]) -> Any:
         value = None
         try:
             value = work()
-            body = orjson.dumps({"value": None if callable(value) else value})
+            body = json.dumps({"value": None if callable(value) else value}).encode()
         except MemoryError:
             body = b'{"memory":true}'
         except failures as error:
-            body = orjson.dumps({"error": str(error)})
+            body = json.dumps({"error": str(error)}).encode()
         sink.write(_LENGTH.pack(len(body)) + body)
         sink.flush()
         return value
