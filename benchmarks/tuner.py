@@ -102,27 +102,30 @@ class Card:
                         }
 
     def optimum(self) -> tuple[float, float, float]:
-        """The best throughput within the limits, and the shares of the grid within them and near it."""
+        """The best throughput within the limits, and the shares of the grid within them and that count as found."""
         found = [truth for each in self.grid() if not isinstance(truth := self.truth(each), str)]
         feasible = [rate for rate, ttft, tpot in found if self.is_within(ttft, tpot)]
         best = max(feasible)
         size = sum(1 for _ in self.grid())
-        near = sum(rate >= (1 - NEAR) * best for rate in feasible)
+        near = sum(rate >= (1 - NEAR) * best and self.is_within(ttft, tpot, SLACK) for rate, ttft, tpot in found)
         return best, len(feasible) / size, near / size
 
 
 CARDS = {
-    "tight": Card("tight", 24, 300, 9_000, 48, 0.125, 9_000, 75),
+    "tight": Card("tight", 24, 300, 9_000, 48, 0.25, 9_000, 75),
     "roomy": Card("roomy", 80, 2_000, 30_000, 320, 0.125, 5_000, 100),
 }
 
 
-def calibrated(card: Card, feasible_share: float, near_share: float) -> Card:
+def calibrated(card: Card, feasible_share: float, near_share: float, least_fraction: float) -> Card:
     """The card with limits that a given share of the space meets, and a given share of it with the best throughput.
 
-    One limit may be loose while the other is tight: of the pairs that leave the first share, the one nearest the second.
+    The best takes at least a share of the memory: how scarce that is.
+    One limit may be loose while the other is tight: of pairs that leave the first share, the one nearest the second.
     """
-    found = [truth for each in card.grid() if not isinstance(truth := card.truth(each), str)]
+    settings = [each for each in card.grid() if not isinstance(card.truth(each), str)]
+    found = [card.truth(each) for each in settings]
+    fractions = np.array([each["cuda_memory_fraction"] for each in settings])
     size = sum(1 for _ in card.grid())
     rates, ttfts, tpots = (np.array([each[i] for each in found]) for i in range(3))
     wanted = int(feasible_share * size)
@@ -133,8 +136,13 @@ def calibrated(card: Card, feasible_share: float, near_share: float) -> Card:
         if len(eligible) < wanted:
             continue
         ttft_limit = float(eligible[wanted - 1])
-        within = rates[(tpots <= tpot_limit) & (ttfts <= ttft_limit)]
-        near = float((within >= (1 - NEAR) * within.max()).sum()) / size
+        within = (tpots <= tpot_limit) & (ttfts <= ttft_limit)
+        best = rates[within].max()
+        if fractions[within][rates[within].argmax()] < least_fraction:
+            continue
+        slack = 1 + SLACK
+        taken = (tpots <= slack * tpot_limit) & (ttfts <= slack * ttft_limit) & (rates >= (1 - NEAR) * best)
+        near = float(taken.sum()) / size
         options.append((abs(math.log(near / near_share)), ttft_limit, tpot_limit))
     _, ttft_limit, tpot_limit = min(options)
     return replace(card, ttft_p95_ms=ttft_limit, tpot_mean_ms=tpot_limit)
@@ -239,7 +247,7 @@ def main() -> int:
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    shares = {"tight": (0.018, 0.004), "roomy": (0.025, 0.003)}
+    shares = {"tight": (0.018, 0.004, 0.8), "roomy": (0.025, 0.003, 0.7)}
     cards = [calibrated(CARDS[name], *shares[name]) for name in given.cards.split(",")]
     for card in cards:
         best, feasible, near = card.optimum()

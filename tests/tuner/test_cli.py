@@ -109,3 +109,73 @@ def test_a_wrong_file_is_a_usage_error_that_names_the_key(server, tmp_path, caps
 def test_serving_without_a_study_says_how_to_make_one(capsys):
     assert cli.main(["serve"]) == 2
     assert "tgi-tune run" in capsys.readouterr().err
+
+
+def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_path, capsys):
+    cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "2", "--guide", "off", "--noise-runs", "2"])
+    capsys.readouterr()
+
+    for kind, text in [("toml", "tuned_by"), ("env", "MODEL_ID="), ("cli", "--model-id"), ("k8s", "kind: Deployment")]:
+        assert cli.main(["export", "--study", "s", "--as", kind]) == 0
+        assert text in capsys.readouterr().out
+    assert cli.main(["report", "--study", "s"]) == 0
+    html = (tmp_path / "studies/s/report.html").read_text()
+    assert "Change the settings" in html
+    for name in (
+        "best.env",
+        "run-own.sh",
+        "run-tgi-docker.sh",
+        "k8s.yaml",
+        "reproduce.sh",
+        "load.toml",
+        "trials.parquet",
+    ):
+        assert (tmp_path / "studies/s" / name).exists()
+
+
+def test_the_confirmation_alone_launches_only_what_is_missing(server, capsys):
+    cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "2", "--guide", "off"])
+    launches = len(server.launches)
+
+    assert cli.main(["confirm", "--study", "s"]) == 0
+    assert len(server.launches) == launches
+
+
+def test_noise_is_measured_once_and_told(server, capsys):
+    command = ["noise", "--study", "s", "--noise-runs", "3", "--guide", "off", "--json"]
+    assert cli.main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+
+    assert told["runs"] == len(server.launches) == 3
+    assert told["deviations"]["output_tokens_per_s"] == 0.0
+    cli.main(command)
+    assert len(server.launches) == 3
+
+
+def test_a_worker_without_a_study_and_an_export_without_a_verdict_say_so(server, capsys):
+    assert cli.main(["worker"]) == 2
+    assert "tgi-tune run" in capsys.readouterr().err
+    cli.main(["noise", "--study", "s", "--guide", "off"])
+    assert cli.main(["export", "--study", "s"]) == 2
+    assert "no verdict yet" in capsys.readouterr().err
+
+
+def test_without_a_configuration_within_the_limits_nothing_is_exported(server, tmp_path, capsys):
+    (tmp_path / "space.toml").write_text(
+        """
+        [study]
+        name = "hopeless"
+        trials = 3
+        guide = "off"
+        noise_runs = 0
+        [objective]
+        maximize = "output_tokens_per_s"
+        [[objective.limit]]
+        metric = "output_tokens_per_s"
+        min = 1e6
+        """
+    )
+
+    assert cli.main(["run", "space.toml", "--rounds", "0"]) == 1
+    assert cli.main(["export", "--study", "hopeless"]) == 1
+    assert not (tmp_path / "studies/hopeless/best.toml").exists()

@@ -1,0 +1,32 @@
+"""A small study on the embedded preset through the command line, from the derived space to its report."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TUNE = Path(sys.executable).with_name("tgi-tune")
+
+
+def tune(folder, *words):
+    done = subprocess.run([TUNE, *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_tuning_9_without_a_file_two_calls_make_one_study_and_the_second_launches_nothing(tmp_path):
+    words = ("run", "--trials", "6", "--quick", "--json", "--warmup", "1s", "--duration", "8s", "--guide", "off")
+
+    first = json.loads(tune(tmp_path, *words))
+    [folder] = (tmp_path / "studies").iterdir()
+    launches = sorted(path.relative_to(folder) for path in folder.rglob("events.jsonl"))
+    second = json.loads(tune(tmp_path, *words))
+
+    assert second == first
+    assert sorted(path.relative_to(folder) for path in folder.rglob("events.jsonl")) == launches
+    assert len(launches) >= 6 + 2 + 3
+    assert (folder / "report.html").exists()
