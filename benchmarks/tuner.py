@@ -70,7 +70,7 @@ class Card:
         tokens = 1024 * cache / self.kv_mb
         if tokens < INPUT_TOKENS + OUTPUT_TOKENS:
             return "no_cache"
-        if fraction * self.memory_gb + 0.35 * workspace > self.memory_gb - 0.25:
+        if fraction * self.memory_gb + 0.35 * workspace > 0.94 * self.memory_gb:
             return "memory"
         batch = min(self.users, tokens / (INPUT_TOKENS + 0.6 * OUTPUT_TOKENS))
         step_ms = 1e3 * weights / self.bandwidth_gb_s + OVERHEAD_MS[quantize] + batch * 1.2 * self.kv_mb
