@@ -24,8 +24,8 @@ class SequenceBatch:
     """Sequences that are stepped together. A change of membership makes a new batch.
 
     `pending` are the steps whose tokens nobody has asked for yet; what they hold of other sequences counts for nothing.
-    `memo` keeps what is derived from the rows of a forward alone, beside those rows: block tables, the sampler's tensors,
-    gather indices.
+    `memo` keeps what is derived from the rows of a forward alone, beside those rows: block tables, the sampler's
+    tensors, gather indices.
     """
 
     id: int

@@ -137,7 +137,7 @@ class GraphedForward:
         return logits[: len(inputs.positions)]
 
     def replay_of(self, inputs: RaggedInputs) -> Step | None:
-        """What replays this step and then, at each further call, the one a token later; None where no graph takes it."""
+        """What replays this step and, at each further call, the one a token later; None where no graph takes it."""
         size = self._size_for(inputs)
         if size is None:
             return None

@@ -37,7 +37,7 @@ def launch(*argv: str, **environ: str) -> int:
             id="test_launcher_L6",
         ),
         pytest.param(
-            ["--quantize", "exl2"], {}, "ArgumentValidation: `--quantize exl2` is not served yet: nothing maintained reads",
+            ["--quantize", "exl2"], {}, "ArgumentValidation: `--quantize exl2` is not served yet: nothing maintained",
             id="not served",
         ),
         pytest.param(

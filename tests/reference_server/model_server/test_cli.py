@@ -132,7 +132,10 @@ def test_model_that_cannot_be_loaded_is_an_error(tmp_path):
     ("argv", "message"),
     [
         (["serve", "preset:tiny-llama", "--quantize", "exl2"], "`--quantize exl2` is not served yet"),
-        (["serve", "preset:tiny-llama", "--quantize", "gptq"], "`--quantize gptq` needs a checkpoint that is quantized"),
+        (
+            ["serve", "preset:tiny-llama", "--quantize", "gptq"],
+            "`--quantize gptq` needs a checkpoint that is quantized",
+        ),
         (["serve", "preset:tiny-llama", "--speculate", "3"], "`--speculate 3` is not served yet"),
         (["serve", "preset:tiny-llama", "--kv-cache-dtype", "fp8_e5m2"], "`--kv-cache-dtype fp8_e5m2` is not served"),
         (["serve", "preset:tiny-llama", "--otlp-endpoint", "http://c:4317"], "`--otlp-endpoint http://c:4317` is not"),
