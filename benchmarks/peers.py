@@ -133,6 +133,8 @@ class Server:
         self.peer = peer
         variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": "2", "TOKENIZERS_PARALLELISM": "false"}
         variables |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        # A start that was killed leaves half a library in the cache, and every later one fails on it.
+        variables |= {"VLLM_DISABLE_COMPILE_CACHE": "1"}
         self._process = LaunchedProcess(peer.command(model, threads), logs / f"{peer.name}.log", variables)
         started = time.perf_counter()
         try:
