@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,32 +13,24 @@ from reference_server.model_server.shard import LocalShard
 from tests.support.lower_tiers import (
     ENCODER_DECODER,
     PROMPTS,
+    Loaded,
     as_joined,
     generate_alone,
     join_and_leave,
     run_together,
     save_model,
+    serve_model,
     unplaced,
 )
 from tests.support.shard_driver import ShardDriver
 from tests.support.tiny_shards import SEEDED, tiny_options, warm_up
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A shard of the encoder-decoder tier, and what Transformers makes of the prompts."""
-
-    shard: LocalShard
-    expected: list[list[int]]
-
-
 @pytest.fixture(scope="module", params=ENCODER_DECODER)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     directory: Path = tmp_path_factory.mktemp("model")
-    model = save_model(directory, ENCODER_DECODER[request.param])
-    shard = LocalShard.load(tiny_options(directory))
-    yield Loaded(shard, [generate_alone(model, prompt) for prompt in PROMPTS])
-    shard.close()
+    with serve_model(directory, save_model(directory, ENCODER_DECODER[request.param])) as loaded:
+        yield loaded
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,12 @@ from reference_server.model_server.shard import LocalShard
 from tests.support.lower_tiers import (
     PADDED,
     PROMPTS,
+    Loaded,
     as_joined,
-    generate_alone,
     join_and_leave,
     run_together,
     save_model,
+    serve_model,
     unplaced,
 )
 from tests.support.shard_driver import ShardDriver
@@ -31,14 +31,6 @@ from tests.support.tiny_shards import tiny_options, warm_up
 FORCED = ("llama", "mistral-window", "gpt2", "bloom", "gpt-neox", "opt")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A shard of the padded tier, and what Transformers makes of the prompts."""
-
-    shard: LocalShard
-    expected: list[list[int]]
-
-
 @pytest.fixture(scope="module", params=[*PADDED, *FORCED])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     directory: Path = tmp_path_factory.mktemp("model")
@@ -47,9 +39,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         model = make_tiny_model(request.param)
         save_tiny_model(directory, request.param)
-    shard = LocalShard.load(tiny_options(directory, tier=None if request.param in PADDED else "padded"))
-    yield Loaded(shard, [generate_alone(model, prompt) for prompt in PROMPTS])
-    shard.close()
+    with serve_model(directory, model, None if request.param in PADDED else "padded") as loaded:
+        yield loaded
 
 
 async def test_a_padded_batch_equals_generate_alone(loaded: Loaded) -> None:

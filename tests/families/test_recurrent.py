@@ -1,7 +1,6 @@
 """State-space models: what a batch generates equals Transformers' generate alone, and no request keeps K/V."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,33 +11,23 @@ from reference_server.model_server.shard import LocalShard
 from tests.support.lower_tiers import (
     PROMPTS,
     RECURRENT,
+    Loaded,
     as_joined,
-    generate_alone,
     join_and_leave,
     run_together,
     save_model,
+    serve_model,
     unplaced,
 )
 from tests.support.shard_driver import ShardDriver
 from tests.support.tiny_shards import SEEDED, tiny_options, warm_up
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A shard of the recurrent tier, its model, and what Transformers makes of the prompts."""
-
-    shard: LocalShard
-    model: torch.nn.Module
-    expected: list[list[int]]
-
-
 @pytest.fixture(scope="module", params=RECURRENT)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     directory: Path = tmp_path_factory.mktemp("model")
-    model = save_model(directory, RECURRENT[request.param])
-    shard = LocalShard.load(tiny_options(directory))
-    yield Loaded(shard, model, [generate_alone(model, prompt) for prompt in PROMPTS])
-    shard.close()
+    with serve_model(directory, save_model(directory, RECURRENT[request.param])) as loaded:
+        yield loaded
 
 
 async def test_a_recurrent_batch_equals_generate_alone(loaded: Loaded) -> None:

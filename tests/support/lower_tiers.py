@@ -1,6 +1,8 @@
 """Tiny models that run padded, behind an encoder or recurrently, and what their batches must equal."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from reference_server.messages import Request
+from reference_server.model_server.options import Tier
 from reference_server.model_server.shard import LocalShard
 from tests.support.shard_driver import ShardDriver
 from tests.support.tiny_models import EOS_ID, VOCAB_SIZE, random_prompt, save_word_tokenizer
+from tests.support.tiny_shards import tiny_options
 
 PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
 NEW_TOKENS = 10
@@ -94,6 +98,23 @@ def generate_alone(model: PreTrainedModel, prompt: list[int], max_new_tokens: in
     )
     ids: list[int] = output[0].tolist()
     return ids[1:] if model.config.is_encoder_decoder else ids[len(prompt) :]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A shard, its model as Transformers loads it, and what that makes of the prompts."""
+
+    shard: LocalShard
+    model: PreTrainedModel
+    expected: list[list[int]]
+
+
+@contextmanager
+def serve_model(directory: Path, model: PreTrainedModel, tier: Tier | None = None) -> Iterator[Loaded]:
+    """The saved model in a shard, of its own tier or the one given."""
+    shard = LocalShard.load(tiny_options(directory, tier=tier))
+    yield Loaded(shard, model, [generate_alone(model, prompt) for prompt in PROMPTS])
+    shard.close()
 
 
 def unplaced(

@@ -62,7 +62,7 @@ def build(directory: Path) -> Path:
     Of several processes one compiles and the others wait; a build that is killed leaves nothing that would be taken
     for a library. Raises OSError or subprocess.SubprocessError.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    compiler = find_compiler()
     if compiler is None:
         raise FileNotFoundError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -73,6 +73,11 @@ def build(directory: Path) -> Path:
         if not library.is_file():
             _compile(compiler, library)
     return library
+
+
+def find_compiler() -> str | None:
+    """The first C++ compiler on the path."""
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
 
 
 def _compile(compiler: str, library: Path) -> None:

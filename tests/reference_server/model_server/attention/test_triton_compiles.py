@@ -1,6 +1,6 @@
 """The Triton kernels compiled for a Hopper GPU from the CPU, for each preset's shape: types, tiles, tensor cores."""
 
-import importlib.util
+import sys
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from reference_server.model_server.attention.triton_backend import (
 )
 from reference_server.model_server.models.triton_operators import warps_of
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux alone")
 
 # What one block may have on compute capability 9.0.
 SHARED_BYTES = 227 << 10
