@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from reports.results import JsonlWriter, RequestRecord, RunManifest, write_client, write_manifest
+from reports.records import RequestRecord
+from reports.results import JsonlWriter, RunManifest, write_client, write_manifest
 
 STEP_NS = 20_000_000
 RATE = 200.0

@@ -13,7 +13,7 @@ from loadgen.limits import LimitPassedError, RequestLimits
 from loadgen.protocols.dialect import BadPayloadError, Dialect, NotThisApiError
 from loadgen.reception import Exchange, Reception
 from loadgen.sse import LineTooLongError
-from reports.results import RequestPhase, Status
+from reports.records import RequestPhase, Status
 
 
 class Cut(BaseException):

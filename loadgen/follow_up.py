@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.stop_rules import Looks, SoFar, StopRule
-from reports.results import REQUESTS, TIMESERIES, Phase, RequestRecord, RunManifest, RunResult
+from reports.records import Phase, RequestRecord
+from reports.results import REQUESTS, TIMESERIES, RunManifest, RunResult
 
 INTERVAL_S = 0.5
 logger = logging.getLogger(__name__)

@@ -31,7 +31,8 @@ from loadgen.recorder import RowSink, tpot_of, ttft_of
 from loadgen.tether import tie_to_parent
 from loadgen.users import ClosedLoopUser, OpenLoopUser
 from loadgen.worker import Outlet, Worker, say
-from reports.results import REQUESTS, TIMESERIES, JsonlWriter, RequestRecord
+from reports.records import RequestRecord
+from reports.results import REQUESTS, TIMESERIES, JsonlWriter
 
 SEND_ROWS_S = 0.5
 # locust's heartbeats come every second.

@@ -15,7 +15,7 @@ from loadgen.datasets.prompt import ClipCount, Prompt
 from loadgen.exchange import Client, Cut
 from loadgen.reception import Exchange
 from loadgen.recorder import Recorder, Times, make_record
-from reports.results import Phase, RequestRecord, Status
+from reports.records import Phase, RequestRecord, Status
 
 NS_PER_S = 1_000_000_000
 # So many connections refused in a row mean that nothing listens any more.

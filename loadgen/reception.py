@@ -10,7 +10,7 @@ from loadgen.http1 import ProtocolError, ResponseHead, ResponseParser
 from loadgen.limits import LimitPassedError, RequestLimits
 from loadgen.protocols.dialect import Answer, Dialect, read_timing_headers
 from loadgen.sse import EventSplitter
-from reports.results import RequestPhase, Status, error_type
+from reports.records import RequestPhase, Status, error_type
 
 MAX_CAUSE_CHARACTERS = 200
 MAX_ERROR_BODY_BYTES = 2_048

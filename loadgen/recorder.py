@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from loadgen.datasets.prompt import Prompt
 from loadgen.protocols.dialect import Answer
 from loadgen.reception import Exchange
-from reports.results import Phase, RequestRecord, Status, TokensSource
+from reports.records import Phase, RequestRecord, Status, TokensSource
 
 RECENT_TTFTS = 512
 # What a worker tells its master of one second, for display.

@@ -20,7 +20,8 @@ from loadgen.progress import Progress
 from loadgen.runner import run
 from loadgen.target import Target
 from loadgen.truth_server import truth_server
-from reports.results import RequestRecord, RunResult, Status
+from reports.records import RequestRecord, Status
+from reports.results import RunResult
 from reports.summary import summarize
 
 STREAMS = (1, 16, 64, 256)

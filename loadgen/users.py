@@ -21,7 +21,7 @@ from loadgen.recorder import Times
 from loadgen.shapes import Shape
 from loadgen.think_time import ThinkTime
 from loadgen.timers import Alarm
-from reports.results import Status
+from reports.records import Status
 
 # A user whose connection was refused waits, or a dead server would be asked thousands of times a second.
 PAUSE_AFTER_REFUSAL_S = 0.1

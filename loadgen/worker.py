@@ -46,7 +46,8 @@ from loadgen.tether import tie_to_parent
 from loadgen.think_time import parse_think_time
 from loadgen.timers import Ticker
 from loadgen.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
-from reports.results import REQUESTS, TIMESERIES, JsonlWriter, RequestRecord, Status, write_client
+from reports.records import RequestRecord, Status
+from reports.results import REQUESTS, TIMESERIES, JsonlWriter, write_client
 
 POLL_S = 0.02
 PREPARE_CLOSED = 1_024

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from reports.document import Block, Estimate, Section, Table
-from reports.results import Status
+from reports.records import Status
 from reports.stats import (
     BOOTSTRAP_SEED,
     Interval,

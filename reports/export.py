@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from reports.measured import Measured
 from reports.metrics import POOLED
+from reports.records import Status
 from reports.renderers.csv import plain
-from reports.results import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, Status, load_run, replace_file
+from reports.results import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, load_run, replace_file
 
 Array = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.results import DEFAULTS, FIELDS, LONG_GAP, RequestRecord, decode_gaps
+from reports.records import DEFAULTS, FIELDS, LONG_GAP, RequestRecord, decode_gaps
 
 Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 

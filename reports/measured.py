@@ -11,7 +11,8 @@ import pandas as pd
 
 from reports.frames import RequestColumns, TokenEvents, columns_of
 from reports.per_request import PER_REQUEST, meets_objectives
-from reports.results import RunManifest, RunResult, SavedRecords, TokensSource
+from reports.records import TokensSource
+from reports.results import RunManifest, RunResult, SavedRecords
 from reports.stats import NUM_BATCHES, Interval, mean_interval
 from reports.windows import Concurrency, Window, find_window, starts_s
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from reports.measured import Array, Measured
 from reports.per_request import PER_REQUEST, Direction, RequestMetric, meets_objectives, request_metric_of
-from reports.results import Status
+from reports.records import Status
 from reports.stats import NUM_BATCHES, Interval, proportion
 from reports.windows import Concurrency
 

@@ -14,16 +14,8 @@ import pyarrow.parquet as pq
 
 from reports.frames import LISTS, TEXT, Ragged, RequestColumns, columns_of_rows, longest_s
 from reports.measured import derive
-from reports.results import (
-    DEFAULTS,
-    FIELDS,
-    REQUESTS,
-    ROWS_PER_BATCH,
-    SCHEMA_VERSION,
-    TIMESERIES,
-    RunDirectoryError,
-    RunManifest,
-)
+from reports.records import DEFAULTS, FIELDS
+from reports.results import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, TIMESERIES, RunDirectoryError, RunManifest
 
 
 def write_rows(table: str, rows: Iterator[Mapping[str, Any]], path: Path, manifest: RunManifest) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from reports.results import Status
+from reports.records import Status
 
 
 class Direction(StrEnum):

@@ -15,7 +15,8 @@ import pandas as pd
 from reports.measured import Measured
 from reports.metrics import METRICS, PER_RUN, PooledMetric
 from reports.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of
-from reports.results import SCHEMA_VERSION, SUMMARY_FILE, RunResult, Status, load_run, write_json
+from reports.records import Status
+from reports.results import SCHEMA_VERSION, SUMMARY_FILE, RunResult, load_run, write_json
 from reports.server import server_summary
 from reports.stats import (
     PERCENTILES,

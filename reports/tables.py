@@ -8,7 +8,7 @@ import pandas as pd
 from reports.document import Estimate
 from reports.metrics import METRICS, PER_RUN
 from reports.per_request import Direction
-from reports.results import Status
+from reports.records import Status
 from reports.server import SERVER_METRICS
 from reports.summary import Analysis
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from reports import request_plots
 from reports.document import MISSING, Block, Plot, Section, Table, format_number
-from reports.results import Status
+from reports.records import Status
 from reports.summary import Analysis
 
 HEADERS = {"validation": "srv_validation_s", "queue": "srv_queue_s", "inference": "srv_inference_s"}

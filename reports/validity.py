@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from reports.measured import Measured
-from reports.results import RunResult, Status
+from reports.records import Status
+from reports.results import RunResult
 from reports.windows import drifting
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.config import BenchConfig
+from reports.records import Phase, RequestRecord, Status
 from reports.results import REQUESTS as REQUESTS_TABLE
-from reports.results import JsonlWriter, Phase, RequestRecord, RunManifest, Status, finish_run, write_manifest
+from reports.results import JsonlWriter, RunManifest, finish_run, write_manifest
 from tuner.replica import Flight
 from tuner.simulate import NS_PER_S, Simulated
 

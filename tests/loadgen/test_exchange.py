@@ -10,7 +10,7 @@ from loadgen.protocols.dialect import Sampling
 from loadgen.protocols.dialects import DIALECTS
 from loadgen.reception import Exchange
 from loadgen.recorder import count_output
-from reports.results import Status, TokensSource
+from reports.records import Status, TokensSource
 from tests.support.stream_server import Script, ServerState, stream_server
 
 PROMPT = Prompt("p", text="one two three", output_tokens=5)

@@ -9,7 +9,8 @@ from loadgen.errors import UsageError
 from loadgen.follow_up import FollowUp, GrowingFiles
 from loadgen.stop_rules import Converged, Decided, Looks, Overloaded, SoFar, stop_rules_of
 from reports.measured import Measured
-from reports.results import JsonlWriter, RequestRecord, RunManifest, RunResult
+from reports.records import RequestRecord
+from reports.results import JsonlWriter, RunManifest, RunResult
 from tests.support.sample_run import SampleLoad, sample_run
 
 SECOND = 1_000_000_000

@@ -9,7 +9,7 @@ from loadgen.protocols.dialect import Answer, Sampling
 from loadgen.protocols.dialects import DIALECTS
 from loadgen.recorder import count_output
 from loadgen.sse import EventSplitter
-from reports.results import TokensSource
+from reports.records import TokensSource
 
 
 def event(value):

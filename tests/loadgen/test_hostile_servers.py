@@ -14,7 +14,7 @@ from loadgen.protocols.dialect import Sampling
 from loadgen.protocols.dialects import DIALECTS
 from loadgen.reception import Exchange
 from loadgen.recorder import Times, count_output, make_record
-from reports.results import Phase, RequestPhase, Status, TokensSource
+from reports.records import Phase, RequestPhase, Status, TokensSource
 from tests.support.raw_server import raw_server
 
 LIMITS = RequestLimits(5.0)

@@ -14,7 +14,7 @@ from loadgen.protocols.dialect import BadPayloadError, NotThisApiError, Sampling
 from loadgen.protocols.dialects import DIALECTS
 from loadgen.reception import Exchange, Reception
 from loadgen.sse import LineTooLongError
-from reports.results import Status
+from reports.records import Status
 
 KNOWN_ERRORS = (ProtocolError, LineTooLongError, NotThisApiError, BadPayloadError, ConnectionResetError)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

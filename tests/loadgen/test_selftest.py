@@ -3,7 +3,8 @@ import pytest
 from loadgen import selftest
 from loadgen.capacity import Capacity, store, stored_capacity
 from loadgen.progress import Silent
-from reports.results import RequestRecord, RunManifest, RunResult
+from reports.records import RequestRecord
+from reports.results import RunManifest, RunResult
 from reports.summary import summarize
 from tests.support.sample_run import sample_run
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from reports.across_runs import Side, across_section, adjusted_ratio, paired_ratio, sides_of, spread_of
+from reports.records import RequestRecord
 from reports.report import build_from
-from reports.results import RequestRecord, RunManifest, RunResult
+from reports.results import RunManifest, RunResult
 from reports.summary import Analysis
 from tests.support.sample_run import SampleLoad, sample_run
 

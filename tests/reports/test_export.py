@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from reports.export import export_run
-from reports.results import JsonlWriter, RequestRecord, RunManifest, Status, finish_run, write_manifest
+from reports.records import RequestRecord, Status
+from reports.results import JsonlWriter, RunManifest, finish_run, write_manifest
 
 MS = 1_000_000
 

@@ -7,7 +7,8 @@ import pytest
 from reports.measured import Measured
 from reports.metrics import METRICS, PER_RUN, POOLED
 from reports.per_request import PER_REQUEST
-from reports.results import RequestRecord, RunManifest, RunResult, Status
+from reports.records import RequestRecord, Status
+from reports.results import RunManifest, RunResult
 from reports.summary import summarize
 
 S = 1_000_000_000

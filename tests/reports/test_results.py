@@ -10,16 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.records import RequestRecord, Status, decode_gaps, encode_gaps
 from reports.results import (
     CLIENT_FILE,
     SCHEMA_VERSION,
     JsonlWriter,
-    RequestRecord,
     RunDirectoryError,
     RunManifest,
-    Status,
-    decode_gaps,
-    encode_gaps,
     finish_run,
     load_run,
     write_client,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from reports.results import Status, finish_run
+from reports.records import Status
+from reports.results import finish_run
 from reports.summary import metric_value, summarize, write_summary
 from tests.support.sample_run import SampleLoad, sample_run, write_sample_run
 

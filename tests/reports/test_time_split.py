@@ -5,7 +5,8 @@ import pytest
 
 from reports import request_plots
 from reports.plots import WIDE
-from reports.results import RequestRecord, RunManifest, RunResult
+from reports.records import RequestRecord
+from reports.results import RunManifest, RunResult
 from reports.summary import Analysis
 from reports.time_split import (
     first_token_table,

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from reports.measured import Measured
-from reports.results import RunResult, Status
+from reports.records import Status
+from reports.results import RunResult
 from reports.summary import summarize
 from reports.validity import CHECKS, Level, client_facts
 from tests.support.sample_run import SampleLoad, sample_run

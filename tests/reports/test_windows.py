@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.measured import Measured
-from reports.results import RequestRecord, RunManifest, RunResult
+from reports.records import RequestRecord
+from reports.results import RunManifest, RunResult
 from reports.windows import Concurrency, drifting
 from tests.support.sample_run import SampleLoad, sample_run
 

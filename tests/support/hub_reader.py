@@ -25,7 +25,7 @@ from loadgen.protocols.dialect import Sampling
 from loadgen.protocols.tgi import Tgi
 from loadgen.reception import Exchange
 from loadgen.timers import Ticker
-from reports.results import Status
+from reports.records import Status
 
 LIMITS = RequestLimits(total_s=5.0, stall_s=0.2, line_bytes=100_000)
 CUT_AFTER_S = 1.0

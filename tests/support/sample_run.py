@@ -6,15 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from reports.results import (
-    JsonlWriter,
-    RequestRecord,
-    RunManifest,
-    RunResult,
-    Status,
-    write_client,
-    write_manifest,
-)
+from reports.records import RequestRecord, Status
+from reports.results import JsonlWriter, RunManifest, RunResult, write_client, write_manifest
 
 SECOND = 1_000_000_000
 
