@@ -16,8 +16,8 @@ class TableDecode:
     block_size = 16
     is_capturable = True
 
-    def supports(self, needs: AttentionNeeds, /) -> bool:
-        return not (needs.has_window or needs.has_softcap or needs.has_alibi)
+    def supports(self, _needs: AttentionNeeds, /) -> bool:
+        return True
 
     def store(self, key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
         slots = on_device(metadata, cache.device).slots
@@ -30,7 +30,14 @@ class TableDecode:
         keys, values = pages.permute(2, 0, 3, 1, 4, 5).reshape(2, rows, cache.shape[2], -1, head_dim)
         group = num_heads // cache.shape[2]
         scores = torch.einsum("rhgd,rhkd->rhgk", query.view(rows, -1, group, head_dim), keys) * options.scaling
-        seen = torch.arange(keys.shape[2], device=query.device) < placed.seqlen_k[:rows, None]
+        distance = torch.arange(keys.shape[2], device=query.device) - (placed.seqlen_k[:rows, None] - 1)
+        seen = distance <= 0
+        if options.window is not None:
+            seen &= distance > -options.window
+        if options.softcap is not None:
+            scores = torch.tanh(scores / options.softcap) * options.softcap
+        if options.alibi_slopes is not None:
+            scores = scores + options.alibi_slopes.view(-1, group)[None, :, :, None] * distance[:, None, None]
         weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1).nan_to_num()
         attended = torch.einsum("rhgk,rhkd->rhgd", weights, values.nan_to_num())
         return attended.reshape(query.shape)
