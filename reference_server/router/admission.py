@@ -172,7 +172,7 @@ class PagedAdmission:
         speculate: int = 0,
         supports_chunking: bool = False,
     ) -> None:
-        self._limits = limits
+        self._prefill_tokens = round_up(limits.prefill_tokens, block_size)
         self._allocator = allocator
         self._block_size = block_size
         self._speculate = speculate
@@ -195,9 +195,9 @@ class PagedAdmission:
                 f"`inputs` tokens + `max_new_tokens` need {need} blocks of the key-value cache, which has {capacity}. "
                 f"{_given(request)}"
             )
-        prefill_tokens = round_up(self._limits.prefill_tokens, self._block_size)
-        if not self._supports_chunking and request.input_len > prefill_tokens:
-            return f"`inputs` must have at most {prefill_tokens} tokens (`max_batch_prefill_tokens`). {_given(request)}"
+        most = self._prefill_tokens
+        if not self._supports_chunking and request.input_len > most:
+            return f"`inputs` must have at most {most} tokens (`max_batch_prefill_tokens`). {_given(request)}"
         return None
 
     def _slots(self, request: ValidGenerateRequest) -> int:
@@ -226,8 +226,9 @@ class _PagedTally:
         if allocation is None:
             return None
         # At least one token is computed, however much of the prompt was found in the cache.
-        cache_len = min(allocation.prefix_len, request.input_len - 1)
-        uncached = request.input_len - cache_len
+        input_len = request.input_len
+        cache_len = min(allocation.prefix_len, input_len - 1)
+        uncached = input_len - cache_len
         if uncached <= left:
             self._prefill += uncached
             admitted = Admitted(allocation, cache_len)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from reference_server.messages import Batch, CachedBatch, Generation, StepResult
 from reference_server.router.admission import Admission, Budget, PaddedAdmission, PagedAdmission, RoundedAdmission
@@ -182,7 +183,7 @@ class Scheduler:
         self._has_joined = self._is_decode_due
         if not self._is_decode_due:
             self._is_decode_due = True
-            if (joining := self._join(self._running, now_ns)) is not None:
+            if len(self.queue) and (joining := self._join(self._running, now_ns)) is not None:
                 return joining
         self._is_decode_due = False
         return Decode(tuple(part.receipt for part in self._parts()))
@@ -275,6 +276,7 @@ class Scheduler:
 
     def _on_prefill(self, call: Prefill, reply: StepResult) -> Deliveries:
         entries = {entry.id: entry for entry in self._close()}
+        self._in_prompt = True
         if call.reason is None:
             deliveries, self._running = self._settle(entries, reply)
         elif call.cached is None:
@@ -285,7 +287,10 @@ class Scheduler:
         return deliveries
 
     def _on_decode(self, reply: StepResult, num_steps: int) -> Deliveries:
-        entries = {entry_id: entry for part in self._parts() for entry_id, entry in part.entries.items()}
+        parts = self._parts()
+        entries = parts[0].entries
+        for part in parts[1:]:
+            entries |= part.entries
         self._joining = None
         self._waiting_steps += num_steps
         deliveries, self._running = self._settle(entries, reply)
@@ -297,10 +302,11 @@ class Scheduler:
         entries: live entries by id, in the shard's order; those that end are taken out.
         """
         held = _held(entries, reply.batch)
-        self._in_prompt = count_forward(entries.values())
+        if self._in_prompt:
+            was_in_prompt = count_forward(entries.values())
+            self._in_prompt = was_in_prompt and any(entry.remaining_prefill for entry in entries.values())
         if self._in_prompt:
             plan_chunks(list(held.values()), self._chunk_budget)
-            self._in_prompt = any(entry.remaining_prefill for entry in entries.values())
         delivered: list[tuple[Entry, Generation]] = []
         finished: list[Entry] = []
         for generation in reply.generations:
@@ -314,11 +320,11 @@ class Scheduler:
         if held is not entries:
             over = {entry.id for entry in (*finished, *gone)}
             lost = [entry for entry in entries.values() if entry.id not in held and entry.id not in over]
-        self._end(finished)
-        self._end(gone)
-        self._end(lost, is_sound=False)
-        for entry in (*finished, *gone, *lost):
-            del entries[entry.id]
+        if finished or gone or lost:
+            self._end((*finished, *gone))
+            self._end(lost, is_sound=False)
+            for entry in (*finished, *gone, *lost):
+                del entries[entry.id]
         return Deliveries(delivered, lost, len(gone)), self._keep(entries, reply.batch)
 
     def _keep(self, entries: dict[int, Entry], receipt: CachedBatch | None) -> _Running | None:
@@ -329,12 +335,14 @@ class Scheduler:
             self._cleanups.append(Clear(receipt.id))
             return None
         if receipt.size != len(entries):
-            keep = tuple(request_id for request_id in receipt.request_ids if request_id in entries)
+            keep = tuple(filter(entries.__contains__, receipt.request_ids))
             self._cleanups.append(Filter(receipt.id, keep))
         return _Running(receipt, entries)
 
     def _parts(self) -> list[_Running]:
-        return [part for part in (self._running, self._joining) if part is not None]
+        if self._joining is None:
+            return [] if self._running is None else [self._running]
+        return [self._joining] if self._running is None else [self._running, self._joining]
 
     def _part(self, batch_id: int) -> _Running:
         return next(part for part in self._parts() if part.receipt.id == batch_id)
@@ -380,6 +388,7 @@ def make_admission(options: SchedulerOptions) -> Admission:
     )
 
 
+@lru_cache(maxsize=4096)
 def min_join_size(running_size: int, waiting_served_ratio: float) -> int:
     """Fewest waiting entries that may interrupt a running batch: a product in single precision, rounded down.
 
