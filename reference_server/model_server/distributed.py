@@ -4,14 +4,16 @@ One rank is no group: nothing is initialised and every collective is the identit
 address, or at a file when they share a machine, and talk NCCL on CUDA and gloo on a CPU.
 """
 
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous as meet
 
 from reference_server.errors import StartupError
 
@@ -70,20 +72,24 @@ class RankGroup:
             dist.destroy_process_group()
 
 
+class Store(Protocol):
+    """What ranks tell each other before there is a group, as torch's stores do."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes:
+        """Wait for a key and return its value."""
+        ...
+
+
 def open_group(rank: int, world_size: int, rendezvous: Rendezvous, device_type: str) -> RankGroup:
     """Meet the other ranks; `device_type` is `cuda` or `cpu`. Raises StartupError when that cannot be.
 
-    On CUDA rank r takes device r of those that are visible and makes it the current one.
+    On CUDA rank r takes device r of those that are visible, counted round, and makes it the current one.
     """
     if world_size > 1:
         try:
-            dist.init_process_group(
-                init_method=rendezvous.init_method,
-                rank=rank,
-                world_size=world_size,
-                timeout=TIMEOUT,
-                **_backend(rank, world_size, device_type),
-            )
+            initialise(rank, world_size, rendezvous, device_type)
         except (RuntimeError, ValueError, OSError) as error:
             raise StartupError(
                 f"rank {rank} of {world_size} did not meet the others at {rendezvous.init_method}: {error}"
@@ -91,16 +97,35 @@ def open_group(rank: int, world_size: int, rendezvous: Rendezvous, device_type: 
     return RankGroup(rank, world_size)
 
 
-def _backend(rank: int, world_size: int, device_type: str) -> dict[str, Any]:
-    if device_type != "cuda":
-        return {"backend": "gloo"}
-    devices = torch.cuda.device_count()
-    if world_size > devices:
-        raise StartupError(f"{world_size} shards need as many GPUs, but {devices} are visible")
-    device = torch.device("cuda", rank % devices)
-    torch.cuda.set_device(device)
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    return {"backend": "nccl", "device_id": device, "pg_options": options}
+def initialise(rank: int, world_size: int, rendezvous: Rendezvous, device_type: str) -> None:
+    """Start torch's process group, of one rank too: NCCL where each has a GPU of its own, gloo on CPUs."""
+    store, _, _ = next(meet(rendezvous.init_method, rank, world_size, timeout=TIMEOUT))
+    store.set_timeout(TIMEOUT)
+    backend: dict[str, Any] = {"backend": "gloo"}
+    if device_type == "cuda":
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        identity = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+        refuse_shared_devices(store, rank, world_size, identity)
+        torch.cuda.set_device(device)
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        backend = {"backend": "nccl", "device_id": device, "pg_options": options}
+    dist.init_process_group(store=store, rank=rank, world_size=world_size, timeout=TIMEOUT, **backend)
+
+
+def refuse_shared_devices(store: Store, rank: int, world_size: int, device: str) -> None:
+    """Raise StartupError on every rank where two compute on one device, which NCCL does not do.
+
+    device: a name that no other device of any node has. How many a node has is no matter: ranks may be on several.
+    """
+    store.set(f"device of rank {rank}", device)
+    ranks: dict[str, int] = {}
+    for other in range(world_size):
+        name = store.get(f"device of rank {other}").decode()
+        first = ranks.setdefault(name, other)
+        if first != other:
+            raise StartupError(
+                f"ranks {first} and {other} share one GPU ({name}): each of {world_size} shards needs a GPU of its own"
+            )
 
 
 def _collective_device() -> torch.device:

@@ -1,13 +1,17 @@
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed
+import torch.distributed as dist
 
 from reference_server.errors import StartupError
-from reference_server.model_server.distributed import RankGroup, Rendezvous, open_group
+from reference_server.model_server import distributed
+from reference_server.model_server.distributed import TIMEOUT, RankGroup, Rendezvous, open_group
 from tests.support.ports import free_port
 
 # What each rank of a group of two prints: its share of the requests, rank 0's ids, the least number.
@@ -34,7 +38,7 @@ def test_one_rank_initialises_nothing():
     group = open_group(0, 1, Rendezvous(), "cpu")
 
     assert group == RankGroup(0, 1)
-    assert not torch.distributed.is_initialized()
+    assert not dist.is_initialized()
     assert group.broadcast(torch.tensor([3, 4])).tolist() == [3, 4]
     assert group.minimum(7) == 7
     assert group.owns(5)
@@ -52,11 +56,56 @@ def test_model_server_M23_two_ranks_meet_and_share_the_requests(by, tmp_path):
     assert second == "[1, 3, 5] [10, 20] 99\n"
 
 
-def test_more_cuda_ranks_than_devices_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+@dataclass
+class PretendedNode:
+    """A node of `gpus` GPUs as one of its ranks sees it; `started` is how the process group was started there."""
 
-    with pytest.raises(StartupError, match="2 shards need as many GPUs, but 1 are visible"):
-        open_group(0, 2, Rendezvous(file=tmp_path / "rendezvous"), "cuda")
+    name: str
+    gpus: int
+    store: Any
+    current: torch.device | None = None
+    started: dict[str, Any] = field(default_factory=dict)
+
+    def open(self, rank: int, world_size: int) -> RankGroup:
+        cuda = SimpleNamespace(
+            device_count=lambda: self.gpus,
+            get_device_properties=lambda device: SimpleNamespace(uuid=f"uuid-{device.index}"),
+            set_device=lambda device: setattr(self, "current", device),
+        )
+        nccl = SimpleNamespace(Options=lambda is_high_priority_stream: "options")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(distributed, "meet", lambda *_, **__: iter([(self.store, rank, world_size)]))
+            patch.setattr(distributed.socket, "gethostname", lambda: self.name)
+            patch.setattr(distributed.torch, "cuda", cuda)
+            patch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
+            patch.setattr(dist, "init_process_group", lambda **how: self.started.update(how))
+            return open_group(rank, world_size, Rendezvous("node0"), "cuda")
+
+
+def told(store: dist.HashStore, devices: list[str]) -> dist.HashStore:
+    for rank, device in enumerate(devices):
+        store.set(f"device of rank {rank}", device)
+    return store
+
+
+def test_ranks_of_several_nodes_take_a_gpu_each_though_a_node_has_fewer_than_ranks():
+    store = told(dist.HashStore(), ["a uuid-0", "a uuid-1", "b uuid-0", "b uuid-1"])
+    node = PretendedNode("b", 2, store)
+
+    group = node.open(3, 4)
+
+    assert group == RankGroup(3, 4)
+    assert node.current == torch.device("cuda", 1)
+    assert (node.started["backend"], node.started["device_id"]) == ("nccl", torch.device("cuda", 1))
+    assert (node.started["rank"], node.started["world_size"], node.started["timeout"]) == (3, 4, TIMEOUT)
+
+
+def test_two_ranks_of_one_gpu_are_refused_on_both():
+    store = told(dist.HashStore(), ["a uuid-0", "a uuid-0"])
+
+    for rank in (0, 1):
+        with pytest.raises(StartupError, match=r"ranks 0 and 1 share one GPU \(a uuid-0\): each of 2 shards needs"):
+            PretendedNode("a", 1, store).open(rank, 2)
 
 
 def test_address_of_the_rendezvous():
