@@ -30,6 +30,8 @@ from reports.compare import (
     metrics_needed,
 )
 from reports.comparison_report import build_comparison_report, metrics_table, verdict_line
+from reports.comparison_runs import runs_sections
+from reports.document import Section
 from reports.plain_text import plain_text
 from reports.report import write_built
 from reports.requirement import Requirement
@@ -59,7 +61,7 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> tuple[str, int]:
         progress.close()
     comparison = result.comparison
     reproduce = ("tgi-bench " + shlex.join(redacted_argv(arguments)),)
-    report = write_built(build_comparison_report(comparison, reproduce), out).html
+    report = write_built(build_comparison_report(comparison, reproduce, _runs_sections(result)), out).html
     content = comparison_json(comparison)
     write_json(out / COMPARISON_FILE, content)
     if given.junit is not None:
@@ -161,7 +163,15 @@ def _against_stored(
         runs, exit_code = alone.runs, alone.exit_code
     between = between_of(given.history, stored, metrics)
     comparison = judge_stored(stored, runs, gate.options, between)
-    return GateResult(comparison, exit_code if exit_code is not None else comparison.exit_code)
+    return GateResult(comparison, exit_code if exit_code is not None else comparison.exit_code, stored, runs)
+
+
+def _runs_sections(result: GateResult) -> tuple[Section, ...]:
+    """What the runs of both sides say besides the verdict; nothing where runs were refused."""
+    if result.comparison.refusals:
+        return ()
+    a, b = ([run.directory for run in runs if run.directory] for runs in (result.runs_a, result.runs_b))
+    return runs_sections(a, b, result.comparison.label_a, result.comparison.label_b)
 
 
 def _noted(result: GateResult, notes: Sequence[str]) -> GateResult:

@@ -29,10 +29,18 @@ Measure = Callable[[Side, Path], SideRun]
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """What the pairs say, and the exit code: the comparison's own, or that of the signal which ended it."""
+    """What the pairs say, the exit code (the comparison's own, or that of the signal which ended it), and each side's
+    runs."""
 
     comparison: Comparison
     exit_code: int
+    runs_a: tuple[SideRun, ...] = ()
+    runs_b: tuple[SideRun, ...] = ()
+
+    @classmethod
+    def of_pairs(cls, comparison: Comparison, pairs: Sequence[Pair], exit_code: int | None = None) -> "GateResult":
+        code = comparison.exit_code if exit_code is None else exit_code
+        return cls(comparison, code, tuple(pair.a for pair in pairs), tuple(pair.b for pair in pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Gate:
                 if interrupted.is_urgent:
                     raise
                 self.progress.say(f"interrupted; judging the {len(pairs)} pairs there are")
-                return GateResult(comparison, interrupted.exit_code)
+                return GateResult.of_pairs(comparison, pairs, interrupted.exit_code)
             except MeasurementError as error:
                 self.progress.say(str(error))
                 lost = Refusal.of(f"pair {number} could not be measured: {error}")
@@ -75,7 +83,7 @@ class Gate:
             if deadline_s is not None and time.monotonic() > deadline_s:
                 self.progress.say(f"{self.max_minutes:g} minutes are up")
                 break
-        return GateResult(comparison, comparison.exit_code)
+        return GateResult.of_pairs(comparison, pairs)
 
     def run_alone(self, side: Side, count: int, measure: Measure) -> "Alone":
         """So many runs of one side; fewer when the time is up or a signal comes. Raises MeasurementError."""
@@ -152,7 +160,7 @@ def live_measure(load: BenchConfig, metrics: Sequence[str], progress: Progress) 
 def stored_run(directory: Path, metrics: Sequence[str]) -> SideRun:
     """A run directory as the gate sees it. Raises MeasurementError for a metric that does not exist."""
     try:
-        return SideRun.of(load_manifest(directory), write_summary(directory), metrics)
+        return SideRun.of(load_manifest(directory), write_summary(directory), metrics, directory)
     except KeyError as error:
         raise MeasurementError(f"there is no metric {error}") from error
 

@@ -44,7 +44,7 @@ def side_run(directory: Path, metrics: Sequence[str] | None = None, label: str |
     if label is not None:
         manifest.label = label
     try:
-        return SideRun.of(manifest, summary, metrics if metrics is not None else metric_names(summary))
+        return SideRun.of(manifest, summary, metrics if metrics is not None else metric_names(summary), directory)
     except KeyError as error:
         raise MeasurementError(f"there is no metric {error}") from error
 

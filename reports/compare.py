@@ -14,6 +14,7 @@ and not merely its expectation.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class CompareOptions:
 class SideRun:
     """What the gate needs of one run: its metrics by name, its verdict, and what it must share with the others.
 
-    `device` is what runs of different occasions must share too.
+    `device` is what runs of different occasions must share too; `directory` holds its records, where they are kept.
     """
 
     label: str
@@ -85,9 +86,12 @@ class SideRun:
     identity: Mapping[str, Any] = field(default_factory=dict)
     device: Mapping[str, Any] = field(default_factory=dict)
     started_at: str = ""
+    directory: Path | None = None
 
     @classmethod
-    def of(cls, manifest: RunManifest, summary: Mapping[str, Any], metrics: Sequence[str]) -> "SideRun":
+    def of(
+        cls, manifest: RunManifest, summary: Mapping[str, Any], metrics: Sequence[str], directory: Path | None = None
+    ) -> "SideRun":
         """From a stored run. Raises KeyError for a metric that does not exist."""
         values = {name: metric_value(summary, name, manifest.is_open_loop) for name in metrics}
         info = manifest.target.get("info") or {}
@@ -104,7 +108,14 @@ class SideRun:
         verdict = summary["verdict"]
         reasons = tuple(reason["message"] for reason in verdict["reasons"])
         return cls(
-            manifest.title, values, verdict["status"], reasons, identity, device_of(manifest), manifest.started_at
+            manifest.title,
+            values,
+            verdict["status"],
+            reasons,
+            identity,
+            device_of(manifest),
+            manifest.started_at,
+            directory,
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from reports import plots
-from reports.compare import Comparison, MetricResult
+from reports.compare import LEAST_EFFECT, Comparison, MetricResult
 from reports.decide import Decision
 from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, VerdictLine, format_number
 
@@ -29,12 +29,15 @@ STORED_STATISTIC = "difference of mean ln of the runs; Welch's bounds, Holm's or
 LEVELS = {Decision.NOT_MEASURED: "invalid"}
 
 
-def build_comparison_report(comparison: Comparison, reproduce: Sequence[str] = ()) -> Report:
-    """The report of a comparison; `reproduce` are command lines that repeat it."""
+def build_comparison_report(
+    comparison: Comparison, reproduce: Sequence[str] = (), of_runs: Sequence[Section] = ()
+) -> Report:
+    """The report of a comparison; `reproduce` are command lines that repeat it, `of_runs` what its runs say."""
     sections = [Section("Metrics", _metric_blocks(comparison))] if comparison.metrics else []
     if comparison.requirements:
         sections.append(Section("Requirements", (Table("", requirements_table(comparison)),)))
     sections.append(Section("How it was judged", (_design(comparison), *(Text(note) for note in comparison.notes))))
+    sections += of_runs
     if reproduce:
         sections.append(Section("Repeat it", tuple(Text(line, is_code=True) for line in reproduce)))
     title = f"{comparison.label_b} against {comparison.label_a}"
@@ -59,7 +62,7 @@ def verdict_line(comparison: Comparison) -> VerdictLine:
 
 def _sentence(comparison: Comparison) -> str:
     names = ", ".join(metric.name for metric in comparison.gated if metric.decision is comparison.verdict)
-    bound = format_number(100 * max(comparison.options.min_effect, 0.03))
+    bound = _percent(comparison)
     match comparison.verdict:
         case Decision.REGRESSION:
             return f"B is worse than A in {names}, by {bound} % or more."
@@ -71,6 +74,11 @@ def _sentence(comparison: Comparison) -> str:
             return f"No gated metric is worse by {bound} %."
         case Decision.NOT_MEASURED:
             return f"A gated metric is missing: {names}."
+
+
+def _percent(comparison: Comparison) -> str:
+    """The smallest effect of interest, as people write it."""
+    return f"{100 * max(comparison.options.min_effect, LEAST_EFFECT):g}"
 
 
 def metric_sentence(metric: MetricResult) -> str:
@@ -141,12 +149,12 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
     frame = pairs_frame(comparison)
     if not len(frame):
         return (table,)
-    bound = 100 * max(comparison.options.min_effect, 0.03)
+    bound = 100 * max(comparison.options.min_effect, LEAST_EFFECT)
     metrics = frame["metric"].nunique()
     plot = Plot(
         "pairs",
         "Change of B in every pair",
-        f"One dot a pair. The band is a change of {format_number(bound)} %, below which nothing is called worse.",
+        f"One dot a pair. The band is a change of {_percent(comparison)} %, below which nothing is called worse.",
         f"Dot plot of the percent change of B against A: {metrics} metrics, {comparison.num_pairs} pairs.",
         lambda size: plots.pair_dots(frame, bound, size),
         is_full_width=True,
@@ -160,12 +168,11 @@ def _design(comparison: Comparison) -> Facts:
     looked = f"after {first} pairs" if first == last else f"after each pair from {first} to {last}"
     if comparison.is_stored:
         looked = "once, after all runs"
-    least = format_number(100 * max(options.min_effect, 0.03))
     facts = (
         ("runs", comparison.size),
         ("looked", looked),
         ("gated", ", ".join(options.gated)),
-        ("smallest effect", f"{least} %; error rate {100 * options.error_points:g} points"),
+        ("smallest effect", f"{_percent(comparison)} %; error rate {100 * options.error_points:g} points"),
         ("statistic", STORED_STATISTIC if comparison.is_stored else PAIRED_STATISTIC),
         ("exit code", str(comparison.exit_code)),
     )

@@ -47,6 +47,8 @@ def test_tuning_12_5_a_server_of_a_third_of_the_speed_is_a_regression(tmp_path: 
 
     assert (code, found["verdict"]) in ((1, "regression"), (4, "not_measured"))
     assert (tmp_path / "gate.xml").exists()
+    page = (tmp_path / "gate/report.md").read_text()
+    assert ("same prompts" in page and "A · A" in page) or code == 4
 
 
 def test_reliability_F48_a_side_that_does_not_start_is_never_a_pass_and_the_pairs_stay(tmp_path: Path) -> None:
@@ -61,6 +63,7 @@ def test_reliability_F48_a_side_that_does_not_start_is_never_a_pass_and_the_pair
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_tuning_12_5_equal_servers_and_ten_percent_through_the_sequential_gate(tmp_path: Path) -> None:
     for name, factor, codes in (("equal", 1.0, (0, 3, 4)), ("slower", 1.1, (1, 3, 4))):
         (tmp_path / name).mkdir()

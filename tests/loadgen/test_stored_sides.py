@@ -47,6 +47,7 @@ def test_runs_are_blessed_shown_listed_and_compared_against(runs, tmp_path, caps
 
     assert cli.main([*bless, "--replace"]) == 0
     assert cli.main(["compare", f"stored:{runs}", "--against", "main", "--out", "again", "--json"]) == 0
+    assert "## What was run" not in (tmp_path / "again/report.md").read_text()
     capsys.readouterr()
     found = json.loads((tmp_path / "again/comparison.json").read_text())
     assert (found["verdict"], found["pairs"], found["stored_runs_of_a"]) == ("pass", 5, 5)

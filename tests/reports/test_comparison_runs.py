@@ -1,0 +1,71 @@
+"""What a comparison's report says of its runs: the effects that describe, and what was run."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from reports.comparison_runs import runs_sections
+from reports.document import Facts, Section, Table, Text
+from reports.results import load_manifest, write_manifest
+from tests.support.sample_run import SampleLoad, write_sample_run
+
+SIDES: Mapping[str, float] = {"a": 1.0, "b": 1.3}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Three runs a side of the same prompts, B slower, answers capped and not forced."""
+    root = tmp_path_factory.mktemp("pairs")
+    found: dict[str, list[Path]] = {}
+    for letter, slowdown in SIDES.items():
+        for number in range(3):
+            directory = root / f"pair{number + 1:02d}-{letter}"
+            write_sample_run(directory, SampleLoad(duration_s=20, seed=number, slowdown=slowdown))
+            manifest = load_manifest(directory)
+            write_manifest(directory, dataclasses.replace(manifest, length_control="capped"))
+            found.setdefault(letter, []).append(directory)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sections(runs: dict[str, list[Path]]) -> dict[str, Section]:
+    return {each.title: each for each in runs_sections(runs["a"], runs["b"], "main", "change")}
+
+
+def test_metrics_12_same_prompts_and_means_at_equal_lengths_stand_beside_the_unadjusted_change(
+    sections: dict[str, Section],
+) -> None:
+    effect = next(each for each in sections["Across runs"].blocks if isinstance(each, Table) and "(B)" in each.title)
+    row = effect.frame.set_index("metric").loc["E2E p50"]
+
+    assert effect.title == "change (B) against main (A)"
+    assert row["prompts"] > 100
+    assert row["same prompts"].value == pytest.approx(30, abs=3)
+    assert row["mean at equal lengths"].value == pytest.approx(30, abs=3)
+    assert row["change"].lo < 30 < row["change"].hi
+
+
+def test_metrics_9_capped_answers_show_how_they_ended_on_each_side(sections: dict[str, Section]) -> None:
+    [table] = [each for each in sections["Across runs"].blocks if isinstance(each, Table) and "Finish" in each.title]
+
+    assert list(table.frame.columns) == ["finish reason", "main", "change"]
+    assert set(table.frame["finish reason"]) == {"length", "eos_token"}
+    assert table.frame["main"].sum() > 300
+
+
+def test_both_servers_the_load_and_the_sizes_are_told(sections: dict[str, Section]) -> None:
+    facts, sizes = sections["What was run"].blocks
+
+    assert isinstance(facts, Facts)
+    assert [title for title, _ in facts.groups] == ["A · main", "B · change", "Load", "Machine"]
+    assert isinstance(sizes, Text)
+    assert sizes.text.startswith("A: 3 runs with ")
+
+
+def test_fewer_than_three_runs_a_side_or_none_kept_describe_nothing(runs: dict[str, list[Path]]) -> None:
+    few = runs_sections(runs["a"][:2], runs["b"][:2], "main", "change")
+
+    assert [each.title for each in few] == ["What was run"]
+    assert runs_sections(runs["a"], [], "main", "change") == ()
