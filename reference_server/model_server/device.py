@@ -1,10 +1,13 @@
-"""Which device a shard computes on: decided here, once."""
+"""Which device a shard computes on: decided here, once. Its memory, and the errors that are its own."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from reference_server.errors import StartupError, UnsupportedError
+
+logger = logging.getLogger(__name__)
 
 SERVED = {"cuda": "NVIDIA GPUs, and AMD's by a torch for ROCm"}
 """Accelerators that a shard computes on where there is one, by torch's name for them."""
@@ -36,6 +39,42 @@ def make_current(device: torch.device) -> None:
         torch.accelerator.set_device_index(device.index)
     except RuntimeError as error:
         raise StartupError(f"{device} cannot be used: {error}") from error
+
+
+def prepare(device: torch.device, memory_fraction: float) -> None:
+    """Settings of this process for an accelerator: how much it may hold, and float32 products on tensor cores.
+
+    Beyond `memory_fraction` of the device's memory an allocation fails as if there were no more.
+    """
+    if device.type != "cuda":
+        return
+    torch.cuda.set_per_process_memory_fraction(memory_fraction, device)
+    torch.set_float32_matmul_precision("high")
+
+
+def release_unused(device: torch.device) -> None:
+    """Give back memory that the allocator keeps and nothing holds. A device that has failed is left alone."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        logger.warning("no memory could be given back: %s", first_line(error))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """An accelerator's allocator has a class for it; a CPU's says it in words."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def is_of_device(error: Exception) -> bool:
+    """Whether no further work can be expected: no memory is left, or the device itself has failed."""
+    return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
+
+
+def first_line(error: Exception) -> str:
+    """What happened, with its numbers; advice on debugging follows in further lines."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)

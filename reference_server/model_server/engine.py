@@ -8,8 +8,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,15 @@ from reference_server.model_server.decoding.detokenize import IncrementalDetoken
 from reference_server.model_server.decoding.grammar import Grammars, GrammarState
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.decoding.watermark import Watermark
-from reference_server.model_server.device import DeviceMemory, choose_device, make_current
+from reference_server.model_server.device import (
+    DeviceMemory,
+    choose_device,
+    first_line,
+    is_out_of_memory,
+    make_current,
+    prepare,
+    release_unused,
+)
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.forward import tiers
 from reference_server.model_server.forward.cuda_graph import graph_sizes
@@ -106,7 +114,9 @@ class Engine:
     def load(cls, options: EngineOptions, rank: int, world_size: int) -> "Engine":
         """Read the model's files; raises StartupError for what is not served."""
         torch.set_num_threads(options.compute_threads or default_compute_threads())
-        make_current(choose_device(rank))
+        device = choose_device(rank)
+        make_current(device)
+        prepare(device, options.memory_fraction)
         group = RankGroup(rank, world_size)
         files = loader.locate(options)
         _refuse_too_large(options, loader.expected_weight_bytes(options, files), world_size)
@@ -133,6 +143,10 @@ class Engine:
     def check_device(self) -> None:
         """Touch the device and wait for it; raises RuntimeError if it is gone."""
         torch.zeros((2, 2), device=self._loaded.device).tolist()
+
+    def release_memory(self) -> None:
+        """Give the device back what no tensor holds; between steps only, as allocating anew takes long."""
+        release_unused(self._loaded.device)
 
     def step(self, batch: SequenceBatch) -> StepOutput:
         """The next token of every live sequence, and what follows from it."""
@@ -272,19 +286,18 @@ class Engine:
         batch = self.make_batch(request.batch)
         prompt_tokens = sum(len(sequence.encoder_ids or sequence.ids) for sequence in batch.sequences)
         warmup_blocks = sum(len(sequence.blocks) for sequence in batch.sequences)
-        self._allocate(warmup_blocks)
-        try:
+        too_much = (
+            f"Not enough memory to handle {prompt_tokens} prefill tokens. You need to decrease "
+            "`--max-batch-prefill-tokens`"
+        )
+        with _told_when_memory_ends(too_much):
+            self._allocate(warmup_blocks)
             with torch.no_grad(), peak_bytes_of(self._loaded.device) as tensors:
                 self.run_ahead.step(batch)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
-                raise
-            raise RuntimeError(
-                f"Not enough memory to handle {prompt_tokens} prefill tokens. You need to decrease "
-                "`--max-batch-prefill-tokens`"
-            ) from error
         num_blocks = self._group.minimum(self._blocks_that_fit(tensors.peak, warmup_blocks))
-        self._allocate(num_blocks)
+        no_cache = f"Not enough memory for {num_blocks} K/V blocks. You need to decrease `--cuda-memory-fraction`"
+        with _told_when_memory_ends(no_cache):
+            self._allocate(num_blocks)
         capacity = num_blocks * block_size
         max_total = request.max_total_tokens or self._default_max_total(capacity, prompt_tokens)
         logger.info("K/V cache: %d blocks of %d tokens", num_blocks, block_size)
@@ -310,6 +323,7 @@ class Engine:
         started = time.perf_counter()
         with self._no_gradients():
             graphs.capture(sizes, max_total)
+        self.release_memory()
         logger.info("captured %d CUDA graphs in %.1f s", len(graphs.sizes), time.perf_counter() - started)
 
     def _check_capacity(self, capacity: int, max_total: int) -> None:
@@ -340,9 +354,8 @@ class Engine:
 
     def _allocate(self, num_blocks: int) -> None:
         self._state.cache = None
-        if self._loaded.device.type == "cuda":
-            # A cache of another size would not fit the pieces that the allocator keeps.
-            torch.cuda.empty_cache()
+        # A cache of another size would not fit the pieces that the allocator keeps.
+        self.release_memory()
         self._state.cache = KVCache(
             self._model.shapes, num_blocks, self._block_size, self._loaded.dtype, self._loaded.device
         )
@@ -368,9 +381,15 @@ def _refuse_too_large(options: EngineOptions, weight_bytes: int, world_size: int
         )
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has a class for it; the CPU's allocator says it in words."""
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+@contextmanager
+def _told_when_memory_ends(sentence: str) -> Iterator[None]:
+    """Raise RuntimeError of `sentence` and the allocator's own first line, which has the bytes."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise RuntimeError(f"{sentence}: {first_line(error)}") from error
 
 
 def default_compute_threads() -> int:

@@ -27,6 +27,7 @@ from reference_server.model_server.decoding.sampling import (
     TopTokens,
 )
 from reference_server.model_server.decoding.watermark import Watermark
+from reference_server.model_server.device import is_of_device
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.forward.inputs import Forward, PromptSpan, build_inputs
 from reference_server.model_server.sequence import Sequence
@@ -149,7 +150,9 @@ class Generator:
             choice = self._chooser(batch, sampled, logits).choose(
                 logits, [sequence.ids for sequence in sampled], newest
             )
-        except Exception:
+        except Exception as error:
+            if is_of_device(error):
+                raise
             logger.exception("choosing tokens failed for a batch of %d; each row is tried alone", len(sampled))
             choice = self._choose_alone(sampled, logits, newest)
         return self._agree(choice) if self._group.world_size > 1 else choice
@@ -162,7 +165,9 @@ class Generator:
             try:
                 chooser = self._make_chooser((sequence,), logits)
                 choice = chooser.choose(logits[row : row + 1], [sequence.ids], own)
-            except Exception:
+            except Exception as error:
+                if is_of_device(error):
+                    raise
                 logger.exception("request %d: its sampler failed", sequence.id)
                 nothing = torch.zeros(1, dtype=torch.int64, device=logits.device)
                 choice = Choice(nothing, torch.full((1,), math.nan, device=logits.device))

@@ -94,6 +94,7 @@ class LocalShard:
         try:
             result = call()
         except BaseException as error:
+            self._engine.release_memory()
             answer.set_exception(error)
         else:
             answer.set_result(result)
@@ -154,6 +155,7 @@ class LocalShard:
             batch = self._batches.pop(each, None)
             if batch is not None:
                 self._engine.forget(batch, batch.sequences)
+        self._engine.release_memory()
 
     def _pop(self, batch_id: int) -> SequenceBatch:
         batch = self._batches.pop(batch_id, None)

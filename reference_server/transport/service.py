@@ -203,6 +203,8 @@ def _remove_stale_socket(path: Path) -> None:
 
 
 def _cut(text: str) -> str:
+    """The first line, which says what happened; a device's errors go on with advice on debugging."""
+    text = next(iter(text.splitlines()), text)
     return text.encode()[:MAX_ERROR_BYTES].decode(errors="ignore")
 
 
