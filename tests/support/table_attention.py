@@ -39,7 +39,7 @@ class TableDecode:
         if options.alibi_slopes is not None:
             scores = scores + options.alibi_slopes.view(-1, group)[None, :, :, None] * distance[:, None, None]
         weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1).nan_to_num()
-        attended = torch.einsum("rhgk,rhkd->rhgd", weights, values.nan_to_num())
+        attended = torch.einsum("rhgk,rhkd->rhgd", weights.to(values.dtype), values.nan_to_num())
         return attended.reshape(query.shape)
 
 
