@@ -3,14 +3,24 @@
 What is tested is ours: which tensors are passed under which name, tables, lengths, windows, the gathering of pages.
 """
 
+import importlib.util
+import inspect
+import pkgutil
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import varlen
 
-from reference_server.model_server.attention import backend, flash_backend, torch_backend, varlen_backend
+from reference_server.model_server.attention import (
+    backend,
+    flash_backend,
+    flashinfer_backend,
+    torch_backend,
+    varlen_backend,
+)
 from reference_server.model_server.attention.backend import AttentionNeeds
 from reference_server.model_server.attention.conformance import ROWS, Case, run
 from reference_server.model_server.options import EngineOptions
@@ -94,6 +104,53 @@ def varlen_attn(
     ])  # fmt: skip
 
 
+class FlashInferWrapper:
+    """What both wrappers of flashinfer have in common: a plan of lists of pages, then runs by it."""
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
+        assert kv_layout == "HND"
+        self.uses_tensor_cores = use_tensor_cores
+
+    def keep(self, starts: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, page: int, *masks: Any) -> None:
+        counts = indptr.diff()
+        assert all(each.dtype == torch.int32 and not each.is_cuda for each in (starts, indptr, indices, last))
+        self.sizes = starts.diff().tolist()
+        self.tables = indices.split(counts.tolist())
+        self.lengths = ((counts - 1) * page + last).tolist()
+        self.masks = masks
+
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+        keys, values = (half.transpose(1, 2) for half in paged_kv_cache.unbind(1))
+        scale, window_left, softcap = self.masks
+        return torch.cat([
+            attend(query, of_row(keys, table, n), of_row(values, table, n), scale, (window_left, 0), softcap, None)
+            for query, table, n in zip(q.split(self.sizes), self.tables, self.lengths, strict=True)
+        ])  # fmt: skip
+
+
+class BatchPrefillWithPagedKVCacheWrapper(FlashInferWrapper):
+    def plan(
+        self, qo_indptr: Tensor, paged_kv_indptr: Tensor, paged_kv_indices: Tensor, paged_kv_last_page_len: Tensor,
+        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, *, causal: bool = False,
+        sm_scale: Any = None, window_left: int = -1, logits_soft_cap: Any = None, q_data_type: Any = "float16",
+        kv_data_type: Any = None,
+    ) -> None:  # fmt: skip
+        assert causal
+        lists = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self.keep(qo_indptr, *lists, page_size, sm_scale, window_left, logits_soft_cap or 0.0)
+
+
+class BatchDecodeWithPagedKVCacheWrapper(FlashInferWrapper):
+    def plan(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int, num_kv_heads: int,
+        head_dim: int, page_size: int, *, window_left: int = -1, logits_soft_cap: Any = None,
+        q_data_type: Any = "float16", kv_data_type: Any = None, sm_scale: Any = None,
+    ) -> None:  # fmt: skip
+        starts = torch.arange(len(indptr), dtype=torch.int32)
+        assert self.uses_tensor_cores == (num_qo_heads // num_kv_heads not in (1, 2, 4, 8))
+        self.keep(starts, indptr, indices, last_page_len, page_size, sm_scale, window_left, logits_soft_cap or 0.0)
+
+
 @pytest.fixture(autouse=True)
 def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(
@@ -101,7 +158,14 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(flash_backend, "package", lambda: package)
     monkeypatch.setattr(varlen_backend, "_attend", varlen_attn)
-    for kernel in (flash_backend.FlashDecode, varlen_backend.VarlenDecode):
+    wrappers = SimpleNamespace(
+        BatchPrefillWithPagedKVCacheWrapper=BatchPrefillWithPagedKVCacheWrapper,
+        BatchDecodeWithPagedKVCacheWrapper=BatchDecodeWithPagedKVCacheWrapper,
+    )
+    monkeypatch.setattr(flashinfer_backend, "package", lambda: wrappers)
+    for wrapper in (flashinfer_backend.prefill_wrapper, flashinfer_backend.decode_wrapper):
+        wrapper.cache_clear()
+    for kernel in (flash_backend.FlashDecode, varlen_backend.VarlenDecode, flashinfer_backend.FlashInferDecode):
         monkeypatch.setattr(kernel, "store", staticmethod(torch_backend.store))
 
 
@@ -118,6 +182,56 @@ def test_flash_attn_is_given_what_it_takes(case: Case) -> None:
     outcome = run(flash_backend.FlashPrefill(), flash_backend.FlashDecode(), case, ROWS["mixed"], CPU)
 
     assert outcome.relative_error < 1e-5
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(num_kv_heads=2, block_size=1),
+        Case(num_heads=6, num_kv_heads=2, block_size=1),
+        Case(num_kv_heads=2, block_size=16, window=6),
+        Case(block_size=1, softcap=1.5),
+    ],
+    ids=["grouped", "groups of three", "window", "softcap"],
+)
+def test_flashinfer_is_given_what_it_takes(case: Case, rows: str) -> None:
+    kernels = flashinfer_backend.FlashInferPrefill(), flashinfer_backend.FlashInferDecode()
+
+    outcome = run(*kernels, case, ROWS[rows], CPU)
+
+    assert outcome.relative_error < 1e-5
+
+
+def test_the_double_of_varlen_has_the_arguments_of_this_torch() -> None:
+    theirs, ours = inspect.signature(varlen.varlen_attn).parameters, inspect.signature(varlen_attn).parameters
+    by_place = [name for name, each in ours.items() if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+
+    assert list(theirs)[: len(by_place)] == by_place
+    # torch 2.11 has no tables, and no word for grouped heads.
+    added = {"enable_gqa", "seqused_k", "block_table"}
+    assert set(ours) - set(theirs) <= (set() if "block_table" in theirs else added)
+
+
+@pytest.mark.parametrize(
+    ("name", "double"),
+    [
+        ("flash_attn.flash_attn_varlen_func", flash_attn_varlen_func),
+        ("flash_attn.flash_attn_with_kvcache", flash_attn_with_kvcache),
+        ("flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan", BatchPrefillWithPagedKVCacheWrapper.plan),
+        ("flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan", BatchDecodeWithPagedKVCacheWrapper.plan),
+    ],
+)
+def test_the_doubles_have_the_arguments_of_the_packages(name: str, double: Any) -> None:
+    package = name.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    theirs = list(inspect.signature(pkgutil.resolve_name(name)).parameters)
+    ours = inspect.signature(double).parameters
+    by_place = [each for each, parameter in ours.items() if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
+
+    assert theirs[: len(by_place)] == by_place
+    assert set(ours) <= set(theirs)
 
 
 @pytest.mark.parametrize("name", ["grouped", "window"])
