@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +23,7 @@ from reference_server.workers import JobError, JobLimitError, WorkerLimits, Work
 
 if TYPE_CHECKING:  # the worker process does without
     from reference_server.router.schemas.openai import Message
+    from reference_server.router.tools import ToolOffer
 
 logger = logging.getLogger(__name__)
 
@@ -74,16 +76,16 @@ class RenderingPool:
         """Compile, and render once. Raises `StartupError` where the template cannot be used."""
         await self._pool.start()
         try:
-            await self._pool.run([{"role": "user", "content": "hello"}])
+            await self._pool.run({"turns": [{"role": "user", "content": "hello"}]})
         except JobLimitError as error:
             raise StartupError(f"the chat template was stopped: {error}") from error
         except JobError as error:
             logger.warning("the chat template does not render one turn of a user: %s", error)
 
-    async def render(self, messages: "Sequence[Message]") -> str:
+    async def render(self, messages: "Sequence[Message]", offer: "ToolOffer | None" = None) -> str:
         """The prompt of a conversation. Raises `TemplateError`."""
         try:
-            text: str = await self._pool.run(turns_of(messages))
+            text: str = await self._pool.run(conversation_of(messages, offer))
         except (JobError, JobLimitError) as error:
             raise TemplateError(str(error)) from error
         return text
@@ -106,18 +108,30 @@ class ChatTemplate:
         for old, new in _REPLACEMENTS:
             source = source.replace(old, new)
         self._constants = {"bos_token": bos_token, "eos_token": eos_token}
+        environment = _Environment()
         try:
-            self._template = _Environment().from_string(source)
+            self._template = environment.from_string(source)
+            self._reads_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise StartupError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: "Sequence[Message]") -> str:
+    def render(self, messages: "Sequence[Message]", offer: "ToolOffer | None" = None) -> str:
         """The prompt of a conversation. A last turn of the assistant is left open, to be continued."""
-        return self.render_turns(turns_of(messages))
+        return self.render_conversation(**conversation_of(messages, offer))
 
-    def render_turns(self, turns: list[dict[str, str]]) -> str:
-        """`render` of what `turns_of` made."""
-        text = self._render(messages=turns, tools=None, add_generation_prompt=True, **self._constants)
+    def render_conversation(
+        self,
+        turns: list[dict[str, str]],
+        tools: list[dict[str, Any]] | None = None,
+        tool_prompt: str | None = None,
+    ) -> str:
+        """`render` of what `conversation_of` made."""
+        if tools is not None and tool_prompt is not None:
+            # A template that does not show the tools has them put into the last turn.
+            shown = "" if self._reads_tools else f"{json.dumps(tools, ensure_ascii=False, separators=(',', ':'))}\n"
+            last = turns[-1]
+            turns = [*turns[:-1], {**last, "content": f"{last['content']}\n---\n{shown}{tool_prompt}"}]
+        text = self._render(messages=turns, tools=tools, add_generation_prompt=True, **self._constants)
         if turns and turns[-1]["role"] == "assistant":
             return _cut_after(text, turns[-1]["content"])
         return text
@@ -138,9 +152,16 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def turns_of(messages: "Sequence[Message]") -> list[dict[str, str]]:
-    """What a template sees of them."""
-    return [{"role": message.role, "content": message.flattened} for message in messages]
+def conversation_of(messages: "Sequence[Message]", offer: "ToolOffer | None" = None) -> dict[str, Any]:
+    """What a template is told of them. A last turn that is itself tool calls takes no prompt for tools."""
+    conversation: dict[str, Any] = {
+        "turns": [{"role": message.role, "content": message.flattened} for message in messages]
+    }
+    if offer is not None:
+        conversation["tools"] = offer.described
+        if messages and messages[-1].content is not None:
+            conversation["tool_prompt"] = offer.prompt
+    return conversation
 
 
 class _RaisedError(Exception):

@@ -10,20 +10,21 @@ from reference_server.router.infer import Infer
 from reference_server.router.metrics import Metrics
 from reference_server.router.schemas.openai import Message
 from reference_server.router.sse import Header
+from reference_server.router.tools import ToolOffer
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
     """What a request needs from the server.
 
-    `render` makes a conversation a prompt, None where the model has no template. `clock_ns` is the batcher's clock;
-    `wall_s` tells the Unix time in answers.
+    `render` makes a prompt of a conversation and the tools it offers; None where the model has no template. `clock_ns`
+    is the batcher's clock; `wall_s` tells the Unix time in answers.
     """
 
     infer: Infer
     metrics: Metrics
     facts: ServerFacts
-    render: Callable[[Sequence[Message]], Awaitable[str]] | None = None
+    render: Callable[[Sequence[Message], ToolOffer | None], Awaitable[str]] | None = None
     clock_ns: Callable[[], int] = time.perf_counter_ns
     wall_s: Callable[[], float] = time.time
 

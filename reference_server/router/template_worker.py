@@ -12,12 +12,12 @@ from reference_server.workers import Job, serve_jobs
 
 
 def make_job(setup: Mapping[str, Any]) -> Job:
-    """The rendering of a list of turns."""
+    """The rendering of a conversation."""
     template = ChatTemplate(setup["source"], setup["bos_token"], setup["eos_token"], setup["max_characters"])
 
-    def render(turns: list[dict[str, str]]) -> str:
+    def render(conversation: Mapping[str, Any]) -> str:
         try:
-            return template.render_turns(turns)
+            return template.render_conversation(**conversation)
         except TemplateError as error:
             raise _DetailError(error.detail) from error
 

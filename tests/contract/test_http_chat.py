@@ -1,4 +1,4 @@
-"""Acceptance examples of http-api.md section 9.4: chat. Tools are refused by name."""
+"""Acceptance examples of http-api.md section 9.4: chat. Those of tools: test_http_tools.py."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ from tests.support.serving import Served, events_of, serve
 
 USER = {"role": "user", "content": "hi"}
 GET_W = {"type": "function", "function": {"name": "get_w", "parameters": {"type": "object", "properties": {}}}}
-REFUSED_TOOLS = 'Tool error: `tools` are not supported; leave them out or set `tool_choice` to "none"'
 
 
 async def chat(served: Served, **body: Any) -> httpx.Response:
@@ -69,39 +68,6 @@ async def test_http_H49_a_stream_with_usage():
         "finish_reason": "stop",
     }
     assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 6, "[DONE]")
-
-
-JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"a": {}}}}}
-
-
-@pytest.mark.parametrize(
-    ("body", "error", "error_type"),
-    [
-        pytest.param(
-            {"response_format": JSON_SCHEMA, "tools": [GET_W]},
-            "Tool error: Grammar and tools are mutually exclusive",
-            "tool_error",
-            id="H50",
-        ),
-        pytest.param({"tools": [GET_W]}, REFUSED_TOOLS, "tool_error", id="H53"),
-        pytest.param({"tools": [GET_W], "tool_choice": "required"}, REFUSED_TOOLS, "tool_error", id="H55"),
-        pytest.param(
-            {"tools": [GET_W], "tool_choice": "nope"},
-            "Tool error: Tool with name nope not found",
-            "tool_error",
-            id="H56",
-        ),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True], ids=["single", "H54_stream"])
-async def test_http_H50_to_H56_tools_and_grammars_are_refused_by_name(
-    body: dict[str, Any], error: str, error_type: str, stream: bool
-):
-    async with serve() as served:
-        response = await chat(served, stream=stream, **body)
-
-    assert response.status_code == 422
-    assert response.json() == {"error": error, "error_type": error_type}
 
 
 @pytest.mark.parametrize(

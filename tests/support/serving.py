@@ -23,6 +23,7 @@ from reference_server.router.schemas.openai import Message
 from reference_server.router.schemas.tgi import GrammarType
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.services import Services
+from reference_server.router.tools import ToolOffer
 from reference_server.router.validation import RequestLimits, Validator
 from tests.support.scripted_shard import Reply, ScriptedShard, say
 from tests.support.word_tokenizer import WordTokenizer
@@ -78,12 +79,12 @@ class Setup:
     compile_grammar: Callable[[GrammarType], Awaitable[str]] | None = None
 
 
-def renderer(source: str) -> Callable[[Sequence[Message]], Awaitable[str]]:
+def renderer(source: str) -> Callable[[Sequence[Message], ToolOffer | None], Awaitable[str]]:
     """A template in this process."""
     template = ChatTemplate(source, "<s>", "</s>")
 
-    async def render(messages: Sequence[Message]) -> str:
-        return template.render(messages)
+    async def render(messages: Sequence[Message], offer: ToolOffer | None) -> str:
+        return template.render(messages, offer)
 
     return render
 

@@ -12,8 +12,10 @@ from reference_server.messages import FinishReason
 from reference_server.router.batching import Finished, GeneratedToken, TokenArrived
 from reference_server.router.facts import ServerFacts
 from reference_server.router.infer import Answer
+from reference_server.router.routes.choices import CallDelta, CallEnd
 from reference_server.router.schemas.openai import ChatRequest
 from reference_server.router.sse import JSON_OPTIONS, render_event
+from reference_server.router.tool_calls import FIRST_CALL_ID, ToolCall, next_call_id
 
 _f32 = numpy.float32
 
@@ -22,6 +24,7 @@ FINISH_WORDS = {
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
 }
+CALLED = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +86,13 @@ class CompletionBodies:
         ]
         return self._frame | {"choices": choices, "usage": usage.to_json()}
 
-    def render_token(self, index: int, event: TokenArrived) -> bytes:
+    def render_token(self, index: int, event: TokenArrived | CallDelta) -> bytes:
+        assert isinstance(event, TokenArrived), "completions offer no tools"
         text = b'""' if event.token.special else orjson.dumps(event.token.text)
         return b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}]}\n\n' % (self._head, index, text)
 
-    def render_end(self, index: int, event: Finished, usage: Usage) -> bytes:
+    def render_end(self, index: int, event: Finished | CallEnd, usage: Usage) -> bytes:
+        assert isinstance(event, Finished), "completions offer no tools"
         text = "" if event.token.special else event.token.text
         choice = _completion_choice(index, text, FINISH_WORDS[event.generated_text.finish_reason])
         return render_event(self._frame | {"choices": [choice], "usage": usage.to_json()})
@@ -105,42 +110,55 @@ class ChatBodies:
             "system_fingerprint": facts.fingerprint,
         }
         self._wants_logprobs = bool(request.logprobs)
+        self._call_id = next_call_id(request.messages) if request.tools else FIRST_CALL_ID
         chunk = {"object": "chat.completion.chunk", **self._frame}
         self._head = b'data: %b,"choices":[{"index":' % orjson.dumps(chunk)[:-1]
 
-    def answer(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def answer(self, answers: Sequence[Answer], usage: Usage, calls: Sequence[ToolCall | None]) -> dict[str, Any]:
+        """calls: what each of `answers` calls; None for one that is text."""
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": answer.generated.text},
+                "message": _message(answer, call),
                 "logprobs": self._answer_logprobs(answer),
-                "finish_reason": FINISH_WORDS[answer.generated.finish_reason],
+                "finish_reason": FINISH_WORDS[answer.generated.finish_reason] if call is None else CALLED,
             }
-            for index, answer in enumerate(answers)
+            for index, (answer, call) in enumerate(zip(answers, calls, strict=True))
         ]
         return {"object": "chat.completion", **self._frame, "choices": choices, "usage": usage.to_json()}
 
-    def render_token(self, index: int, event: TokenArrived) -> bytes:
-        return self._render(index, event, b"null")
+    def render_token(self, index: int, event: TokenArrived | CallDelta) -> bytes:
+        if isinstance(event, CallDelta):
+            return self._render(index, self._call_delta(event), self._logprobs(event.event), b"null")
+        return self._render(index, _content_delta(event), self._logprobs(event), b"null")
 
-    def render_end(self, index: int, event: Finished, usage: Usage) -> bytes:
+    def render_end(self, index: int, event: Finished | CallEnd, usage: Usage) -> bytes:
         del usage  # chat tells it once for all choices
-        return self._render(index, event, b'"%b"' % FINISH_WORDS[event.generated_text.finish_reason].encode())
+        if isinstance(event, CallEnd):
+            reason = CALLED if event.is_complete else FINISH_WORDS[event.event.generated_text.finish_reason]
+            logprobs = b"null" if event.is_told else self._logprobs(event.event)
+            return self._render(index, b'{"role":"assistant"}', logprobs, b'"%b"' % reason.encode())
+        reason = FINISH_WORDS[event.generated_text.finish_reason]
+        return self._render(index, _content_delta(event), self._logprobs(event), b'"%b"' % reason.encode())
 
     def render_usage(self, usage: Usage) -> bytes:
         chunk = {"object": "chat.completion.chunk", **self._frame, "choices": [], "usage": usage.to_json()}
         return render_event(chunk)
 
-    def _render(self, index: int, event: TokenArrived | Finished, reason: bytes) -> bytes:
-        token = event.token
-        text = b'""' if token.special else orjson.dumps(token.text)
-        logprobs = b"null"
-        if self._wants_logprobs:
-            logprobs = orjson.dumps({"content": [_logprob(token, event.top_tokens)]}, option=JSON_OPTIONS)
-        return (
-            b'%b%d,"delta":{"role":"assistant","content":%b},"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n'
-            % (self._head, index, text, logprobs, reason)
-        )
+    def _render(self, index: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
+        return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n' % (
+            self._head, index, delta, logprobs, reason,
+        )  # fmt: skip
+
+    def _call_delta(self, delta: CallDelta) -> bytes:
+        function = {"name": delta.name, "arguments": delta.arguments}
+        call = {"index": 0, "id": self._call_id, "type": "function", "function": function}
+        return orjson.dumps({"role": "assistant", "tool_calls": [call]})
+
+    def _logprobs(self, event: TokenArrived | Finished) -> bytes:
+        if not self._wants_logprobs:
+            return b"null"
+        return orjson.dumps({"content": [_logprob(event.token, event.top_tokens)]}, option=JSON_OPTIONS)
 
     def _answer_logprobs(self, answer: Answer) -> dict[str, Any] | None:
         if not self._wants_logprobs:
@@ -152,6 +170,19 @@ class ChatBodies:
 def render_stream_error(error: RequestError) -> bytes:
     """A failure on an OpenAI stream; the code is always 422, as in TGI."""
     return render_event({"error": {"message": str(error), "http_status_code": 422}})
+
+
+def _message(answer: Answer, call: ToolCall | None) -> dict[str, Any]:
+    """A turn of the assistant: text, or one call."""
+    if call is None:
+        return {"role": "assistant", "content": answer.generated.text}
+    function = {"description": None, "name": call.name, "arguments": call.arguments}
+    return {"role": "assistant", "tool_calls": [{"id": FIRST_CALL_ID, "type": "function", "function": function}]}
+
+
+def _content_delta(event: TokenArrived | Finished) -> bytes:
+    token = event.token
+    return b'{"role":"assistant","content":%b}' % (b'""' if token.special else orjson.dumps(token.text))
 
 
 def _completion_choice(index: int, text: str, reason: str) -> dict[str, Any]:

@@ -14,6 +14,14 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+#: What a prompt says of the tools offered, where the request brings no text of its own: TGI's, letter for letter, since
+#: what models answer depends on it.
+DEFAULT_TOOL_PROMPT = (
+    "Given the functions available, please respond with a JSON for a function call with its proper arguments that best "
+    "answers the given prompt. Respond in the format {name: function name, parameters: dictionary of argument name and "
+    "its value}.Do not use variables."
+)
+
 StopField = Annotated[list[str] | None, BeforeValidator(_as_list)]
 
 
@@ -109,7 +117,7 @@ class MessageToolCall(ApiModel):
 
 
 class Message(ApiModel):
-    """One turn: `content`, or else `tool_calls`."""
+    """One turn: `content`, or else `tool_calls`. The answer of a tool is `content` in a role of its own."""
 
     role: str = Field(max_length=256)
     content: str | list[ContentPart] | None = None
@@ -131,7 +139,7 @@ class Message(ApiModel):
 
     @property
     def flattened(self) -> str:
-        """The content as one string, which is all that templates are given."""
+        """The content as one string, which beside the role is all that templates are given."""
         if isinstance(self.content, str):
             return self.content
         if self.content is not None:
@@ -141,14 +149,20 @@ class Message(ApiModel):
 
 
 class FunctionDefinition(ApiModel):
+    """A function that may be called; without `parameters` it takes no arguments."""
+
     name: str = Field(max_length=256)
     description: str | None = None
-    parameters: Any = None
+    parameters: Any = Field(None, description="JSON schema of an object: its properties are the arguments.")
 
     @model_validator(mode="before")
     @classmethod
     def _take_either_spelling(cls, data: Any) -> Any:
         return one_spelling(data, "parameters", "arguments")
+
+    @property
+    def schema_of_arguments(self) -> Any:
+        return {"type": "object", "properties": {}} if self.parameters is None else self.parameters
 
 
 class Tool(ApiModel):
@@ -206,9 +220,15 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: U32 | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] | None = Field(None, max_length=512)
-    tool_choice: str | ToolChoiceObject | None = None
-    tool_prompt: str | None = None
+    tools: list[Tool] | None = Field(None, max_length=512, description="Functions that the answer may call.")
+    tool_choice: str | ToolChoiceObject | None = Field(
+        None, description="`auto` (the default), `none`, `required`, or one function by its name."
+    )
+    tool_prompt: str | None = Field(
+        None,
+        description="What the prompt says of the tools, behind the last message.",
+        json_schema_extra={"example": DEFAULT_TOOL_PROMPT},
+    )
     response_format: ResponseFormat | None = None
 
 

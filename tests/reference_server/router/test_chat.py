@@ -6,7 +6,8 @@ from reference_server.errors import StartupError, TemplateError
 from reference_server.presets.catalog import find
 from reference_server.router.chat import ChatTemplate, load_template, to_json
 from reference_server.router.model_files import find_model_files
-from reference_server.router.schemas.openai import Message
+from reference_server.router.schemas.openai import ChatRequest, Message
+from reference_server.router.tools import offer_of
 
 
 def user(content: str) -> Message:
@@ -80,6 +81,32 @@ def test_a_content_that_the_template_hides_cuts_nothing():
     template = ChatTemplate("fixed ")
 
     assert template.render([Message.model_validate({"role": "assistant", "content": "zz"})]) == "fixed "
+
+
+PING = '{"description":null,"name":"ping","arguments":"{}"}'
+TURNS = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (TURNS, f'[hi\n---\n[{{"type":"function","function":{PING}}}]\nP]'),
+        ("{{ tools[0].function.arguments }}" + TURNS, "{}[hi\n---\nP]"),
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools | length }}" + TURNS, "1[hi\n---\nP]"),
+        ("{% set tools = 'own' %}{{ tools }}" + TURNS, f'own[hi\n---\n[{{"type":"function","function":{PING}}}]\nP]'),
+    ],
+    ids=["told_in_the_last_turn", "told_by_the_template", "defined_or_not", "a_variable_of_its_own"],
+)
+def test_http_4_5_a_template_that_reads_the_tools_is_given_them(source: str, text: str):
+    tool = {"type": "function", "function": {"name": "ping", "parameters": {}}}
+    request = {"messages": [], "tools": [tool], "tool_choice": "required", "tool_prompt": "P"}
+    offer = offer_of(ChatRequest.model_validate(request))
+    call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
+    calling = Message.model_validate({"role": "user", "tool_calls": [call]})
+
+    assert ChatTemplate(source).render([user("hi")], offer) == text
+    assert "---" not in ChatTemplate(source).render([user("hi"), calling], offer)
+    assert "---" not in ChatTemplate(source).render([], offer)
 
 
 @pytest.mark.parametrize(
