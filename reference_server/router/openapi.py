@@ -51,11 +51,13 @@ def _one_of(*values: str) -> Schema:
 
 _FINISH = _ref("FinishReason")
 _OPENAI_FINISH = _one_of("stop", "length")
+_CHAT_FINISH = _one_of("stop", "length", "tool_calls")
 _CACHED: Schema = {
     **_COUNT,
     "description": "Prompt tokens found in the prefix cache; absent when 0.",
     "x-extension": True,
 }
+_ARGUMENTS: Schema = {**_TEXT, "description": "JSON of an object; of a stream's deltas, all of them together."}
 _SEQUENCE = {
     "finish_reason": _FINISH,
     "generated_tokens": _COUNT,
@@ -131,11 +133,27 @@ ANSWERS: Mapping[str, Schema] = {
     ),
     "ChatCompletionLogprobs": _object(content=_list(_ref("ChatCompletionLogprob"))),
     "TextMessage": _object(role=_TEXT, content=_TEXT),
+    "ToolCall": _object(
+        id=_TEXT,
+        type=_one_of("function"),
+        function=_object(description=_nullable(_TEXT), name=_TEXT, arguments=_ARGUMENTS),
+    ),
+    "ToolCallMessage": _object(role=_TEXT, tool_calls=_list(_ref("ToolCall"))),
+    "OutputMessage": {"anyOf": [_ref("TextMessage"), _ref("ToolCallMessage")]},
+    "DeltaToolCall": _object(
+        index=_COUNT,
+        id=_TEXT,
+        type=_one_of("function"),
+        function=_object(name=_nullable(_TEXT), arguments=_ARGUMENTS),
+    ),
+    "ToolCallDelta": _object(role=_TEXT, tool_calls=_list(_ref("DeltaToolCall"))),
+    "ToolCallEnd": _object(role=_TEXT),
+    "ChatCompletionDelta": {"anyOf": [_ref("TextMessage"), _ref("ToolCallDelta"), _ref("ToolCallEnd")]},
     "ChatCompletionComplete": _object(
         index=_COUNT,
-        message=_ref("TextMessage"),
+        message=_ref("OutputMessage"),
         logprobs=_nullable(_ref("ChatCompletionLogprobs")),
-        finish_reason=_OPENAI_FINISH,
+        finish_reason=_CHAT_FINISH,
     ),
     "ChatCompletion": _object(
         object=_one_of("chat.completion"),
@@ -145,9 +163,9 @@ ANSWERS: Mapping[str, Schema] = {
     ),
     "ChatCompletionChoice": _object(
         index=_COUNT,
-        delta=_ref("TextMessage"),
+        delta=_ref("ChatCompletionDelta"),
         logprobs=_nullable(_ref("ChatCompletionLogprobs")),
-        finish_reason=_nullable(_OPENAI_FINISH),
+        finish_reason=_nullable(_CHAT_FINISH),
     ),
     "ChatCompletionChunk": _object(
         object=_one_of("chat.completion.chunk"),

@@ -9,6 +9,8 @@ from starlette.routing import Route
 from reference_server.router import cli
 from reference_server.router.facts import Platforms
 from reference_server.router.openapi import openapi_document
+from tests.support.grammars import compiler
+from tests.support.scripted_shard import say
 from tests.support.serving import Served, events_of, serve
 
 PLATFORMS = Platforms(vertex=True, kserve=True, predict_route="/predict", health_route="/alive")
@@ -123,6 +125,21 @@ async def test_every_route_is_described_and_served(platforms: Platforms):
         *([] if platforms.vertex else [("/vertex", "POST")]),
     }
     assert documented <= served_routes
+
+
+@pytest.mark.parametrize(
+    "texts", [('{"function": {"_name": "f', '",', '"a": 1}}'), ("no", "call")], ids=["call", "none"]
+)
+async def test_calls_of_tools_are_as_described(texts: tuple[str, ...]):
+    body = {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    path, errors = "/v1/chat/completions", SCHEMAS["ErrorResponse"]
+    async with serve(script=say(*texts), compile_grammar=compiler().regex_of) as served:
+        answer = await whole(served, path, body)
+        events = events_of((await served.client.post(path, json=body | {"stream": True})).text)
+
+    stream = schema_of(path, "post", "text/event-stream")
+    assert mismatches(answer, errors if "error" in answer else schema_of(path, "post", "application/json")) == []
+    assert [mismatch for event in events[:-1] for mismatch in mismatches(event, stream)] == []
 
 
 def test_extensions_are_marked():
