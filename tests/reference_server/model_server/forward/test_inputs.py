@@ -1,7 +1,11 @@
 """What one packed forward is planned to be: tokens, slots, rows that give logits."""
 
+from random import Random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reference_server.messages import ChooserParameters, Request, StoppingParameters
 from reference_server.model_server.batch import SequenceBatch, plan_chunks
@@ -79,6 +83,38 @@ def test_single_tokens_are_packed_before_chunks_but_logits_keep_batch_order() ->
     assert [each.id for each in inputs.sampled] == [1, 2]
     assert inputs.logits_index is not None
     assert inputs.logits_index.tolist() == [0, 5]
+
+
+# Of each row: tokens whose K/V exist, new ones, and whether its prompt ends with them.
+ROWS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 12), st.booleans()), min_size=1, max_size=8)
+
+
+@given(ROWS, st.randoms(use_true_random=False))
+def test_every_token_has_one_slot_in_its_own_rows_blocks(rows: list[tuple[int, int, bool]], random: Random) -> None:
+    needed = [-(-(cache_len + input_len) // BLOCK_SIZE) for cache_len, input_len, _ in rows]
+    blocks = list(range(1, sum(needed) + 1))
+    random.shuffle(blocks)
+    own = [[blocks.pop() for _ in range(count)] for count in needed]
+    sequences = tuple(
+        sequence(id_, [7] * (length := cache_len + input_len), length + (not ends), cache_len, input_len, own[id_])
+        for id_, (cache_len, input_len, ends) in enumerate(rows)
+    )
+
+    inputs = build_inputs(SequenceBatch(1, sequences, BLOCK_SIZE), prompt_logprobs=False)
+
+    attention = inputs.attention
+    slots = attention.slots.tolist()
+    assert len(slots) == len(set(slots)) == sum(input_len for _, input_len, _ in rows) == len(inputs.positions)
+    ends = np.cumsum(attention.seqlen_q)
+    for row, (end, new, length) in enumerate(zip(ends, attention.seqlen_q, attention.seqlen_k, strict=True)):
+        table = attention.block_table[row].tolist()
+        # The table of a row leads to the slots where its tokens lie, and covers all that it attends to.
+        expected = [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in range(length)]
+        assert slots[end - new : end] == expected[length - new :]
+        assert inputs.positions[end - new : end].tolist() == list(range(length - new, length))
+        assert 0 not in table[: -(-int(length) // BLOCK_SIZE)]
+    assert (attention.seqlen_q[: attention.num_decode_rows] == 1).all()
+    assert (attention.seqlen_q[attention.num_decode_rows :] > 1).all()
 
 
 def test_prompt_logprobs_take_the_rows_that_predict_prompt_tokens() -> None:
