@@ -84,9 +84,11 @@ class Engine:
         self._tokenizer = tokenizer
         self._tokenizer_max_len = tokenizer_max_len
         self._state = AttentionState()
+        # A fused forward takes the weights over: the modules no longer have them.
+        weight_bytes = loaded.weight_bytes
         self._model = tiers.prepare(loaded, options, tokenizer, self._state)
         self._block_size = self._model.choice.block_size
-        self._weight_bytes = loaded.weight_bytes + self._model.added_bytes
+        self._weight_bytes = weight_bytes + self._model.added_bytes
         watermark = Watermark(options.watermark_gamma, options.watermark_delta)
         # A model that pads computes all logits of its prompts anyway.
         prompt_logprobs = options.request_logprobs or self._model.requires_padding

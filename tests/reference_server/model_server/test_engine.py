@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from reference_server.errors import ArgumentError, ShardError, UnsupportedError
 from reference_server.model_server.forward.inputs import RaggedInputs
@@ -39,6 +40,17 @@ async def test_model_server_M21_warmup_counts_the_blocks_that_fit(shard: LocalSh
     assert reply.backends["kernels"] == "fused"
     # The peak is counted, not sampled, so the limits are equal in every run.
     assert await warm_up(shard, max_prefill_tokens=40) == reply
+
+
+async def test_weights_that_a_fused_forward_has_taken_over_are_counted(directory: Path) -> None:
+    told = []
+    for fuse in (True, False):
+        fused = LocalShard.load(tiny_options(directory, fuse=fuse))
+        told.append((await warm_up(fused, max_prefill_tokens=40)).weight_bytes)
+        fused.close()
+
+    weights = load_file(directory / "model.safetensors")
+    assert told == [sum(weight.nbytes for weight in weights.values())] * 2
 
 
 async def test_model_server_M21_given_limits_are_echoed(shard: LocalShard) -> None:
