@@ -2,136 +2,259 @@
 
 One row a method: tokens/s of one sequence and of eight, time to the first token of a prompt of 128, memory of the
 weights, and how far the model's predictions on a fixed text move: perplexity, and the mean KL divergence per token
-from the plain weights' in the same compute type. Rounds are interleaved; speeds are medians. Checkpoints of the
-prepared methods are made here by rounding to the nearest, so that their rows show speed and memory, not how well a
-tool quantizes.
+from the plain weights' in the same compute type. Every method is measured in turns with the plain model; speeds are
+medians, and `x plain` is the median over the turns of their ratio. A method runs in a process of its own: one that
+fails, or takes longer than its limit, leaves a row that says why, and the others are measured all the same.
+Checkpoints of the prepared methods are made here by rounding to the nearest, so that their rows show speed and memory,
+not how well a tool quantizes. `--quick` takes a minute or two on a small model.
 """
 
 import argparse
 import asyncio
 import itertools
 import json
-import shutil
+import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from rounded_checkpoint import SETTINGS, save_rounded
 from tiny_text import documents
 from torch import Tensor
 
-from reference_server.errors import StartupError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupReply, WarmupRequest
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import loader
-from reference_server.model_server.models.quantize import quantizable
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.quantization import int4
-from reference_server.model_server.quantization.schemes import SCHEMES, Quantization, find
+from reference_server.model_server.quantization.schemes import SCHEMES
 from reference_server.model_server.shard import LocalShard
 from reference_server.tokenizer import load_tokenizer
 
 PROMPT_TOKENS = 128
-NEW_TOKENS = 32
-TEXT_TOKENS = 1024
-GROUP = 32
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+BLOCK_SIZE = 16
+METHODS = ("none", *(scheme.name for scheme in SCHEMES))
+PROCESSES = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every method is put through. `memory_gib`: of each model, its K/V cache included."""
+
+    model_id: str
+    rounds: int
+    new_tokens: int
+    text_tokens: int
+    memory_gib: float
+    limit_s: float
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One round of one method. ttft_ms: prefill of one prompt; tokens/s of the decode steps after it."""
+
+    tokens_per_s_1: float
+    tokens_per_s_8: float
+    ttft_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One method."""
+    """One method. `times_plain_*`: tokens/s against the plain model's."""
 
     method: str
     kernels: str
     tokens_per_s_1: float
     tokens_per_s_8: float
+    times_plain_1: float
+    times_plain_8: float
     ttft_ms: float
     weight_mb: float
     perplexity: float
     kl_per_token: float
 
 
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """A method that has no row, and why."""
+
+    method: str
+    reason: str
+
+
+class MethodFailed(Exception):
+    """A method that this device does not serve, or that was too slow; the text says which."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model-id", default="preset:tiny-llama")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", default=["none", *(scheme.name for scheme in SCHEMES)])
-    parser.add_argument("--cpu-memory-gib", type=float, default=0.2, help="of each model, its K/V cache included")
-    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--model-id", help="preset:llama-125m, or with --quick preset:tiny-llama")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--rounds", type=int, help="5, or with --quick 2; one more warms up and does not count")
+    parser.add_argument("--cpu-memory-gib", type=float, default=1.0, help="of each model, its K/V cache included")
+    parser.add_argument("--limit-s", type=float, default=55, help="most seconds for one method")
+    parser.add_argument("--quick", action="store_true", help="a small model, a short text, few rounds")
+    parser.add_argument("--json", type=Path, help="also write the rows here, after each method")
     args = parser.parse_args()
+    model_id = args.model_id or ("preset:tiny-llama" if args.quick else "preset:llama-125m")
+    rounds = args.rounds or (2 if args.quick else 5)
+    new_tokens, text_tokens = (16, 256) if args.quick else (32, 1024)
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(args.model_id, args.methods, args.rounds, Path(folder), args.cpu_memory_gib)
-    print(f"{args.model_id}, {torch.get_num_threads()} compute thread(s), torch {torch.__version__}\n")
+        plan = Plan(model_id, rounds, new_tokens, text_tokens, args.cpu_memory_gib, args.limit_s, Path(folder))
+        rows = []
+        for row in measure(plan, args.methods):
+            rows.append(row)
+            print(row.reason if isinstance(row, NotMeasured) else "measured", file=sys.stderr, flush=True)
+            if args.json:
+                args.json.write_text(json.dumps({"model": model_id, "rows": [asdict(each) for each in rows]}, indent=1))
+    print(f"{model_id}, one compute thread, torch {torch.__version__}\n")
     print(table(rows))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
-def measure(model_id: str, methods: list[str], rounds: int, folder: Path, memory_gib: float) -> list[Row]:
-    """A row for each method that this device serves; a line on stdout for each that it refuses."""
-    plain = EngineOptions(model_id, compute_threads=1)
-    files = loader.locate(plain)
-    ids = text_ids(files.tokenizer_directory, files.directory)
-    reference = log_probabilities(plain, ids)
-    shards: dict[str, LocalShard] = {}
-    options: dict[str, EngineOptions] = {}
-    for method in methods:
-        prepared = method != "none" and find(method).quantize is None and find(method).refused is None
-        name = str(prepare(method, plain, folder / method)) if prepared else model_id
-        flag = None if method == "none" else method
-        options[method] = EngineOptions(name, quantize=flag, compute_threads=1, cpu_memory_gib=memory_gib)
+def measure(plan: Plan, methods: Sequence[str]) -> Any:
+    """Yields the row of each method as soon as it is known; without the plain model there is none to compare with."""
+    plain = Candidate("none", plan)
+    try:
+        plain.ask("speed")
+        predictions = plain.ask("predictions")
+        for number, method in enumerate(methods, 1):
+            print(f"[{number}/{len(methods)}] {method}: ", end="", file=sys.stderr, flush=True)
+            try:
+                yield against(plain, method, plan, predictions)
+            except MethodFailed as error:
+                yield NotMeasured(method, str(error))
+    finally:
+        plain.close()
+
+
+def against(plain: "Candidate", method: str, plan: Plan, predictions: tuple[float, float]) -> Row:
+    """One method in turns with the plain model."""
+    plain.allow(plan.limit_s)
+    other = plain if method == "none" else Candidate(method, plan)
+    try:
+        other.ask("speed")
+        turns = [(plain.ask("speed"), other.ask("speed")) for _ in range(plan.rounds)]
+        own = [turn[1] for turn in turns]
+        perplexity, divergence = predictions if other is plain else other.ask("predictions")
+        facts: WarmupReply = other.facts
+        return Row(
+            method,
+            facts.backends["kernels"],
+            statistics.median(speed.tokens_per_s_1 for speed in own),
+            statistics.median(speed.tokens_per_s_8 for speed in own),
+            statistics.median(speed.tokens_per_s_1 / base.tokens_per_s_1 for base, speed in turns),
+            statistics.median(speed.tokens_per_s_8 / base.tokens_per_s_8 for base, speed in turns),
+            statistics.median(speed.ttft_ms for speed in own),
+            facts.weight_bytes / 1e6,
+            perplexity,
+            divergence,
+        )
+    finally:
+        if other is not plain:
+            other.close()
+
+
+class Candidate:
+    """One method's model in a process of its own, which answers one question at a time within `limit_s` in all."""
+
+    def __init__(self, method: str, plan: Plan) -> None:
+        self._pipe, theirs = PROCESSES.Pipe()
+        self._process = PROCESSES.Process(target=_answer, args=(theirs, method, plan), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.allow(plan.limit_s)
         try:
-            shards[method] = LocalShard.load(options[method])
-        except StartupError as error:
-            print(f"{method}: {error}")
-    race = asyncio.run(run_race(shards, rounds))
-    return [
-        row(method, race.replies[method], race.speeds[method], reference, log_probabilities(options[method], ids), ids)
-        for method in shards
-    ]
+            self.facts = self._receive()
+        except MethodFailed:
+            self.close()
+            raise
+
+    def allow(self, limit_s: float) -> None:
+        """Begin its time anew."""
+        self._limit_s, self._deadline = limit_s, time.monotonic() + limit_s
+
+    def ask(self, question: str) -> Any:
+        """Raises MethodFailed where there is no answer."""
+        self._pipe.send(question)
+        return self._receive()
+
+    def _receive(self) -> Any:
+        if not self._pipe.poll(max(0.0, self._deadline - time.monotonic())):
+            raise MethodFailed(f"stopped at its limit of {self._limit_s:g} s")
+        try:
+            failure, answer = self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise MethodFailed(f"its process ended with status {self._process.exitcode}") from None
+        if failure is not None:
+            raise MethodFailed(failure)
+        return answer
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
 
 
-Speeds = list[tuple[float, float, float]]
+def _answer(pipe: Connection, method: str, plan: Plan) -> None:
+    """The process of a candidate: says what it serves, then answers until it is ended."""
+    try:
+        candidate = Served(method, plan)
+        pipe.send((None, candidate.facts))
+        while True:
+            pipe.send((None, getattr(candidate, pipe.recv())()))
+    except EOFError:
+        return
+    except Exception as error:  # whatever a method brings: its row says so
+        pipe.send((f"{type(error).__name__}: {error}", None))
 
 
-@dataclass(frozen=True, slots=True)
-class Race:
-    """What every shard said of itself, and per round its tokens/s of one and of eight sequences and its TTFT in ms."""
+class Served:
+    """One method's model, loaded and warmed up."""
 
-    replies: dict[str, WarmupReply]
-    speeds: dict[str, Speeds]
+    def __init__(self, method: str, plan: Plan) -> None:
+        torch.set_num_threads(1)
+        self._method, self._plan = method, plan
+        model_id = (
+            str(save_rounded(plan.model_id, method, plan.folder / method)) if method in SETTINGS else plan.model_id
+        )
+        flag = None if method == "none" else method
+        self._options = EngineOptions(model_id, quantize=flag, compute_threads=1, cpu_memory_gib=plan.memory_gib)
+        self._shard = LocalShard.load(self._options)
+        self._runner = asyncio.Runner()
+        warmup = WarmupRequest(Batch(0, requests(1, 1)), 8 * PROMPT_TOKENS)
+        self.facts: WarmupReply = self._runner.run(self._shard.warmup(warmup))
+
+    def speed(self) -> Speed:
+        """A round: one sequence, then eight."""
+        one, ttft_ms = self._runner.run(generate(self._shard, 1, self._plan.new_tokens))
+        eight, _ = self._runner.run(generate(self._shard, 8, self._plan.new_tokens))
+        return Speed(one, eight, ttft_ms)
+
+    def predictions(self) -> tuple[float, float]:
+        """Perplexity of the text, and KL divergence per token from the plain model, which has to be asked first."""
+        ids = text_ids(self._options, self._plan.text_tokens)
+        found = log_probabilities(self._options, ids)
+        path = self._plan.folder / "plain.pt"
+        if self._method == "none":
+            torch.save(found, path)
+        plain: Tensor = torch.load(path)
+        loss = -found[:-1].gather(1, ids[1:, None]).mean()
+        return loss.exp().item(), (plain.exp() * (plain - found)).sum(-1).mean().item()
 
 
-def row(method: str, reply: WarmupReply, speeds: Speeds, plain: Tensor, found: Tensor, ids: Tensor) -> Row:
-    one, eight, ttft = (statistics.median(values) for values in zip(*speeds, strict=True))
-    loss = -found[:-1].gather(1, ids[1:, None]).mean()
-    divergence = (plain.exp() * (plain - found)).sum(-1).mean()
-    kernels, megabytes = reply.backends["kernels"], reply.weight_bytes / 1e6
-    return Row(method, kernels, one, eight, ttft, megabytes, loss.exp().item(), divergence.item())
-
-
-async def run_race(shards: dict[str, LocalShard], rounds: int) -> Race:
-    """The first round warms up and does not count."""
-    warmup = WarmupRequest(Batch(0, requests(1, 1)), 8 * PROMPT_TOKENS)
-    replies = {method: await shard.warmup(warmup) for method, shard in shards.items()}
-    found: dict[str, Speeds] = {method: [] for method in shards}
-    for number, (method, shard) in itertools.product(range(rounds + 1), shards.items()):
-        one, ttft = await generate(shard, 1)
-        eight, _ = await generate(shard, 8)
-        if number:
-            found[method].append((one, eight, ttft))
-    return Race(replies, found)
-
-
-async def generate(shard: LocalShard, count: int) -> tuple[float, float]:
+async def generate(shard: LocalShard, count: int, new_tokens: int) -> tuple[float, float]:
     """Tokens/s of the decode steps, and milliseconds of the prefill."""
     start = time.perf_counter()
-    step = await shard.prefill(Batch(1, requests(count, NEW_TOKENS)))
+    step = await shard.prefill(Batch(1, requests(count, new_tokens)))
     first = time.perf_counter()
     produced = 0
     while step.batch is not None:
@@ -141,9 +264,9 @@ async def generate(shard: LocalShard, count: int) -> tuple[float, float]:
 
 
 def requests(count: int, new_tokens: int) -> tuple[Request, ...]:
-    text = " ".join(itertools.islice(" ".join(documents(7)).split(), 4 * PROMPT_TOKENS))
+    text = " ".join(" ".join(itertools.islice(documents(7), 40)).split()[: 4 * PROMPT_TOKENS])
     stopping = StoppingParameters(new_tokens, ignore_eos_token=True)
-    blocks_each = (PROMPT_TOKENS + NEW_TOKENS) // 16 + 1
+    blocks_each = (PROMPT_TOKENS + new_tokens) // BLOCK_SIZE + 1
     return tuple(
         Request(
             id_, (text,), PROMPT_TOKENS, ChooserParameters(), stopping,
@@ -153,11 +276,12 @@ def requests(count: int, new_tokens: int) -> tuple[Request, ...]:
     )  # fmt: skip
 
 
-def text_ids(tokenizer_directory: Path, directory: Path) -> Tensor:
-    vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
-    tokenizer = load_tokenizer(tokenizer_directory, vocabulary)
+def text_ids(options: EngineOptions, count: int) -> Tensor:
+    """The first tokens of the fixed text."""
+    files = loader.locate(options)
+    vocabulary = json.loads((files.directory / "config.json").read_text())["vocab_size"]
     text = "\n".join(itertools.islice(documents(11), 40))
-    return torch.tensor(tokenizer.encode(text, True)[:TEXT_TOKENS])
+    return torch.tensor(load_tokenizer(files.tokenizer_directory, vocabulary).encode(text, True)[:count])
 
 
 @torch.no_grad()
@@ -168,67 +292,23 @@ def log_probabilities(options: EngineOptions, ids: Tensor) -> Tensor:
     return model(ids[None], use_cache=False).logits[0].float().log_softmax(-1)
 
 
-def prepare(method: str, plain: EngineOptions, directory: Path) -> Path:
-    """A checkpoint of the model, rounded to the nearest four bits and stored as `method` wants it."""
-    files = loader.locate(plain)
-    shutil.copytree(files.directory, directory)
-    for path in files.tokenizer_directory.glob("tokenizer*"):
-        shutil.copy(path, directory)
-    model = loader.load(EngineOptions(plain.model_id, dtype="float32", tier="padded"), files, RankGroup(0, 1)).model
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    if (directory / "model.safetensors").is_file():
-        tensors = load_file(directory / "model.safetensors")
-    for name in quantizable(model, Quantization(find("eetq"), None)):
-        prefix = name.removesuffix(".weight")
-        tensors |= {f"{prefix}.{leaf}": part for leaf, part in stored(method, tensors.pop(name).float()).items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": SETTINGS[method]}))
-    return directory
-
-
-def stored(method: str, weight: Tensor) -> dict[str, Tensor]:
-    """A weight [outputs, inputs] in four bits, symmetric, in groups of 32."""
-    groups = weight.view(len(weight), -1, GROUP)
-    scales = (groups.abs().amax(2) / 7).clamp(min=1e-8).half()
-    codes = (groups / scales.float()[..., None]).round().clamp(-8, 7).add(8).to(torch.uint8).flatten(1)
-    zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
-    if method == "compressed-tensors":
-        shape = torch.tensor(weight.shape)
-        return {"weight_packed": int4.pack(codes, 4, 1), "weight_scale": scales, "weight_shape": shape}
-    by_input = scales.t().contiguous()
-    if method == "awq":
-        parts = {name: part.t().reshape(part.shape[1], -1, 8)[..., AWQ_ORDER].flatten(1)
-                 for name, part in (("qweight", codes), ("qzeros", zeros))}  # fmt: skip
-        return {name: int4.pack(part, 4, 1) for name, part in parts.items()} | {"scales": by_input}
-    return {
-        "qweight": int4.pack(codes.t().contiguous(), 4, 0),
-        "qzeros": int4.pack(zeros.t() - 1, 4, 1),
-        "scales": by_input,
-        "g_idx": (torch.arange(weight.shape[1]) // GROUP).int(),
-    }
-
-
-_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "gptq": _GPTQ,
-    "marlin": _GPTQ,
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
-    "compressed-tensors": {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}},
-    },
-}  # fmt: skip
-
-
-def table(rows: list[Row]) -> str:
-    lines = ["| method | kernels | tokens/s, 1 | tokens/s, 8 | TTFT ms | weights MB | perplexity | KL/token |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    lines += [
-        f"| {each.method} | {each.kernels} | {each.tokens_per_s_1:.0f} | {each.tokens_per_s_8:.0f} | "
-        f"{each.ttft_ms:.1f} | {each.weight_mb:.2f} | {each.perplexity:.3f} | {each.kl_per_token:.5f} |"
-        for each in rows
-    ]
+def table(rows: Sequence[Row | NotMeasured]) -> str:
+    """Markdown; a method that was not measured says why in its second cell."""
+    columns = (
+        *("method", "kernels", "tokens/s, 1", "x plain", "tokens/s, 8", "x plain", "TTFT ms", "weights MB"),
+        *("perplexity", "KL/token"),
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in rows:
+        if isinstance(row, NotMeasured):
+            cells = [row.method, row.reason, *[""] * (len(columns) - 2)]
+        else:
+            cells = [
+                row.method, row.kernels, f"{row.tokens_per_s_1:.0f}", f"{row.times_plain_1:.2f}",
+                f"{row.tokens_per_s_8:.0f}", f"{row.times_plain_8:.2f}", f"{row.ttft_ms:.1f}", f"{row.weight_mb:.2f}",
+                f"{row.perplexity:.3f}", f"{row.kl_per_token:.5f}",
+            ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
