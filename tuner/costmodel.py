@@ -170,8 +170,14 @@ def read_cost(path: Path) -> CostModel:
         raise CostModelError(f"{path}: {error}") from None
 
 
-def fit(launches: Sequence[Steps], *, graph_sizes: Sequence[int] = (), source: str = "step trace") -> CostModel:
-    """The law of one set of launches, with intervals by bootstrap over them. Raises CostModelError.
+def fit(
+    launches: Sequence[Steps],
+    *,
+    graph_sizes: Sequence[int] = (),
+    source: str = "step trace",
+    with_intervals: bool = True,
+) -> CostModel:
+    """The law of one set of launches, with intervals by bootstrap over them if asked for. Raises CostModelError.
 
     Every fifth shape is held out for the errors, then everything is fitted.
     """
@@ -188,7 +194,7 @@ def fit(launches: Sequence[Steps], *, graph_sizes: Sequence[int] = (), source: s
         sizes,
         tuple(COLUMNS[index] for index in unknown),
         len(steps),
-        _intervals(launches, sizes, known),
+        _intervals(launches, sizes, known) if with_intervals else {},
         _held_out_errors(steps, columns, known),
         source,
         facts,

@@ -9,19 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.clientcost import NO_COST, ClientCost
 from tuner.costmodel import FORMAT, CostModel, CostModelError, anchored, fit
 from tuner.forecast import ForecastError, Pool, Server
-from tuner.steptrace import Steps, without_first_of_shape
+from tuner.steptrace import Steps, joined, without_first_of_shape
 
 FEWEST_DECODES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """`models` by `quantize`; `servers` are the launches behind them, the first one the reference."""
+    """`models` by `quantize`; `servers` are the launches behind them, the first one the reference.
+
+    `client` is what a request costs beside the steps.
+    """
 
     models: Mapping[str, CostModel]
     servers: tuple[Server, ...] = ()
+    client: ClientCost = NO_COST
 
     def of(self, settings: Mapping[str, Any]) -> CostModel:
         """The model of a configuration. Raises ForecastError where its `quantize` was not measured."""
@@ -49,6 +54,8 @@ class Costs:
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
+            "client_ns": self.client.client_ns,
+            "tokenize_ns": self.client.tokenize_ns,
             "models": {scheme: model.to_json() for scheme, model in self.models.items()},
             "servers": [
                 {"options": each.options, "settings": each.settings, "memory": each.memory} for each in self.servers
@@ -67,16 +74,17 @@ def read_costs(path: Path) -> Costs:
             return Costs({"none": CostModel.from_json(row)})
         models = {str(scheme): CostModel.from_json(each) for scheme, each in row["models"].items()}
         servers = tuple(Server(each["options"], each["settings"], each.get("memory", {})) for each in row["servers"])
+        client = ClientCost(int(row.get("client_ns", 0)), int(row.get("tokenize_ns", 0)))
     except OSError as error:
         raise CostModelError(f"{path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CostModelError(f"{path}: not a cost file ({error!r})") from None
     except CostModelError as error:
         raise CostModelError(f"{path}: {error}") from None
-    return Costs(models, servers)
+    return Costs(models, servers, client)
 
 
-def fit_costs(launches: Sequence[Steps]) -> Costs:
+def fit_costs(launches: Sequence[Steps], clients: Sequence[ClientCost] = (), *, with_intervals: bool = True) -> Costs:
     """One model per `quantize` of the launches, each with the level of all its steps. Raises CostModelError."""
     by_scheme: dict[str, list[Steps]] = {}
     servers = []
@@ -87,11 +95,9 @@ def fit_costs(launches: Sequence[Steps]) -> Costs:
     models = {}
     for scheme, group in by_scheme.items():
         warm = [kept if len(kept := without_first_of_shape(steps)) >= FEWEST_DECODES else steps for steps in group]
-        model = fit(warm, graph_sizes=_graph_sizes(servers[0]))
-        for steps in warm[-1:]:
-            model = anchored(model, steps)
-        models[scheme] = model
-    return Costs(models, tuple(servers))
+        model = fit(warm, graph_sizes=_graph_sizes(servers[0]), with_intervals=with_intervals)
+        models[scheme] = anchored(model, joined(warm))
+    return Costs(models, tuple(servers), ClientCost.mean(clients))
 
 
 def _graph_sizes(server: Server) -> tuple[int, ...]:

@@ -15,12 +15,14 @@ from loadgen.modes import FILE_WORKLOADS
 from loadgen.think_time import parse_think_time
 from loadgen.workload import build
 from reference_server.router.scheduler import SchedulerOptions, Schema
+from tuner.clientcost import NO_COST, ClientCost
 from tuner.costmodel import CostModel
 from tuner.errors import TunerError
 from tuner.simulate import NS_PER_S, Ask, Load, Simulated, Simulation
 from tuner.simulated_metrics import metrics_of
 
 NOT_MODELLED = ("lora_adapters", "speculate", "num_shard")
+GIB = 2**30
 OPTION_NAMES = tuple(each.name for each in fields(SchedulerOptions))
 MAX_CONCURRENT = 128
 # Workloads whose prompts share no beginning: a prefix cache finds nothing in them, and what it holds can be evicted.
@@ -68,7 +70,12 @@ def ids_of(text: str) -> tuple[int, ...]:
 
 
 def load_of(
-    config: BenchConfig, *, limits: Limits | None = None, with_ids: bool = False, requests: int | None = None
+    config: BenchConfig,
+    *,
+    limits: Limits | None = None,
+    with_ids: bool = False,
+    requests: int | None = None,
+    client: ClientCost = NO_COST,
 ) -> Load:
     """The load of a file, in virtual time. Raises ForecastError for one whose prompts have no known length."""
     if config.workload in FILE_WORKLOADS:
@@ -93,6 +100,8 @@ def load_of(
         warmup_ns=round(config.warmup_s * NS_PER_S),
         duration_ns=None if duration_s is None or requests is not None else round(duration_s * NS_PER_S),
         requests=count,
+        client_ns=client.client_ns,
+        tokenize_ns=client.tokenize_ns,
     )
 
 
@@ -150,7 +159,9 @@ class Server:
         if settings.get("prefix_caching") is not None:
             options["use_prefix_caching"] = bool(settings["prefix_caching"])
         if pool is not None and "max_batch_total_tokens" not in known:
-            options["max_batch_total_tokens"] = pool.tokens({**self.settings, **settings})
+            given = {name: value for name, value in settings.items() if value is not None}
+            budget = {"max_batch_prefill_tokens": options["max_batch_prefill_tokens"]}
+            options["max_batch_total_tokens"] = pool.tokens({**self.settings, **given, **budget})
         return Server(options, {**self.settings, **settings}, self.memory)
 
     def for_load(self, config: BenchConfig) -> "Server":
@@ -181,30 +192,33 @@ class Pool:
 
     @classmethod
     def of(cls, servers: Sequence[Server]) -> "Pool":
-        """The pool of launches. Where they do not differ in a knob, the memory is taken to be the cache's alone."""
+        """The pool of launches, from the bytes that each one found; without those, from how the launches differ.
+
+        Where neither tells, the memory is taken to be the cache's alone.
+        """
         import numpy as np
 
         schemes = sorted({_scheme(each.settings) for each in servers})
         rows = []
         for each in servers:
-            share = float(each.settings.get("cuda_memory_fraction") or 1.0)
             budget = float(each.options["max_batch_prefill_tokens"])
-            rows.append([share, -budget, *(float(_scheme(each.settings) == scheme) for scheme in schemes)])
+            rows.append([_share(each.settings), -budget, *(float(_scheme(each.settings) == name) for name in schemes)])
         matrix = np.asarray(rows)
         tokens = np.asarray([float(each.options["max_batch_total_tokens"]) for each in servers])
-        per_share, per_prefill = 0.0, 0.0
-        if np.linalg.matrix_rank(matrix) == matrix.shape[1]:
+        if (told := _told_by_bytes(servers)) is not None:
+            per_share, per_prefill = told
+        elif np.linalg.matrix_rank(matrix) == matrix.shape[1]:
             per_share, per_prefill = (
                 max(0.0, float(value)) for value in np.linalg.lstsq(matrix, tokens, rcond=None)[0][:2]
             )
         else:
-            per_share = float((tokens / matrix[:, 0]).max())
+            per_share, per_prefill = float((tokens / matrix[:, 0]).max()), 0.0
         rest = tokens - per_share * matrix[:, 0] - per_prefill * matrix[:, 1]
         levels = {scheme: float(rest[matrix[:, 2 + number] > 0].mean()) for number, scheme in enumerate(schemes)}
         return cls(levels, per_share, per_prefill)
 
     def tokens(self, settings: Mapping[str, Any]) -> int:
-        share = float(settings.get("cuda_memory_fraction") or 1.0)
+        share = _share(settings)
         budget = float(settings.get("max_batch_prefill_tokens") or 0)
         level = self.levels.get(_scheme(settings), max(self.levels.values()))
         return max(0, int(level + self.per_share * share - self.per_prefill_token * budget))
@@ -212,6 +226,40 @@ class Pool:
 
 def _scheme(settings: Mapping[str, Any]) -> str:
     return str(settings.get("quantize") or "none")
+
+
+def _share(settings: Mapping[str, Any]) -> float:
+    return float(settings.get("cuda_memory_fraction") or 1.0)
+
+
+def _told_by_bytes(servers: Sequence[Server]) -> tuple[float, float] | None:
+    """Tokens for the whole memory, and tokens that a token of prefill budget costs; None where bytes do not tell.
+
+    Each launch found share · memory = weights + largest prefill + tokens · bytes of a token. A CPU's memory is set;
+    elsewhere it takes two launches that differ to know it.
+    """
+    import numpy as np
+
+    found = [each for each in servers if each.memory.get("prefill_peak_bytes") and "weight_bytes" in each.memory]
+    if not found:
+        return None
+    peaks = np.asarray([float(each.memory["prefill_peak_bytes"]) for each in found])
+    taken = peaks + np.asarray([float(each.memory["weight_bytes"]) for each in found])
+    tokens = np.asarray([float(each.options["max_batch_total_tokens"]) for each in found])
+    shares = np.asarray([_share(each.settings) for each in found])
+    given = found[0].settings.get("cpu_memory_gib")
+    if given is not None:
+        memory = float(given) * GIB
+        bytes_per_token = float(np.median((shares * memory - taken) / tokens))
+    else:
+        matrix = np.column_stack([shares, -tokens])
+        if np.linalg.matrix_rank(matrix) < 2:
+            return None
+        memory, bytes_per_token = map(float, np.linalg.lstsq(matrix, taken, rcond=None)[0])
+    if memory <= 0 or bytes_per_token <= 0:
+        return None
+    budgets = np.asarray([float(each.options["max_batch_prefill_tokens"]) for each in found])
+    return memory / bytes_per_token, float(np.median(peaks / budgets)) / bytes_per_token
 
 
 def run(
@@ -230,9 +278,10 @@ def run(
 def predict(
     server: Server, cost: CostModel, load: Load, names: Sequence[str], limits_ms: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Metrics of a load on a server; nothing where its cache holds no request."""
+    """Metrics of a load on a server; nothing where its cache is so small that the router would not start."""
     options = server.scheduler_options
-    if options.max_batch_total_tokens < 2 * options.block_size:
+    longest = server.settings.get("max_total_tokens") or 2 * options.block_size
+    if options.max_batch_total_tokens < max(int(longest), options.max_batch_prefill_tokens):
         return {}
     return metrics_of(run(server, cost, load), names, limits_ms)
 

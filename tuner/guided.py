@@ -16,6 +16,7 @@ from typing import Any
 from scipy.stats import qmc
 
 from loadgen.config import BenchConfig
+from tuner.clientcost import ClientCost, client_cost_of
 from tuner.costmodel import CostModelError
 from tuner.costs import Costs, fit_costs
 from tuner.evaluate import STEPS_FILE
@@ -44,7 +45,7 @@ REFIT_EVERY = 4
 HALF_SURVIVE, SURVIVAL_SLOPE = 0.965, 0.012
 DEFAULTS: Mapping[str, Any] = {"quantize": "none", "cuda_memory_fraction": 1.0}
 
-Say = Callable[[str], None]
+Traced = tuple[Steps, ClientCost]
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class SimulatorGuide:
     _fitted_on: int = -1
     _predictions: dict[str, Prediction] = field(default_factory=dict)
     _costs: Costs | None = None
+    _traced: dict[int, Traced] = field(default_factory=dict)
 
     def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | StepBack:
         """The next launch; `StepBack` where the simulator cannot tell, with the reason."""
@@ -99,13 +101,17 @@ class SimulatorGuide:
     def _metrics(self) -> tuple[str, ...]:
         return (self.objective.maximize, *(limit.metric for limit in self.objective.limits))
 
-    def _traces(self, results: Sequence[TrialResult]) -> list[Steps]:
-        """The step traces of the measured trials that left one."""
-        paths = [(self.folder / result.run).parent / STEPS_FILE for result in results if result.run]
-        return [read_steps(path) for path in paths if path.exists()]
+    def _traces(self, results: Sequence[TrialResult]) -> list[Traced]:
+        """The step traces of the measured trials that left one, and what their requests cost beside the steps."""
+        for result in results:
+            run = self.folder / result.run
+            trace = run.parent / STEPS_FILE
+            if result.run and result.number not in self._traced and trace.exists():
+                self._traced[result.number] = (read_steps(trace), client_cost_of(run))
+        return list(self._traced.values())
 
-    def _fit(self, traced: Sequence[Steps]) -> None:
-        self._costs = fit_costs(traced)
+    def _fit(self, traced: Sequence[Traced]) -> None:
+        self._costs = fit_costs([steps for steps, _ in traced], [client for _, client in traced])
         self._costs.write(self.folder / COST_FILE)
         self._fitted_on = len(traced)
         self._predictions.clear()
@@ -149,15 +155,16 @@ class SimulatorGuide:
         costs, base = self._costs, self._costs.reference.for_load(self.load)
         new = {_key(each): each for each in wanted if _key(each) not in self._predictions}
         known = [each for each in new.values() if str(each.get("quantize") or "none") in costs.models]
-        load = self._load_for(bool(base.options.get("use_prefix_caching")))
+        load = self._load_for(costs, with_ids=bool(base.options.get("use_prefix_caching")))
         forecaster = Forecaster(costs, base, costs.pool, load, self._metrics, limits_ms(self.load))
         for settings, metrics in zip(known, predict_all(forecaster, known, self.jobs), strict=True):
             if metrics:
                 self._predictions[_key(settings)] = Prediction(settings, metrics, self._survival(settings))
 
-    def _load_for(self, with_ids: bool) -> Load:
+    def _load_for(self, costs: Costs, *, with_ids: bool) -> Load:
         is_long = not self.load.is_open_loop and self.load.requests is None
-        return load_of(self.load, with_ids=with_ids, requests=REQUESTS if is_long else None)
+        requests = REQUESTS if is_long else None
+        return load_of(self.load, with_ids=with_ids, requests=requests, client=costs.client)
 
     def _survival(self, settings: Mapping[str, Any]) -> float:
         """Chance that a launch lives. What a CPU may use is counted, so that nothing is left to chance there."""

@@ -185,7 +185,7 @@ def open_search(prepared: Prepared, progress: Progress, *, is_leader: bool = Tru
         config.server,
         hopeless(objective.limits),
         StandingShards(timeout_s) if stands else None,
-        with_steps=config.is_guided,
+        with_steps=config.server.kind == "own",
     )
     inert = cannot_act_in(config, load)
     search = Search.open(prepared.folder, config, bench, inert=inert, is_leader=is_leader)

@@ -11,6 +11,7 @@ from typing import Any
 from loadgen import settings
 from loadgen.config import BenchConfig
 from loadgen.errors import UsageError
+from tuner.clientcost import client_cost_of
 from tuner.costs import Costs, fit_costs, read_costs
 from tuner.forecast import ForecastError, Server, load_of, run
 from tuner.prepare import DEFAULT_LOAD, STUDIES
@@ -24,7 +25,7 @@ SHOWN = (
     *("output_tokens_per_s", "requests_per_s", "ttft_p50_ms", "ttft_p95_ms"),
     *("tpot_mean_ms", "e2e_p95_ms", "error_rate"),
 )
-COST_FILE = "cost.json"
+COST_FILE, RUN = "cost.json", "run"
 NOT_MEASURED = "not measured: the cost model was made by hand"
 TOO_POOR = 3
 FEWEST_HELD_OUT = 3
@@ -79,7 +80,7 @@ def _run(given: argparse.Namespace) -> int:
     costs, config, base = _opened(given)
     chosen = settings_from(given.set)
     server = base.with_settings(chosen, costs.pool)
-    load = _load(given, config, server)
+    load = _load(given, config, server, costs)
     played = run(
         server, costs.of(server.settings), load, with_gaps=given.out is not None, with_strides=not given.no_stride
     )
@@ -100,7 +101,7 @@ def _run(given: argparse.Namespace) -> int:
 def _explain(given: argparse.Namespace) -> int:
     costs, config, base = _opened(given)
     server = base.with_settings(settings_from(given.set), costs.pool)
-    played = run(server, costs.of(server.settings), _load(given, config, server))
+    played = run(server, costs.of(server.settings), _load(given, config, server, costs))
     found = explained(played)
     print(
         json.dumps(found, indent=2)
@@ -143,7 +144,7 @@ def _sweep(given: argparse.Namespace) -> int:
     fixed = settings_from(given.set)
     drawn = draw(given.space, fixed, given.n, given.seed)
     limits = limits_of(given.space)
-    load = _load(given, config, base)
+    load = _load(given, config, base, costs)
     forecaster = Forecaster(costs, base, costs.pool, load, SHOWN, {})
     found = predict_all(forecaster, drawn, given.jobs)
     rows = [{"settings": each, "metrics": metrics} for each, metrics in zip(drawn, found, strict=True) if metrics]
@@ -208,7 +209,9 @@ def _write_predictions(directory: Path, rows: Sequence[Mapping[str, Any]]) -> No
 
 
 def _fit(given: argparse.Namespace) -> int:
-    costs = fit_costs([read_steps(path) for path in given.steps])
+    costs = fit_costs(
+        [read_steps(path) for path in given.steps], [client_cost_of(path.parent / RUN) for path in given.steps]
+    )
     costs.write(given.output)
     if given.json:
         print(json.dumps(costs.to_json(), indent=2, default=str))
@@ -222,6 +225,9 @@ def _fit(given: argparse.Namespace) -> int:
         for phase, median in model.errors.median.items() if model.errors is not None else ():
             p90 = model.errors.p90[phase] if model.errors is not None else 0.0
             print(f"  {phase} steps not seen: median {median:.1%}, p90 {p90:.1%}")
+    client = costs.client
+    if client.is_known:
+        print(f"beside the steps: {client.client_ns / 1e3:.0f} us a request, {client.tokenize_ns / 1e3:.1f} us a token")
     print(f"wrote {given.output}", file=sys.stderr)
     return 0
 
@@ -232,26 +238,23 @@ def _add_validate(parser: argparse.ArgumentParser) -> None:
 
 def _validate(given: argparse.Namespace) -> int:
     """Each launched configuration of a study, predicted from the traces of the others."""
-    from reports.summary import metric_value
-    from tuner.evaluate import STEPS_FILE
+    from dataclasses import asdict
+
+    from tuner.guide import Grade
     from tuner.prepare import stored
     from tuner.study_folder import TRIALS, StudyFolder
-    from tuner.validate import NAMES, Launched, held_out, summary
+    from tuner.validate import LEDGER_FILE, NAMES, expectations, held_out, launched_in, summary, write_ledger
 
     prepared = stored(given.study)
-    launches = []
-    for result in StudyFolder(prepared.folder).results(TRIALS):
-        run_directory = prepared.folder / result.run
-        if result.outcome != "measured" or not (run_directory.parent / STEPS_FILE).exists():
-            continue
-        summed = json.loads((run_directory / "summary.json").read_text())
-        measured = {name: metric_value(summed, name, prepared.load.is_open_loop) or 0.0 for name in NAMES}
-        launches.append(Launched(result.settings, measured, read_steps(run_directory.parent / STEPS_FILE)))
-    held = held_out(launches, prepared.load)
+    results = StudyFolder(prepared.folder).results(TRIALS)
+    held = held_out(launched_in(prepared.folder, results, prepared.load), prepared.load)
     if len(held) < FEWEST_HELD_OUT:
         print(f"{len(held)} launches can be held out; {FEWEST_HELD_OUT} are needed", file=sys.stderr)
         return TOO_POOR
+    write_ledger(prepared.folder / LEDGER_FILE, expectations(results, held))
     found = summary(held)
+    noise = StudyFolder(prepared.folder).noise()
+    grades = {name: errors.grade(name, (noise.of(name) if noise else None) or 0.0) for name, errors in found.items()}
     rows = [
         {
             f"{name} {kind}": values[name]
@@ -265,7 +268,7 @@ def _validate(given: argparse.Namespace) -> int:
             json.dumps(
                 {
                     "launches": [{"settings": dict(e.settings), **row} for e, row in zip(held, rows, strict=True)],
-                    "errors": found,
+                    "errors": {name: {**asdict(errors), "grade": grades[name]} for name, errors in found.items()},
                 },
                 indent=2,
             )
@@ -273,9 +276,9 @@ def _validate(given: argparse.Namespace) -> int:
     else:
         print(_table(rows))
         for name, errors in found.items():
-            print(f"{name:<22}" + "  ".join(f"{kind} {value:+.1%}" for kind, value in errors.items()))
-    is_good = all(errors["shape"] <= (0.30 if "ttft" in name else 0.15) for name, errors in found.items())
-    return 0 if is_good else TOO_POOR
+            told = f"median {errors.median:.1%}  p90 {errors.p90:.1%}  level {errors.level:+.1%}"
+            print(f"{name:<22}{told}  shape {errors.shape:.1%}  {grades[name]}")
+    return TOO_POOR if Grade.REFUSE in grades.values() else 0
 
 
 def _opened(given: argparse.Namespace) -> tuple[Costs, BenchConfig, Server]:
@@ -318,8 +321,9 @@ def settings_from(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _load(given: argparse.Namespace, config: BenchConfig, server: Server) -> Load:
-    return load_of(config, with_ids=bool(server.options.get("use_prefix_caching")), requests=given.requests)
+def _load(given: argparse.Namespace, config: BenchConfig, server: Server, costs: Costs) -> Load:
+    with_ids = bool(server.options.get("use_prefix_caching"))
+    return load_of(config, with_ids=with_ids, requests=given.requests, client=costs.client)
 
 
 def _note(costs: Costs, given: argparse.Namespace) -> str:
