@@ -110,7 +110,14 @@ def read_result(directory: Path) -> TrialResult | None:
 
 
 # What a server says that cannot place even one request's cache, before it goes.
-_NO_CACHE_WORDS = ("not enough memory to handle", "not enough memory for", "no k/v block fits", "cache below one")
+_NO_CACHE_WORDS = (
+    "not enough memory to handle",
+    "not enough memory for",
+    "no k/v block fits",
+    "cache below one",
+    # A budget or a request that the cache cannot hold.
+    "must be <= `max_batch_total_tokens`",
+)
 # What a server that ran out of memory says.
 _MEMORY_WORDS = (
     "out of memory",

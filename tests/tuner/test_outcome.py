@@ -20,6 +20,7 @@ def test_a_trial_without_a_result_has_none(tmp_path):
     [
         ("torch.OutOfMemoryError: CUDA out of memory", 1, "memory"),
         ("error: argument --x", 2, "flag"),
+        ("`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: 4096 and 3296", 1, "no_cache"),
         ("Traceback: KeyError", 1, "crash"),
         ("", -9, "crash"),
     ],
