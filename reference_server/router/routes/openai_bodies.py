@@ -24,7 +24,6 @@ FINISH_WORDS = {
     FinishReason.EOS_TOKEN: "stop",
     FinishReason.STOP_SEQUENCE: "stop",
 }
-CALLED = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class ChatBodies:
                 "index": index,
                 "message": _message(answer, call),
                 "logprobs": self._answer_logprobs(answer),
-                "finish_reason": FINISH_WORDS[answer.generated.finish_reason] if call is None else CALLED,
+                "finish_reason": FINISH_WORDS[answer.generated.finish_reason] if call is None else "tool_calls",
             }
             for index, (answer, call) in enumerate(zip(answers, calls, strict=True))
         ]
@@ -129,23 +128,32 @@ class ChatBodies:
 
     def render_token(self, index: int, event: TokenArrived | CallDelta) -> bytes:
         if isinstance(event, CallDelta):
-            return self._render(index, self._call_delta(event), self._logprobs(event.event), b"null")
-        return self._render(index, _content_delta(event), self._logprobs(event), b"null")
+            return self._render_call(index, self._call_delta(event), event.event, b"null")
+        return self._render_text(index, event, b"null")
 
     def render_end(self, index: int, event: Finished | CallEnd, usage: Usage) -> bytes:
         del usage  # chat tells it once for all choices
-        if isinstance(event, CallEnd):
-            reason = CALLED if event.is_complete else FINISH_WORDS[event.event.generated_text.finish_reason]
-            logprobs = b"null" if event.is_told else self._logprobs(event.event)
-            return self._render(index, b'{"role":"assistant"}', logprobs, b'"%b"' % reason.encode())
-        reason = FINISH_WORDS[event.generated_text.finish_reason]
-        return self._render(index, _content_delta(event), self._logprobs(event), b'"%b"' % reason.encode())
+        if isinstance(event, Finished):
+            return self._render_text(index, event, _finish_word(event))
+        reason = b'"tool_calls"' if event.is_complete else _finish_word(event.event)
+        return self._render_call(index, b'{"role":"assistant"}', None if event.is_told else event.event, reason)
 
     def render_usage(self, usage: Usage) -> bytes:
         chunk = {"object": "chat.completion.chunk", **self._frame, "choices": [], "usage": usage.to_json()}
         return render_event(chunk)
 
-    def _render(self, index: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
+    def _render_text(self, index: int, event: TokenArrived | Finished, reason: bytes) -> bytes:
+        token = event.token
+        text = b'""' if token.special else orjson.dumps(token.text)
+        logprobs = self._logprobs(event) if self._wants_logprobs else b"null"
+        return (
+            b'%b%d,"delta":{"role":"assistant","content":%b},"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n'
+            % (self._head, index, text, logprobs, reason)
+        )
+
+    def _render_call(self, index: int, delta: bytes, token: TokenArrived | Finished | None, reason: bytes) -> bytes:
+        """token: whose log-probabilities the chunk tells, if they are wanted."""
+        logprobs = self._logprobs(token) if self._wants_logprobs and token is not None else b"null"
         return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n' % (
             self._head, index, delta, logprobs, reason,
         )  # fmt: skip
@@ -156,8 +164,6 @@ class ChatBodies:
         return orjson.dumps({"role": "assistant", "tool_calls": [call]})
 
     def _logprobs(self, event: TokenArrived | Finished) -> bytes:
-        if not self._wants_logprobs:
-            return b"null"
         return orjson.dumps({"content": [_logprob(event.token, event.top_tokens)]}, option=JSON_OPTIONS)
 
     def _answer_logprobs(self, answer: Answer) -> dict[str, Any] | None:
@@ -180,9 +186,8 @@ def _message(answer: Answer, call: ToolCall | None) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"id": FIRST_CALL_ID, "type": "function", "function": function}]}
 
 
-def _content_delta(event: TokenArrived | Finished) -> bytes:
-    token = event.token
-    return b'{"role":"assistant","content":%b}' % (b'""' if token.special else orjson.dumps(token.text))
+def _finish_word(event: Finished) -> bytes:
+    return b'"%b"' % FINISH_WORDS[event.generated_text.finish_reason].encode()
 
 
 def _completion_choice(index: int, text: str, reason: str) -> dict[str, Any]:
