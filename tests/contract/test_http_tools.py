@@ -299,6 +299,16 @@ async def test_http_E11_each_choice_calls_for_itself():
     assert texts == [" a", " b", ""]
 
 
+async def test_http_1_5_vertex_gives_the_raw_text_of_a_call():
+    async with serve_tools(CALL) as served:
+        instance = {"messages": [USER], "tools": [GET_W]}
+        response = await served.client.post("/vertex", json={"instances": [instance]})
+        (request,) = served.requests
+
+    assert response.json() == {"predictions": [CALL]}
+    assert accepts(request.parameters.grammar, CALL)
+
+
 async def test_a_stream_whose_plain_run_fails_says_so_and_ends():
     script = declining(lambda _: Reply((" a", " b"), fail_after=1))
     async with serve(script=script, compile_grammar=compiler().regex_of) as served:

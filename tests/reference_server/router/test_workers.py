@@ -9,7 +9,8 @@ import pytest
 
 from reference_server.errors import OverloadedError, StartupError, TemplateError
 from reference_server.router.chat import RenderingPool, TemplateSource
-from reference_server.router.schemas.openai import Message
+from reference_server.router.schemas.openai import ChatRequest, Message
+from reference_server.router.tools import offer_of
 
 # What a template does depends on the first message, so that one pool serves many cases.
 HOSTILE = """
@@ -54,6 +55,15 @@ async def test_reliability_4_4_48_a_hostile_template_costs_its_request_only():
                 await rendering.render(said(wish))
             assert str(caught.value).startswith(error)
             assert await rendering.render(said(f"after {wish} ✓")) == f"after {wish} ✓"
+
+
+async def test_reliability_4_4_47_tools_reach_the_worker_as_plain_text():
+    tools = [{"type": "function", "function": {"name": "{{ 7 * 7 }}"}}]
+    asked = {"messages": [], "tools": tools, "tool_choice": "required", "tool_prompt": "{{ 7 * 7 }}"}
+    async with pool("{{ tools[0].function.name }} {{ messages[0].content }}") as rendering:
+        text = await rendering.render(said("hi"), offer_of(ChatRequest.model_validate(asked)))
+
+    assert text == "{{ 7 * 7 }} hi\n---\n{{ 7 * 7 }}"
 
 
 async def test_reliability_F17_a_caller_that_leaves_keeps_nobody_waiting_for_long():
