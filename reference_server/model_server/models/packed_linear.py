@@ -42,7 +42,9 @@ class PackedLinear(nn.Module):
         """hidden: [..., inputs]; returns [..., outputs]."""
         if hidden.dim() == 2:
             return self.rows(hidden)
-        return self.rows(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+        # Where every prompt of a step goes on in the next, no row asks for logits.
+        product = self.rows(hidden.reshape(-1, hidden.shape[-1]))
+        return product.view(*hidden.shape[:-1], product.shape[-1])
 
     def rows(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, inputs], elements of a row together; returns [rows, outputs]."""

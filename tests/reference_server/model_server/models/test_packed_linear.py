@@ -15,7 +15,7 @@ packs = pytest.mark.skipif(
 
 
 @packs
-@pytest.mark.parametrize("rows", [1, 8, 40])
+@pytest.mark.parametrize("rows", [0, 1, 8, 40])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_packed_linear_equals_the_plain_one(rows: int, has_bias: bool) -> None:
     torch.manual_seed(rows)
