@@ -5,10 +5,13 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from reports.document import format_number
 from reports.plots import PALETTE, Size, label_axis, new_figure, series_colour, styled, tick_number
+
+# Latencies that differ by more than this factor are drawn on a logarithmic axis: past the knee queues grow without end.
+WIDEST_LINEAR = 12.0
 
 
 def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float | None, size: Size) -> Figure:
@@ -32,18 +35,32 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float |
         for row in frame.itertuples():
             _name_point(axes, row, float(frame["output_tokens_per_s"].max()))
         _axes(axes, "output tokens/s  → better", size)
-        top = float(frame["value_ms"].max())
+        values = frame["value_ms"]
+        low, top = float(values.min()), float(values.max())
         if objective_ms is not None and objective_ms <= 3 * top:
-            _objective(axes, objective_ms, is_low=objective_ms < top / 2)
-            top = max(top, objective_ms)
-        axes.set_ylim(bottom=0, top=1.12 * top)
+            _objective(axes, objective_ms, is_low=objective_ms < 1.3 * float(values.iloc[0]))
+            low, top = min(low, objective_ms), max(top, objective_ms)
+        scale = _latency_axis(axes, low, top)
         axes.margins(x=0.08)
-        label_axis(axes, f"{quantity}, ms  ↓ better")
+        label_axis(axes, f"{quantity}, ms{scale}  ↓ better")
         return figure
 
 
+def _latency_axis(axes: Axes, low: float, top: float) -> str:
+    """From zero, or logarithmic where the loads lie far apart. Returns what to add to the axis' name."""
+    if low <= 0 or top <= WIDEST_LINEAR * low:
+        axes.set_ylim(bottom=0, top=1.12 * top)
+        return ""
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.5, top * 1.6)
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if top > 200 * low else (1.0, 3.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    return " (log scale)"
+
+
 def _objective(axes: Axes, value_ms: float, *, is_low: bool) -> None:
-    """A dashed line, named where the curve is not: a curve rises to the right."""
+    """A dashed line, named where the curve is not: at the left, where it is low, unless the objective is lower."""
     axes.axhline(value_ms, color=PALETTE["bad"], linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate(
         f"objective {format_number(value_ms)} ms",

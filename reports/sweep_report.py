@@ -63,7 +63,7 @@ def build_sweep_report(sweep: Sweep) -> Report:
     word = "Search" if sweep.search else "Sweep"
     sections = (
         Section("Summary", (Table("", points_table(sweep), _note(sweep)), *_plots(sweep))),
-        *time_section([point.first.named(f"{point.load:g} {_unit(sweep)}") for point in sweep.points]),
+        *time_section([point.first.named(_load(sweep, point.load)) for point in sweep.points]),
         Section("What was run", (run_facts(_without_load(sweep)), Text(_order(sweep)))),
         *(() if not sweep.command else (Section("Repeat it", (Text(shlex.join(sweep.command), is_code=True),)),)),
     )
@@ -86,7 +86,7 @@ def _without_load(sweep: Sweep) -> Analysis:
 def verdict(sweep: Sweep) -> VerdictLine:
     """What the points say together; points that were no valid measurement are named."""
     reasons = tuple(
-        f"{point.load:g} {_unit(sweep)}: {reason['message']}"
+        f"{_load(sweep, point.load)}: {reason['message']}"
         for point in sweep.invalid
         for analysis in point.analyses
         for reason in analysis.summary["verdict"]["reasons"]
@@ -97,7 +97,7 @@ def verdict(sweep: Sweep) -> VerdictLine:
     knee = sweep.knee
     if knee is not None:
         speed = format_number(knee.value("output_tokens_per_s") or 0.0)
-        sentences.append(f"The knee is at {knee.load:g} {_unit(sweep)} with {speed} output tokens/s.")
+        sentences.append(f"The knee is at {_load(sweep, knee.load)} with {speed} output tokens/s.")
     elif sweep.search is None:
         sentences.append("The curve has no knee.")
     if sweep.has_objectives and sweep.search is None:
@@ -107,12 +107,12 @@ def verdict(sweep: Sweep) -> VerdictLine:
 
 
 def _within_sentence(sweep: Sweep) -> str:
-    found, wanted = sweep.within, f"{sweep.target:.0%} of requests within the objectives"
+    found, wanted = sweep.within, f"{100 * sweep.target:g} % of requests within the objectives"
     if found is None:
         return f"No load kept {wanted}."
     if found is sweep.points[-1]:
-        return f"Even the highest load, {found.load:g} {_unit(sweep)}, kept {wanted}."
-    return f"{found.load:g} {_unit(sweep)} is the highest load that kept {wanted}."
+        return f"Even the highest load, {_load(sweep, found.load)}, kept {wanted}."
+    return f"{_load(sweep, found.load)} is the highest load that kept {wanted}."
 
 
 STANDING = {
@@ -153,11 +153,20 @@ LATENCIES = {"TTFT p50": "ttft_p50_ms", "TTFT p95": "ttft_p95_ms", "TPOT p50": "
 
 def _note(sweep: Sweep) -> str:
     runs = sum(len(point.analyses) for point in sweep.points)
-    return f"{runs} runs, each in a directory of its own. Values with 95 % intervals."
+    note = f"{runs} runs, each in a directory of its own. Values with 95 % intervals."
+    if runs > len(sweep.points):
+        note += " Of a load that was run again, the share of requests that met the objectives is that of all its runs."
+    return note
 
 
 def _order(sweep: Sweep) -> str:
     return "Measured in this order: " + ", ".join(f"{load:g}" for load in sweep.order) + "." if sweep.order else ""
+
+
+def _load(sweep: Sweep, load: float) -> str:
+    """`1 user`, `16 users`, `2.5 requests/s`."""
+    unit = _unit(sweep)
+    return f"{load:g} {unit.removesuffix('s') if unit == 'users' and load == 1 else unit}"
 
 
 def _unit(sweep: Sweep) -> str:

@@ -99,6 +99,26 @@ def test_the_curve_has_a_line_at_the_objective_of_its_own_latency(sweep: Sweep) 
     assert axes.get_ylim()[1] > 400
 
 
+def test_latencies_that_lie_far_apart_are_drawn_on_a_logarithmic_axis(sweep: Sweep) -> None:
+    apart, near = (replace(sweep, points=points) for points in (sweep.points, sweep.points[:3]))
+
+    scales = {}
+    for name, each in (("apart", apart), ("near", near)):
+        [plot] = [plot for plot in build_sweep_report(each).plots if plot.name == "throughput_latency"]
+        [axes] = plot.draw(HALF).axes
+        scales[name] = axes.get_yscale()
+
+    assert scales == {"apart": "log", "near": "linear"}
+
+
+def test_one_user_is_said_in_the_singular() -> None:
+    one = replace(point(4.0), load=1.0)
+
+    section = build_sweep_report(Sweep("concurrency", (one,), 0.95)).sections[1]
+
+    assert "1 user:" in str(section.blocks[0])
+
+
 def test_the_curve_of_answers_that_were_not_streamed_is_named_for_what_it_shows(sweep: Sweep) -> None:
     blocking = []
     for each in sweep.points:
