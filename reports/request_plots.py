@@ -109,7 +109,7 @@ def gantt(frame: pd.DataFrame, size: Size) -> Figure:
 
 
 def time_stack(frame: pd.DataFrame, size: Size) -> Figure:
-    """Where an average request's time went: a bar per run, a colour per part. frame: run, part, value_ms."""
+    """Where an average request's time went: a bar per run, a colour per part. frame: run, part, value_ms, whole_ms."""
     with styled():
         runs = list(dict.fromkeys(frame["run"]))
         parts = list(dict.fromkeys(frame["part"]))
@@ -122,10 +122,10 @@ def time_stack(frame: pd.DataFrame, size: Size) -> Figure:
             row = len(runs) - 1 - runs.index(run)
             axes.barh([row], [value], left=[ends[run]], height=0.5, color=PART_COLOURS[part], linewidth=0)
             ends[run] += value
-        most = max(ends.values())
+        most, wholes = max(ends.values()), frame.groupby("run")["whole_ms"].first()
         for run, end in ends.items():
-            row = len(runs) - 1 - runs.index(run)
-            axes.text(end + 0.01 * most, row, f"{format_number(end)} ms", va="center", color=PALETTE["ink"])
+            row, text = len(runs) - 1 - runs.index(run), f"{format_number(float(wholes[run]))} ms"
+            axes.text(end + 0.01 * most, row, text, va="center", color=PALETTE["ink"])
         axes.set_xlim(0, most * (1.25 if size.is_narrow else 1.12))
         if len(runs) > 1:
             name_rows(axes, runs[::-1], size)

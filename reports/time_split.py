@@ -198,7 +198,10 @@ PARTS = ("client wait", "network", "validation", "queue", "prefill", "decode", "
 
 
 def stack_frame(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """The parts of an average request: run, part, value_ms. Of a run whose server tells nothing, the client's own."""
+    """The parts of an average request: run, part, value_ms, whole_ms, which parts below zero make less than their sum.
+
+    Of a run whose server tells nothing, the client's own parts.
+    """
     told = {row["run"]: row for row in time_table(analyses).to_dict("records")}
     rows = []
     for analysis in analyses:
@@ -206,12 +209,13 @@ def stack_frame(analyses: Sequence[Analysis]) -> pd.DataFrame:
         parts = _own_parts(analysis) if row is None else {name: row[name] for name in PARTS}
         if row is not None and pd.isna(row["prefill"]):
             parts = {"inference" if name == "decode" else name: value for name, value in parts.items()}
+        whole = sum(parts.values()) if row is None else row["whole"]
         rows += [
-            {"run": analysis.label, "part": part, "value_ms": float(value)}
+            {"run": analysis.label, "part": part, "value_ms": float(value), "whole_ms": float(whole)}
             for part, value in parts.items()
             if value is not None and value == value and value > 0
         ]
-    return pd.DataFrame(rows, columns=["run", "part", "value_ms"])
+    return pd.DataFrame(rows, columns=["run", "part", "value_ms", "whole_ms"])
 
 
 def _own_parts(analysis: Analysis) -> dict[str, float]:
@@ -261,7 +265,7 @@ def _stack(analyses: Sequence[Analysis]) -> list[Block]:
         Plot(
             "time_stack",
             "Where an average request's time went",
-            "Means of the requests that succeeded. A part below zero is left out; the table has it.",
+            "Means of the requests that succeeded; numbers are the whole. A part below zero is in the table alone.",
             f"Stacked bars. {told}.",
             lambda size: request_plots.time_stack(frame, size),
             is_full_width=True,

@@ -163,10 +163,18 @@ def test_the_slowest_blocking_calls_are_split_by_their_headers() -> None:
 
 
 def test_each_bar_of_the_stack_stands_beside_its_own_name() -> None:
-    frame = pd.DataFrame({"run": ["short", "long"], "part": ["queue", "queue"], "value_ms": [10.0, 90.0]})
+    frame = pd.DataFrame(
+        {
+            "run": ["short", "long"],
+            "part": ["queue", "queue"],
+            "value_ms": [10.0, 90.0],
+            "whole_ms": [8.0, 90.0],
+        }
+    )
 
     [axes] = request_plots.time_stack(frame, WIDE).axes
 
     names = dict(zip(axes.get_yticks(), (label.get_text() for label in axes.get_yticklabels()), strict=True))
     lengths = {names[bar.get_y() + bar.get_height() / 2]: bar.get_width() for bar in axes.patches}
     assert lengths == {"short": 10.0, "long": 90.0}
+    assert {text.get_text() for text in axes.texts} >= {"8.00 ms", "90.0 ms"}
