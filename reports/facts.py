@@ -1,10 +1,12 @@
 """What was run, on what, and how: the manifest in words."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.document import Facts, format_number
+import pandas as pd
+
+from reports.document import Block, Facts, Table, format_number
 from reports.results import RunManifest
 from reports.summary import Analysis
 
@@ -22,6 +24,29 @@ def run_facts(analysis: Analysis) -> Facts:
             for name, facts in groups.items()
         )
     )
+
+
+def facts_of_runs(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
+    """Of one run its facts; of several what they share, and a row per run with what tells them apart."""
+    if len(analyses) == 1:
+        return (run_facts(analyses[0]),)
+    each = [_by_name(run_facts(analysis)) for analysis in analyses]
+    names = list(dict.fromkeys(name for facts in each for name in facts))
+    shared = [name for name in names if len({facts.get(name) for facts in each}) == 1]
+    groups = dict.fromkeys(group for group, _ in shared)
+    common = Facts(
+        tuple((group, tuple((name, each[0][group, name]) for own, name in shared if own == group)) for group in groups)
+    )
+    rows: list[dict[str, str | None]] = [
+        {"run": analysis.label, **{name[1]: facts.get(name) for name in names if name not in shared}}
+        for analysis, facts in zip(analyses, each, strict=True)
+    ]
+    return (common, Table("What tells the runs apart", pd.DataFrame(rows))) if len(shared) < len(names) else (common,)
+
+
+def _by_name(facts: Facts) -> dict[tuple[str, str], str]:
+    """Values by group and name; the server's group is called that, whatever the run's label."""
+    return {(title.partition(" · ")[0], name): value for title, pairs in facts.groups for name, value in pairs}
 
 
 def load_sentence(manifest: RunManifest) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from reports import figures, health, plots, tables
 from reports.across_runs import across_section
 from reports.document import Block, Facts, Plot, Report, Section, Table, Text, Tiles, VerdictLine, format_number
-from reports.facts import load_sentence, run_facts, start_time
+from reports.facts import facts_of_runs, load_sentence, start_time
 from reports.legible import legible, legible_report
 from reports.renderers import csv, html, json, markdown
 from reports.results import SUMMARY_FILE, RunResult, finish_run, load_run, replace_file, write_json
@@ -67,11 +67,11 @@ def build_report(runs: Sequence[RunResult]) -> Report:
 def build_from(analyses: Sequence[Analysis]) -> Report:
     """`build_report` for runs that are analysed already."""
     assert analyses, "a report needs a run"
-    across = across_section(analyses)
+    across, title = across_section(analyses), _title(analyses)
     analyses = _told_apart(analyses)
     sections = (
         Section("Summary", _summary_blocks(analyses)),
-        Section("What was run", tuple(run_facts(analysis) for analysis in analyses)),
+        Section("What was run", facts_of_runs(analyses)),
         *across,
         Section("Throughput", _throughput_blocks(analyses)),
         Section("Latency", _latency_blocks(analyses)),
@@ -83,9 +83,7 @@ def build_from(analyses: Sequence[Analysis]) -> Report:
         Section("Repeat it", _repeat_blocks(analyses), is_closed=True),
         Section("Definitions", (Table("", tables.definitions_table()), Text(READING)), is_closed=True),
     )
-    return Report(
-        _title(analyses), _subtitle(analyses), tuple(_verdict(analysis, analyses) for analysis in analyses), sections
-    )
+    return Report(title, _subtitle(analyses), tuple(_verdict(analysis, analyses) for analysis in analyses), sections)
 
 
 def _told_apart(analyses: Sequence[Analysis]) -> list[Analysis]:
@@ -108,7 +106,8 @@ READING = (
 
 
 def _title(analyses: Sequence[Analysis]) -> str:
-    return analyses[0].label if len(analyses) == 1 else " · ".join(analysis.label for analysis in analyses)
+    """The labels, each once."""
+    return " · ".join(dict.fromkeys(analysis.label for analysis in analyses))
 
 
 def _subtitle(analyses: Sequence[Analysis]) -> str:

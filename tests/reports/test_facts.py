@@ -1,6 +1,7 @@
 """The manifest in words."""
 
-from reports.facts import load_sentence, run_facts, start_time
+from reports.document import Facts, Table
+from reports.facts import facts_of_runs, load_sentence, run_facts, start_time
 from reports.results import RunManifest, RunResult
 from reports.summary import Analysis
 
@@ -42,6 +43,24 @@ def test_what_is_unknown_is_left_out() -> None:
 
     assert "model" not in found
     assert found["clipped"] == "none"
+
+
+def test_several_runs_say_once_what_they_share_and_apart_what_they_do_not() -> None:
+    runs = [
+        Analysis.of(RunResult(RunManifest("r", label=label, mode="closed", config={"concurrency": users}), []))
+        for label, users in (("a", 1), ("b", 16))
+    ]
+
+    shared, apart = facts_of_runs(runs)
+
+    assert isinstance(shared, Facts)
+    assert ("clipped", "none") in dict(shared.groups)["Load"]
+    assert isinstance(apart, Table)
+    assert apart.frame.to_dict("records") == [
+        {"run": "a", "mode": "closed loop, 1 user"},
+        {"run": "b", "mode": "closed loop, 16 users"},
+    ]
+    assert facts_of_runs(runs[:1]) == (run_facts(runs[0]),)
 
 
 def test_load_in_words() -> None:
