@@ -186,10 +186,12 @@ def name_series(axes: Axes, labels: Sequence[str], size: Size, colours: Sequence
     if len(labels) < 2:
         return
     colours = colours or [series_colour(index) for index in range(len(labels))]
-    most = max(4, int((size.width - 180) / len(labels) / CHARACTER_PIXELS) - 2)
+    room = (size.width - 180) / CHARACTER_PIXELS
+    fits = sum(len(label) + 2 for label in labels) <= room
+    most = max(4, int(room / len(labels)) - 2)
     offset = 0.0
     for index in reversed(range(len(labels))):
-        text = labels[index] if len(labels[index]) <= most else labels[index][: most - 1] + "…"
+        text = labels[index] if fits or len(labels[index]) <= most else labels[index][: most - 1] + "…"
         axes.annotate(
             text,
             (1.0, 1.0),

@@ -34,8 +34,23 @@ def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
         return inline_svg(figure.wide_svg if width == "wide" else figure.narrow_svg, f"{plot.name}-{width}", plot.alt)
 
     environment.globals.update(svg=svg, columns=_columns, rows=_rows, grouped=_grouped)
+    environment.filters.update(breakable=_breakable, together=_together)
     template = environment.from_string(_resource("report.html.j2"))
     return template.render(report=report, style=Markup(style), style_hash=f"sha256-{digest}").encode()
+
+
+def _breakable(text: str) -> Markup:
+    """A name that a narrow column may break after its underscores."""
+    return Markup("_<wbr>").join(text.split("_"))
+
+
+def _together(text: str) -> str:
+    """A sentence in which no line ends between a number and its unit.
+
+    >>> _together("in 27.8 ms for 95 % of 264 requests").split(" ")
+    ['in', '27.8\xa0ms', 'for', '95\xa0%', 'of', '264', 'requests']
+    """
+    return re.sub(r"(?<=\d) (?=(?:ms|s|min|GiB|points)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 
 def _resource(name: str) -> str:

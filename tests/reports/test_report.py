@@ -26,7 +26,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
 class Elements(HTMLParser):
     """Every start tag of a page with its attributes, and that all tags that must be closed are."""
 
-    VOID = frozenset(("meta", "br", "img", "link", "use", "path", "rect", "image"))
+    VOID = frozenset(("wbr", "meta", "br", "img", "link", "use", "path", "rect", "image"))
 
     def __init__(self, page: str) -> None:
         super().__init__()
