@@ -10,9 +10,7 @@ which `--quick` makes short.
 
 import argparse
 import sys
-import traceback
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,9 +19,11 @@ from reference_server.model_server.device import choose_device, make_current
 from reference_server.model_server.measure import ceilings, correctness, kernels, peer
 from reference_server.model_server.measure.levels import measure_engine, measure_steps
 from reference_server.model_server.measure.record import Plan, Record
-from reference_server.model_server.measure.rig import Rig, release
+from reference_server.model_server.measure.rig import Rig
 from reference_server.model_server.measure.table import render
 
+# A peer loads a model of its own, which is worth it only with time to measure it then.
+LEAST_PEER_S = 45.0
 DEFAULT_PRESETS = "llama-3.2-1b,llama-3.1-8b,bloom-560m"
 
 
@@ -45,51 +45,41 @@ def main(argv: list[str] | None = None) -> int:
     parts = args.parts.split(",")
     with torch.inference_mode():
         if "ceilings" in parts:
-            attempt(record, "ceilings", lambda: ceilings.measure(record, plan))
+            record.attempt("ceilings", lambda: ceilings.measure(record, plan))
         if "correctness" in parts:
-            attempt(record, "correctness", lambda: correctness.check(record, plan))
+            correctness.check(record, plan)
         if "kernels" in parts:
-            attempt(record, "kernels", lambda: kernels.measure(record, plan, args.attention))
-        presets = args.presets.split(",")
+            record.attempt("kernels", lambda: kernels.measure(record, plan, args.attention))
+        presets = [preset for preset in args.presets.split(",") if {"steps", "engine", "peer"} & set(parts)]
         for number, preset in enumerate(presets):
-            share = record.seconds_left / (len(presets) - number)
-            attempt(record, preset, partial(_preset, record, plan, preset, share, parts, args))
+            _preset(record, plan, preset, record.seconds_left / (len(presets) - number), parts, args.attention)
+    record.write()
     print(render(record, args.before))
     return 0 if record.is_valid and not record.failed else 1
 
 
-def _preset(record: Record, plan: Plan, preset: str, share: float, parts: list[str], args: argparse.Namespace) -> None:
-    """Levels S and E of one model, and its peer, within `share` seconds."""
-    rig = Rig(preset, plan, args.attention)
-    record.describe(preset, rig)
+def _preset(record: Record, plan: Plan, preset: str, share: float, parts: Sequence[str], attention: str | None) -> None:
+    """Levels S and E of one model, and its peer, within about `share` seconds."""
     until = record.elapsed + share
-    try:
+    rigs: list[Rig] = []
+    if "steps" in parts or "engine" in parts:
+        record.attempt(f"{preset}: load", lambda: rigs.append(_loaded(record, plan, preset, attention)))
+    for rig in rigs:
         if "steps" in parts:
-            attempt(record, f"{preset}: steps", lambda: measure_steps(record, plan, rig, until))
+            measure_steps(record, plan, rig, until)
         if "engine" in parts:
-            attempt(record, f"{preset}: engine", lambda: measure_engine(record, plan, rig, until))
-    finally:
-        rig.close()
-        release()
+            measure_engine(record, plan, rig, until)
+    while rigs:
+        rigs.pop().close()
     if "peer" in parts:
-        attempt(record, f"{preset}: peer", lambda: peer.measure(record, plan, preset))
-        release()
+        limit_s = max(until - record.elapsed, LEAST_PEER_S)
+        record.attempt(f"{preset}: peer", lambda: peer.measure(record, plan, preset, attention), limit_s)
 
 
-def attempt(record: Record, name: str, part: Callable[[], None]) -> None:
-    """Run a part unless time is up; what goes wrong in it is a note, and the rest goes on."""
-    if record.seconds_left <= 0:
-        record.note(f"{name}: not begun, the time is up")
-        return
-    print(f"[{record.elapsed:6.1f} s] {name}", file=sys.stderr, flush=True)
-    try:
-        part()
-    except Exception as error:
-        record.failed = True
-        record.note(f"{name}: {type(error).__name__}: {error}")
-        traceback.print_exc()
-    release()
-    record.write()
+def _loaded(record: Record, plan: Plan, preset: str, attention: str | None) -> Rig:
+    rig = Rig(preset, plan, attention)
+    record.describe(preset, rig)
+    return rig
 
 
 if __name__ == "__main__":

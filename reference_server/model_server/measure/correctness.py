@@ -1,6 +1,8 @@
 """Whether what is going to be timed computes the right thing: kernels, a small model, captured steps."""
 
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +14,7 @@ from reference_server.errors import UnsupportedError
 from reference_server.model_server.attention import backend, conformance
 from reference_server.model_server.attention.backend import AttentionBackend
 from reference_server.model_server.attention.conformance import CASES, ROWS, Case
+from reference_server.model_server.device import first_line
 from reference_server.model_server.forward.inputs import build_inputs
 from reference_server.model_server.measure.record import Plan, Record
 from reference_server.model_server.measure.rig import Rig
@@ -21,6 +24,7 @@ from reference_server.model_server.options import EngineOptions
 LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 # The torch kernels round the scores to the cache's type, which the others keep in float32.
 TORCH_SLACK = 5
+OTHER_TYPES = ("grouped", "softcap, grouped, window", "alibi")
 LOGITS_LIMIT = 2e-2
 MODEL = "tiny-llama"
 # The shapes of the presets, beside those of the conformance suite.
@@ -36,9 +40,9 @@ SHAPES = {
 def check(record: Record, plan: Plan) -> None:
     """Every kernel that this device has, then the model as a whole."""
     for each in backend.BACKENDS:
-        _check_backend(record, each)
-    _check_logits(record, plan)
-    _check_graphs(record, plan)
+        record.attempt(f"{each.name} attention", partial(_check_backend, record, each))
+    record.attempt(f"{MODEL} against eager", lambda: _check_logits(record, plan))
+    record.attempt("graphs against eager", lambda: _check_graphs(record, plan))
 
 
 def _check_backend(record: Record, each: AttentionBackend) -> None:
@@ -46,7 +50,7 @@ def _check_backend(record: Record, each: AttentionBackend) -> None:
     seed = time.time_ns() % (1 << 31)
     worst: dict[tuple[str, torch.dtype], tuple[float, str]] = {}
     assert backend.TORCH.decode is not None
-    for (name, case), dtype in ((item, dtype) for item in {**CASES, **SHAPES}.items() for dtype in LIMITS):
+    for name, case, dtype in _cases():
         needs = case.needs(record.device, dtype)
         pairs = {
             "prefill": (each.prefill, backend.TORCH.decode),
@@ -56,7 +60,15 @@ def _check_backend(record: Record, each: AttentionBackend) -> None:
             kernel = prefill if phase == "prefill" else decode
             if decode is None or kernel is None or not kernel.supports(needs):
                 continue
-            outcome = conformance.run(prefill, decode, case, ROWS[phase], record.device, dtype, seed)
+            try:
+                outcome = conformance.run(prefill, decode, case, ROWS[phase], record.device, dtype, seed)
+            except torch.AcceleratorError:
+                raise
+            except RuntimeError as error:
+                # It says that it serves this.
+                record.note(f"{each.name} {phase}, {dtype}, {name}: {first_line(error)}")
+                worst[phase, dtype] = (float("inf"), name)
+                continue
             found = outcome.relative_error
             if found >= worst.get((phase, dtype), (-1.0, ""))[0]:
                 worst[phase, dtype] = (found, name)
@@ -65,6 +77,15 @@ def _check_backend(record: Record, each: AttentionBackend) -> None:
     for (phase, dtype), (found, name) in worst.items():
         limit = LIMITS[dtype] * (TORCH_SLACK if each is backend.TORCH else 1)
         record.check(f"{each.name} {phase}, {dtype}, worst case: {name}", found, limit)
+
+
+def _cases() -> Iterator[tuple[str, Case, torch.dtype]]:
+    """Everything in the type that is served; of the others a few, as each is a kernel to compile first."""
+    for name, case in {**CASES, **SHAPES}.items():
+        yield name, case, torch.bfloat16
+    for name in OTHER_TYPES:
+        yield name, CASES[name], torch.float16
+        yield name, CASES[name], torch.float32
 
 
 def _check_logits(record: Record, plan: Plan) -> None:

@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_server.model_server.attention import backend
-from reference_server.model_server.attention.backend import AttentionKernel, AttentionNeeds
+from reference_server.model_server.attention.backend import AttentionChoice, AttentionNeeds
 from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
 from reference_server.model_server.kv_cache import blocks_for
 from reference_server.model_server.measure.record import Plan, Record, median_and_spread
 from reference_server.model_server.options import EngineOptions
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+DTYPE = torch.bfloat16
 # Sets of inputs taken in turn, so that no cache of the device holds them.
 SETS = 4
 MOST_BYTES = 24 << 30
@@ -25,33 +26,37 @@ HIDDEN, INTERMEDIATE = 4096, 14336
 
 def measure(record: Record, plan: Plan, attention: str | None) -> None:
     """The shapes of an 8B Llama."""
-    dtype = torch.bfloat16
-    needs = AttentionNeeds(record.device.type, dtype, frozenset({HEAD_DIM}))
+    needs = AttentionNeeds(record.device.type, DTYPE, frozenset({HEAD_DIM}))
     choice = backend.choose(EngineOptions("model", attention=attention), needs)
     for rows, context in itertools.product(plan.kernel_batches, plan.kernel_contexts):
-        pages = rows * blocks_for(context, choice.block_size)
-        shape = (pages + 1, 2, KV_HEADS, choice.block_size, HEAD_DIM)
-        sets = SETS if SETS * np.prod(shape) * dtype.itemsize <= MOST_BYTES else 1
-        caches = [torch.randn(shape, dtype=dtype, device=record.device) for _ in range(sets)]
-        query = torch.randn((rows, HEADS, HEAD_DIM), dtype=dtype, device=record.device)
-        table = np.random.default_rng(1).permutation(pages).reshape(rows, -1) + 1
-        lengths = np.full(rows, context, dtype=np.int64)
-        metadata = AttentionMetadata(lengths, table, np.ones(rows, dtype=np.int64), lengths, rows)
-        attend = partial(_attend, choice.decode, itertools.cycle(caches), query, metadata)
-        value, spread = median_and_spread(record.device, attend, plan.warmups, plan.replays)
-        size = 2 * rows * context * KV_HEADS * HEAD_DIM * dtype.itemsize
-        bytes_per_s = record.ceilings.get("copy_bytes_per_s")
-        floor = None if bytes_per_s is None else size / bytes_per_s * 1e3
-        name = {"kernel": choice.decode.name, "gb_per_s": size / value / 1e6}
-        record.add(
-            "llama-3.1-8b", "K", "decode attention", rows, context, value, floor=floor, spread=spread, settings=name
-        )
-        del caches
-    _projections(record, plan)
+        name = f"K decode attention b={rows} ctx={context}"
+        record.attempt(name, partial(_decode_attention, record, plan, choice, rows, context))
+    record.attempt("K projections", lambda: _projections(record, plan))
 
 
-def _attend(kernel: AttentionKernel, caches: Iterator[Tensor], query: Tensor, metadata: AttentionMetadata) -> Tensor:
-    return kernel(query, next(caches), metadata, AttentionOptions(HEAD_DIM**-0.5))
+def _decode_attention(record: Record, plan: Plan, choice: AttentionChoice, rows: int, context: int) -> None:
+    pages = rows * blocks_for(context, choice.block_size)
+    shape = (pages + 1, 2, KV_HEADS, choice.block_size, HEAD_DIM)
+    sets = SETS if SETS * np.prod(shape) * DTYPE.itemsize <= MOST_BYTES else 1
+    caches = [torch.randn(shape, dtype=DTYPE, device=record.device) for _ in range(sets)]
+    query = torch.randn((rows, HEADS, HEAD_DIM), dtype=DTYPE, device=record.device)
+    table = np.random.default_rng(1).permutation(pages).reshape(rows, -1) + 1
+    lengths = np.full(rows, context, dtype=np.int64)
+    metadata = AttentionMetadata(lengths, table, np.ones(rows, dtype=np.int64), lengths, rows)
+    options, in_turn = AttentionOptions(HEAD_DIM**-0.5), itertools.cycle(caches)
+
+    def attend() -> Tensor:
+        return choice.decode(query, next(in_turn), metadata, options)
+
+    value, spread = median_and_spread(record.device, attend, plan.warmups, plan.replays)
+    size = 2 * rows * context * KV_HEADS * HEAD_DIM * DTYPE.itemsize
+    bytes_per_s = record.ceilings.get("copy_bytes_per_s")
+    record.add(
+        *("llama-3.1-8b", "K", "decode attention", rows, context, value),
+        floor=None if bytes_per_s is None else size / bytes_per_s * 1e3,
+        spread=spread,
+        settings={"kernel": choice.decode.name, "gb_per_s": size / value / 1e6},
+    )
 
 
 def _multiply(hidden: Tensor, weights: Iterator[Sequence[Tensor]]) -> list[Tensor]:
@@ -65,9 +70,9 @@ def _projections(record: Record, plan: Plan) -> None:
         "gate_up": (INTERMEDIATE, INTERMEDIATE),
     }
     for name, outputs in parts.items():
-        whole = [torch.randn((sum(outputs), HIDDEN), dtype=torch.bfloat16, device=record.device) for _ in range(SETS)]
+        whole = [torch.randn((sum(outputs), HIDDEN), dtype=DTYPE, device=record.device) for _ in range(SETS)]
         for rows in plan.kernel_batches:
-            hidden = torch.randn((rows, HIDDEN), dtype=torch.bfloat16, device=record.device)
+            hidden = torch.randn((rows, HIDDEN), dtype=DTYPE, device=record.device)
             forms: dict[str, list[Sequence[Tensor]]] = {
                 "packed": [(weight,) for weight in whole],
                 "apart": [torch.split(weight, list(outputs)) for weight in whole],

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,21 @@ def measure_steps(record: Record, plan: Plan, rig: Rig, until: float) -> None:
     floors = Floors(rig.preset, record.ceilings)
     for context in plan.contexts:
         for rows in plan.batches:
-            if _may_measure(record, rig, until, rows, context + ROOM, f"S decode b={rows} ctx={context}"):
-                _decode(record, plan, rig, floors, rows, context)
+            name = f"{rig.preset}: S decode b={rows} ctx={context}"
+            if _may_measure(record, rig, until, rows, context + ROOM, name):
+                record.attempt(name, partial(_decode, record, plan, rig, floors, rows, context))
     for rows, length in plan.prefills:
-        if _may_measure(record, rig, until, rows, length + ROOM, f"S prefill {rows}x{length}"):
-            _prefill(record, plan, rig, floors, rows, length)
+        name = f"{rig.preset}: S prefill {rows}x{length}"
+        if _may_measure(record, rig, until, rows, length + ROOM, name):
+            record.attempt(name, partial(_prefill, record, plan, rig, floors, rows, length))
 
 
 def _may_measure(record: Record, rig: Rig, until: float, rows: int, tokens: int, what: str) -> bool:
     if record.elapsed > until or record.seconds_left <= 0:
-        record.note(f"{rig.preset}: {what}: not begun, its time is up")
+        record.note(f"{what}: not begun, its time is up")
         return False
     if not rig.holds(rows, tokens):
-        record.note(f"{rig.preset}: {what}: the cache holds no such batch beside the weights")
+        record.note(f"{what}: the cache holds no such batch beside the weights")
         return False
     return True
 
@@ -103,15 +106,18 @@ def measure_engine(record: Record, plan: Plan, rig: Rig, until: float) -> None:
     steps = {result.batch: result.value for result in record.results if _is_step(result, rig.preset, context)}
     for rows in plan.engine_batches:
         for ahead in (False, True):
-            name = f"E decode b={rows} run-ahead {'on' if ahead else 'off'}"
+            name = f"{rig.preset}: E decode b={rows} run-ahead {'on' if ahead else 'off'}"
+            # A little later than the steps, which may have used all of the time.
             if _may_measure(record, rig, until + 10, rows, context + plan.engine_steps + 2, name):
-                measured = _loop(plan, rig, rows, context, ahead)
-                value = measured.pop("ms_per_step")
-                record.add(
-                    *(rig.preset, "E", "decode", rows, context, value),
-                    floor=steps.get(rows),
-                    settings={"run_ahead": ahead, **measured},
-                )
+                record.attempt(name, partial(_engine, record, plan, rig, rows, ahead, steps.get(rows)))
+
+
+def _engine(record: Record, plan: Plan, rig: Rig, rows: int, ahead: bool, step_ms: float | None) -> None:
+    context = plan.contexts[0]
+    measured = _loop(plan, rig, rows, context, ahead)
+    value = measured.pop("ms_per_step")
+    settings = {"run_ahead": ahead, **measured}
+    record.add(*(rig.preset, "E", "decode", rows, context, value), floor=step_ms, settings=settings)
 
 
 def _is_step(result: Any, preset: str, context: int) -> bool:

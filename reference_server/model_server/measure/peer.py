@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import inspect
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,30 +20,34 @@ from reference_server.model_server.run_ahead import RunAhead
 ASKED = {"use_cuda_graph": True, "use_async_batching": True}
 
 
-def measure(record: Record, plan: Plan, preset: str) -> None:
+def measure(record: Record, plan: Plan, preset: str, attention: str | None) -> None:
     """Output tokens a second of both, prompts included, in the same process one after the other."""
     shapes = [(rows, plan.peer_prompt, plan.peer_tokens) for rows in plan.peer_batches]
-    ours = _engine(plan, preset, shapes)
+    ours = _engine(plan, preset, shapes, attention)
     release()
-    theirs, settings = _transformers(record, preset, shapes)
-    for (rows, prompt, tokens), own, peer in zip(shapes, ours, theirs, strict=True):
+
+    def keep(shape: Shape, theirs: float, settings: dict[str, Any]) -> None:
+        own, (rows, prompt, tokens) = ours[shape], shape
         record.peers.append(
             {
                 "preset": preset, "peer": "transformers continuous batching", "batch": rows, "prompt": prompt,
-                "tokens": tokens, "engine_tokens_per_s": own, "peer_tokens_per_s": peer, "ratio": own / peer,
-                "settings": settings,
+                "tokens": tokens, "engine_tokens_per_s": own, "peer_tokens_per_s": theirs, "ratio": own / theirs,
+                "valid": record.is_valid, "settings": settings,
             }
         )  # fmt: skip
+
+    _transformers(record, preset, shapes, keep)
 
 
 Shape = tuple[int, int, int]
 
 
-def _engine(plan: Plan, preset: str, shapes: list[Shape]) -> list[float]:
+def _engine(plan: Plan, preset: str, shapes: list[Shape], attention: str | None) -> dict[Shape, float]:
     sizes = tuple(rows for rows, _, _ in shapes)
-    rig = Rig(preset, dataclasses.replace(plan, batches=sizes, engine_batches=sizes))
-    rates = []
-    for rows, prompt, tokens in shapes:
+    rig = Rig(preset, dataclasses.replace(plan, batches=sizes, engine_batches=sizes), attention)
+    rates = {}
+    for shape in shapes:
+        rows, prompt, tokens = shape
         for _ in range(2):
             run_ahead = RunAhead(rig.generator, enabled=True, launches_first=rig.device.type != "cpu")
             batch = rig.batch(rows, prompt, tokens, is_prefilled=False)
@@ -51,28 +56,29 @@ def _engine(plan: Plan, preset: str, shapes: list[Shape]) -> list[float]:
             while (output := run_ahead.step(batch)).batch is not None:
                 batch = output.batch
             rate = rows * tokens / (time.perf_counter() - started)
-        rates.append(rate)
+        rates[shape] = rate
     rig.close()
     return rates
 
 
-def _transformers(record: Record, preset: str, shapes: list[Shape]) -> tuple[list[float], dict[str, Any]]:
+def _transformers(
+    record: Record, preset: str, shapes: list[Shape], keep: Callable[[Shape, float, dict[str, Any]], None]
+) -> None:
+    """Its rates, each handed over as soon as it is known."""
     directory = loader.locate(EngineOptions(f"preset:{preset}")).directory
     config = AutoConfig.from_pretrained(directory)
     attention = _attention()
     random = np.random.default_rng(3)
-    settings: dict[str, Any] = {"attention": attention}
-    rates = []
     # Its own threads and graphs do not live with tensors of inference mode.
     with torch.inference_mode(False), torch.no_grad():
         with torch.device(record.device):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention)
         model.eval()
-        for rows, prompt, tokens in shapes:
+        for shape in shapes:
+            rows, prompt, tokens = shape
             prompts = random.integers(0, config.vocab_size, (rows, prompt)).tolist()
             generation = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
             asked = _batching(record, rows * (prompt + tokens))
-            settings["batching"] = {name: str(value) for name, value in asked.items()}
             for _ in range(2):
                 started = time.perf_counter()
                 results = model.generate_batch(inputs=prompts, generation_config=generation, **_config(model, asked))
@@ -80,10 +86,10 @@ def _transformers(record: Record, preset: str, shapes: list[Shape]) -> tuple[lis
             generated = sum(len(result.generated_tokens) for result in results.values())
             if generated != rows * tokens:
                 record.note(f"{preset}: Transformers gave {generated} of {rows * tokens} tokens")
-            rates.append(generated / elapsed)
+            settings = {"attention": attention, "batching": {name: str(value) for name, value in asked.items()}}
+            keep(shape, generated / elapsed, settings)
     del model
     gc.collect()
-    return rates, settings
 
 
 def _attention() -> str:

@@ -1,11 +1,18 @@
 """What a measuring run finds, written to a file after every part."""
 
+import gc
 import itertools
 import json
+import math
 import platform
+import signal
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +21,15 @@ import numpy as np
 import torch
 import transformers
 
+from reference_server.model_server.device import first_line, release_unused
+
 if TYPE_CHECKING:
     from reference_server.model_server.measure.rig import Rig
 
 SCHEMA = 1
+# What a part that was begun in time may take beyond it.
+OVERTIME_S = 60.0
+SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "compute_mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,6 @@ class Plan:
     replays: int = 50
     ceiling_bytes: int = 4 << 30
     square: int = 8192
-    check_cases: int = 9
 
     @classmethod
     def quick(cls) -> "Plan":
@@ -94,8 +105,10 @@ class Record:
     checks: list[dict[str, Any]] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    failed: bool = False
+    parts: list[dict[str, Any]] = field(default_factory=list)
     is_valid: bool = True
+    # An error of the device, after which nothing can run on it in this process.
+    device_error: str | None = None
     _started: float = field(default_factory=time.monotonic)
 
     @property
@@ -105,6 +118,39 @@ class Record:
     @property
     def seconds_left(self) -> float:
         return self.limit_s - self.elapsed
+
+    @property
+    def failed(self) -> bool:
+        """Whether a part raised."""
+        return any(part["error"] is not None for part in self.parts)
+
+    def attempt(self, name: str, part: Callable[[], object], limit_s: float | None = None) -> None:
+        """Run a part unless time is up, for at most `limit_s`, by default what is left and OVERTIME_S.
+
+        What goes wrong in it is kept, and the rest goes on; only a device that has failed ends the run.
+        """
+        reason = "the device has failed" if self.device_error else "the time is up" if self.seconds_left <= 0 else None
+        if reason is not None:
+            self.note(f"{name}: not begun, {reason}")
+            return
+        print(f"[{self.elapsed:6.1f} s] {name}", file=sys.stderr, flush=True)
+        begun, error = self.elapsed, None
+        try:
+            with deadline(self.seconds_left + OVERTIME_S if limit_s is None else limit_s):
+                part()
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {first_line(raised)}"
+            self.note(f"{name}: {error}")
+            traceback.print_exc()
+            if isinstance(raised, torch.AcceleratorError):
+                self.device_error = error
+        if error is not None:
+            gc.collect()
+        self.parts.append(
+            {"name": name, "begun_s": round(begun, 1), "s": round(self.elapsed - begun, 1), "error": error}
+        )
+        self.write()
+        release_unused(self.device)
 
     def add(self, preset: str, level: str, phase: str, batch: int, context: int, value: float, **more: Any) -> None:
         """Keep a number; with a floor in its unit, its efficiency is what a floor is of a time."""
@@ -120,7 +166,10 @@ class Record:
     def check(self, name: str, found: float, limit: float) -> None:
         """A relative error against its limit; one that is beyond makes every later number invalid."""
         passed = found <= limit
-        self.checks.append({"name": name, "found": found, "limit": limit, "passed": passed})
+        # JSON has no infinity, which stands for a result that is none.
+        self.checks.append(
+            {"name": name, "found": found if math.isfinite(found) else None, "limit": limit, "passed": passed}
+        )
         if not passed:
             self.is_valid = False
             self.note(f"failed: {name}: {found:.3g} is beyond {limit:.3g}")
@@ -145,12 +194,33 @@ class Record:
             "results": [asdict(result) for result in self.results],
             "peers": self.peers,
             "notes": self.notes,
+            "parts": self.parts,
+            "device_error": self.device_error,
             "elapsed_s": round(self.elapsed, 1),
         }
 
     def write(self) -> None:
+        """Replace the file as a whole, so that a run that is killed leaves the parts before."""
         if self.path is not None:
-            self.path.write_text(json.dumps(self.as_dict(), indent=1))
+            beside = self.path.with_suffix(".partial")
+            beside.write_text(json.dumps(self.as_dict(), indent=1))
+            beside.replace(self.path)
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError inside the block once `seconds` have passed. It interrupts waiting, not a call into C."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    others_s, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, others_s)
+        signal.signal(signal.SIGALRM, before)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
@@ -169,7 +239,18 @@ def device_facts(device: torch.device) -> dict[str, Any]:
             facts[name] = getattr(torch.cuda, name)(device)
         except Exception as error:  # NVML is optional
             facts[name] = f"unknown: {type(error).__name__}"
-    return facts
+    return facts | smi_facts(device)
+
+
+def smi_facts(device: torch.device) -> dict[str, str]:
+    """What nvidia-smi says of a GPU; nothing where it is not there or says nothing."""
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(SMI_FIELDS, done.stdout.strip().split(", "), strict=False))
 
 
 def versions() -> dict[str, str | None]:

@@ -22,7 +22,11 @@ PREFILL_GOALS = {
 
 def render(record: Record, before: Path | None) -> str:
     """Device and ceilings, checks, a line for each number, peers and notes."""
-    earlier = _earlier(before)
+    try:
+        earlier = _earlier(before)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        record.note(f"{before} is no earlier result to compare with: {type(error).__name__}: {error}")
+        earlier = {}
     lines = [
         f"\n{record.device}; ceilings: " + ", ".join(f"{name} {value:.4g}" for name, value in record.ceilings.items()),
         f"checks: {sum(check['passed'] for check in record.checks)} of {len(record.checks)} passed",
@@ -50,6 +54,7 @@ def render(record: Record, before: Path | None) -> str:
         for peer in record.peers
     ]
     lines += [f"note: {note}" for note in record.notes]
+    lines += [f"failed: {part['name']}: {part['error']}" for part in record.parts if part["error"] is not None]
     lines.append(f"{record.elapsed:.0f} s; {'all checks passed' if record.is_valid else 'NOT VALID: a check failed'}")
     return "\n".join(lines)
 

@@ -2,15 +2,20 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from reference_server.model_server.attention import backend, conformance
+from reference_server.model_server.measure import correctness
 from reference_server.model_server.measure.__main__ import main
-from reference_server.model_server.measure.record import Record, Result
+from reference_server.model_server.measure.record import Record, Result, deadline
 from reference_server.model_server.measure.rig import Floors
 from reference_server.model_server.measure.table import goals_of, render
 
@@ -76,6 +81,82 @@ def test_time_that_is_up_leaves_a_note(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["--quick", "--presets", "tiny-llama", "--minutes", "0"]) == 0
 
     assert "ceilings: not begun, the time is up" in capsys.readouterr().out
+
+
+def make_record(tmp_path: Path, limit_s: float = 60.0) -> Record:
+    return Record(torch.device("cpu"), limit_s, tmp_path / "result.json", {})
+
+
+def fail(error: Exception) -> Callable[[], None]:
+    def part() -> None:
+        raise error
+
+    return part
+
+
+def test_a_part_that_fails_is_kept_and_the_rest_goes_on(tmp_path: Path) -> None:
+    record, ran = make_record(tmp_path), []
+
+    record.attempt("ceilings", fail(torch.OutOfMemoryError("CUDA out of memory\nadvice")))
+    record.attempt("kernels", lambda: ran.append("kernels"))
+
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert ran == ["kernels"]
+    assert [(part["name"], part["error"]) for part in stored["parts"]] == [
+        ("ceilings", "OutOfMemoryError: CUDA out of memory"),
+        ("kernels", None),
+    ]
+    assert record.failed
+    assert "failed: ceilings: OutOfMemoryError: CUDA out of memory" in render(record, None)
+
+
+def test_nothing_is_begun_on_a_device_that_has_failed(tmp_path: Path) -> None:
+    record, ran = make_record(tmp_path), []
+
+    record.attempt("kernels", fail(torch.AcceleratorError("CUDA error: an illegal memory access")))
+    record.attempt("steps", lambda: ran.append("steps"))
+
+    assert ran == []
+    assert "steps: not begun, the device has failed" in record.notes
+    assert json.loads((tmp_path / "result.json").read_text())["device_error"].endswith("an illegal memory access")
+
+
+def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+
+    record.attempt("peer", threading.Event().wait, limit_s=0.05)
+
+    assert record.parts[0]["error"] == "TimeoutError: not done after 0 s"
+
+
+def test_a_deadline_leaves_another_alarm_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    others_s, _ = signal.getitimer(signal.ITIMER_REAL)
+
+    with deadline(30):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] <= 30
+
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (others_s > 0)
+
+
+def test_a_kernel_that_raises_where_it_offers_itself_fails_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = make_record(tmp_path)
+    monkeypatch.setattr(conformance, "run", lambda *_: fail(RuntimeError("out of resource: shared memory"))())
+
+    correctness._check_backend(record, backend.TORCH)
+
+    assert {(check["found"], check["passed"]) for check in record.checks} == {(None, False)}
+    assert not record.is_valid
+    assert any("shared memory" in note for note in record.notes)
+
+
+def test_an_earlier_result_that_cannot_be_read_costs_the_ratios_alone(tmp_path: Path) -> None:
+    (earlier := tmp_path / "engine.json").write_text('{"results": [{"level": "S"}]}')
+
+    assert "is no earlier result to compare with: TypeError" in render(make_record(tmp_path), earlier)
 
 
 def test_a_failed_check_marks_every_later_number() -> None:
