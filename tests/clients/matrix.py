@@ -1,0 +1,121 @@
+"""Client by feature: what each client is asked to show, how it is run, and the table of what passed."""
+
+import json
+import os
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.client_environments import Environment
+
+#: The columns, in order.
+FEATURES = {
+    "generate": "generate",
+    "generate_stream": "generate streamed",
+    "completions": "completions",
+    "completions_stream": "completions streamed",
+    "chat": "chat",
+    "chat_stream": "chat streamed",
+    "tools": "tools",
+    "tools_stream": "tools streamed",
+    "json_schema": "JSON schema",
+    "async": "async",
+    "errors": "errors",
+}
+RUN_S = 300
+
+_HERE = Path(__file__).parent
+#: Settings of the user's that clients would follow elsewhere.
+_OWN_SETTINGS = ("PYTHON", "OPENAI_", "HF_", "HUGGING", "LITELLM_", "LANGCHAIN_", "LANGSMITH_", "GUIDELLM_", "AIPERF_")
+
+HEAD = """\
+# Clients
+
+Unmodified clients against a launched server (`preset:tiny-llama`), each in an environment of its own, since they
+disagree about huggingface_hub. `make clients` runs them and prints this table; `make clients
+CLIENTS_PAGE=docs/clients.md` writes this page. Environments are kept in `~/.cache/tgi-bench/clients`;
+`TGI_BENCH_CLIENTS_DIR` names another place. A client is left out, by name, only where no package index can be reached.
+"""
+TAIL = """
+An empty cell: the client has no such feature, or has it under another column. Of the load tools, `yes` is a short run
+without an error, with the counts that were asked for. What each client does is in `tests/clients/scripts`, what is
+installed in `tests/clients/clients.toml`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One entry of clients.toml."""
+
+    name: str
+    requirements: Sequence[str]
+    shown: Sequence[str]
+    features: Sequence[str]
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = {*self.features, *self.cannot} - FEATURES.keys()
+        assert not unknown, f"{self.name}: there are no features {sorted(unknown)}"
+
+    @property
+    def script(self) -> Path:
+        return _HERE / "scripts" / f"use_{self.name.replace('-', '_')}.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a client's script reported of each feature: None where it passed, else what went wrong."""
+
+    client: Client
+    versions: Mapping[str, str]
+    failures: Mapping[str, str | None]
+
+
+def load_clients() -> list[Client]:
+    table = tomllib.loads((_HERE / "clients.toml").read_text())
+    return [Client(name, **entry) for name, entry in table.items()]
+
+
+def run_client(client: Client, environment: Environment, url: str, tokenizer: Path) -> Outcome:
+    """Run a client's script to its end. Raises `CalledProcessError` where it breaks off."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_SETTINGS)}
+    # The hub is a closed port: what a client needs is here.
+    environ |= {"HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1", "DO_NOT_TRACK": "1", **client.environ}
+    command = [str(environment.python), str(client.script), url, str(tokenizer)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, env=environ, text=True, check=True, timeout=RUN_S)
+    # A client may print lines of its own.
+    reports = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"feature":')]
+    return Outcome(
+        client,
+        {name: environment.version_of(name) for name in client.shown},
+        {report["feature"]: None if report["passed"] else report["detail"] for report in reports},
+    )
+
+
+def render_table(outcomes: Sequence[Outcome]) -> str:
+    """Client x feature as Markdown, and below it why a client cannot do what others do."""
+    reasons: list[str] = []
+    lines = ["| client | " + " | ".join(FEATURES.values()) + " |", "|---" * (1 + len(FEATURES)) + "|"]
+    for outcome in outcomes:
+        versions = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
+        cells = [_cell(outcome, feature, reasons) for feature in FEATURES]
+        lines.append("| " + " | ".join([versions, *cells]) + " |")
+    return "\n".join([*lines, *(f"\n[{number}] {reason}" for number, reason in enumerate(reasons, 1))])
+
+
+def render_page(outcomes: Sequence[Outcome]) -> str:
+    return "\n".join([HEAD, render_table(outcomes), TAIL])
+
+
+def _cell(outcome: Outcome, feature: str, reasons: list[str]) -> str:
+    if feature in outcome.failures:
+        return "yes" if outcome.failures[feature] is None else "**fails**"
+    if feature in outcome.client.features:
+        return "**not run**"
+    if feature not in outcome.client.cannot:
+        return ""
+    reasons.append(f"{outcome.client.name}, {FEATURES[feature]}: {outcome.client.cannot[feature]}.")
+    return f"no [{len(reasons)}]"

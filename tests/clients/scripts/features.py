@@ -1,0 +1,92 @@
+"""What the scripts share: the requests they make, what they check, and one JSON line for each feature.
+
+Runs in a client's own environment, so it imports the standard library alone.
+"""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+URL, TOKENIZER = sys.argv[1:3]
+
+PROMPT = "The river runs"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+MAX_TOKENS = 12
+
+#: A JSON schema whose values are few, so that a small model ends it soon.
+TRIP = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Oslo", "Paris"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "plan_trip", "description": "Plan a trip.", "parameters": TRIP}}
+#: A conversation in which the tool was called and has answered.
+TOOL_HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "Plan a trip to Oslo."},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_0",
+                "type": "function",
+                "function": {"name": "plan_trip", "arguments": '{"city": "Oslo", "days": 3}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_0", "content": "Three days in Oslo."},
+]
+
+_features: dict[str, Callable[[], object]] = {}
+
+
+def feature(function: Callable[[], object]) -> Callable[[], object]:
+    """Register a feature under its function's name. It returns what to show, and raises where it fails."""
+    _features[function.__name__.rstrip("_")] = function
+    return function
+
+
+def run_features() -> None:
+    """Run all, in the order of their definitions."""
+    for name, function in _features.items():
+        begun_s = time.monotonic()
+        try:
+            line = {"passed": True, "detail": repr(function())}
+        except Exception:
+            line = {"passed": False, "detail": traceback.format_exc()}
+        print(json.dumps({"feature": name, **line, "seconds": round(time.monotonic() - begun_s, 2)}), flush=True)
+
+
+def check_text(text: str | None, streamed: str | None = None) -> str:
+    """A text that is there, and is what was streamed."""
+    assert text, "no text came"
+    assert streamed in (None, text), f"streamed {streamed!r}, whole {text!r}"
+    return text
+
+
+def check_trip(value: Any) -> Any:
+    """A value, or its JSON text, that the schema `TRIP` allows."""
+    trip = json.loads(value) if isinstance(value, str) else value
+    assert set(trip) == {"city", "days"}, trip
+    assert trip["city"] in ("Oslo", "Paris"), trip
+    assert type(trip["days"]) is int, trip
+    assert 1 <= trip["days"] <= 9, trip
+    return trip
+
+
+def refused(call: Callable[[], object], error: type[Exception], says: str) -> str:
+    """What the server said in the error that a call has to end with: in its text, or in its `body`."""
+    try:
+        call()
+    except error as raised:
+        told = f"{type(raised).__name__}: {raised} {getattr(raised, 'body', '')}"
+        assert says in told, told
+        return told
+    raise AssertionError(f"no {error.__name__}")
