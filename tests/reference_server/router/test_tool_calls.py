@@ -3,13 +3,17 @@ import uuid
 from itertools import pairwise
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_server.errors import ToolError
-from reference_server.router.schemas.openai import Message
+from reference_server.grammars.compile import compile_grammar
+from reference_server.router.schemas.openai import ChatRequest, Message
 from reference_server.router.tool_calls import CallReader, ToolCall, next_call_id, parse_call
+from reference_server.router.tools import offer_of
+from tests.support.regex_samples import sample
 
 JSON_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 VALUES = st.recursive(
@@ -38,6 +42,42 @@ def test_http_E10_deltas_are_the_models_own_json_wherever_its_tokens_end(
     assert "".join(deltas) == (f"{{ {spelled[1:]}" if arguments else "{}")
     assert reader.is_complete
     assert (reader.name, json.loads("".join(deltas))) == (name, json.loads(parse_call(text).arguments))
+
+
+SCHEMAS = {
+    "order": {
+        "type": "object",
+        "properties": {
+            "note": {"type": "string", "maxLength": 6},
+            "sum": {"type": "number"},
+            "paid": {"type": "boolean"},
+            "lines": {"type": "array", "items": {"properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+        },
+        "required": ["sum"],
+    },
+    "color": {"properties": {"name": {"enum": ["}", 'r"ed', "\\", "é"]}}, "required": ["name"]},
+    "now": {},
+}
+
+
+def test_whatever_the_grammar_lets_through_is_a_call_that_its_schema_allows():
+    tools = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in SCHEMAS.items()]
+    offer = offer_of(ChatRequest.model_validate({"messages": [], "tools": tools}))
+    assert offer is not None
+    regex = compile_grammar("schema", json.dumps(offer.grammar().value))
+    called = set()
+
+    for text in sample(regex, seed=1, count=120):
+        call = parse_call(text)
+        reader, deltas = read(*text)
+
+        assert (reader.is_complete, reader.name) == (True, call.name)
+        assert json.loads("".join(deltas)) == json.loads(call.arguments)
+        jsonschema_rs.validate(
+            {"additionalProperties": False, **SCHEMAS.get(call.name, {})}, json.loads(call.arguments)
+        )
+        called.add(call.name)
+    assert called == {*SCHEMAS, "no_tool"}
 
 
 @pytest.mark.parametrize(
