@@ -6,6 +6,7 @@ read, into memory. Several files are named by an index or by being the only weig
 
 import json
 import pickle
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +18,10 @@ from torch import Tensor
 
 from reference_server.errors import StartupError
 from reference_server.model_server.weights.cut import Cut
-from reference_server.model_server.weights.hub import PICKLED, weight_names
+from reference_server.model_server.weights.files import PICKLED, weight_files
 
 MAX_HEADER_BYTES = 100_000_000
-SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
-INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_UNSAFE = re.compile(r"GLOBAL (\S+)")
 
 
 class WeightFile(Protocol):
@@ -53,7 +53,7 @@ class Checkpoint:
     @classmethod
     def open(cls, directory: Path) -> "Checkpoint":
         """Open the weights in a directory; raises StartupError saying which file is missing or damaged."""
-        return cls({path: _open(path) for path in weight_files(directory)})
+        return cls({path: open_weights(path) for path in weight_files(directory)})
 
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
         """A tensor, or the part `cut` of it, on the CPU. It may lie in the mapped file: copy it to keep it."""
@@ -63,39 +63,16 @@ class Checkpoint:
             raise StartupError(f"weight {name} could not be read: {error}") from error
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """The files that hold a model's weights. Raises StartupError when there are none."""
-    for index_name, single in zip(INDEX_FILES, SINGLE_FILES, strict=True):
-        if (directory / index_name).is_file():
-            return _indexed(directory / index_name)
-        if (directory / single).is_file():
-            return [directory / single]
-    names = [path.name for path in directory.iterdir() if path.is_file()]
-    for extension in (".safetensors", *PICKLED):
-        if found := weight_names(names, extension):
-            return [directory / name for name in found]
-    raise StartupError(f"no weights found in {directory}: neither .safetensors nor {' nor '.join(PICKLED)}")
-
-
-def _indexed(index: Path) -> list[Path]:
-    """The files that an index names: plain names, all of them there."""
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StartupError(f"{index} is no index of weights: {error}") from error
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-            raise StartupError(f"{index} names {name!r}, which is not a file beside it")
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
-        raise StartupError(f"{index} names files that are not there: {', '.join(missing)}")
-    return [index.parent / name for name in names]
-
-
-def _open(path: Path) -> WeightFile:
+def open_weights(path: Path) -> WeightFile:
+    """Open one file. Raises StartupError when it is damaged, or a pickle that holds more than tensors."""
     try:
         return PickledFile(path) if path.suffix in PICKLED else SafetensorsFile(path)
-    except (SafetensorError, pickle.UnpicklingError, ValueError, RuntimeError, EOFError, OSError) as error:
+    except pickle.UnpicklingError as error:
+        # What torch says goes on with how to run it all the same.
+        wanted = _UNSAFE.search(str(error))
+        what = f"it asks for {wanted[1]}" if wanted else "it is damaged, or holds more than tensors"
+        raise StartupError(f"{path} is unsafe and was not read: {what}") from error
+    except (SafetensorError, ValueError, RuntimeError, EOFError, OSError) as error:
         raise StartupError(f"{path} is no readable file of weights: {error}") from error
 
 
@@ -103,13 +80,19 @@ class SafetensorsFile:
     """A safetensors file. Its header is checked here and by the library before anything is read."""
 
     def __init__(self, path: Path) -> None:
-        self.shapes = {name: tuple(entry["shape"]) for name, entry in _header(path).items() if name != "__metadata__"}
+        header = _header(path)
         self._file: Any = safe_open(path, framework="pt", device="cpu")
+        metadata: dict[str, str] = self._file.metadata() or {}  # type: ignore[no-untyped-call]
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        # A tensor that several names shared is there once, and the metadata tells where the others find it.
+        self._kept = {name: kept for name, kept in metadata.items() if name not in shapes and kept in shapes}
+        self.shapes = shapes | {name: shapes[kept] for name, kept in self._kept.items()}
 
     def read(self, name: str, cut: Cut | None) -> Tensor:
+        own = self._kept.get(name, name)
         if cut is not None:
-            return cut.take(self._file.get_slice(name))
-        whole: Tensor = self._file.get_tensor(name)
+            return cut.take(self._file.get_slice(own))
+        whole: Tensor = self._file.get_tensor(own)
         return whole
 
 

@@ -1,0 +1,121 @@
+"""A low-rank adapter in peft's files: its config, and one pair of factors for each module that it changes.
+
+source: peft, tuners/lora. What goes beyond `W + s * B @ A` is refused by name, never left out.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from reference_server.errors import StartupError, UnsupportedError
+from reference_server.model_server.weights.checkpoint import open_weights
+from reference_server.model_server.weights.files import ADAPTER_CONFIG
+
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+# Settings of peft that change what is computed, or which weights are in the files.
+UNSUPPORTED = (
+    "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices", "use_qalora",
+    "lora_bias", "layer_replication", "target_parameters", "alora_invocation_tokens", "use_bdlora", "arrow_config",
+    "kasa_config", "velora_config", "monteclora_config",
+)  # fmt: skip
+# The others change the base model's weights as well.
+INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What one module's weight gains: `scaling * B @ A`. a: [r, in]; b: [out, r]."""
+
+    a: Tensor
+    b: Tensor
+
+    def delta(self, scaling: float) -> Tensor:
+        """[out, in], float32."""
+        return (self.b.float() @ self.a.float()) * scaling
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter of `base_model_id`; `factors` by the name of the module in the base model."""
+
+    base_model_id: str
+    base_revision: str | None
+    rank: int
+    scaling: float
+    factors: Mapping[str, Factors]
+
+    @classmethod
+    def open(cls, directory: Path) -> "Adapter":
+        """Read an adapter. Raises StartupError naming what is missing or wrong, UnsupportedError what is not served."""
+        path = directory / ADAPTER_CONFIG
+        config = _read_config(path)
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        base = config.get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            raise StartupError(f"{path} names no `base_model_name_or_path`")
+        if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+            raise StartupError(f"{path}: `r` is {rank!r} and `lora_alpha` {alpha!r}, which are no rank and scale")
+        _refuse_unsupported(path, config)
+        file = next((directory / name for name in FILES if (directory / name).is_file()), None)
+        if file is None:
+            raise StartupError(f"{directory} has neither {' nor '.join(FILES)}")
+        return cls(
+            base_model_id=base,
+            base_revision=config.get("revision") or None,
+            rank=rank,
+            scaling=alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
+            factors=_read_factors(file, rank),
+        )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise StartupError(f"{path} is no table of settings")
+    return config
+
+
+def _refuse_unsupported(path: Path, config: Mapping[str, Any]) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedError(f"{path}: `peft_type` is {kind!r}, and only LORA is served")
+    settings = {name: config[name] for name in UNSUPPORTED if config.get(name)}
+    if config.get("bias", "none") != "none":
+        settings["bias"] = config["bias"]
+    if config.get("init_lora_weights") not in INITIALIZATIONS:
+        settings["init_lora_weights"] = config["init_lora_weights"]
+    if settings:
+        shown = ", ".join(f"`{name}` {value!r}" for name, value in settings.items())
+        raise UnsupportedError(f"{path}: {shown} is not served; merge the adapter with peft (merge_and_unload)")
+
+
+def _read_factors(path: Path, rank: int) -> dict[str, Factors]:
+    file = open_weights(path)
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name in file.shapes:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise UnsupportedError(f"{path}: {name} is neither factor of a linear layer, and nothing else is served")
+        pairs.setdefault(match["module"], {})[match["factor"]] = file.read(name, None)
+    if not pairs:
+        raise StartupError(f"{path} holds no weights")
+    return {module: _factors(path, module, pair, rank) for module, pair in sorted(pairs.items())}
+
+
+def _factors(path: Path, module: str, pair: Mapping[str, Tensor], rank: int) -> Factors:
+    a, b = pair.get("A"), pair.get("B")
+    if a is None or b is None:
+        raise StartupError(f"{path}: {module} has one of lora_A and lora_B, and not the other")
+    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != rank or b.shape[1] != rank:
+        raise StartupError(f"{path}: {module} has factors {tuple(b.shape)} and {tuple(a.shape)}, and `r` is {rank}")
+    return Factors(a, b)

@@ -1,0 +1,125 @@
+"""Which files of a model are its weights, told from names and indexes alone: nothing is opened but the index.
+
+Only files at the top level count, without those whose name says that they are no weights.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from reference_server.errors import StartupError
+
+SAFETENSORS = ".safetensors"
+PICKLED = (".bin", ".pt")
+NOT_WEIGHTS = ("arguments", "args", "training")
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# What a model is served with besides its weights, and with code of its own, that.
+SMALL_FILES = (".json", ".model", ".txt", ".jinja", ".tiktoken")
+OWN_CODE = ".py"
+ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_PREFIX = "adapter_"
+_SHARD = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\..+)")
+
+
+def weight_names(names: Iterable[str], extension: str) -> list[str]:
+    """The weight files among `names`, sorted.
+
+    >>> weight_names(["model.safetensors", "training_args.bin", "onnx/model.safetensors"], ".safetensors")
+    ['model.safetensors']
+    """
+    return sorted(
+        name
+        for name in names
+        if name.endswith(extension) and "/" not in name and not any(word in name for word in NOT_WEIGHTS)
+    )
+
+
+def small_names(names: Iterable[str], with_code: bool) -> list[str]:
+    """The files among `names` that a model is served with besides its weights.
+
+    >>> small_names(["config.json", "modeling_own.py", "onnx/config.json", "README.md"], with_code=False)
+    ['config.json']
+    """
+    endings = (*SMALL_FILES, OWN_CODE) if with_code else SMALL_FILES
+    return sorted(name for name in names if name.endswith(endings) and "/" not in name)
+
+
+def missing_shards(names: Iterable[str]) -> list[str]:
+    """Files that belong to a set of numbered ones in `names` and are not there.
+
+    >>> missing_shards(["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
+    ['model-00002-of-00003.safetensors']
+    """
+    given = set(names)
+    sets = {(match[1], match[3], match[4], match[5]) for name in given if (match := _SHARD.fullmatch(name))}
+    return sorted(
+        missing
+        for stem, of, count, ending in sets
+        # No model has more files than its numbers have digits for: a name cannot make this long.
+        for number in range(1, int(count) + 1)
+        if (missing := f"{stem}{number:05d}{of}{count}{ending}") not in given
+    )
+
+
+def converted_name(name: str) -> str:
+    """What a pickled file is called once it is safetensors. TGI strips any of the prefix's letters; this, the prefix.
+
+    >>> converted_name("pytorch_model-00001-of-00002.bin"), converted_name("tokenizer_free.pt")
+    ('model-00001-of-00002.safetensors', 'tokenizer_free.safetensors')
+    """
+    return name.removeprefix("pytorch_").rpartition(".")[0] + SAFETENSORS
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Whether these are the files of an adapter alone: a whole model beside it needs no merge."""
+    given = set(names)
+    endings = (SAFETENSORS, *PICKLED)
+    whole = [name for ending in endings for name in weight_names(given, ending) if not name.startswith(_ADAPTER_PREFIX)]
+    return ADAPTER_CONFIG in given and (not whole or bool(missing_shards(whole)))
+
+
+def file_names(directory: Path) -> list[str]:
+    """Files of a directory; none where it does not exist."""
+    return [path.name for path in directory.iterdir() if path.is_file()] if directory.is_dir() else []
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a model's weights. Raises StartupError when there are none."""
+    for index_name, single in zip(INDEX_FILES, SINGLE_FILES, strict=True):
+        if (directory / index_name).is_file():
+            return [directory / name for name in indexed_names(directory / index_name, file_names(directory))]
+        if (directory / single).is_file():
+            return [directory / single]
+    names = file_names(directory)
+    for extension in (SAFETENSORS, *PICKLED):
+        if found := weight_names(names, extension):
+            return [directory / name for name in found]
+    raise StartupError(f"no weights found in {directory}: neither {SAFETENSORS} nor {' nor '.join(PICKLED)}")
+
+
+def pickled_names(directory: Path, names: Iterable[str]) -> list[str]:
+    """The pickled weights among `names`: those of the index in `directory`, the single file, or all of one ending."""
+    given = list(names)
+    index = directory / INDEX_FILES[1]
+    if index.is_file():
+        return indexed_names(index, given)
+    if SINGLE_FILES[1] in given:
+        return [SINGLE_FILES[1]]
+    return next((found for extension in PICKLED if (found := weight_names(given, extension))), [])
+
+
+def indexed_names(index: Path, given: Iterable[str]) -> list[str]:
+    """The files that an index names: plain names, all of them among those `given`. Raises StartupError."""
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StartupError(f"{index} is no index of weights: {error}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+            raise StartupError(f"{index} names {name!r}, which is not a file beside it")
+    missing = sorted(set(names).difference(given))
+    if missing:
+        raise StartupError(f"{index} names files that are not there: {', '.join(missing)}")
+    return names
