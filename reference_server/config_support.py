@@ -43,7 +43,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "max_image_fetch_size": Refusal(_only(33_554_432), "no served model takes images"),
     "check_invariants": Refusal(_UNSET, "leave it out"),
     "upload_to_model_id": Refusal(_UNSET, "upload the directory with the hub's own client"),
-    "merge_lora": Refusal(_UNSET, "merge the adapter with peft (merge_and_unload)"),
 }
 
 

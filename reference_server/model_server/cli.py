@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import uvloop
@@ -17,7 +18,8 @@ from reference_server.config import DownloadConfig, QuantizeConfig, RankConfig, 
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
 from reference_server.model_server.options import WIGGLE_ROOM, EngineOptions, RopeOverride
-from reference_server.model_server.weights.hub import HuggingFaceHub, Weights, ensure_weights
+from reference_server.model_server.weights.download import Downloader, Weights
+from reference_server.model_server.weights.hub import HuggingFaceHub
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.settings import COMMANDS, load, load_rank, process_environment
 from reference_server.transport.address import tcp_url, unix_url
@@ -71,19 +73,22 @@ def _run(word: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def download_weights(config: DownloadConfig) -> None:
-    """Bring the weight files to this machine, unless they are here."""
+def download_weights(config: DownloadConfig) -> Path:
+    """Bring the weight files to this machine, unless they are here; the directory that they are in."""
     token = None if config.hub_token is None else config.hub_token.get_secret_value()
-    ensure_weights(
-        Weights(
-            model_id=config.model_id,
-            revision=config.revision,
-            extension=config.extension,
-            override=config.weights_cache_override,
-            auto_convert=config.auto_convert,
-        ),
-        HuggingFaceHub(token, config.huggingface_hub_cache),
+    wanted = Weights(
+        model_id=config.model_id,
+        revision=config.revision,
+        extension=config.extension,
+        override=config.weights_cache_override,
+        auto_convert=config.auto_convert,
+        merge_lora=config.merge_lora,
+        trust_remote_code=config.trust_remote_code,
     )
+    try:
+        return Downloader(HuggingFaceHub(token, config.huggingface_hub_cache)).ensure(wanted)
+    except OSError as error:
+        raise StartupError(f"the weights of {config.model_id} could not be had: {error}") from error
 
 
 def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:

@@ -1,168 +1,168 @@
-"""Weight files on this machine: which there are, and fetching those that are missing from the model hub.
+"""The model hub and its cache on this machine: what a commit of a repository holds, and bringing its files here."""
 
-Only files at the top level of a repository count, without those whose name says that they are no weights. Converting
-pickled weights and merging adapters are not served yet and are refused by name.
-"""
-
+import errno
 import logging
-import time
-from collections.abc import Callable, Sequence
+import uuid
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from reference_server.errors import StartupError, UnsupportedError
-from reference_server.presets import catalog
+from reference_server.errors import StartupError
+from reference_server.model_server.weights.files import file_names
+from reference_server.model_server.weights.resume import fetch_blob
 
 logger = logging.getLogger(__name__)
 
-NOT_WEIGHTS = ("arguments", "args", "training")
-PICKLED = (".bin", ".pt")
-TRIES = 5
-RETRY_PAUSE_S = 5.0
-
-
-class Hub(Protocol):
-    """A model hub with its cache on this machine."""
-
-    @property
-    def is_offline(self) -> bool: ...
-
-    def names(self, model_id: str, revision: str | None) -> list[str]:
-        """Files of the repository; offline, those of its cached snapshot. Raises StartupError when there is none."""
-        ...
-
-    def is_cached(self, model_id: str, name: str, revision: str | None) -> bool: ...
-
-    def fetch(self, model_id: str, name: str, revision: str | None) -> None:
-        """Bring one file into the cache."""
-        ...
+TOKEN_VARIABLES = "HF_TOKEN (HF_API_TOKEN and HUGGING_FACE_HUB_TOKEN are read too)"
+_NO_ACCESS = (401, 403)
+_NOT_WRITTEN = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """Which weights are wanted. With `override`, the files must lie in that flat directory."""
+class Snapshot:
+    """One commit of a repository: its files' `names`, and the `directory` of those that are here.
+
+    Offline the names are those of the files that are here.
+    """
 
     model_id: str
-    revision: str | None = None
-    extension: str = ".safetensors"
-    override: Path | None = None
-    auto_convert: bool = True
+    commit: str
+    directory: Path
+    names: tuple[str, ...]
 
-
-def ensure_weights(wanted: Weights, hub: Hub, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Make sure that the weights are on this machine. Raises StartupError when they cannot be had."""
-    preset = catalog.find(wanted.model_id)
-    directory = wanted.override or Path(wanted.model_id)
-    if preset is not None:
-        kind = "ships its weights" if preset.has_weights else "has seeded random weights"
-        logger.info("%s %s: nothing to download", wanted.model_id, kind)
-    elif wanted.override is not None or directory.is_dir():
-        _check_directory(wanted, directory)
-    else:
-        _ensure_cached(wanted, hub, sleep)
-
-
-def weight_names(names: Sequence[str], extension: str) -> list[str]:
-    """The weight files among `names`, sorted.
-
-    >>> weight_names(["model.safetensors", "training_args.bin", "onnx/model.safetensors"], ".safetensors")
-    ['model.safetensors']
-    """
-    return sorted(
-        name
-        for name in names
-        if name.endswith(extension) and "/" not in name and not any(word in name for word in NOT_WEIGHTS)
-    )
-
-
-def _check_directory(wanted: Weights, directory: Path) -> None:
-    names = [path.name for path in directory.iterdir() if path.is_file()] if directory.is_dir() else []
-    if weight_names(names, wanted.extension):
-        logger.info("Files are already present on the host. Skipping download.")
-        return
-    _refuse_conversion(wanted, names)
-    raise StartupError(f"no {wanted.extension} weights found in {directory}")
-
-
-def _ensure_cached(wanted: Weights, hub: Hub, sleep: Callable[[float], None]) -> None:
-    names = hub.names(wanted.model_id, wanted.revision)
-    weights = weight_names(names, wanted.extension)
-    if not weights:
-        _refuse_conversion(wanted, names)
-        raise StartupError(f"no {wanted.extension} weights found for model {wanted.model_id}")
-    missing = [name for name in weights if not hub.is_cached(wanted.model_id, name, wanted.revision)]
-    if not missing:
-        logger.info("Files are already present on the host. Skipping download.")
-        return
-    if hub.is_offline:
-        raise StartupError(f"offline, and {', '.join(missing)} of model {wanted.model_id} is not in the cache")
-    started = time.monotonic()
-    for done, name in enumerate(missing, start=1):
-        logger.info("Download file: %s", name)
-        _fetch(wanted, name, hub, sleep)
-        remaining_s = (time.monotonic() - started) / done * (len(missing) - done)
-        logger.info("Download: [%d/%d] -- ETA: %s", done, len(missing), timedelta(seconds=round(remaining_s)))
-
-
-def _fetch(wanted: Weights, name: str, hub: Hub, sleep: Callable[[float], None]) -> None:
-    for attempt in range(1, TRIES + 1):
-        try:
-            hub.fetch(wanted.model_id, name, wanted.revision)
-            return
-        except Exception as error:
-            if attempt == TRIES:
-                raise StartupError(f"could not download {name} of {wanted.model_id}: {error}") from error
-            logger.warning("Download of %s failed, try %d of %d: %s", name, attempt, TRIES, error)
-            sleep(RETRY_PAUSE_S)
-
-
-def _refuse_conversion(wanted: Weights, names: Sequence[str]) -> None:
-    if wanted.extension == ".safetensors" and any(weight_names(names, extension) for extension in PICKLED):
-        raise UnsupportedError(
-            f"{wanted.model_id} has pickled weights only, and converting them (`--auto-convert`) is not served yet:"
-            " save the model with safe_serialization=True"
-        )
+    def has(self, name: str) -> bool:
+        """Whether the file is here, fetched or converted."""
+        return (self.directory / name).is_file()
 
 
 class HuggingFaceHub:
-    """The hub behind huggingface_hub, which reads HF_HUB_OFFLINE and the cache's default place itself."""
+    """The hub behind huggingface_hub, which reads HF_ENDPOINT, HF_HUB_OFFLINE and the cache's default place itself."""
 
-    def __init__(self, token: str | None = None, cache: Path | None = None) -> None:
+    def __init__(self, token: str | None = None, cache: Path | None = None, endpoint: str | None = None) -> None:
         self._token = token
         self._cache = cache
+        self._endpoint = endpoint
 
     @property
     def is_offline(self) -> bool:
         return bool(_library().constants.HF_HUB_OFFLINE)
 
-    def names(self, model_id: str, revision: str | None) -> list[str]:
+    def snapshot(self, model_id: str, revision: str | None) -> Snapshot:
+        """The commit that a branch, tag or commit names; offline, or with the hub out of reach, the cached one.
+
+        Raises StartupError when there is none, or none that the token may read.
+        """
         library = _library()
+        name = revision or library.constants.DEFAULT_REVISION
         try:
             if not self.is_offline:
-                return list(library.HfApi(token=self._token).list_repo_files(model_id, revision=revision))
-        except library.errors.HfHubHTTPError as error:
-            raise StartupError(f"model {model_id!r} was not found: {error}") from error
+                return self._ask(model_id, name)
+        except library.errors.HFValidationError as error:
+            raise StartupError(f"{model_id!r} is neither a directory nor the name of a model on the hub") from error
+        except library.errors.RevisionNotFoundError as error:
+            raise StartupError(f"model {model_id!r} has no revision {name!r}") from error
         except Exception as error:
-            logger.warning("The hub cannot be reached, looking in the cache: %s", error)
+            if (status := _status(error)) is not None and status < 500:
+                raise StartupError(self._refusal(model_id, status)) from error
+            logger.warning("The hub cannot be reached, looking in the cache: %s", first_line(error))
+        return self._cached(model_id, name)
+
+    def fetch(self, snapshot: Snapshot, name: str) -> Path:
+        """Bring one file into the cache.
+
+        Raises StartupError where another try cannot help: no access, no such file, no place to write to.
+        """
+        library = _library()
+        if self.is_offline:
+            raise StartupError(f"offline, and {name} of model {snapshot.model_id} is not in the cache")
         try:
-            snapshot = library.snapshot_download(
-                model_id, revision=revision, cache_dir=self._cache, local_files_only=True
+            url = library.hf_hub_url(snapshot.model_id, name, revision=snapshot.commit, endpoint=self._endpoint)
+            fetch_blob(library, url, self.blobs(snapshot.model_id), self._token)
+            path = library.hf_hub_download(
+                snapshot.model_id,
+                name,
+                revision=snapshot.commit,
+                token=self._token,
+                cache_dir=self._cache,
+                endpoint=self._endpoint,
             )
         except Exception as error:
+            if (status := _status(error)) in (*_NO_ACCESS, 404):
+                raise StartupError(self._refusal(snapshot.model_id, status, name)) from error
+            if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
+                raise StartupError(
+                    f"{name} of {snapshot.model_id} cannot be written to the hub cache {self._root()}:"
+                    f" {error.strerror} (--huggingface-hub-cache names another place)"
+                ) from error
+            raise
+        return Path(path)
+
+    def blobs(self, model_id: str) -> Path:
+        """Where the cache keeps what the files of a repository hold."""
+        return self._repository(model_id) / "blobs"
+
+    def remember(self, snapshot: Snapshot, revision: str | None) -> None:
+        """Note in the cache that `revision` is this commit, so that it is found offline."""
+        name = revision or _library().constants.DEFAULT_REVISION
+        if name == snapshot.commit or self.is_offline:
+            return
+        path = self._repository(snapshot.model_id) / "refs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        new.write_text(snapshot.commit)
+        new.replace(path)
+
+    def _ask(self, model_id: str, revision: str) -> Snapshot:
+        api = _library().HfApi(token=self._token, endpoint=self._endpoint)
+        commit = str(api.model_info(model_id, revision=revision).sha)
+        names = tuple(api.list_repo_files(model_id, revision=commit))
+        return Snapshot(model_id, commit, self._directory(model_id, commit), names)
+
+    def _cached(self, model_id: str, revision: str) -> Snapshot:
+        """A branch is looked up in the cache's own notes; a commit is itself. Never another commit than that."""
+        noted = self._repository(model_id) / "refs" / revision
+        commit = noted.read_text().strip() if noted.is_file() else revision
+        directory = self._directory(model_id, commit)
+        if not directory.is_dir():
             raise StartupError(
-                f"model {model_id!r} at revision {revision or 'main'} is not in the cache, and the hub was not asked"
-                " (HF_HUB_OFFLINE) or cannot be reached"
-            ) from error
-        return [path.name for path in Path(snapshot).iterdir() if path.is_file()]
+                f"model {model_id!r} at revision {revision} is not in the cache {self._root()}, and the hub was not"
+                " asked (HF_HUB_OFFLINE) or cannot be reached: download it first"
+                f" with `text-generation-server download-weights {model_id}`"
+            )
+        return Snapshot(model_id, commit, directory, tuple(file_names(directory)))
 
-    def is_cached(self, model_id: str, name: str, revision: str | None) -> bool:
-        found = _library().try_to_load_from_cache(model_id, name, revision=revision, cache_dir=self._cache)
-        return isinstance(found, str)
+    def _directory(self, model_id: str, commit: str) -> Path:
+        return self._repository(model_id) / "snapshots" / commit
 
-    def fetch(self, model_id: str, name: str, revision: str | None) -> None:
-        _library().hf_hub_download(model_id, name, revision=revision, token=self._token, cache_dir=self._cache)
+    def _repository(self, model_id: str) -> Path:
+        from huggingface_hub.file_download import repo_folder_name
+
+        return self._root() / str(repo_folder_name(repo_id=model_id, repo_type="model"))
+
+    def _root(self) -> Path:
+        return Path(self._cache or _library().constants.HF_HUB_CACHE)
+
+    def _refusal(self, model_id: str, status: int | None, name: str | None = None) -> str:
+        """Why the hub said no, with the token's variable and never its value."""
+        what = f"model {model_id!r}" if name is None else f"{name} of model {model_id!r}"
+        if status not in _NO_ACCESS:
+            return f"{what} was not found: the hub answers {status}"
+        if self._token is None:
+            return f"{what} does not exist or wants a token: the hub answers {status}. Set {TOKEN_VARIABLES}"
+        return f"{what} does not exist or may not be read with the token of {TOKEN_VARIABLES}: the hub answers {status}"
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status that an error tells of."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def first_line(error: Exception) -> str:
+    """What an error of the library says, without its advice."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _library() -> Any:
@@ -170,7 +170,11 @@ def _library() -> Any:
     import huggingface_hub
     import huggingface_hub.constants
     import huggingface_hub.errors
+    import huggingface_hub.utils
     import huggingface_hub.utils.logging
 
     logging.getLogger("huggingface_hub").handlers.clear()
+    if huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
+        # What is done is logged.
+        huggingface_hub.utils.disable_progress_bars()
     return huggingface_hub

@@ -15,6 +15,7 @@ from reference_server.messages import Batch, ChooserParameters, Request, Stoppin
 from reference_server.model_server.cli import engine_options, group_urls, main
 from reference_server.model_server.options import EngineOptions, RopeOverride
 from reference_server.transport.client import GrpcShard, connect
+from tests.support.hub import fake_hub
 from tests.support.logs import kept_logging
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
@@ -143,7 +144,6 @@ def test_model_that_cannot_be_loaded_is_an_error(tmp_path):
         (["serve", "preset:tiny-llama", "--sharded"], "RANK"),
         (["serve", "preset:tiny-llama", "--listen", "nowhere"], "'nowhere' is not host:port"),
         (["quantize", "preset:tiny-llama", "out"], "`quantize` is not served yet"),
-        (["download-weights", "preset:tiny-llama", "--merge-lora"], "`--merge-lora true` is not served yet"),
         (["download-weights", "preset:none"], "preset"),
     ],
 )
@@ -166,6 +166,56 @@ def test_model_server_M32_local_safetensors_are_enough(tmp_path):
     (tmp_path / "model.safetensors").touch()
 
     assert main(["download-weights", str(tmp_path), "--logger-level", "error"]) == 0
+
+
+def download(hub, tmp_path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """`download-weights` in a process of its own, on a hub of the tests'."""
+    places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    process = start("-m", "reference_server.model_server.cli", "download-weights", *arguments, **places | environ)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def test_a_private_model_is_downloaded_and_its_token_is_in_no_log(tmp_path):
+    token = "hf_private_1234567890"
+    with fake_hub() as hub:
+        commit = hub.add("some/private", {"model.safetensors": b"weights"}, token=token, revision="v1")
+        flags = (
+            "--revision",
+            "v1",
+            "--logger-level",
+            "trace,=trace",
+            "--huggingface-hub-cache",
+            str(tmp_path / "cache"),
+        )
+        done = download(hub, tmp_path, "some/private", *flags, HF_API_TOKEN=token, HF_DEBUG="1")
+
+    assert done.returncode == 0, done.stderr
+    assert "Download: [1/1]" in done.stdout
+    assert "httpcore" in done.stdout
+    assert token not in done.stdout + done.stderr
+    snapshot = tmp_path / "cache" / "models--some--private" / "snapshots" / commit
+    assert (snapshot / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_wrong_token_is_an_error_without_the_token(tmp_path):
+    with fake_hub() as hub:
+        hub.add("some/private", {"model.safetensors": b"weights"}, token="hf_right")
+        done = download(hub, tmp_path, "some/private", "--json-output", HF_TOKEN="hf_wrong")
+
+    assert done.returncode == 1
+    assert "may not be read with the token of HF_TOKEN" in done.stderr
+    assert "ERROR" in [json.loads(line)["record"]["level"]["name"] for line in done.stdout.splitlines()]
+    assert "hf_wrong" not in done.stdout + done.stderr
+
+
+def test_model_server_M32_offline_with_nothing_cached_fails(tmp_path):
+    with fake_hub() as hub:
+        done = download(hub, tmp_path, "some/model", HF_HUB_OFFLINE="1")
+
+    assert done.returncode == 1
+    assert "model 'some/model' at revision main is not in the cache" in done.stderr
+    assert hub.requests == []
 
 
 def test_options_follow_the_settings():

@@ -1,0 +1,162 @@
+"""Pickled weights as safetensors, beside the files that they come from.
+
+A tensor that several names share is kept once, and the file's metadata says under which name the others are found:
+`dropped -> kept`. What is written is compared with what was read, bit for bit, before it gets its name.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from reference_server.errors import StartupError
+from reference_server.model_server.weights.checkpoint import PickledFile, SafetensorsFile, open_weights
+from reference_server.model_server.weights.files import INDEX_FILES, converted_name
+
+logger = logging.getLogger(__name__)
+
+
+def convert(directory: Path, pickled: Sequence[str]) -> None:
+    """Convert those of the `pickled` files of `directory` that are not converted yet, and index several."""
+    tied = tied_names(directory)
+    for number, name in enumerate(pickled, start=1):
+        target = directory / converted_name(name)
+        if target.is_file():
+            continue
+        started = time.monotonic()
+        convert_file(directory / name, target, tied)
+        logger.info("Convert: [%d/%d] -- Took: %.1f s", number, len(pickled), time.monotonic() - started)
+    if len(pickled) > 1:
+        _write_index(directory, [converted_name(name) for name in pickled])
+
+
+def convert_file(source: Path, target: Path, tied: Collection[str] = ()) -> None:
+    """Write the tensors of `source` to `target`, which appears when it is whole. Raises StartupError.
+
+    tied: patterns of names that the model's class ties to others; of a shared tensor's names these are dropped first.
+    """
+    file = open_weights(source)
+    assert isinstance(file, PickledFile)
+    tensors = {name: file.read(name, None) for name in file.shapes}
+    _check_tensors(source, tensors)
+    aliases = shared_names(tensors, tied)
+    kept = {name: _own(tensor) for name, tensor in tensors.items() if name not in aliases}
+    new = target.with_name(f".{target.name}.converting")
+    try:
+        _check_space(target.parent, sum(tensor.nbytes for tensor in kept.values()))
+        save_file(kept, new, metadata={"format": "pt"} | aliases)
+        _compare(new, tensors)
+        new.replace(target)
+    except (OSError, SafetensorError) as error:
+        raise StartupError(f"{source} cannot be converted to {target}: {error}") from error
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def shared_names(tensors: Mapping[str, Tensor], tied: Collection[str] = ()) -> dict[str, str]:
+    """For each name whose tensor is also had under another name, that name: one that is not `tied`, the first of them.
+
+    Tensors that only overlap cannot be told apart from a mistake. Raises StartupError naming them.
+    """
+    views: dict[tuple[object, ...], list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            view = (_storage(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            views.setdefault(view, []).append(name)
+    groups = [sorted(names, key=lambda name: (_matches(name, tied), name)) for names in views.values()]
+    _refuse_overlap({group[0]: tensors[group[0]] for group in groups})
+    return {dropped: kept for kept, *rest in groups for dropped in rest}
+
+
+def tied_names(directory: Path) -> frozenset[str]:
+    """Patterns of the names that the model's class ties; empty where the class cannot be told."""
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+        import transformers
+
+        tied = getattr(transformers, config["architectures"][0])._tied_weights_keys
+        # A list before Transformers 5, there a table of name and source.
+        return frozenset(tied or ())
+    except Exception as error:
+        logger.info("The class of the model in %s is not known, and so not which weights it ties: %s", directory, error)
+        return frozenset()
+
+
+def _matches(name: str, patterns: Collection[str]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _check_tensors(source: Path, tensors: Mapping[str, Tensor]) -> None:
+    if not tensors:
+        raise StartupError(f"{source} holds no tensors")
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise StartupError(f"{source}: {name} is no plain tensor, and safetensors holds no others")
+        # A few bytes can pretend to be any number of elements.
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise StartupError(f"{source}: {name} would be {tensor.nbytes} bytes and is stored in fewer")
+
+
+def _refuse_overlap(tensors: Mapping[str, Tensor]) -> None:
+    """Each stands for itself in its storage, so that what is written is never more than what was read."""
+    ends: dict[int, tuple[int, str]] = {}
+    for name, tensor in sorted(tensors.items(), key=lambda item: (_storage(item[1]), item[1].data_ptr())):
+        storage, start = _storage(tensor), tensor.data_ptr()
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        end, before = ends.get(storage, (start, ""))
+        if start < end:
+            raise StartupError(
+                f"{before} and {name} overlap and are not the same, so there is no suitable name for what they share:"
+                " save the model as safetensors"
+            )
+        ends[storage] = (start + span * tensor.element_size(), name)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor in storage of its own, as safetensors wants it."""
+    whole = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _check_space(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise StartupError(f"{needed} bytes are to be converted, and {directory} has {free} bytes free")
+
+
+def _compare(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """The dropped names too: they are read under the name that was kept."""
+    written = SafetensorsFile(path)
+    for name, tensor in tensors.items():
+        if not torch.equal(_bits(written.read(name, None)), _bits(tensor)):
+            raise StartupError(f"{name} is not in {path} what it was before the conversion")
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Not as numbers: two NaN would differ, zeros of either sign would not."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _write_index(directory: Path, names: Sequence[str]) -> None:
+    shapes = {name: SafetensorsFile(directory / name).shapes for name in names}
+    index = {
+        "metadata": {"total_size": sum((directory / name).stat().st_size for name in names)},
+        "weight_map": {weight: name for name in names for weight in shapes[name]},
+    }
+    path = directory / INDEX_FILES[0]
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(json.dumps(index, indent=2, sort_keys=True))
+    new.replace(path)

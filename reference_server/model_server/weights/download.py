@@ -1,0 +1,264 @@
+"""Bring a model's weights to this machine as safetensors: local files, the hub's cache, the hub, in that order.
+
+What is pickled is converted, and an adapter is merged into its base model. launcher.md section 10.2 has the order.
+"""
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reference_server.errors import StartupError, UnsupportedError
+from reference_server.model_server.weights.files import (
+    INDEX_FILES,
+    SAFETENSORS,
+    converted_name,
+    file_names,
+    is_adapter,
+    missing_shards,
+    pickled_names,
+    small_names,
+    weight_files,
+    weight_names,
+)
+from reference_server.model_server.weights.hub import HuggingFaceHub, Snapshot, first_line
+from reference_server.presets import catalog
+
+if TYPE_CHECKING:
+    from reference_server.model_server.weights.adapter import Adapter
+
+logger = logging.getLogger(__name__)
+
+TRIES = 5
+RETRY_PAUSE_S = 5.0
+PROGRESS_S = 15.0
+_REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Which weights are wanted. With `override`, the files must lie in that flat directory."""
+
+    model_id: str
+    revision: str | None = None
+    extension: str = SAFETENSORS
+    override: Path | None = None
+    auto_convert: bool = True
+    merge_lora: bool = False
+    trust_remote_code: bool = False
+
+
+class Downloader:
+    """Fetches from `hub`; `sleep` waits between tries."""
+
+    def __init__(self, hub: HuggingFaceHub, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._hub = hub
+        self._sleep = sleep
+        self._under_way: set[str] = set()
+
+    def ensure(self, wanted: Weights) -> Path:
+        """Have the weights on this machine, and say where. Raises StartupError when they cannot be had."""
+        if wanted.model_id in self._under_way:
+            raise StartupError(f"{wanted.model_id} is said to build upon itself")
+        self._under_way.add(wanted.model_id)
+        preset = catalog.find(wanted.model_id)
+        if preset is not None:
+            kind = "ships its weights" if preset.has_weights else "has seeded random weights"
+            logger.info("%s %s: nothing to download", wanted.model_id, kind)
+            return preset.directory
+        directory = wanted.override or Path(wanted.model_id)
+        if wanted.override is not None or directory.is_dir():
+            return self._ensure_local(wanted, directory)
+        return self._ensure_cached(wanted)
+
+    def _ensure_local(self, wanted: Weights, directory: Path) -> Path:
+        names = file_names(directory)
+        if is_adapter(names):
+            return self._merge(wanted, _adapter(directory), directory)
+        if _is_whole(wanted, directory, names):
+            logger.info("Files are already present on the host. Skipping download.")
+            return directory
+        self._fetch_parent(wanted, directory)
+        pickled = pickled_names(directory, names) if wanted.extension == SAFETENSORS else []
+        if not pickled:
+            raise StartupError(f"no {wanted.extension} weights found in {directory}")
+        self._convert(wanted, directory, pickled)
+        return directory
+
+    def _ensure_cached(self, wanted: Weights) -> Path:
+        snapshot = self._hub.snapshot(wanted.model_id, wanted.revision)
+        self._fetch_small_files(wanted, snapshot)
+        if wanted.merge_lora and is_adapter(snapshot.names):
+            return self._merge_cached(wanted, snapshot)
+        self._fetch_parent(wanted, snapshot.directory)
+        weights = weight_names(snapshot.names, wanted.extension)
+        if weights and not (lost := missing_shards(weights)):
+            self._fetch_all(snapshot, weights)
+        elif wanted.extension == SAFETENSORS and wanted.auto_convert and (pickled := self._pickled(snapshot)):
+            if all(snapshot.has(converted_name(name)) for name in pickled):
+                logger.info("Files are already present on the host. Skipping download.")
+            else:
+                self._fetch_all(snapshot, pickled)
+            self._convert(wanted, snapshot.directory, pickled)
+        else:
+            what = (
+                f"has {', '.join(weights)} without {', '.join(lost)}"
+                if weights
+                else f"has no {wanted.extension} weights"
+            )
+            raise StartupError(f"model {wanted.model_id} {what}")
+        self._hub.remember(snapshot, wanted.revision)
+        return snapshot.directory
+
+    def _pickled(self, snapshot: Snapshot) -> list[str]:
+        return pickled_names(snapshot.directory, snapshot.names)
+
+    def _merge_cached(self, wanted: Weights, snapshot: Snapshot) -> Path:
+        """Like TGI, the merged model is a directory that is called like the adapter, below the working directory."""
+        names = [name for ending in (SAFETENSORS, ".bin") for name in weight_names(snapshot.names, ending)]
+        self._fetch_all(snapshot, names[:1])
+        self._hub.remember(snapshot, wanted.revision)
+        adapter = _adapter(snapshot.directory)
+        if not _REPOSITORY.fullmatch(adapter.base_model_id):
+            raise StartupError(
+                f"the adapter {wanted.model_id} is of {adapter.base_model_id!r}, which is a path on its author's"
+                " machine: download it and put your own in its adapter_config.json"
+            )
+        return self._merge(wanted, adapter, Path(wanted.model_id))
+
+    def _merge(self, wanted: Weights, adapter: "Adapter", target: Path) -> Path:
+        from reference_server.model_server.weights.merge import merge
+
+        if catalog.find(adapter.base_model_id) is not None:
+            raise UnsupportedError(
+                f"an adapter of {adapter.base_model_id} is not served: it has no directory of its own"
+            )
+        logger.info("Merging the adapter %s into %s", wanted.model_id, adapter.base_model_id)
+        base = self.ensure(
+            Weights(adapter.base_model_id, adapter.base_revision, trust_remote_code=wanted.trust_remote_code)
+        )
+        merge(adapter, base, target, wanted.trust_remote_code)
+        return target
+
+    def _convert(self, wanted: Weights, directory: Path, pickled: Sequence[str]) -> None:
+        if not wanted.auto_convert:
+            logger.info("%s stay as they are: conversion is off", ", ".join(pickled))
+            return
+        if not wanted.trust_remote_code:
+            logger.warning(
+                "%s are pickles. Nothing but tensors is read from them, whatever else they hold", ", ".join(pickled)
+            )
+        from reference_server.model_server.weights.convert import convert
+
+        convert(directory, pickled)
+
+    def _fetch_parent(self, wanted: Weights, directory: Path) -> None:
+        """The model that this one's config.json builds upon, as a Medusa head does; failures are only logged."""
+        parent = _parent(directory / "config.json")
+        if parent is None or parent in self._under_way or not _REPOSITORY.fullmatch(parent):
+            return
+        logger.info("%s builds upon %s, which is fetched too", wanted.model_id, parent)
+        try:
+            self.ensure(replace(wanted, model_id=parent, revision=None, override=None, merge_lora=False))
+        except StartupError as error:
+            logger.warning("%s could not be fetched: %s", parent, error)
+
+    def _fetch_small_files(self, wanted: Weights, snapshot: Snapshot) -> None:
+        """So that a downloaded model can be served offline."""
+        for name in small_names(snapshot.names, wanted.trust_remote_code):
+            if not snapshot.has(name):
+                self._fetch(snapshot, name)
+
+    def _fetch_all(self, snapshot: Snapshot, names: Sequence[str]) -> None:
+        missing = [name for name in names if not snapshot.has(name)]
+        if not missing:
+            logger.info("Files are already present on the host. Skipping download.")
+            return
+        started = time.monotonic()
+        for done, name in enumerate(missing, start=1):
+            logger.info("Download file: %s", name)
+            with _progress(self._hub.blobs(snapshot.model_id), name):
+                self._fetch(snapshot, name)
+            remaining_s = (time.monotonic() - started) / done * (len(missing) - done)
+            logger.info("Download: [%d/%d] -- ETA: %s", done, len(missing), timedelta(seconds=round(remaining_s)))
+
+    def _fetch(self, snapshot: Snapshot, name: str) -> None:
+        for attempt in range(1, TRIES + 1):
+            try:
+                self._hub.fetch(snapshot, name)
+                return
+            except StartupError:
+                raise
+            except Exception as error:
+                if attempt == TRIES:
+                    reason = first_line(error)
+                    raise StartupError(f"could not download {name} of {snapshot.model_id}: {reason}") from error
+                logger.warning("Download of %s failed, try %d of %d: %s", name, attempt, TRIES, first_line(error))
+                self._sleep(RETRY_PAUSE_S)
+
+
+def _is_whole(wanted: Weights, directory: Path, names: Sequence[str]) -> bool:
+    """Whether the weights are all here. Raises StartupError when some are and can be had in no other way."""
+    weights = weight_names(names, wanted.extension)
+    if not weights:
+        return False
+    if wanted.extension == SAFETENSORS and INDEX_FILES[0] in names:
+        weight_files(directory)
+    lost = missing_shards(weights)
+    if lost and not _can_convert(names, weights):
+        raise StartupError(f"{directory} has {', '.join(weights)} without {', '.join(lost)}")
+    return not lost
+
+
+def _can_convert(names: Sequence[str], weights: Sequence[str]) -> bool:
+    """Whether `weights` are what an interrupted conversion left."""
+    return set(weights) < {converted_name(name) for name in weight_names(names, ".bin")}
+
+
+def _adapter(directory: Path) -> "Adapter":
+    """Read with torch, which is imported by what needs it alone."""
+    from reference_server.model_server.weights.adapter import Adapter
+
+    return Adapter.open(directory)
+
+
+def _parent(config: Path) -> str | None:
+    try:
+        parent = json.loads(config.read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return parent if isinstance(parent, str) and parent else None
+
+
+@contextmanager
+def _progress(blobs: Path, name: str, period_s: float = PROGRESS_S) -> Iterator[None]:
+    """Log how many bytes a long download has brought so far, whoever of huggingface_hub and us writes them."""
+    done = threading.Event()
+
+    def report() -> None:
+        before = _bytes_below(blobs)
+        while not done.wait(period_s):
+            logger.info("Download file: %s, %.1f MB so far", name, (_bytes_below(blobs) - before) / 1e6)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _bytes_below(directory: Path) -> int:
+    """What lies there now; a file may get its last name meanwhile."""
+    try:
+        return sum(path.stat().st_size for path in directory.iterdir())
+    except OSError:
+        return 0
