@@ -39,6 +39,7 @@ async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any
         "outcomes": {str(id_): outcome.ids for id_, outcome in driver.outcomes.items() if outcome.ids},
         "tokens": reply.max_supported_total_tokens,
         "bytes": reply.weight_bytes,
+        "kernels": reply.backends["kernels"],
     }
 
 

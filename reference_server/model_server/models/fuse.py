@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reference_server.model_server.models import fuse_plain
 from reference_server.model_server.models.fuse_plain import PlainDecoder, children, stand_in
-from reference_server.model_server.models.fused_linear import can_stack, is_head, is_output, stacked, taken
+from reference_server.model_server.models.fused_linear import can_stack, is_head, is_output, shape_of, stacked, taken
 from reference_server.model_server.models.packed_linear import can_pack
 from reference_server.model_server.models.walk import (
     ROPE_TYPES,
@@ -178,8 +178,8 @@ def _is_silu(activation: Any) -> bool:
 
 def _heads(attention: Any) -> Heads:
     head_dim: int = attention.head_dim
-    num_heads = attention.o_proj.weight.shape[1] // head_dim
-    rows = sum(linear.weight.shape[0] for linear in _projections(attention))
+    num_heads = shape_of(attention.o_proj)[1] // head_dim
+    rows = sum(shape_of(linear)[0] for linear in _projections(attention))
     return Heads(num_heads, (rows // head_dim - num_heads) // 2, head_dim)
 
 

@@ -21,9 +21,9 @@ from reference_server.model_server.models.fused_linear import (
     is_head,
     is_output,
     parted,
+    shape_of,
     stacked,
     taken,
-    weight_of,
 )
 from reference_server.model_server.models.packed_linear import can_pack
 from reference_server.model_server.models.swap import activation_of
@@ -199,8 +199,8 @@ def _is_layer(layer: Any, layout: Layout) -> bool:
     if paths != layout.layer_parts:
         return False
     attention = getattr(layer, layout.attention)
-    inputs = weight_of(attention.get_submodule(layout.output)).shape[1]
-    if layout.by_head and len(weight_of(attention.get_submodule(layout.qkv[0]))) != 3 * inputs:
+    inputs = shape_of(attention.get_submodule(layout.output))[1]
+    if layout.by_head and shape_of(attention.get_submodule(layout.qkv[0]))[0] != 3 * inputs:
         return False
     norms = [getattr(layer, name) for name in (layout.input_norm, layout.post_norm) if name is not None]
     return (
@@ -251,8 +251,8 @@ def _projections(attention: Any, layout: Layout) -> list[Any]:
 def _heads(layer: Any, layout: Layout) -> Heads:
     attention = getattr(layer, layout.attention)
     head_dim: int = attention.head_size if hasattr(attention, "head_size") else attention.head_dim
-    num_heads = weight_of(getattr(attention, layout.output)).shape[1] // head_dim
-    rows = sum(len(weight_of(linear)) for linear in _projections(attention, layout))
+    num_heads = shape_of(getattr(attention, layout.output))[1] // head_dim
+    rows = sum(shape_of(linear)[0] for linear in _projections(attention, layout))
     return Heads(num_heads, (rows // head_dim - num_heads) // 2, head_dim)
 
 

@@ -1,4 +1,7 @@
-"""Linears that a walk takes over from a model's modules: stacked, brought into the order and layout it multiplies."""
+"""Linears that a walk takes over from a model's modules: stacked, brought into the order and layout it multiplies.
+
+Quantized ones keep their weights; what stacks them or changes their order works on their results.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,19 +12,22 @@ from torch import Tensor, nn
 from reference_server.model_server.models.packed_linear import PackedLinear, can_pack
 from reference_server.model_server.models.parallel import GatheredLinear, RowParallelConv1D, RowParallelLinear
 from reference_server.model_server.models.walk import Linear
+from reference_server.model_server.quantization.linear import QuantizedLinear
 
 CONV1D = ("Conv1D", RowParallelConv1D.__name__)
 """Linears that keep their weight as [inputs, outputs]."""
 
 
 def is_linear(module: Any) -> bool:
-    """A plain linear, whole on this rank or cut by its outputs."""
+    """A linear, whole on this rank or cut by its outputs."""
+    if isinstance(module, QuantizedLinear):
+        return not module.sums
     return type(module) is nn.Linear or type(module).__name__ == CONV1D[0]
 
 
 def is_output(module: Any) -> bool:
     """A linear whose inputs may be shared among the ranks, and its results summed over them."""
-    return is_linear(module) or type(module) in (RowParallelLinear, RowParallelConv1D)
+    return is_linear(module) or type(module) in (RowParallelLinear, RowParallelConv1D, QuantizedLinear)
 
 
 def is_head(module: Any) -> bool:
@@ -30,7 +36,16 @@ def is_head(module: Any) -> bool:
 
 
 def can_stack(linears: Sequence[Any]) -> bool:
-    return all(is_linear(linear) for linear in linears) and len({linear.bias is None for linear in linears}) == 1
+    kinds = {(isinstance(linear, QuantizedLinear), linear.bias is None) for linear in linears}
+    return all(is_linear(linear) for linear in linears) and len(kinds) == 1
+
+
+def shape_of(module: Any) -> tuple[int, int]:
+    """Outputs and inputs on this rank."""
+    if isinstance(module, QuantizedLinear):
+        return module.out_features, module.in_features
+    outputs, inputs = weight_of(module).shape
+    return outputs, inputs
 
 
 def weight_of(module: Any) -> Tensor:
@@ -43,6 +58,8 @@ def stacked(*linears: Any, keep: bool = False) -> Any:
     """One linear that gives the outputs of all, which are left without their weights unless told to keep them."""
     if len(linears) == 1:
         return linears[0]
+    if isinstance(linears[0], QuantizedLinear):
+        return lambda hidden: torch.cat([linear.rows(hidden) for linear in linears], 1)
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
     whole = _plain(torch.cat([weight_of(linear) for linear in linears]), bias)
     for linear in linears if not keep else ():
@@ -52,6 +69,9 @@ def stacked(*linears: Any, keep: bool = False) -> Any:
 
 def parted(linear: Any, heads: int, keep: bool = False) -> Any:
     """All queries, then all keys, then all values, of a linear that gives them head by head."""
+
+    if isinstance(linear, QuantizedLinear):
+        return lambda hidden: linear.rows(hidden).view(len(hidden), heads, 3, -1).transpose(1, 2).flatten(1)
 
     def in_order(tensor: Tensor) -> Tensor:
         return tensor.view(heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
@@ -64,6 +84,8 @@ def parted(linear: Any, heads: int, keep: bool = False) -> Any:
 
 def taken(module: Any, keep: bool = False) -> Linear:
     """A linear in the form that its device multiplies fastest; the module loses its weight unless told to keep it."""
+    if isinstance(module, QuantizedLinear):
+        return module.rows
     if not is_linear(module) or not can_pack(module.weight):
         plain: Linear = module
         return plain

@@ -58,7 +58,7 @@ class QuantizedLinear(nn.Module):
         self.weight = linear.weight
         self.bias = linear.bias
         self.product: Product | None = None
-        self._sums = sums
+        self.sums = sums
 
     def load(self, product: Product, dtype: torch.dtype, device: torch.device) -> None:
         """Take the weight; what is left under its name only tells type, device and inputs."""
@@ -72,10 +72,12 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [..., inputs]; returns [..., outputs]."""
+        return self.rows(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+
+    def rows(self, hidden: Tensor) -> Tensor:
+        """hidden: [rows, inputs]; returns [rows, outputs]."""
         assert self.product is not None, "a linear that was never given its weight"
-        result = self.product(hidden.reshape(-1, hidden.shape[-1]))
-        if self._sums:
+        result = self.product(hidden)
+        if self.sums:
             dist.all_reduce(result)
-        if self.bias is not None:
-            result = result + self.bias
-        return result.view(*hidden.shape[:-1], -1)
+        return result if self.bias is None else result + self.bias
