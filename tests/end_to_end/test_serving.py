@@ -68,6 +68,31 @@ def test_the_answer_of_a_stream_is_the_answer_of_a_call(server):
     assert [event["token"]["id"] for event in events] == [token["id"] for token in call["details"]["tokens"]]
 
 
+def test_the_model_calls_a_tool_and_its_stream_is_the_same_call(server):
+    arguments = {"properties": {"a": {"enum": [1, 2, 30]}, "b": {"type": "boolean"}}, "required": ["a", "b"]}
+    body = {
+        "messages": [{"role": "user", "content": "Add them."}],
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": arguments}}],
+        "tool_choice": "required",
+        "seed": 7,
+    }
+    request = urllib.request.Request(
+        server.url + "/v1/chat/completions",
+        json.dumps(body | {"stream": True}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        *deltas, last = [json.loads(line[5:])["choices"][0] for line in response if line.startswith(b"data: {")]
+
+    (choice,) = server.post("/v1/chat/completions", body)["choices"]
+    function = choice["message"]["tool_calls"][0]["function"]
+    called = json.loads(function["arguments"])
+    streamed = "".join(delta["delta"]["tool_calls"][0]["function"]["arguments"] for delta in deltas)
+    assert (function["name"], choice["finish_reason"], last["finish_reason"]) == ("add", "tool_calls", "tool_calls")
+    assert (called["a"] in (1, 2, 30), isinstance(called["b"], bool), len(called)) == (True, True, 2)
+    assert json.loads(streamed) == called
+
+
 def test_two_shards_answer_as_one_and_the_death_of_one_ends_everything(server):
     alone = [server.token_ids(prompt) for prompt in PROMPTS]
 
