@@ -4,6 +4,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
+from reports.plain_text import plain_text
+
 PLAIN_EVERY_S = 5.0
 
 
@@ -11,7 +13,7 @@ class Progress(Protocol):
     """Told what happens; shows it or not."""
 
     def say(self, text: str) -> None:
-        """A sentence that stays."""
+        """A sentence that stays; what servers wrote into it cannot steer a terminal."""
 
     def update(self, message: Mapping[str, Any]) -> None:
         """The numbers of one second, as the worker's progress messages have them."""
@@ -76,7 +78,7 @@ class PlainProgress:
         self._rate = _Rate()
 
     def say(self, text: str) -> None:
-        self._stream.write(text + "\n")
+        self._stream.write(plain_text(text) + "\n")
         self._stream.flush()
 
     def update(self, message: Mapping[str, Any]) -> None:
@@ -102,7 +104,7 @@ class TerminalProgress:
         self._rate = _Rate()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(plain_text(text), markup=False, highlight=False)
 
     def update(self, message: Mapping[str, Any]) -> None:
         from rich.text import Text

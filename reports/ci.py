@@ -23,6 +23,7 @@ from reports.comparison_report import (
 from reports.decide import Decision
 from reports.document import format_number
 from reports.history import Change
+from reports.legible import legible_report
 from reports.plain_text import plain_text
 from reports.renderers import markdown
 from reports.requirement import RequirementResult
@@ -202,7 +203,7 @@ def _escape(message: str) -> str:
 
 def step_summary(comparison: Comparison, reproduce: Sequence[str] = ()) -> str:
     """Markdown for the job's page: verdict, table, the pairs as text, how to reproduce; under 1 MiB."""
-    report = markdown.render(build_comparison_report(comparison, reproduce)).decode()
+    report = markdown.render(legible_report(build_comparison_report(comparison, reproduce))).decode()
     without_figures = re.sub(r"^!\[.*\]\(figures/.*\)\n\n\*.*\*\n", _dots_block(comparison), report, flags=re.MULTILINE)
     content = without_figures.encode()
     if len(content) >= MOST_SUMMARY_BYTES:

@@ -11,12 +11,19 @@ from xml.etree import ElementTree
 
 import pytest
 
+from reports import ci
+from reports.compare import CompareOptions, Pair, SideRun, judge
+from reports.comparison_report import build_comparison_report
+from reports.comparison_runs import runs_sections
 from reports.document import VerdictLine
 from reports.export import write_requests_csv
 from reports.legible import UNSEEN, legible
 from reports.report import ReportPaths, write_built, write_report
 from reports.results import FIELDS, JsonlWriter, RunManifest, load_run, write_client, write_manifest
 from reports.study_report import build_study_report
+from reports.summary import Analysis
+from reports.sweep import LoadPoint
+from reports.sweep_report import Sweep, build_sweep_report
 from tests.support.sample_run import SampleLoad, sample_run
 from tests.support.sample_study import sample_study
 
@@ -140,6 +147,52 @@ def test_legible_text_keeps_every_script(written: ReportPaths) -> None:
         assert legible(text) == text
 
 
+def _is_inert(paths: ReportPaths) -> None:
+    """Asserts that a page is inert and legible in every format."""
+    page = Page(paths.html.read_text(encoding="utf-8"))
+    assert "script" not in page.tags
+    assert page.handlers == []
+    assert MARK in page.shown
+    for path in (paths.html, paths.markdown, *paths.others, *paths.figures):
+        if path.suffix != ".png":
+            assert UNSEEN.search(path.read_text(encoding="utf-8")) is None, path.name
+    markdown = re.sub(r"```.*?```", "", paths.markdown.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert re.search(r"(?<!\\)<", markdown) is None
+
+
+def test_a_sweeps_text_is_inert_too(written: ReportPaths, tmp_path: Path) -> None:
+    analysis = Analysis.of(load_run(written.html.parent))
+    points = tuple(LoadPoint(load, (analysis,)) for load in (1.0, 2.0))
+    sweep = Sweep("concurrency", points, 0.95, ("tgi-bench", HOSTILE), ("valid", HOSTILE), (2.0, 1.0))
+
+    _is_inert(write_built(build_sweep_report(sweep), tmp_path, ("csv", "json")))
+
+
+def test_a_comparisons_text_is_inert_too(written: ReportPaths, tmp_path: Path) -> None:
+    values = {"output_tokens_per_s": 10.0, "ttft_p50_ms": 1.0, "tpot_p50_ms": 1.0, "error_rate": 0.0}
+    pairs = [Pair(SideRun(HOSTILE, values), SideRun(HOSTILE, values, "degraded", (HOSTILE,)))] * 2
+    comparison = judge(pairs, CompareOptions(pairs=2, shown=()))
+    of_runs = runs_sections([written.html.parent], [written.html.parent], HOSTILE, HOSTILE)
+
+    _is_inert(write_built(build_comparison_report(comparison, (HOSTILE,), of_runs), tmp_path, ("csv", "json")))
+
+
+def test_what_ci_reads_is_inert_too() -> None:
+    comparison = judge([Pair(SideRun(HOSTILE, {}), SideRun(HOSTILE, {}, "invalid", (HOSTILE,)))], CompareOptions())
+    texts = {
+        "junit": ci.junit(comparison, 1.0).decode(),
+        "summary": ci.step_summary(comparison, (HOSTILE,)),
+        "comment": ci.comment(comparison, (HOSTILE,)),
+        "annotations": ci.annotations(comparison),
+        "output": ci.step_output(comparison),
+    }
+
+    for name, text in texts.items():
+        assert re.search("[\x00-\x08\x0b-\x1f\ud800-\udfff\u202a-\u202e]", text) is None, name
+        assert text.encode(), name
+    assert "&lt;script&gt;" in texts["junit"]
+
+
 def test_a_studys_text_is_inert_too(tmp_path: Path) -> None:
     study = sample_study(24)
     trials = tuple(
@@ -158,10 +211,4 @@ def test_a_studys_text_is_inert_too(tmp_path: Path) -> None:
         commands=(HOSTILE,),
     )
 
-    paths = write_built(build_study_report(hostile), tmp_path, ("csv", "json"))
-
-    page = Page(paths.html.read_text(encoding="utf-8"))
-    assert "script" not in page.tags
-    assert MARK in page.shown
-    for path in (paths.html, paths.markdown, *paths.others):
-        assert UNSEEN.search(path.read_text(encoding="utf-8")) is None
+    _is_inert(write_built(build_study_report(hostile), tmp_path, ("csv", "json")))
