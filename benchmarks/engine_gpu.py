@@ -4,22 +4,37 @@
 
 Runs `reference_server.model_server.measure` and stores its JSON under benchmarks/results/, named by device and day; the
 newest stored result of the same device is what the new one is compared with. A bare machine is enough: torch,
-transformers, numpy and safetensors. `--http` adds benchmarks.engine, the server through HTTP beside its peers, for
-which the server's and the client's packages have to be installed.
+transformers, numpy and safetensors. `--http` adds level H, launcher and load generator on processors of their own, and
+vLLM through the same load where it is installed; the server's and the client's packages have to be, too.
 """
 
 import argparse
 import datetime
 import importlib.util
+import json
+import os
 import re
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from reference_server.presets import catalog
+
+ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 HTTP_NEEDS = ("pydantic", "pydantic_settings", "fastapi", "uvicorn", "uvloop", "grpc", "google.protobuf", "locust")
+# A part that was begun in time may run over it; a process that hangs in a call into C is ended after this.
+OVERTIME_S = 180.0
+TIMED_OUT = 124
+HTTP_PRESET = "llama-3.1-8b"
 
 
 def main() -> int:
@@ -30,11 +45,11 @@ def main() -> int:
     parser.add_argument("--attention")
     parser.add_argument("--parts")
     parser.add_argument("--quick", action="store_true", help="few and small shapes, to see that everything runs")
-    parser.add_argument("--http", action="store_true", help="also through HTTP, beside the peers")
+    parser.add_argument("--http", action="store_true", help="also through HTTP, and vLLM where it is installed")
     parser.add_argument("--out", type=Path, help="where the JSON goes instead")
     args = parser.parse_args()
-    earlier = sorted(RESULTS.glob(f"engine-{device_name()}-*.json"))
-    path = args.out or RESULTS / f"engine-{device_name()}-{datetime.date.today():%Y-%m-%d}.json"
+    earlier = sorted(RESULTS.glob(f"engine-{device_name()}-????-??-??.json"))
+    path = (args.out or RESULTS / f"engine-{device_name()}-{datetime.date.today():%Y-%m-%d}.json").absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "reference_server.model_server.measure"]
     command += ["--minutes", str(args.minutes), "--out", str(path)]
@@ -46,22 +61,118 @@ def main() -> int:
     before = [each for each in earlier if each != path]
     if before:
         command += ["--before", str(before[-1])]
-    code = subprocess.call(command, cwd=RESULTS.parents[1])
+    code = run(command, args.minutes * 60 + OVERTIME_S)
     print(f"stored in {path}")
     if args.http:
-        code = through_http(args.quick, path.with_name(f"{path.stem}-http.json")) or code
+        code = through_http(args.quick, path) or code
     return code
 
 
-def through_http(quick: bool, path: Path) -> int:
-    """The server as users reach it; skipped by name where its packages are missing."""
+def run(command: Sequence[str], limit_s: float, cpus: Sequence[int] = (), **streams: Any) -> int:
+    """The exit code of a command in a process group of its own, which is ended after `limit_s`."""
+    words = [*on_cpus(cpus), *command]
+    with subprocess.Popen(words, cwd=ROOT, start_new_session=True, **streams) as process:
+        try:
+            return process.wait(limit_s)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            print(f"ended after {limit_s:.0f} s: {shlex.join(command)}", file=sys.stderr)
+            return TIMED_OUT
+
+
+def through_http(quick: bool, measured: Path) -> int:
+    """Level H: each server in turn under closed loops, its processors apart from the load's. Stored beside the rest."""
     missing = [name for name in HTTP_NEEDS if importlib.util.find_spec(name.partition(".")[0]) is None]
     if missing:
         print(f"through HTTP: skipped, {', '.join(missing)} are not installed")
         return 0
-    command = [sys.executable, "-m", "benchmarks.engine", "--json", str(path)]
-    command += ["--quick"] if quick else ["--models", "preset:llama-3.1-8b", "--concurrency", "1", "8", "64", "256"]
-    return subprocess.call(command, cwd=RESULTS.parents[1])
+    preset = "tiny-llama" if quick else HTTP_PRESET
+    shape = ("1,4", 32, 8, "3s", "1s") if quick else ("1,8,64,256", 512, 128, "20s", "5s")
+    server_cpus, client_cpus = halves(sorted(os.sched_getaffinity(0)))
+    found: dict[str, Any] = {"preset": preset, "server_cpus": server_cpus, "client_cpus": client_cpus, "servers": {}}
+    code = 0
+    for name, command in servers(preset).items():
+        series = closed_loops([*on_cpus(server_cpus), *command], client_cpus, *shape)
+        found["servers"][name] = series
+        code = max(code, series["exit_code"])
+        for point in series.get("points", ()):
+            rate, step_rate = point["metrics"].get("output_tokens_per_s"), engine_rate(measured, preset, point["load"])
+            of_engine = "" if not (rate and step_rate) else f" = {rate / step_rate:.2f} of the engine's"
+            validity = "" if point["is_valid"] else "; NOT VALID, see its report"
+            print(f"H {name} {preset}, {point['load']:.0f} streams: {rate} tokens/s{of_engine}{validity}")
+        if series["exit_code"]:
+            print(f"H {name} {preset}: failed with {series['exit_code']}: {series['error']}")
+    path = measured.with_name(f"{measured.stem}-http.json")
+    path.write_text(json.dumps(found, indent=1))
+    print(f"stored in {path}")
+    return code
+
+
+def servers(preset: str) -> dict[str, list[str]]:
+    """The command of each server that is here, with random weights and no reuse of prefixes."""
+    chosen = catalog.find(f"preset:{preset}")
+    assert chosen is not None
+    launcher = [sys.executable, "-m", "reference_server.launcher.cli", "--model-id", f"preset:{preset}"]
+    commands = {"tgi-bench": [*launcher, "--load-format", "dummy", "--prefix-caching", "false"]}
+    if importlib.util.find_spec("vllm") is not None:
+        commands["vllm"] = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", "{port}"),
+            *("--model", str(chosen.directory), "--tokenizer", str(chosen.tokenizer_directory)),
+            *("--load-format", "dummy", "--dtype", "bfloat16", "--no-enable-prefix-caching"),
+        ]
+    return commands
+
+
+def closed_loops(
+    server: Sequence[str], cpus: Sequence[int], points: str, prompt: int, new: int, duration: str, warmup: str
+) -> dict[str, Any]:
+    """What `tgi-bench sweep` says of one server: its points, or why there are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder) / "runs"
+        command = [
+            *(sys.executable, "-m", "loadgen.cli", "sweep", "--points", points, "--order", "ascending", "--json"),
+            *("--input-tokens", str(prompt), "--output-tokens", str(new), "--duration", duration, "--warmup", warmup),
+            *("--ready-timeout", "600", "--out", str(runs), "--server", shlex.join(server)),
+        ]
+        limit_s = 900.0
+        output, errors = Path(folder) / "sweep.json", Path(folder) / "stderr"
+        with output.open("w") as out, errors.open("w") as err:
+            code = run(command, limit_s, cpus, stdout=out, stderr=err)
+        try:
+            return {"command": shlex.join(server), "exit_code": code, "error": None, **json.loads(output.read_text())}
+        except json.JSONDecodeError:
+            return {"command": shlex.join(server), "exit_code": code or 1, "error": errors.read_text()[-2000:]}
+
+
+def engine_rate(measured: Path, preset: str, streams: float) -> float | None:
+    """Output tokens a second at level E with run-ahead, of the run stored at `measured`."""
+    if not measured.is_file():
+        return None
+    for result in json.loads(measured.read_text())["results"]:
+        is_engine = (result["preset"], result["level"], result["batch"]) == (preset, "E", streams)
+        if is_engine and result["settings"].get("run_ahead"):
+            return float(streams / result["value"] * 1e3)
+    return None
+
+
+def halves(cpus: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Processors of the server and of the load; all for both where there are fewer than four.
+
+    >>> halves([0, 1, 2, 3]), halves([0, 1])
+    (([0, 1], [2, 3]), ([0, 1], [0, 1]))
+    """
+    if len(cpus) < 4:
+        return list(cpus), list(cpus)
+    middle = len(cpus) // 2
+    return list(cpus[:middle]), list(cpus[middle:])
+
+
+def on_cpus(cpus: Sequence[int]) -> list[str]:
+    """Words before a command that keep it and its children to some processors, where the machine has a tool for it."""
+    tool = shutil.which("taskset")
+    return [] if tool is None or not cpus else [tool, "--cpu-list", ",".join(map(str, cpus))]
 
 
 def device_name() -> str:
