@@ -36,7 +36,8 @@ HEAD = """\
 Unmodified clients against a launched server (`preset:tiny-llama`), each in an environment of its own, since they
 disagree about huggingface_hub. `make clients` runs them and prints this table; `make clients
 CLIENTS_PAGE=docs/clients.md` writes this page. Environments are kept in `~/.cache/tgi-bench/clients`;
-`TGI_BENCH_CLIENTS_DIR` names another place. A client is left out, by name, only where no package index can be reached.
+`TGI_BENCH_CLIENTS_DIR` names another place; all take about 4 GB. A client is left out, by name, only where no package
+index can be reached.
 """
 TAIL = """
 An empty cell: the client has no such feature, or has it under another column. Of the load tools, `yes` is a short run
@@ -82,8 +83,9 @@ def load_clients() -> list[Client]:
 def run_client(client: Client, environment: Environment, url: str, tokenizer: Path) -> Outcome:
     """Run a client's script to its end. Raises `CalledProcessError` where it breaks off."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_SETTINGS)}
+    environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "DO_NOT_TRACK": "1"}
     # The hub is a closed port: what a client needs is here.
-    environ |= {"HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1", "DO_NOT_TRACK": "1", **client.environ}
+    environ |= {"HF_ENDPOINT": "http://127.0.0.1:9", **client.environ}
     command = [str(environment.python), str(client.script), url, str(tokenizer)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, env=environ, text=True, check=True, timeout=RUN_S)
     # A client may print lines of its own.

@@ -9,7 +9,7 @@ from tests.clients.matrix import Client, Outcome, load_clients, run_client
 from tests.support.client_environments import IndexUnreachableError, environment_for
 from tests.support.launched_server import Server, serve
 
-pytestmark = [pytest.mark.clients, pytest.mark.network, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.clients, pytest.mark.network, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")

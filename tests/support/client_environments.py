@@ -20,7 +20,7 @@ from pathlib import Path
 
 #: Where environments are kept, unless this variable of the environment says otherwise.
 DIRECTORY_VARIABLE = "TGI_BENCH_CLIENTS_DIR"
-INSTALL_S = 1200
+INSTALL_S = 1800
 PROBE_S = 60
 
 _FINISHED = "finished"
