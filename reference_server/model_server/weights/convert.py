@@ -27,28 +27,26 @@ logger = logging.getLogger(__name__)
 
 def convert(directory: Path, pickled: Sequence[str]) -> None:
     """Convert those of the `pickled` files of `directory` that are not converted yet, and index several."""
-    tied = tied_names(directory)
     for number, name in enumerate(pickled, start=1):
         target = directory / converted_name(name)
         if target.is_file():
             continue
         started = time.monotonic()
-        convert_file(directory / name, target, tied)
+        convert_file(directory / name, target)
         logger.info("Convert: [%d/%d] -- Took: %.1f s", number, len(pickled), time.monotonic() - started)
     if len(pickled) > 1:
         _write_index(directory, [converted_name(name) for name in pickled])
 
 
-def convert_file(source: Path, target: Path, tied: Collection[str] = ()) -> None:
-    """Write the tensors of `source` to `target`, which appears when it is whole. Raises StartupError.
-
-    tied: patterns of names that the model's class ties to others; of a shared tensor's names these are dropped first.
-    """
+def convert_file(source: Path, target: Path) -> None:
+    """Write the tensors of `source` to `target`, which appears when it is whole. Raises StartupError."""
     file = open_weights(source)
     assert isinstance(file, PickledFile)
     tensors = {name: file.read(name, None) for name in file.shapes}
     _check_tensors(source, tensors)
-    aliases = shared_names(tensors, tied)
+    groups = same_tensors(tensors)
+    # Transformers takes seconds to import, and most files share nothing.
+    aliases = dropped_names(groups, tied_names(source.parent)) if any(len(group) > 1 for group in groups) else {}
     kept = {name: _own(tensor) for name, tensor in tensors.items() if name not in aliases}
     new = target.with_name(f".{target.name}.converting")
     try:
@@ -62,19 +60,25 @@ def convert_file(source: Path, target: Path, tied: Collection[str] = ()) -> None
         new.unlink(missing_ok=True)
 
 
-def shared_names(tensors: Mapping[str, Tensor], tied: Collection[str] = ()) -> dict[str, str]:
-    """For each name whose tensor is also had under another name, that name: one that is not `tied`, the first of them.
-
-    Tensors that only overlap cannot be told apart from a mistake. Raises StartupError naming them.
-    """
+def same_tensors(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names, those of one tensor together. Raises StartupError naming tensors that overlap in part."""
     views: dict[tuple[object, ...], list[str]] = {}
-    for name, tensor in tensors.items():
-        if tensor.numel():
-            view = (_storage(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-            views.setdefault(view, []).append(name)
-    groups = [sorted(names, key=lambda name: (_matches(name, tied), name)) for names in views.values()]
-    _refuse_overlap({group[0]: tensors[group[0]] for group in groups})
-    return {dropped: kept for kept, *rest in groups for dropped in rest}
+    for name, tensor in sorted(tensors.items()):
+        # Nothing is shared of a tensor without elements.
+        view = (_storage(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        views.setdefault(view if tensor.numel() else (name,), []).append(name)
+    _refuse_overlap({names[0]: tensors[names[0]] for names in views.values()})
+    return list(views.values())
+
+
+def dropped_names(groups: Sequence[Sequence[str]], tied: Collection[str]) -> dict[str, str]:
+    """Each name that is not kept, and the one that is: of a group, the first that no pattern of `tied` matches.
+
+    >>> dropped_names([["head.weight", "tokens.weight"], ["norm.weight"]], tied=["head.weight"])
+    {'head.weight': 'tokens.weight'}
+    """
+    ordered = [sorted(group, key=lambda name: (_matches(name, tied), name)) for group in groups]
+    return {dropped: kept for kept, *rest in ordered for dropped in rest}
 
 
 def tied_names(directory: Path) -> frozenset[str]:
@@ -113,7 +117,8 @@ def _check_tensors(source: Path, tensors: Mapping[str, Tensor]) -> None:
 def _refuse_overlap(tensors: Mapping[str, Tensor]) -> None:
     """Each stands for itself in its storage, so that what is written is never more than what was read."""
     ends: dict[int, tuple[int, str]] = {}
-    for name, tensor in sorted(tensors.items(), key=lambda item: (_storage(item[1]), item[1].data_ptr())):
+    filled = [(name, tensor) for name, tensor in tensors.items() if tensor.numel()]
+    for name, tensor in sorted(filled, key=lambda item: (_storage(item[1]), item[1].data_ptr())):
         storage, start = _storage(tensor), tensor.data_ptr()
         span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         end, before = ends.get(storage, (start, ""))

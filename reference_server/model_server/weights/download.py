@@ -102,10 +102,7 @@ class Downloader:
         if weights and not (lost := missing_shards(weights)):
             self._fetch_all(snapshot, weights)
         elif wanted.extension == SAFETENSORS and wanted.auto_convert and (pickled := self._pickled(snapshot)):
-            if all(snapshot.has(converted_name(name)) for name in pickled):
-                logger.info("Files are already present on the host. Skipping download.")
-            else:
-                self._fetch_all(snapshot, pickled)
+            self._fetch_all(snapshot, [name for name in pickled if not snapshot.has(converted_name(name))])
             self._convert(wanted, snapshot.directory, pickled)
         else:
             what = (
@@ -151,10 +148,10 @@ class Downloader:
         if not wanted.auto_convert:
             logger.info("%s stay as they are: conversion is off", ", ".join(pickled))
             return
+        if all((directory / converted_name(name)).is_file() for name in pickled) and _is_indexed(directory, pickled):
+            return
         if not wanted.trust_remote_code:
-            logger.warning(
-                "%s are pickles. Nothing but tensors is read from them, whatever else they hold", ", ".join(pickled)
-            )
+            logger.warning("Nothing but tensors is read from pickles, whatever else they hold: %s", ", ".join(pickled))
         from reference_server.model_server.weights.convert import convert
 
         convert(directory, pickled)
@@ -217,6 +214,11 @@ def _is_whole(wanted: Weights, directory: Path, names: Sequence[str]) -> bool:
     return not lost
 
 
+def _is_indexed(directory: Path, pickled: Sequence[str]) -> bool:
+    """A conversion of several files ends with their index."""
+    return len(pickled) == 1 or (directory / INDEX_FILES[0]).is_file()
+
+
 def _can_convert(names: Sequence[str], weights: Sequence[str]) -> bool:
     """Whether `weights` are what an interrupted conversion left."""
     return set(weights) < {converted_name(name) for name in weight_names(names, ".bin")}
@@ -241,9 +243,9 @@ def _parent(config: Path) -> str | None:
 def _progress(blobs: Path, name: str, period_s: float = PROGRESS_S) -> Iterator[None]:
     """Log how many bytes a long download has brought so far, whoever of huggingface_hub and us writes them."""
     done = threading.Event()
+    before = _bytes_below(blobs)
 
     def report() -> None:
-        before = _bytes_below(blobs)
         while not done.wait(period_s):
             logger.info("Download file: %s, %.1f MB so far", name, (_bytes_below(blobs) - before) / 1e6)
 

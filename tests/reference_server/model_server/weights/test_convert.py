@@ -1,5 +1,6 @@
 """Pickled weights become safetensors beside them: nothing is run, lost, or written twice."""
 
+import doctest
 import os
 import pickle
 from collections import namedtuple
@@ -15,7 +16,7 @@ from reference_server.model_server.models.loader import load, locate
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.weights import convert as convert_module
 from reference_server.model_server.weights.checkpoint import Checkpoint
-from reference_server.model_server.weights.convert import convert, convert_file, shared_names, tied_names
+from reference_server.model_server.weights.convert import convert, convert_file, tied_names
 from tests.support.tiny_models import make_tiny_model, save_word_tokenizer
 
 
@@ -23,9 +24,9 @@ from tests.support.tiny_models import make_tiny_model, save_word_tokenizer
 def converted(tmp_path):
     """Converts what it is given; the file that came of it."""
 
-    def convert_state(state, tied=()):
+    def convert_state(state):
         torch.save(state, tmp_path / "pytorch_model.bin")
-        convert_file(tmp_path / "pytorch_model.bin", tmp_path / "model.safetensors", tied)
+        convert_file(tmp_path / "pytorch_model.bin", tmp_path / "model.safetensors")
         return tmp_path / "model.safetensors"
 
     return convert_state
@@ -74,11 +75,8 @@ def test_without_a_class_the_first_name_is_kept_and_both_are_read(converted):
     assert torch.equal(checkpoint.read("embed.weight"), shared)
 
 
-def test_a_name_that_the_class_ties_is_dropped_first():
-    shared = torch.randn(4, 3)
-
-    assert shared_names({"a.weight": shared, "b.weight": shared}) == {"b.weight": "a.weight"}
-    assert shared_names({"a.weight": shared, "b.weight": shared}, tied=[r"^a\.weight"]) == {"a.weight": "b.weight"}
+def test_examples_in_the_docstrings():
+    assert doctest.testmod(convert_module).failed == 0
 
 
 def test_bits_and_types_are_kept(converted):
