@@ -8,6 +8,13 @@ from pathlib import Path
 from reference_server.config import HubConfig, RouterConfig, Secret, ServerConfig, ShardConfig
 from reference_server.config_fields import argv_of, environ_of, text_of, variables_of
 from reference_server.launcher.plan import LaunchPlan
+from reference_server.model_server.weights.files import (
+    SAFETENSORS,
+    file_names,
+    is_adapter,
+    missing_shards,
+    weight_names,
+)
 from reference_server.presets.catalog import find
 
 SERVER_PROGRAM = "text-generation-server"
@@ -60,19 +67,21 @@ class ChildCommand:
 
 
 def needs_download(config: ServerConfig) -> bool:
-    """Whether weights have to be fetched or converted before a shard can load them."""
+    """Whether weights have to be fetched, converted or merged before a shard can load them."""
     assert config.model_id is not None
     if config.load_format == "dummy" or find(config.model_id) is not None:
         return False
-    return not any(Path(config.model_id).glob("*.safetensors"))
+    names = file_names(Path(config.model_id))
+    weights = weight_names(names, SAFETENSORS)
+    return is_adapter(names) or not weights or bool(missing_shards(weights))
 
 
 def download_command(plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]) -> ChildCommand:
-    """Fetch the model's weights."""
+    """Fetch the model's weights; an adapter is merged into its base model, which is what is served."""
     config = plan.config
     assert config.model_id is not None
     argv = [*programs.server, "download-weights", config.model_id, "--extension", ".safetensors"]
-    argv += ["--logger-level", "INFO", "--json-output"]
+    argv += ["--logger-level", "INFO", "--json-output", "--merge-lora"]
     argv += ["--revision", config.revision] if config.revision else []
     argv += ["--trust-remote-code"] if config.trust_remote_code else []
     added = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **_hub_variables(config)}

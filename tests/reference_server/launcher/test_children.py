@@ -204,7 +204,7 @@ def test_the_download_command() -> None:
 
     assert command.argv == (
         "server", "download-weights", "a/b", "--extension", ".safetensors", "--logger-level", "INFO", "--json-output",
-        "--revision", "r",
+        "--merge-lora", "--revision", "r",
     )  # fmt: skip
     assert command.environ == {"PATH": "/bin", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
@@ -216,6 +216,22 @@ def test_what_needs_no_download(tmp_path: Path) -> None:
     assert needs_download(plan(model_id=str(tmp_path)).config)
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert not needs_download(plan(model_id=str(tmp_path)).config)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["pytorch_model.bin"],
+        ["adapter_config.json", "adapter_model.safetensors"],
+        ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin", "model-00001-of-00002.safetensors"],
+    ],
+    ids=["pickled", "adapter", "half-converted"],
+)
+def test_what_a_directory_has_to_be_made_ready_for(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+
+    assert needs_download(plan(model_id=str(tmp_path)).config)
 
 
 @pytest.mark.parametrize(

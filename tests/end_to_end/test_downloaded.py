@@ -1,0 +1,48 @@
+"""What the launcher serves once its download step has made it ready."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from tests.support.hub import fake_hub
+from tests.support.launched_server import serve
+from tests.support.tiny_models import generate_alone, make_tiny_model, save_tiny_model, text_of
+
+PROMPT = [7, 3, 11, 42]
+MODULE = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.slow
+def test_an_adapter_of_a_private_repository_is_served_merged_into_a_base_that_is_pickled(tmp_path, monkeypatch):
+    model = make_tiny_model("llama", tie_word_embeddings=True)
+    base = save_tiny_model(tmp_path / "base", "llama", tie_word_embeddings=True)
+    (base / "model.safetensors").unlink()
+    torch.save(model.state_dict(), base / "pytorch_model.bin")
+    factors = {"A": torch.randn(2, 48), "B": torch.randn(48, 2)}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "some/base"}
+    adapter = {
+        "adapter_config.json": json.dumps(config).encode(),
+        "adapter_model.safetensors": save({f"base_model.model.{MODULE}.lora_{n}.weight": factors[n] for n in "AB"}),
+    }
+    with torch.no_grad():
+        model.get_submodule(MODULE).weight += 2 * factors["B"] @ factors["A"]
+    root = str(Path.cwd())
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+    with fake_hub() as hub:
+        hub.add("some/base", {path.name: path.read_bytes() for path in base.iterdir()})
+        hub.add("some/adapter", adapter, token="hf_secret")
+        places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret"}
+        flags = ("--model-id", "some/adapter", "--dtype", "float32")
+        with serve(*flags, **places, PYTHONPATH=root) as server:
+            ids = server.token_ids(text_of(PROMPT))
+
+            assert ids == generate_alone(model, PROMPT, 12)
+            assert "hf_secret" not in server.output
+    converted = load_file(next((tmp_path / "home").rglob("model.safetensors")))
+    assert "model.embed_tokens.weight" in converted
+    assert "lm_head.weight" not in converted
