@@ -94,13 +94,20 @@ def sides_of(given: argparse.Namespace) -> tuple[SideText, SideText]:
     if words or None in named:
         raise UsageError("a comparison has two sides: give A and B, --against NAME and B, or --server-a and --server-b")
     labels, added = (given.label_a, given.label_b), (given.args_a, given.args_b)
-    a, b = (read_side("ab"[i], str(named[i]), labels[i], added[i]) for i in (0, 1))
+    a, b = (read_side("ab"[i], str(named[i]), labels[i], added[i], given.docker_args) for i in (0, 1))
+    check_docker((a, b), given.docker_args)
     if a.label == b.label:
         a, b = dataclasses.replace(a, label=f"A: {a.label}"), dataclasses.replace(b, label=f"B: {b.label}")
     if b.is_stored and not a.is_stored:
         raise UsageError("side B is stored and A is not: the stored side is the baseline, so give it first")
     check_relaunch((a, b), given.no_relaunch)
     return a, b
+
+
+def check_docker(sides: Sequence[SideText], words: str | None) -> None:
+    """Raises UsageError for a container's words where no side is an image."""
+    if words is not None and all(side.kind != "image" for side in sides):
+        raise UsageError(f"`docker_args` is {words!r} but no side is an image (image:NAME)")
 
 
 def check_relaunch(sides: Sequence[SideText], is_accepted: bool) -> None:

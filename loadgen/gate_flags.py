@@ -23,6 +23,7 @@ def add_compare_flags(parser: argparse.ArgumentParser) -> None:
     _add_history_flag(parser)
     parser.add_argument("--args-a", metavar="WORDS", help="Added to the launcher of a git, image or TOML side A.")
     parser.add_argument("--args-b", metavar="WORDS", help="Added to that of side B.")
+    _add_docker_flag(parser)
     parser.add_argument("--label-a", metavar="NAME", help="Name of side A in reports. Default what it is.")
     parser.add_argument("--label-b", metavar="NAME", help="Name of side B in reports. Default what it is.")
     parser.add_argument(
@@ -67,6 +68,7 @@ def add_compare_flags(parser: argparse.ArgumentParser) -> None:
 def add_noise_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("side", metavar="SIDE", help=SIDE)
     parser.add_argument("--args", dest="args_a", metavar="WORDS", help="Added to the launcher of a git or TOML side.")
+    _add_docker_flag(parser)
     parser.add_argument("--label", dest="label_a", metavar="NAME", help="Name of the side. Default what it is.")
     parser.add_argument("--no-relaunch", action="store_true", help="Accept a URL: the server is not launched afresh.")
     parser.add_argument("--runs", type=int, metavar="N", default=6, help="Runs of the side. Default 6.")
@@ -115,6 +117,14 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
 def _add_gate_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gate", action="append", metavar="METRIC", help="Judge this metric too, such as ttft_p95_ms; repeatable."
+    )
+
+
+def _add_docker_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--docker-args",
+        metavar="WORDS",
+        help='Added to docker run for an image: --docker-args="--gpus all --shm-size 1g".',
     )
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from loadgen import settings
-from loadgen.compare import check_relaunch, dry_run, gated_options
+from loadgen.compare import check_docker, check_relaunch, dry_run, gated_options
 from loadgen.config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.gate import Gate, live_measure
@@ -29,7 +29,8 @@ def run(given: argparse.Namespace) -> tuple[str, int]:
     if not 2 <= given.runs <= MOST_RUNS:
         raise UsageError(f"`runs` is {given.runs} but must be 2 to {MOST_RUNS}")
     options = gated_options(given.gate)
-    text = read_side("a", given.side, given.label_a, given.args_a)
+    text = read_side("a", given.side, given.label_a, given.args_a, given.docker_args)
+    check_docker((text,), given.docker_args)
     if text.is_stored:
         raise UsageError(f"{given.side} is stored, and noise is measured; `compare` takes stored sides")
     check_relaunch((text,), given.no_relaunch)

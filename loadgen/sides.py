@@ -102,20 +102,26 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SideText:
-    """A side as it was asked for: its kind, what it names, its label and the words added to its server's command."""
+    """A side as it was asked for: its kind, what it names, its label and the words added to its server's command.
+
+    `docker_arguments` are those of an image's container: devices, shared memory, volumes.
+    """
 
     letter: str
     kind: str
     name: str
     label: str
     arguments: tuple[str, ...] = ()
+    docker_arguments: tuple[str, ...] = ()
 
     @property
     def is_stored(self) -> bool:
         return self.kind in ("stored", "baseline")
 
 
-def read_side(letter: str, text: str, label: str | None, arguments: str | None = None) -> SideText:
+def read_side(
+    letter: str, text: str, label: str | None, arguments: str | None = None, docker_arguments: str | None = None
+) -> SideText:
     """The kind of side that a word names. Raises UsageError, naming the forms there are.
 
     >>> read_side("a", "git:main", None).kind, read_side("b", "http://h:1", "new").label
@@ -131,7 +137,8 @@ def read_side(letter: str, text: str, label: str | None, arguments: str | None =
         raise UsageError(f"`args-{letter}` names a port, but every launch gets one of its own")
     # A command may be long and may hold secrets: its side is called by its letter.
     shown = letter.upper() if kind == "command" else name if kind in ("git", "image", "baseline") else text
-    return SideText(letter, kind, name, label or _label(shown, added), added)
+    container = tuple(split_command(docker_arguments)) if docker_arguments and kind == "image" else ()
+    return SideText(letter, kind, name, label or _label(shown, added), added, container)
 
 
 def _kind_of(text: str) -> str:
@@ -162,7 +169,7 @@ def open_side(text: SideText, load: BenchConfig, out: Path, held: ExitStack, pro
         case "command":
             server = Command(tuple(split_command(text.name)))
         case "image":
-            server = Image(text.name, ("--model-id", load.model_id, *text.arguments))
+            server = Image(text.name, ("--model-id", load.model_id, *text.arguments), text.docker_arguments)
             identity = {"image": text.name, **_image_digest(text.name)}
         case "config":
             server, identity = _configured(Path(text.name), text.arguments)

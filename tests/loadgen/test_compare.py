@@ -87,6 +87,7 @@ def test_a_comparison_is_not_written_over(slower, capsys):
         (["--min-effect", "1%"], "`min_effect` is '1%' but must be 3% to 100%"),
         (["--require", "fast please"], "is no requirement"),
         (["--require", "speed < 3"], "there is no metric 'speed'"),
+        (["--docker-args", "--gpus all"], "`docker_args` is '--gpus all' but no side is an image"),
         (["--gate", "ttft"], "there is no metric 'ttft'"),
         (["--concurrency", "0"], "`concurrency` is '0'"),
     ],

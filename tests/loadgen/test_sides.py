@@ -126,7 +126,13 @@ def test_a_command_that_ends_is_a_start_error(tmp_path):
         pass
 
 
-def test_words_for_docker_come_before_the_image():
-    image = Image("tgi:1", ("--model-id", "m"), ("--gpus", "all"))
+def test_words_for_docker_come_before_the_image_and_reach_no_other_side(tmp_path):
+    image, command = (
+        read_side(letter, text, None, None, "--gpus all --shm-size 1g")
+        for letter, text in (("a", "image:tgi:1"), ("b", "command:serve it"))
+    )
 
-    assert image.words[-5:] == ("--gpus", "all", "tgi:1", "--model-id", "m")
+    assert planned_words(command, LOAD) == ["serve", "it"]
+    assert image.docker_arguments == ("--gpus", "all", "--shm-size", "1g")
+    words = Image(image.name, ("--model-id", "m"), image.docker_arguments).words
+    assert words[-7:] == ("--gpus", "all", "--shm-size", "1g", "tgi:1", "--model-id", "m")
