@@ -1,7 +1,9 @@
-"""Makes what the presets ship: their byte-level BPE tokenizer and the trained weights of `preset:tiny-llama`.
+"""Makes what the presets ship: their byte-level BPE tokenizer, the trained weights of `preset:tiny-llama`, and the text
+that it is calibrated on when it is quantized.
 
     python benchmarks/train_tiny.py tokenizer
     python benchmarks/train_tiny.py model --steps 2200 --minutes 24
+    python benchmarks/train_tiny.py calibration
 
 The text comes from `tiny_text.py`. `model` stops at whichever limit comes first; the learning rate follows the
 nearer one, so that a run cut short by its minutes still ends annealed. Stopped with Ctrl-C it saves what it has.
@@ -32,9 +34,10 @@ from benchmarks.tiny_text import ASSISTANT, BOS, COMMON, EOS, SYSTEM, USER, docu
 PRESETS = ROOT / "reference_server" / "presets"
 TOKENIZER = PRESETS / "tokenizer"
 MODEL = PRESETS / "tiny-llama"
+CALIBRATION_TEXT = PRESETS / "calibration.txt"
 VOCAB_SIZE = 2048
 SPECIALS = ("<unk>", BOS, EOS, "<pad>", SYSTEM, USER, ASSISTANT, "<|tool|>")
-TRAIN_SEED, HELD_OUT_SEED = 1, 2
+TRAIN_SEED, HELD_OUT_SEED, CALIBRATION_SEED = 1, 2, 3
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + eos_token + '\\n' }}"
@@ -187,6 +190,11 @@ def save_weights(model: "LlamaForCausalLM") -> None:
     temporary.replace(MODEL / "model.safetensors")
 
 
+def write_calibration_text(num_documents: int) -> None:
+    """Documents that neither training nor its held-out loss has seen, one after the other."""
+    CALIBRATION_TEXT.write_text("\n\n".join(islice(documents(CALIBRATION_SEED), num_documents)) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -200,11 +208,11 @@ def main() -> None:
     training.add_argument("--learning-rate", type=float, default=3e-3)
     training.add_argument("--seed", type=int, default=0)
     training.add_argument("--resume", action="store_true")
+    text = commands.add_parser("calibration")
+    text.add_argument("--num-documents", type=int, default=400)
     arguments = vars(parser.parse_args())
-    if arguments.pop("command") == "tokenizer":
-        train_tokenizer(**arguments)
-    else:
-        train_model(**arguments)
+    does = {"tokenizer": train_tokenizer, "model": train_model, "calibration": write_calibration_text}
+    does[arguments.pop("command")](**arguments)
 
 
 if __name__ == "__main__":

@@ -444,10 +444,37 @@ class QuantizeConfig(HubConfig):
     model_id: PositionalModel
     output_dir: Annotated[Path, Source(positional=True)] = Field(description="Where the quantized model goes.")
     upload_to_model_id: str | None = Field(None, description="Hub repository to upload the result to.")
-    percdamp: float = Field(0.01, gt=0, allow_inf_nan=False, description="GPTQ dampening.")
+    percdamp: float = Field(0.01, gt=0, lt=1, allow_inf_nan=False, description="GPTQ dampening.")
     act_order: bool = Field(False, description="GPTQ activation order.")
-    groupsize: int = Field(128, description="GPTQ group size; -1 for one group.")
+    groupsize: int | None = Field(
+        None, description="GPTQ group size; -1 for one group. Unset: 128, or 64, 32, 16 where that divides all inputs."
+    )
+    bits: Annotated[int, Source(env=())] = Field(4, description="Bits of a weight: 2, 4 or 8.")
+    sym: Annotated[bool, Source(env=(), takes_value=True)] = Field(
+        True, description="Zeros in the middle of the range."
+    )
+    static_groups: Annotated[bool, Source(env=())] = Field(
+        False, description="With the activation order, groups of neighbours all the same."
+    )
+    calibration_file: Annotated[Path | None, Source(env=())] = Field(
+        None, description="Text to calibrate on. Unset: WikiText-2 from the hub; for a preset, its own text."
+    )
+    nsamples: Annotated[Positive, Source(env=())] = Field(128, description="Windows of the text to calibrate on.")
+    seqlen: Annotated[Positive | None, Source(env=())] = Field(
+        None, description="Tokens of a window. Unset: 2048, or the model's positions where they are fewer."
+    )
+    seed: Annotated[int, Source(env=())] = Field(0, description="Draws the windows.")
     logger_level: LoggerLevel = "INFO"
+
+    @model_validator(mode="after")
+    def _check_rounding(self) -> Self:
+        if self.bits not in (2, 4, 8):
+            raise ValueError(f"`bits` is {self.bits}, and GPTQ weights are written with 2, 4 or 8")
+        if self.groupsize is not None and self.groupsize != -1 and self.groupsize < 1:
+            raise ValueError(f"`groupsize` is {self.groupsize}: give a number of inputs, or -1 for one group")
+        if self.static_groups and not self.act_order:
+            raise ValueError("`static_groups` says nothing without `act_order`: groups are of neighbours anyway")
+        return self
 
 
 class RankConfig(BaseModel):

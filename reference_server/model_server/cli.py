@@ -1,9 +1,10 @@
 """`text-generation-server`: serve one shard of a model, download its weights, or quantize it.
 
-torch is imported by `serve` alone, once the settings are known to be good.
+torch is imported by `serve` and `quantize` alone, once the settings are known to be good.
 """
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -14,13 +15,14 @@ from typing import NoReturn
 
 import uvloop
 
-from reference_server.config import DownloadConfig, QuantizeConfig, RankConfig, ShardConfig
+from reference_server.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
 from reference_server.config_support import refuse_unsupported
-from reference_server.errors import ArgumentError, StartupError, UnsupportedError
+from reference_server.errors import ArgumentError, StartupError
 from reference_server.model_server.options import WIGGLE_ROOM, EngineOptions, RopeOverride
 from reference_server.model_server.weights.download import Downloader, Weights
 from reference_server.model_server.weights.hub import HuggingFaceHub
 from reference_server.observability import LogFormat, set_up_logging
+from reference_server.presets import catalog
 from reference_server.settings import COMMANDS, load, load_rank, process_environment
 from reference_server.transport.address import tcp_url, unix_url
 from reference_server.transport.service import serving
@@ -34,7 +36,8 @@ USAGE = f"""Usage: text-generation-server COMMAND [OPTIONS]
 
 Commands: {", ".join(WORDS)}. `text-generation-server COMMAND --help` lists the options of one.
 
-Exit codes: 0 done or stopped by a signal, 1 the model could not be served, 2 usage."""
+Exit codes: 0 done, or stopped by a signal while serving, 1 the model could not be served or written, 2 usage,
+130 and 143 `quantize` was interrupted or terminated."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +66,9 @@ def _run(word: str, argv: Sequence[str]) -> int:
         if isinstance(config, ShardConfig):
             serve(config, load_rank(environ) if config.sharded else RankConfig())
         if isinstance(config, QuantizeConfig):
-            raise UnsupportedError("`quantize` is not served yet: serve the model as it is, with --dtype")
-        download_weights(config)
+            quantize(config)
+        if isinstance(config, DownloadConfig):
+            download_weights(config)
     except StartupError as error:
         if config.json_output:
             # The launcher shows stderr only when the process has ended; a record it shows at once.
@@ -75,7 +79,6 @@ def _run(word: str, argv: Sequence[str]) -> int:
 
 def download_weights(config: DownloadConfig) -> Path:
     """Bring the weight files to this machine, unless they are here; the directory that they are in."""
-    token = None if config.hub_token is None else config.hub_token.get_secret_value()
     wanted = Weights(
         model_id=config.model_id,
         revision=config.revision,
@@ -86,9 +89,63 @@ def download_weights(config: DownloadConfig) -> Path:
         trust_remote_code=config.trust_remote_code,
     )
     try:
-        return Downloader(HuggingFaceHub(token, config.huggingface_hub_cache)).ensure(wanted)
+        return Downloader(HuggingFaceHub(_token(config), config.huggingface_hub_cache)).ensure(wanted)
     except OSError as error:
         raise StartupError(f"the weights of {config.model_id} could not be had: {error}") from error
+
+
+def _token(config: HubConfig) -> str | None:
+    return None if config.hub_token is None else config.hub_token.get_secret_value()
+
+
+def quantize(config: QuantizeConfig) -> None:
+    """Write the GPTQ form of a model to a new directory; SIGTERM and Ctrl-C leave none."""
+    download_weights(config.part(DownloadConfig))
+    from reference_server.model_server.models.quantize_checkpoint import CalibrationSet, quantize_checkpoint
+    from reference_server.model_server.quantization.gptq import GPTQSettings
+
+    settings = GPTQSettings(
+        bits=config.bits,
+        group_size=config.groupsize,
+        damping=config.percdamp,
+        act_order=config.act_order,
+        static_groups=config.static_groups,
+        symmetric=config.sym,
+    )
+    options = EngineOptions(
+        config.model_id,
+        config.revision,
+        weights_override=config.weights_cache_override,
+        trust_remote_code=config.trust_remote_code,
+    )
+    text = functools.partial(_calibration_text, config)
+    calibration_set = CalibrationSet(text, config.nsamples, config.seqlen, config.seed)
+    # An exception, unlike a signal, unwinds what is under way.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        quantize_checkpoint(options, config.output_dir, settings, calibration_set)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except StartupError:
+        raise
+    except Exception as error:
+        logger.exception("the model could not be quantized")
+        raise StartupError(f"{config.model_id} could not be quantized: {error}") from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _calibration_text(config: QuantizeConfig) -> str:
+    from reference_server.model_server.quantization import calibration
+
+    if config.calibration_file is not None:
+        return calibration.read_text(config.calibration_file)
+    if catalog.find(config.model_id) is not None:
+        return calibration.read_text(catalog.CALIBRATION_TEXT)
+    import huggingface_hub
+
+    access = {"token": _token(config), "cache_dir": config.huggingface_hub_cache}
+    return calibration.read_default(functools.partial(huggingface_hub.hf_hub_download, repo_type="dataset", **access))
 
 
 def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:

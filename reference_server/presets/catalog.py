@@ -11,6 +11,8 @@ from reference_server.errors import UnsupportedError
 
 PREFIX = "preset:"
 _ROOT = Path(__file__).parent
+CALIBRATION_TEXT = _ROOT / "calibration.txt"
+"""Text of the kind that `tiny-llama` was trained on and has not seen: what a preset is calibrated on."""
 
 
 @dataclass(frozen=True, slots=True)

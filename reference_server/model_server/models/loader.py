@@ -97,8 +97,13 @@ def _hub_snapshot(options: EngineOptions) -> Path:
         ) from error
 
 
-def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedModel:
-    """Bring this rank's share of the model into memory with our attention registered, ready for the probe."""
+def load(
+    options: EngineOptions, files: ModelFiles, group: RankGroup, device: torch.device | None = None
+) -> LoadedModel:
+    """Bring this rank's share of the model into memory with our attention registered, ready for the probe.
+
+    device: where it goes, by default the rank's own.
+    """
     register()
     transformers_compat.quiet()
     raw = json.loads((files.directory / "config.json").read_text())
@@ -109,7 +114,7 @@ def load(options: EngineOptions, files: ModelFiles, group: RankGroup) -> LoadedM
     tier = options.tier or family.tier
     if group.world_size > 1:
         parallel.check(family, tier)
-    device = choose_device(group.rank)
+    device = device or choose_device(group.rank)
     config = _config(files, family)
     quantization = _quantization(options, files, raw, tier, device)
     dtype = resolve_dtype(options, device, config, quantization)

@@ -143,7 +143,6 @@ def test_model_that_cannot_be_loaded_is_an_error(tmp_path):
         (["serve", "preset:tiny-llama", "--logger-level", "loud"], "log level 'loud'"),
         (["serve", "preset:tiny-llama", "--sharded"], "RANK"),
         (["serve", "preset:tiny-llama", "--listen", "nowhere"], "'nowhere' is not host:port"),
-        (["quantize", "preset:tiny-llama", "out"], "`quantize` is not served yet"),
         (["download-weights", "preset:none"], "preset"),
     ],
 )
