@@ -1,0 +1,85 @@
+"""The engine on a GPU: the same ids as on any device, graphs or not, and no wait but the one on a copy."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from reference_server.messages import ChooserParameters
+from reference_server.model_server.shard import LocalShard
+from tests.gpu.conftest import GRAPH_SIZES
+from tests.support.random_calls import RandomCalls
+from tests.support.shard_driver import ShardDriver
+from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt
+from tests.support.tiny_shards import SEEDED, warm_up
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
+
+
+async def test_model_server_M1_ids_are_those_of_generate_alone(shard: LocalShard) -> None:
+    await warm_up(shard, max_total_tokens=128)
+    driver, model = ShardDriver(shard), make_tiny_model("llama")
+
+    outcomes = await driver.run(*(driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)))
+
+    assert [outcome.ids for outcome in outcomes] == [generate_alone(model, prompt, 10) for prompt in PROMPTS]
+
+
+async def test_steps_are_captured(shard: LocalShard) -> None:
+    await warm_up(shard, max_total_tokens=128)
+
+    graphs = shard._engine._model.graphs
+    assert graphs is not None
+    assert graphs.sizes == list(GRAPH_SIZES)
+
+
+async def test_graphs_and_run_ahead_change_no_token(shard: LocalShard, plain: LocalShard) -> None:
+    results = []
+    for each in (shard, plain):
+        await warm_up(each, 16, max_total_tokens=128)
+        results.append(await RandomCalls(each, seed=4).make(120))
+
+    assert results[0] == results[1]
+
+
+async def test_model_server_M4_seeded_sampling_is_its_own(shard: LocalShard) -> None:
+    await warm_up(shard, max_total_tokens=128)
+    driver = ShardDriver(shard)
+    alone = (await driver.run(driver.request(0, PROMPTS[1], parameters=SEEDED)))[0]
+
+    mates = [driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS[:3], start=2)]
+    together = (await driver.run(driver.request(1, PROMPTS[1], parameters=SEEDED), *mates))[0]
+
+    assert together.ids == alone.ids
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [ChooserParameters(), SEEDED, ChooserParameters(repetition_penalty=1.2, frequency_penalty=0.3)],
+    ids=["greedy", "sampled", "penalised"],
+)
+async def test_a_decode_step_waits_once_and_on_a_copy_alone(
+    shard: LocalShard, parameters: ChooserParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await warm_up(shard, max_total_tokens=128)
+    driver = ShardDriver(shard)
+    result = await driver.prefill(*(driver.request(id_, PROMPTS[id_], 30, parameters) for id_ in range(3)))
+    result = await driver.decode((await driver.decode(result.batch)).batch)
+    waits: list[Any] = []
+    synchronize = torch.cuda.Event.synchronize
+
+    def counted(event: torch.cuda.Event) -> None:
+        waits.append(event)
+        synchronize(event)
+
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", counted)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(8):
+            result = await driver.decode(result.batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert len(waits) == 8

@@ -1,0 +1,83 @@
+"""Every kernel that this GPU has, against dense float64 and against plain torch."""
+
+import pytest
+import torch
+
+from reference_server.model_server.attention import backend
+from reference_server.model_server.attention.backend import AttentionBackend, AttentionNeeds
+from reference_server.model_server.attention.conformance import CASES, ROWS, Case, run
+from reference_server.model_server.measure.correctness import LIMITS, SHAPES
+from reference_server.model_server.models.triton_operators import TritonOperators
+from reference_server.model_server.models.walk import Norm, TorchOperators
+from reference_server.model_server.options import EngineOptions
+
+pytestmark = pytest.mark.gpu
+
+DEVICE_BACKENDS = [backend.FLASH, backend.VARLEN, backend.TRITON, backend.FLASHINFER]
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("case", [*CASES.values(), *SHAPES.values()], ids=[*CASES, *SHAPES])
+@pytest.mark.parametrize("each", DEVICE_BACKENDS, ids=lambda each: each.name)
+def test_what_a_backend_offers_it_computes(
+    each: AttentionBackend, case: Case, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    needs = case.needs(gpu, dtype)
+    torch_decode = backend.TORCH.decode
+    assert torch_decode is not None
+    pairs = {"prefill": (each.prefill, torch_decode), "decode": (backend.TORCH.prefill, each.decode)}
+    for phase, (prefill, decode) in pairs.items():
+        kernel = prefill if phase == "prefill" else decode
+        if decode is None or kernel is None or not kernel.supports(needs):
+            continue
+
+        outcome = run(prefill, decode, case, ROWS[phase], gpu, dtype)
+
+        assert outcome.relative_error <= LIMITS[dtype], phase
+
+
+@pytest.mark.parametrize("case", [*CASES.values(), *SHAPES.values()], ids=[*CASES, *SHAPES])
+def test_no_case_is_left_to_plain_torch(case: Case, gpu: torch.device) -> None:
+    """Prefill and decode have a kernel of the device's for every mask, and decode one that graphs capture."""
+    needs = AttentionNeeds(
+        gpu.type,
+        torch.bfloat16,
+        frozenset({case.head_dim}),
+        has_window=case.window is not None,
+        has_softcap=case.softcap is not None,
+        has_alibi=case.alibi,
+    )
+
+    choice = backend.choose(EngineOptions("model"), needs)
+
+    assert "torch" not in (choice.prefill.name, choice.decode.name)
+    assert choice.decode.is_capturable
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("hidden", [192, 2048, 4096])
+def test_operators_between_products_are_torchs(hidden: int, dtype: torch.dtype, gpu: torch.device) -> None:
+    generator = torch.Generator(gpu).manual_seed(2)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=gpu).to(dtype)
+
+    tolerance = 1e-4 if dtype == torch.float32 else 4e-2
+    ours, theirs = TritonOperators(), TorchOperators()
+    for norm in (Norm(drawn(hidden), 1e-5), Norm(drawn(hidden), 1e-5, drawn(hidden), centered=True)):
+        residuals = [drawn(5, hidden)]
+        residuals.append(residuals[0].clone())
+        delta = drawn(5, hidden)
+        normed = [
+            each.add_norm(residual, delta, norm) for each, residual in zip((ours, theirs), residuals, strict=True)
+        ]
+        torch.testing.assert_close(normed[0], normed[1], atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(residuals[0], residuals[1], atol=tolerance, rtol=tolerance)
+    heads, table, positions = drawn(5, 6, 64), drawn(9, 2, 64), torch.tensor([0, 8, 3, 1, 1], device=gpu)
+    turned = [heads.clone(), heads.clone()]
+    for each, own in zip((ours, theirs), turned, strict=True):
+        each.norm_heads(own, Norm(drawn(64) * 0 + 1, 1e-6))
+        each.rotate(own, table, positions)
+    torch.testing.assert_close(turned[0], turned[1], atol=4 * tolerance, rtol=tolerance)
+    gate_up = drawn(5, 2 * hidden)
+    torch.testing.assert_close(ours.silu_mul(gate_up), theirs.silu_mul(gate_up.clone()), atol=tolerance, rtol=tolerance)
