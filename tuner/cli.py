@@ -156,7 +156,6 @@ def _conclude(search: Any, results: Sequence[Any], prepared: Prepared, *, is_jso
     from tuner.confirm import Confirmation, confirm
     from tuner.drift import drift_of
     from tuner.quality import QualityGuard
-    from tuner.search import best_of
     from tuner.study_folder import ANCHORS
     from tuner.verdict import render_table, write_artefacts
 
@@ -165,8 +164,8 @@ def _conclude(search: Any, results: Sequence[Any], prepared: Prepared, *, is_jso
     drift = drift_of(search.files.results(ANCHORS), search.files.noise(), search.objective)
     if drift is not None and drift.is_real:
         search.files.note("drift", str(drift))
-    finalists = best_of(drift.corrected(results) if drift is not None else results, search.objective)
-    finalists = search.finalists(finalists)[: section.finalists]
+    known = drift.corrected(results) if drift is not None else results
+    finalists = search.finalists(known)[: section.finalists]
     guard = QualityGuard(prepared.config.quality, search.bench, baseline, search.folder / "quality")
     is_confirmed = bool(section.rounds and finalists)
     if is_confirmed:

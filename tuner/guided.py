@@ -92,7 +92,23 @@ class SimulatorGuide:
             raise TraceError("no trial left a step trace")
         if self._fitted_on < 0 or len(traced) >= self._fitted_on + REFIT_EVERY:
             self._fit(traced)
-        self._predict([result.settings for result in results if result.outcome == "measured"])
+        self._predict(_measured(results))
+        return self._guide()
+
+    def best_first(self, results: Sequence[TrialResult]) -> list[Mapping[str, Any]]:
+        """The measured settings, best first by what model and measurements say together.
+
+        Luck is averaged out so. Raises ForecastError, CostModelError, TraceError.
+        """
+        traced = self._traces(results)
+        if not traced:
+            raise TraceError("no trial left a step trace")
+        if self._costs is None:
+            self._costs = fit_costs([steps for steps, _ in traced], [client for _, client in traced])
+        self._predict(_measured(results))
+        return list(self._guide().finalists(launches_of(results), len(results)))
+
+    def _guide(self) -> Guide:
         noise = {name: value for name in self._metrics if (value := self.noise(name)) is not None}
         knobs = tuple(map(knob_of, self.space.parameters))
         return Guide(knobs, self.objective, list(self._predictions.values()), noise, by_rank=self.by_rank)
@@ -196,6 +212,10 @@ def launches_of(results: Sequence[TrialResult]) -> list[Launch]:
         elif result.was_launched and result.outcome == "infeasible":
             found.append(Launch(result.settings, died=result.cause == "memory", expected_gain=gain))
     return found
+
+
+def _measured(results: Sequence[TrialResult]) -> list[Mapping[str, Any]]:
+    return [result.settings for result in results if result.outcome == "measured"]
 
 
 def knob_of(parameter: Parameter) -> Knob:

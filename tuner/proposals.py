@@ -38,6 +38,9 @@ class Proposer(Protocol):
     def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | StepBack:
         """The next launch, from what was measured and what other workers have in hand."""
 
+    def best_first(self, results: Sequence[TrialResult]) -> list[Mapping[str, Any]] | None:
+        """The measured settings, best first; None where measured values alone decide."""
+
 
 @dataclass(frozen=True, slots=True)
 class OneKnobAtATime:
@@ -60,6 +63,9 @@ class OneKnobAtATime:
                 if key_of(resolved(settings)) not in known:
                     return Proposal(settings)
         return StepBack("every level of every knob was measured beside the best")
+
+    def best_first(self, results: Sequence[TrialResult]) -> None:
+        """What was measured decides."""
 
 
 def proposer_of(

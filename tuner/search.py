@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner import noise
 from tuner.config import TuneConfig
-from tuner.errors import CannotMeasureError, SpaceError
+from tuner.errors import CannotMeasureError, SpaceError, TunerError
 from tuner.estimate import num_trials
 from tuner.evaluate import Bench, evaluate
 from tuner.identity import identity_of, params_of
@@ -28,6 +28,9 @@ from tuner.resolve import key_of, resolved
 from tuner.shared import check_comparable
 from tuner.space import SearchSpace, known_settings, server_config
 from tuner.study_folder import ANCHORS, NOISE, TRIALS, StudyFolder
+
+# The note that a proposer has stepped back, and ln(measured / limit) up to which noise may explain a miss.
+STEPPED_BACK, NEARLY = "stepped_back", 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,23 @@ class Search:
         mine = identity_of(self.config, params_of(self.config), self.bench.load)
         check_comparable(self.config, mine, attributes.get("identity", mine))
 
-    def finalists(self, best: Sequence[TrialResult]) -> list[TrialResult]:
-        """The results to confirm, best first."""
-        return list(best)
+    def finalists(self, results: Sequence[TrialResult]) -> list[TrialResult]:
+        """The results to confirm, best first: by measured value, or by what a proposer that knows more expects.
+
+        Of those a proposer ranks, some that were measured just beyond a limit may be within it.
+        """
+        best = best_of(results, self.objective)
+        if self.proposer is None or STEPPED_BACK in self.files.notes():
+            return best
+        try:
+            ranked = self.proposer.best_first(results)
+        except TunerError as error:
+            self.bench.progress.say(f"finalists are chosen by measured value: {error}")
+            return best
+        if ranked is None:
+            return best
+        near = {key_of(each.settings): each for each in results if each.number > 0 and is_nearly_feasible(each)}
+        return [near[key] for settings in ranked if (key := key_of(settings)) in near]
 
     def __enter__(self) -> "Search":
         return self
@@ -233,6 +250,12 @@ def best_of(results: Sequence[TrialResult], objective: Objective) -> list[TrialR
     latest = {key_of(each.settings): each for each in results if each.number > 0 and each.outcome != "failed"}
     feasible = [each for each in latest.values() if each.is_feasible]
     return sorted(feasible, key=lambda each: objective.merit(each.value, each.second), reverse=True)
+
+
+def is_nearly_feasible(result: TrialResult) -> bool:
+    """Whether it was measured within every limit, or so little beyond that noise may be why."""
+    is_near = all(violation <= NEARLY for violation in result.violations.values())
+    return result.outcome == "measured" and result.value is not None and is_near
 
 
 def launches_since_gain(launched: Sequence[TrialResult], objective: Objective, least: float) -> int:

@@ -216,6 +216,7 @@ class Simulation:
         if self._on_end is not None:
             self._on_end(flight)
         if flight.user >= 0:
+            self._note_answer(flight.user, now_ns)
             self._send(now_ns + self._load.retry_ns, flight.user)
 
     def _leave(self, flight: Flight, now_ns: int) -> None:
@@ -224,11 +225,15 @@ class Simulation:
             self._on_end(flight)
         if flight.user < 0:
             return
+        self._note_answer(flight.user, now_ns)
+        self._send(now_ns + self._load.think_ns, flight.user)
+
+    def _note_answer(self, user: int, now_ns: int) -> None:
+        """A refusal is an answer too: where some users never find a permit, the others are measured all the same."""
         if self._measure_ns is None:
-            self._answered.add(flight.user)
+            self._answered.add(user)
             if len(self._answered) == self._load.users and now_ns >= self._load.warmup_ns:
                 self._measure_ns = now_ns
-        self._send(now_ns + self._load.think_ns, flight.user)
 
     def _result(self) -> Simulated:
         load = self._load

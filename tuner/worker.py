@@ -19,7 +19,7 @@ from tuner.opening import KNOB, better_half
 from tuner.outcome import REUSED, TrialResult, read_result
 from tuner.proposals import StepBack
 from tuner.resolve import DEFAULTS, key_of, resolved
-from tuner.search import Search, launches_since_gain, shown
+from tuner.search import STEPPED_BACK, Search, launches_since_gain, shown
 from tuner.space import SearchSpace
 from tuner.study import Lease, Study
 from tuner.study_folder import TRIALS
@@ -32,6 +32,8 @@ MOST_RUNS = 3
 # Faults in a row that end a search.
 FAULTS = 2
 POLL_S = 1.0
+# What a guide promised of a launch: kept with its result.
+PROMISES = ("predicted_", "expected_gain")
 PHASE, SEARCHING, OFFSET, KEPT = "phase", "search", "offset", "kept"
 
 
@@ -167,7 +169,7 @@ class Worker:
         origin = "guide" if trial.user_attrs.get("guide") else "sampler"
         told = {
             **attributes,
-            **{name: value for name, value in trial.user_attrs.items() if name.startswith("predicted_")},
+            **{name: value for name, value in trial.user_attrs.items() if name.startswith(PROMISES)},
         }
         try:
             with Lease(self.study, trial):
@@ -196,10 +198,13 @@ class Worker:
             return True
         proposal = self._proposer.propose(self.search.results(), self.study.running_settings())
         if isinstance(proposal, StepBack):
-            self.search.bench.progress.say(f"the search goes on with its sampler: {proposal.reason}")
-            self.search.files.note("stepped_back", proposal.reason)
             self._proposer = None
-            return not proposal.is_done
+            if proposal.is_done:
+                self.search.bench.progress.say(f"the search is over: {proposal.reason}")
+                return False
+            self.search.bench.progress.say(f"the search goes on with its sampler: {proposal.reason}")
+            self.search.files.note(STEPPED_BACK, proposal.reason)
+            return True
         self.study.enqueue(self.space, proposal.settings, proposal.attributes)
         return True
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from itertools import repeat
 
 import pytest
 
@@ -91,6 +92,15 @@ def test_simulation_V5_a_third_one_finds_no_permit():
 
     assert [flight.status for flight in run.flights] == ["ok", "ok", "overloaded"]
     assert run.replicas[0].scheduler.queue.next_batch_id == 1
+
+
+def test_users_who_never_find_a_permit_do_not_keep_the_others_from_being_measured():
+    load = Load(repeat(Ask(100, 10)), users=4, requests=20)
+
+    run = Simulation(load, [(toy_options(), ToyLaw())], max_concurrent_requests=2).run()
+
+    measured = [flight.status for flight in run.flights if flight.sent_ns >= run.start_ns]
+    assert {"ok", "overloaded"} == set(measured)
 
 
 @pytest.mark.parametrize(("strides", "events"), [(True, 2), (False, 1001)])
