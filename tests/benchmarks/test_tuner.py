@@ -1,11 +1,11 @@
 import pytest
 
-from benchmarks.tuner import CARDS, Card, calibrated, one_search
+from benchmarks.tuner import Card, card_of, one_search
 
 
 @pytest.fixture(scope="module")
 def card() -> Card:
-    return calibrated(CARDS["tight"], 0.018, 0.004, 0.8)
+    return card_of("tight")
 
 
 def test_few_configurations_of_the_pretend_machine_are_good(card):
