@@ -27,7 +27,10 @@ class GrammarType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChooserParameters:
-    """How the next token is chosen. Every default is the value that means "off"."""
+    """How the next token is chosen. Every default is the value that means "off".
+
+    grammar_prefix_chars: the end of the prompt that the grammar has let through, where a generation is continued.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -41,6 +44,7 @@ class ChooserParameters:
     watermark: bool = False
     grammar: str = ""
     grammar_type: GrammarType = GrammarType.NONE
+    grammar_prefix_chars: int = 0
 
     @property
     def samples(self) -> bool:

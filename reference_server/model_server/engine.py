@@ -18,7 +18,6 @@ import torch
 from reference_server.errors import ArgumentError, ShardError
 from reference_server.messages import (
     Batch,
-    ChooserParameters,
     GrammarType,
     Image,
     ModelInfo,
@@ -226,15 +225,18 @@ class Engine:
             stopping=StoppingCriteria(request.stopping, self._loaded.eos_ids),
             detokenizer=IncrementalDetokenizer(self._tokenizer, decoder_ids),
             encoder_ids=[] if start_id is None else ids,
-            grammar=self._grammar_state(request.parameters),
+            grammar=self._grammar_state(request),
         )
 
-    def _grammar_state(self, parameters: ChooserParameters) -> GrammarState | None:
+    def _grammar_state(self, request: Request) -> GrammarState | None:
+        parameters = request.parameters
         if parameters.grammar_type is GrammarType.NONE or not parameters.grammar:
             return None
         # A schema that has come this far could not be compiled.
-        is_regex = parameters.grammar_type is GrammarType.REGEX
-        return self._grammars.state(parameters.grammar) if is_regex else self._grammars.failed_state()
+        if parameters.grammar_type is not GrammarType.REGEX:
+            return self._grammars.failed_state()
+        passed = request.text[-parameters.grammar_prefix_chars :] if parameters.grammar_prefix_chars else ""
+        return self._grammars.state(parameters.grammar, passed)
 
     def _check_positions(self, request_id: int, prompt_len: int, max_new_tokens: int) -> None:
         """Raise ShardError for a request past the end of a table: the lookup would end the process."""

@@ -2,7 +2,8 @@
 
 K/V is reserved for at most one segment's new tokens. When a segment ends by length and the client asked for more, the
 text so far is appended to the prompt and the whole is queued again. Here is only the arithmetic of that; infer.py does
-it. A continuation asks for what is left, where the public implementation asks for the original number again.
+it. A continuation asks for what is left, where the public implementation asks for the original number again, and stays
+under the grammar of the whole, which the public one begins anew.
 """
 
 from dataclasses import dataclass, replace
@@ -36,6 +37,15 @@ class Progress:
     generated: GeneratedText | None = None
 
     @property
+    def whole_text(self) -> str:
+        """The text so far, without a character that the last segment ended in the middle of: the next begins it anew.
+
+        Such a one shows as U+FFFD; none of it has been streamed.
+        """
+        assert self.generated is not None, "a segment has ended"
+        return self.generated.text.rstrip("\ufffd")
+
+    @property
     def generated_tokens(self) -> int:
         return 0 if self.generated is None else self.generated.generated_tokens
 
@@ -45,7 +55,7 @@ class Progress:
             return replace(self, generated=segment)
         joined = replace(
             self.generated,
-            text=self.generated.text + segment.text,
+            text=self.whole_text + segment.text,
             generated_tokens=self.generated.generated_tokens + segment.generated_tokens,
             finish_reason=segment.finish_reason,
         )

@@ -68,8 +68,8 @@ class Continuation:
 
     @property
     def text(self) -> str:
-        assert self.progress.generated is not None, "a segment has ended"
-        return self.progress.generated.text
+        """What is behind the prompt by now."""
+        return self.progress.whole_text
 
     def seed(self, cut: int) -> int:
         return continued_seed(self.first.request.parameters.seed, cut - self.first.cut)
@@ -199,6 +199,7 @@ class Validator:
             watermark=asked.watermark,
             grammar=grammar,
             grammar_type=WireGrammarType.REGEX if asked.grammar else WireGrammarType.NONE,
+            grammar_prefix_chars=len(after.text) if after and asked.grammar else 0,
         )
 
 

@@ -297,6 +297,7 @@ class WireCodec:
             watermark=parameters.watermark,
             grammar=parameters.grammar,
             grammar_type=_GRAMMAR_NUMBERS[parameters.grammar_type],
+            grammar_prefix_chars=parameters.grammar_prefix_chars or None,
         )
 
     def _encode_stopping(self, stopping: StoppingParameters) -> Message:
@@ -344,6 +345,7 @@ def _decode_parameters(message: Message) -> ChooserParameters:
         watermark=message.watermark,
         grammar=message.grammar,
         grammar_type=_member(GRAMMAR_TYPES, message.grammar_type, "grammar type"),
+        grammar_prefix_chars=message.grammar_prefix_chars,
     )
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from reference_server.messages import GrammarType
+from reference_server.router.validation import RequestLimits
 from tests.support.grammars import CompilingHere, compiler
 from tests.support.regex_samples import accepts
-from tests.support.serving import Served, serve
+from tests.support.serving import Served, endless, serve
 
 SCHEMA = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -143,6 +144,17 @@ async def test_reliability_4_5_55_a_regex_that_does_not_parse_never_reaches_a_ba
         assert (bad.status_code, bad.json()["error_type"]) == (424, "generation")
         assert good.status_code == 200
         assert len(served.requests) == 1
+
+
+async def test_a_continued_generation_says_how_much_of_it_the_grammar_has_let_through():
+    limits = RequestLimits(max_input_tokens=4000, max_total_tokens=4096)
+    async with serve(script=endless, compile_grammar=compiler().regex_of, limits=limits) as served:
+        await served.generate(max_new_tokens=2100, grammar={"type": "regex", "value": "( x)+"})
+        await served.generate(max_new_tokens=1030)
+
+    parameters = [request.parameters for request in served.requests]
+    assert [each.grammar_prefix_chars for each in parameters] == [0, 2048, 4096, 0, 0]
+    assert served.requests[2].text == "hello" + " x" * 2048
 
 
 async def test_a_long_prompt_is_reported_before_a_bad_grammar():

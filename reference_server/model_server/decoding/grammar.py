@@ -48,9 +48,12 @@ class Grammars:
         self._engine: _Engine | None = None
         self._kept: OrderedDict[str, Automaton] = OrderedDict()
 
-    def state(self, regex: str) -> "GrammarState":
-        """The start of a sequence. Never raises: what cannot be enforced fails its own row."""
-        return GrammarState(self, regex)
+    def state(self, regex: str, passed: str = "") -> "GrammarState":
+        """The start of a sequence, or where it stands behind the text `passed`.
+
+        Never raises: what cannot be enforced fails its own row.
+        """
+        return GrammarState(self, regex, passed)
 
     def failed_state(self) -> "GrammarState":
         """Of a grammar that never became a regex."""
@@ -75,6 +78,10 @@ class Grammars:
 
     def fresh_automaton(self, regex: str) -> "Automaton":
         return Automaton(self._loaded_engine(), regex, self._resident_bytes)
+
+    def ids_of(self, text: str) -> list[int]:
+        """Tokens that are `text`, byte for byte. Raises GrammarError where none are."""
+        return self._loaded_engine().ids_of(text) if text else []
 
     def forget(self, regex: str, automaton: "Automaton") -> None:
         """Keep an automaton no longer that has reached its limits."""
@@ -108,8 +115,8 @@ class _Engine:
         spelled = tokenizer.token_bytes()
         if spelled is None:
             raise GrammarError("its tokenizer joins tokens neither as bytes nor as SentencePiece does")
-        vocabulary = _Vocabulary(tokenizer, spelled, eos_ids)
-        self.tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary), eos_token=eos_ids)
+        self._vocabulary = _Vocabulary(tokenizer, spelled, eos_ids)
+        self.tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._vocabulary), eos_token=eos_ids)
         self._matcher = llguidance.LLMatcher
         self._limits = parser_limits()
         self._check_size = check_size
@@ -125,6 +132,15 @@ class _Engine:
         if matcher.is_error():
             raise GrammarError(self._detail(matcher.get_error()))
         return matcher
+
+    def ids_of(self, text: str) -> list[int]:
+        found: list[int] = self.tokens.greedy_tokenize(text)
+        if not self._vocabulary.spells(found, text.encode()):
+            # A word without all its letters among the tokens.
+            found = self._vocabulary(text.encode())
+            if not self._vocabulary.spells(found, text.encode()):
+                raise GrammarError("no tokens are the text that it has let through")
+        return found
 
 
 class _Vocabulary:
@@ -144,7 +160,10 @@ class _Vocabulary:
     def __call__(self, text: bytes) -> list[int]:
         """The tokenizer's own ids where they are this text and nothing else; the longest tokens where they are not."""
         ids = self._tokenizer.encode(text.decode(errors="replace"), add_special_tokens=False)
-        return ids if b"".join(self.tokens[id_] for id_ in ids) == text else self._longest_tokens(text)
+        return ids if self.spells(ids, text) else self._longest_tokens(text)
+
+    def spells(self, ids: Sequence[int], text: bytes) -> bool:
+        return b"".join(self.tokens[id_] for id_ in ids) == text
 
     def _longest_tokens(self, text: bytes) -> list[int]:
         ids: list[int] = []
@@ -178,7 +197,7 @@ class Automaton:
 class GrammarState:
     """Where one sequence stands in its grammar. It never raises: a state that has failed allows nothing any more."""
 
-    def __init__(self, grammars: Grammars, regex: str | None) -> None:
+    def __init__(self, grammars: Grammars, regex: str | None, passed: str = "") -> None:
         self.num_words = -(-grammars.vocab_size // 32)
         self._grammars = grammars
         self._regex = regex or ""
@@ -188,10 +207,14 @@ class GrammarState:
         if regex is None:
             return
         try:
+            self._accepted = grammars.ids_of(passed)
             self._automaton = grammars.automaton(regex)
-            self._matcher = self._automaton.start.deep_copy()
         except GrammarError as error:
             logger.warning("a grammar cannot be enforced: %s", error)
+            return
+        self._matcher = self._automaton.start.deep_copy()
+        if not self._matcher.consume_tokens(self._accepted):
+            self._start_again()
 
     @property
     def must_end(self) -> bool:

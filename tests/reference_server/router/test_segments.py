@@ -51,6 +51,14 @@ def test_the_whole_has_the_last_reason_and_the_first_seed():
     assert whole == GeneratedText("abcd", 1027, FinishReason.EOS_TOKEN, seed=7)
 
 
+def test_a_character_that_a_segment_ends_in_the_middle_of_is_begun_anew():
+    progress = Progress(requested=3000).add(segment(1024, text="a\ufffdb\ufffd"))
+
+    assert progress.whole_text == "a\ufffdb"
+    whole = progress.add(segment(1024, text="é\ufffd")).generated
+    assert whole == GeneratedText("a\ufffdbé\ufffd", 2048, FinishReason.LENGTH)
+
+
 def test_min_new_tokens_counts_what_earlier_segments_produced():
     progress = Progress(requested=3000).add(segment(1024))
 

@@ -46,6 +46,7 @@ chooser_parameters = st.builds(
     watermark=st.booleans(),
     grammar=texts,
     grammar_type=st.sampled_from(GrammarType),
+    grammar_prefix_chars=uint32,
 )
 
 stopping_parameters = st.builds(

@@ -120,6 +120,24 @@ def test_a_character_may_be_split_over_tokens():
     assert allowed(state, vocab_size=6) == [0, 3]
 
 
+@pytest.mark.parametrize("split", range(7))
+def test_a_generation_is_continued_behind_the_text_that_it_had(split: int):
+    """However that text is tokenized: the words of the tokens that brought it are not known any more."""
+    grammars = Grammars(M15, {EOS}, resident_bytes=lambda: 0)
+    walked, text = grammars.state("(ab){2}1|a{6}"), "abab1"[:split]
+    for letter in text:
+        walked.accept("ab?1".index(letter))
+
+    continued = grammars.state("(ab){2}1|a{6}", text)
+
+    assert allowed(continued) == allowed(walked)
+
+
+@pytest.mark.parametrize("text", ["b", "aba", "xyz"], ids=["another", "too_long", "no_tokens"])
+def test_a_text_that_the_grammar_does_not_let_through_is_not_continued(text: str):
+    assert allowed(Grammars(M15, {EOS}).state("ab", text)) == []
+
+
 def test_sentencepiece_tokens_are_the_text_that_they_stand_for():
     words = ["<unk>", "▁a", "a", "▁", "</s>", "<0x20>", "<0xC3>", "<0xA9>", "é"]
     state = Grammars(sentencepiece(*words), {EOS}).state(" ?a(é|a)")
