@@ -36,7 +36,6 @@ _ALIASES = {
 }
 _FOREIGN = {
     "ZE_AFFINITY_MASK": "Intel XPU",
-    "ROCR_VISIBLE_DEVICES": "AMD ROCm",
     "HABANA_VISIBLE_DEVICES": "Intel Gaudi",
 }
 

@@ -33,6 +33,24 @@ def test_a_card_that_is_too_old_is_refused_by_name(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
+    ("variable", "name"), [("ZE_AFFINITY_MASK", "Intel XPU"), ("HABANA_VISIBLE_DEVICES", "Intel Gaudi")]
+)
+def test_an_accelerator_that_nothing_serves_is_refused_by_name(
+    variable: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(UnsupportedError, match=f"{variable} asks for an {name} device"):
+        probe_devices({variable: "0"})
+
+
+def test_amds_cards_are_left_to_the_shards_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert probe_devices({"ROCR_VISIBLE_DEVICES": "0,1"}).gpus == ()
+
+
+@pytest.mark.parametrize(
     ("name", "compute_name", "teraflops"),
     [
         ("NVIDIA L4", "nvidia-l4", 121), ("Tesla T4", "nvidia-t4", 65),
