@@ -50,7 +50,7 @@ SPREAD_NOTE = (
 EFFECT_NOTE = (
     "Of B against A, in %; intervals from the same resampling, on the logarithmic scale. Same prompts: the median over "
     "prompts of their own ratio. At equal lengths: after a regression on input and output tokens (TTFT: on input "
-    "tokens). These numbers describe; tgi-bench compare judges."
+    "tokens). These numbers describe; the gate of tgi-bench compare judges."
 )
 
 

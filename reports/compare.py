@@ -187,7 +187,8 @@ class MetricResult:
 class Comparison:
     """The verdict on B against A and everything it rests on.
 
-    Where the sides were not measured in pairs (`is_stored`), `num_pairs` counts the runs of B.
+    Where the sides were not measured in pairs (`is_stored`), `num_pairs` counts the runs of B. `setting` says on what
+    model, load mode and device they were measured, as far as runs tell.
     """
 
     label_a: str
@@ -200,6 +201,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     runs_a: int = 0
     is_stored: bool = False
+    setting: str = ""
 
     @property
     def size(self) -> str:
@@ -254,8 +256,9 @@ def judge(pairs: Sequence[Pair], options: CompareOptions | None = None) -> Compa
     label_a, label_b = (plain_text(pairs[0].a.label), plain_text(pairs[0].b.label)) if pairs else ("A", "B")
     named = [(f"pair {number}, {side}", run) for number, pair in enumerate(pairs, 1) for side, run in _sides(pair)]
     refusals, notes = find_refusals(named, options)
+    setting = setting_of(pairs[0].a) if pairs else ""
     if refusals:
-        return Comparison(label_a, label_b, len(pairs), options, (), (), refusals, notes)
+        return Comparison(label_a, label_b, len(pairs), options, (), (), refusals, notes, setting=setting)
     differences = {name: _differences(pairs, name) for name in (*options.gated, *options.shown)}
 
     def evidence(name: str, look: int) -> Evidence | None:
@@ -274,7 +277,15 @@ def judge(pairs: Sequence[Pair], options: CompareOptions | None = None) -> Compa
             metric_result(name, sides, d, evidence(name, look) if look else None, decisions.get(name), options)
         )
     requirements = judge_requirements([pair.b for pair in pairs], options)
-    return Comparison(label_a, label_b, len(pairs), options, tuple(metrics), requirements, (), notes, len(pairs))
+    counts, judged = (len(pairs), options), (tuple(metrics), requirements)
+    return Comparison(label_a, label_b, *counts, *judged, (), notes, len(pairs), setting=setting)
+
+
+def setting_of(run: SideRun) -> str:
+    """`preset:tiny-llama · closed load · 2 × AMD EPYC 9B14`."""
+    mode = run.identity.get("load mode")
+    parts = (run.identity.get("model"), f"{mode} load" if mode else None, run.device.get("device class"))
+    return plain_text(" · ".join(str(part) for part in parts if part))
 
 
 def judge_requirements(runs: Sequence[SideRun], options: CompareOptions) -> tuple[RequirementResult, ...]:

@@ -41,7 +41,8 @@ def build_comparison_report(
     if reproduce:
         sections.append(Section("Repeat it", tuple(Text(line, is_code=True) for line in reproduce)))
     title = f"{comparison.label_b} against {comparison.label_a}"
-    return Report(title, comparison.size, (verdict_line(comparison),), tuple(sections))
+    subtitle = " · ".join(filter(None, (comparison.size, comparison.setting)))
+    return Report(title, subtitle, (verdict_line(comparison),), tuple(sections))
 
 
 def verdict_line(comparison: Comparison) -> VerdictLine:

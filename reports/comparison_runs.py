@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from reports.across_runs import Side, across_section
+from reports.across_runs import EFFECT_NOTE, LEAST_RUNS, SPREAD_NOTE, Side, effect_table, spread_table
 from reports.document import Block, Facts, Section, Table, Text
 from reports.facts import run_facts
 from reports.results import load_run
@@ -27,9 +27,15 @@ def runs_sections(a: Sequence[Path], b: Sequence[Path], label_a: str, label_b: s
     if not a or not b:
         return ()
     sides = _side(a, label_a), _side(b, label_b)
-    analyses = [analysis for side in sides for analysis in side.analyses]
-    told = [Section(each.title, (*each.blocks, *_finish_reasons(sides))) for each in across_section(analyses)]
-    return (*told, Section("What was run", (_facts(sides), _sizes(sides))))
+    told = (Section("What was run", (_facts(sides), _sizes(sides))),)
+    if min(len(side.analyses) for side in sides) < LEAST_RUNS:
+        return told
+    effects, spread = effect_table(*sides), spread_table(sides)
+    return (
+        Section("Request by request", (Table("", effects, EFFECT_NOTE), *_finish_reasons(sides))),
+        *told,
+        Section("How far runs differ", (Table("", spread, SPREAD_NOTE),), is_closed=True),
+    )
 
 
 def _side(directories: Sequence[Path], label: str) -> Side:
@@ -59,7 +65,12 @@ def _facts(sides: tuple[Side, Side]) -> Facts:
     """Both servers, then the load and the machine, which the sides share."""
     [server_a, load, machine], [server_b, *_] = (run_facts(side.analyses[0]).groups for side in sides)
     servers = zip("AB", sides, (server_a, server_b), strict=True)
-    return Facts((*((f"{letter} · {side.label}", server[1]) for letter, side, server in servers), load, machine))
+    return Facts((*((_title(letter, side.label), server[1]) for letter, side, server in servers), load, machine))
+
+
+def _title(letter: str, label: str) -> str:
+    """A side's label with its letter, which some labels have already."""
+    return f"Server {label}" if label == letter or label.startswith(f"{letter}: ") else f"{letter} · {label}"
 
 
 def _sizes(sides: tuple[Side, Side]) -> Text:

@@ -16,6 +16,7 @@ from reports.compare import (
     judge_requirements,
     median_of,
     metric_result,
+    setting_of,
     worseness,
 )
 from reports.decide import Decided, Decision, Evidence, Levels, decide
@@ -62,7 +63,10 @@ def judge_stored(
     if len(a) < LEAST_RUNS:
         refusals += (Refusal(f"side A has {len(a)} stored runs, and {LEAST_RUNS} are needed", is_usage=True),)
     notes += (_weakness(between),)
-    base = Comparison(label_a, label_b, len(b), options, (), (), refusals, notes, len(a), is_stored=True)
+    setting = setting_of(b[0] if b else a[0]) if a or b else ""
+    base = Comparison(
+        label_a, label_b, len(b), options, (), (), refusals, notes, len(a), is_stored=True, setting=setting
+    )
     if refusals or not b:
         return base
     evidence: dict[str, Evidence | None] = {}
