@@ -365,7 +365,7 @@ def server_gauges(frame: pd.DataFrame, size: Size) -> Figure:
 
 
 def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
-    """Every pair's change in percent, a row per metric; better and worse by colour, the band of +-bound in grey.
+    """Every pair's change in percent, a row per metric; better and worse by colour and shape, +-bound as a grey band.
 
     frame: metric, pair, change, worse.
     """
@@ -378,17 +378,20 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
         for row, name in enumerate(names):
             rows = frame[frame["metric"] == name]
             spread = np.linspace(-0.14, 0.14, len(rows)) if len(rows) > 1 else np.zeros(1)
-            colours = [PALETTE["bad"] if worse else PALETTE["good"] for worse in rows["worse"]]
-            axes.scatter(rows["change"], row + spread, c=colours, s=20, linewidths=0, alpha=0.85)
+            is_worse = np.asarray(rows["worse"], dtype=np.bool_)
+            for chosen, colour, mark in ((~is_worse, "good", "o"), (is_worse, "bad", "D")):
+                places = rows["change"][chosen], (row + spread)[chosen]
+                axes.scatter(*places, c=PALETTE[colour], s=20, marker=mark, linewidths=0, alpha=0.85)
             middle = float(rows["change"].median())
             axes.plot([middle, middle], [row - 0.24, row + 0.24], color=PALETTE["ink"], linewidth=1.6)
         name_rows(axes, names, size)
         reach = max(2 * bound, 1.1 * float(frame["change"].abs().max()))
         axes.set_xlim(-reach, reach)
         axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(5 if size.is_narrow else 9, symmetric=True))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0"))
         axes.set_xlabel("change of B against A")
-        label_axis(axes, "green: better, red: worse; the line is the median")
+        label_axis(axes, "green circles: better, red diamonds: worse; line: median")
         return figure
 
 
