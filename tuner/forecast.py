@@ -183,12 +183,13 @@ class Server:
 class Pool:
     """Tokens of K/V that fit, from what launches found: each scheme's own level, less what larger prefills take.
 
-    `per_share` are tokens for the whole of the memory, `per_prefill_token` those that one token of budget costs.
+    `per_share` are tokens for the whole of the memory, `per_prefill_token` those that one token of budget costs under
+    each scheme.
     """
 
     levels: Mapping[str, float]
     per_share: float
-    per_prefill_token: float
+    per_prefill_token: Mapping[str, float]
 
     @classmethod
     def of(cls, servers: Sequence[Server]) -> "Pool":
@@ -205,23 +206,30 @@ class Pool:
             rows.append([_share(each.settings), -budget, *(float(_scheme(each.settings) == name) for name in schemes)])
         matrix = np.asarray(rows)
         tokens = np.asarray([float(each.options["max_batch_total_tokens"]) for each in servers])
+        per_prefill = dict.fromkeys(schemes, 0.0)
         if (told := _told_by_bytes(servers)) is not None:
-            per_share, per_prefill = told
+            per_share, own = told
+            # A scheme that no launch with bytes was made of costs what the dearest does.
+            per_prefill = {scheme: own.get(scheme, max(own.values())) for scheme in schemes}
         elif np.linalg.matrix_rank(matrix) == matrix.shape[1]:
-            per_share, per_prefill = (
+            per_share, each_token = (
                 max(0.0, float(value)) for value in np.linalg.lstsq(matrix, tokens, rcond=None)[0][:2]
             )
+            per_prefill = dict.fromkeys(schemes, each_token)
         else:
-            per_share, per_prefill = float((tokens / matrix[:, 0]).max()), 0.0
-        rest = tokens - per_share * matrix[:, 0] - per_prefill * matrix[:, 1]
+            per_share = float((tokens / matrix[:, 0]).max())
+        taken = np.asarray([per_prefill[_scheme(each.settings)] for each in servers])
+        rest = tokens - per_share * matrix[:, 0] - taken * matrix[:, 1]
         levels = {scheme: float(rest[matrix[:, 2 + number] > 0].mean()) for number, scheme in enumerate(schemes)}
         return cls(levels, per_share, per_prefill)
 
     def tokens(self, settings: Mapping[str, Any]) -> int:
         share = _share(settings)
         budget = float(settings.get("max_batch_prefill_tokens") or 0)
-        level = self.levels.get(_scheme(settings), max(self.levels.values()))
-        return max(0, int(level + self.per_share * share - self.per_prefill_token * budget))
+        scheme = _scheme(settings)
+        level = self.levels.get(scheme, max(self.levels.values()))
+        per_token = self.per_prefill_token.get(scheme, max(self.per_prefill_token.values()))
+        return max(0, int(level + self.per_share * share - per_token * budget))
 
 
 def _scheme(settings: Mapping[str, Any]) -> str:
@@ -232,8 +240,8 @@ def _share(settings: Mapping[str, Any]) -> float:
     return float(settings.get("cuda_memory_fraction") or 1.0)
 
 
-def _told_by_bytes(servers: Sequence[Server]) -> tuple[float, float] | None:
-    """Tokens for the whole memory, and tokens that a token of prefill budget costs; None where bytes do not tell.
+def _told_by_bytes(servers: Sequence[Server]) -> tuple[float, dict[str, float]] | None:
+    """Tokens for the whole memory, and by scheme those that a token of prefill budget costs; None: bytes do not tell.
 
     Each launch found share · memory = weights + largest prefill + tokens · bytes of a token. A CPU's memory is set;
     elsewhere it takes two launches that differ to know it.
@@ -258,8 +266,11 @@ def _told_by_bytes(servers: Sequence[Server]) -> tuple[float, float] | None:
         memory, bytes_per_token = map(float, np.linalg.lstsq(matrix, taken, rcond=None)[0])
     if memory <= 0 or bytes_per_token <= 0:
         return None
-    budgets = np.asarray([float(each.options["max_batch_prefill_tokens"]) for each in found])
-    return memory / bytes_per_token, float(np.median(peaks / budgets)) / bytes_per_token
+    by_scheme: dict[str, list[float]] = {}
+    for each, peak in zip(found, peaks, strict=True):
+        per_token = float(peak) / float(each.options["max_batch_prefill_tokens"])
+        by_scheme.setdefault(_scheme(each.settings), []).append(per_token / bytes_per_token)
+    return memory / bytes_per_token, {scheme: float(np.median(costs)) for scheme, costs in by_scheme.items()}
 
 
 def run(

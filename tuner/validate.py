@@ -19,7 +19,7 @@ from tuner.clientcost import NO_COST, ClientCost, client_cost_of
 from tuner.costmodel import CostModelError
 from tuner.costs import fit_costs
 from tuner.evaluate import STEPS_FILE
-from tuner.forecast import ForecastError, load_of, predict
+from tuner.forecast import ForecastError, Server, load_of, predict
 from tuner.guide import Grade, bounds_of
 from tuner.outcome import TrialResult
 from tuner.steptrace import Steps, TraceError, read_steps
@@ -92,10 +92,12 @@ def held_out(launches: Sequence[Launched], load: BenchConfig) -> list[Held]:
             costs = fit_costs(
                 [other.steps for other in others], [other.client for other in others], with_intervals=False
             )
-            chosen = {name: value for name, value in each.settings.items() if value is not None}
-            server = costs.reference.with_settings(chosen, costs.pool).for_load(load)
+            # Its own settings, as its launcher resolved them; the cache as the others tell it.
+            server = Server.of(each.steps.facts).with_settings({}, costs.pool).for_load(load)
             with_ids = bool(server.options.get("use_prefix_caching"))
-            predicted = predict(server, costs.of(chosen), load_of(load, with_ids=with_ids, client=costs.client), NAMES)
+            predicted = predict(
+                server, costs.of(server.settings), load_of(load, with_ids=with_ids, client=costs.client), NAMES
+            )
         except (CostModelError, ForecastError):
             continue
         if all(predicted.get(name, 0) > 0 and each.measured.get(name, 0) > 0 for name in NAMES):
