@@ -1,0 +1,67 @@
+"""The launcher with every quantization method: plain models that it quantizes, and checkpoints that are prepared."""
+
+from pathlib import Path
+
+import pytest
+
+from reference_server.model_server.quantization.schemes import SCHEMES
+from tests.support.launched_server import serve
+from tests.support.quantized_checkpoints import save_quantized
+
+KERNELS = {
+    "eetq": "int8pack",
+    "fp8": "dequantize",
+    "bitsandbytes": "bitsandbytes",
+    "bitsandbytes-nf4": "bitsandbytes",
+    "bitsandbytes-fp4": "bitsandbytes",
+}
+LARGE = "preset:llama-125m"
+
+
+def test_every_method_for_plain_checkpoints_is_launched_here() -> None:
+    assert set(KERNELS) == {scheme.name for scheme in SCHEMES if scheme.quantize is not None}
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ("eetq", "preset:tiny-llama"),
+        ("bitsandbytes-nf4", "preset:tiny-llama"),
+        *(pytest.param(method, LARGE, marks=pytest.mark.slow) for method in KERNELS),
+    ],
+)
+def test_a_method_is_launched_and_named_in_info(method: str, model: str) -> None:
+    with serve("--quantize", method, "--model-id", model, "--cpu-memory-gib", "1") as server:
+        ids = server.token_ids("The river", max_new_tokens=4)
+        engine = server.get("/info")["engine"]
+
+    assert len(ids) == 4
+    assert engine["quantize"] == method
+    # The int8 product takes bfloat16 only, which not every processor is served in.
+    is_other_type = method == "eetq" and engine["dtype"] != "bfloat16"
+    assert engine["kernels"] == ["fused", "dequantize" if is_other_type else KERNELS[method]]
+
+
+@pytest.mark.parametrize(
+    ("method", "stored_as"),
+    [
+        ("awq", "awq"),
+        *(
+            pytest.param(method, stored_as, marks=pytest.mark.slow)
+            for method, stored_as in (
+                *(("gptq", "gptq-act-order"), ("gptq", "awq"), ("marlin", "gptq"), ("marlin", "awq")),
+                *(("fp8", "fp8-block"), ("compressed-tensors", "ct-int4"), ("compressed-tensors", "ct-float8")),
+            )
+        ),
+    ],
+)
+def test_a_prepared_checkpoint_is_launched_with_its_flag(tmp_path: Path, method: str, stored_as: str) -> None:
+    directory, _ = save_quantized(tmp_path, "llama", stored_as, hidden_size=64, intermediate_size=128)
+
+    with serve("--quantize", method, "--model-id", str(directory)) as server:
+        ids = server.token_ids("w1 w2 w3", max_new_tokens=4)
+        engine = server.get("/info")["engine"]
+
+    assert len(ids) == 4
+    assert engine["quantize"] == method
+    assert engine["kernels"][0] == "fused"
