@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}},
     },
+    "exl2": {"quant_method": "exl2", "bits": 4.0},
 }  # fmt: skip
 """By the methods that this can write."""
 
@@ -67,6 +68,8 @@ def stored(method: str, weight: Tensor) -> dict[str, Tensor]:
     if method == "compressed-tensors":
         shape = torch.tensor(weight.shape)
         return {"weight_packed": int4.pack(codes, 4, 1), "weight_scale": scales, "weight_shape": shape}
+    if method == "exl2":
+        return mixed_bits(groups)
     by_input = scales.t().contiguous()
     if method == "awq":
         parts = {name: part.t().reshape(part.shape[1], -1, 8)[..., AWQ_ORDER].flatten(1)
@@ -77,4 +80,24 @@ def stored(method: str, weight: Tensor) -> dict[str, Tensor]:
         "qzeros": int4.pack(zeros.t() - 1, 4, 1),
         "scales": by_input,
         "g_idx": (torch.arange(weight.shape[1]) // GROUP).int(),
+    }
+
+
+def mixed_bits(groups: Tensor) -> dict[str, Tensor]:
+    """Every group in four bits, a scale being a step's square times a 256th of its group's largest.
+
+    groups: [outputs, groups, GROUP].
+    """
+    needed = groups.abs().amax(2).clamp(min=1e-8) / 8
+    largest = needed.amax(0).half()
+    steps = (needed / largest.float() * 256).sqrt().ceil().clamp(1, 16)
+    scales = steps**2 * largest.float() / 256
+    codes = (groups / scales[..., None]).round().clamp(-8, 7).add(8).to(torch.uint8).flatten(1)
+    words_each = GROUP * 4 // int4.WORD_BITS
+    return {
+        "q_weight": int4.pack(codes.t().contiguous(), 4, 0),
+        "q_scale": int4.pack(steps.t().to(torch.uint8) - 1, 4, 1),
+        "q_scale_max": largest,
+        "q_groups": torch.tensor([[4, group * words_each] for group in range(groups.shape[1])]).flatten().short(),
+        "q_invperm": torch.arange(codes.shape[1]).short(),
     }

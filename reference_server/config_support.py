@@ -27,9 +27,6 @@ def _only(*values: object) -> Callable[[object], bool]:
 _UNSET = _only(None, (), False)
 
 REFUSALS: Mapping[str, Refusal] = {
-    "quantize": Refusal(
-        lambda value: value != "exl2", "nothing maintained reads EXL2 weights; take a GPTQ or AWQ checkpoint"
-    ),
     "speculate": Refusal(_only(None, 0), "leave it out or give 0"),
     "kv_cache_dtype": Refusal(_UNSET, "leave it out: the cache has the compute type"),
     "lora_adapters": Refusal(_UNSET, "merge the adapter into the model with peft (merge_and_unload)"),

@@ -91,12 +91,11 @@ def quantization_of(family: ModelFamily) -> str:
 
 
 def _row_of(scheme: QuantizationScheme) -> str:
-    if scheme.refused is not None:
-        return f"| `{scheme.name}` | refused: {scheme.refused} | | | | | |"
     checkpoints = ["any plain one"] if scheme.quantize is not None else []
     checkpoints += [f"`{form}`" for form in scheme.formats]
+    sharded = "served" if scheme.is_sharded else "refused"
     needs = "" if scheme.package is None else f"{scheme.package} (extra `quantization`)"
-    cells = [f"`{scheme.name}`", scheme.meaning, ", ".join(checkpoints), "served", *scheme.kernels, needs]
+    cells = [f"`{scheme.name}`", scheme.meaning, ", ".join(checkpoints), sharded, *scheme.kernels, needs]
     return f"| {' | '.join(cells)} |"
 
 

@@ -28,6 +28,8 @@ MOST_BITS = {
     "gptq-8-bit": 9.5,
     "gptq-2-bit": 3.5,
     "gptq-act-order": 7.5,
+    # 4.5 bits on average; the eight bytes of each input's place count for more in so small a weight.
+    "exl2": 6.3,
     "fp8": 8.5,
     "fp8-output": 8.8,
     "fp8-block": 8.5,

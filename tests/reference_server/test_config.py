@@ -96,7 +96,7 @@ def test_a_part_takes_the_settings_of_another_command() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"quantize": "exl2"}, {"speculate": 2}, {"kv_cache_dtype": "fp8_e5m2"}, {"lora_adapters": "a/b"},
+        {"speculate": 2}, {"kv_cache_dtype": "fp8_e5m2"}, {"lora_adapters": "a/b"},
         {"allow_image_fetch": True},
         {"check_invariants": True},
         {"attention": "flashdecoding-ipex"},

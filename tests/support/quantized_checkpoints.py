@@ -96,6 +96,39 @@ def awq(weight: Tensor) -> tuple[Tensors, Tensor]:
     return {"qweight": words(codes.t()), "qzeros": words(zeros.t()), "scales": scales.t().half().contiguous()}, meant
 
 
+def exl2(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """Groups of 32 inputs of every number of bits, the inputs shuffled."""
+    inputs = weight.shape[1]
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(6))
+    bits = sorted(((6, 3, 4, 5, 2, 8)[group % 6] for group in range(inputs // GROUP)), reverse=True)
+    words, groups, steps, largest = [], [], [], []
+    meant = torch.empty_like(weight)
+    for group, width in enumerate(bits):
+        columns = order[group * GROUP : (group + 1) * GROUP]
+        part, top = weight[:, columns], 1 << (width - 1)
+        needed = part.abs().amax(1) / top
+        most = needed.max().half()
+        step = (needed / most.float() * 256).sqrt().ceil().clamp(1, 16)
+        scale = step**2 * most.float() / 256
+        codes = (part / scale[:, None] + top).round().clamp(0, 2 * top - 1).long()
+        meant[:, columns] = (codes - top) * scale[:, None]
+        groups += [width, sum(map(len, words))]
+        # Each output's integers are one long number, cut into words.
+        streams = [sum(int(code) << (width * place) for place, code in enumerate(row)) for row in codes.tolist()]
+        cut = [[stream >> (32 * word) & 0xFFFFFFFF for stream in streams] for word in range(width * GROUP // 32)]
+        words.append(torch.from_numpy(np.array(cut, dtype=np.uint32).view(np.int32)))
+        steps.append(step.long() - 1)
+        largest.append(most)
+    tensors = {
+        "q_weight": torch.cat(words),
+        "q_scale": packed(torch.stack(steps), 4),
+        "q_scale_max": torch.stack(largest),
+        "q_groups": torch.tensor(groups, dtype=torch.int16),
+        "q_invperm": order.argsort().short(),
+    }
+    return tensors, meant
+
+
 def float8(per: str) -> Callable[[Tensor], tuple[Tensors, Tensor]]:
     def write(weight: Tensor) -> tuple[Tensors, Tensor]:
         if per == "block":
@@ -152,6 +185,7 @@ METHODS: dict[str, tuple[Callable[[Tensor], tuple[Tensors, Tensor]], dict[str, A
     "gptq-2-bit": (gptq(bits=2), _gptq_settings(bits=2)),
     "gptq-v2": (gptq(offset=0), _gptq_settings(checkpoint_format="gptq_v2")),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}),
+    "exl2": (exl2, {"quant_method": "exl2", "version": "0.0.13", "bits": 6.0}),
     "fp8": (float8("tensor"), {"quant_method": "fp8"}),
     "fp8-output": (float8("output"), {"quant_method": "fbgemm_fp8"}),
     "fp8-block": (float8("block"), {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}),

@@ -32,7 +32,7 @@ def is_output(module: Any) -> bool:
 
 def is_head(module: Any) -> bool:
     """A linear whose outputs may be gathered from the ranks."""
-    return type(module) in (nn.Linear, GatheredLinear)
+    return type(module) in (nn.Linear, GatheredLinear, QuantizedLinear)
 
 
 def can_stack(linears: Sequence[Any]) -> bool:

@@ -5,6 +5,7 @@ Each format is a reader: under which name the tensors of a linear `P` stand, and
     gptq                P.qweight [inputs * bits / 32, outputs], P.qzeros, P.scales, P.g_idx
     awq                 P.qweight [inputs, outputs * bits / 32], the words' columns interleaved, P.qzeros, P.scales
     fp8                 P.weight in e4m3, P.weight_scale or, for blocks, P.weight_scale_inv
+    exl2                P.q_weight, its groups in P.q_groups, P.q_scale, P.q_scale_max, P.q_invperm
     compressed-tensors  P.weight_packed with P.weight_scale (integers), or P.weight in int8 or e4m3 with P.weight_scale
 """
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from reference_server.errors import UnsupportedError
+from reference_server.model_server.quantization.exl2 import MixedBits, runs_of
 from reference_server.model_server.quantization.fp8 import FLOAT8, ScaledFloats, block_size
 from reference_server.model_server.quantization.int4 import WORD_BITS, GroupedIntegers, unpack
 from reference_server.model_server.quantization.int8 import ScaledIntegers
@@ -88,10 +90,12 @@ def find_format(config: Mapping[str, Any], directory: Path) -> Format | None:
             return AWQ()
         case "fp8" | "fbgemm_fp8":
             return Float8()
+        case "exl2":
+            return EXL2(float(settings.get("bits") or 4))
         case "compressed-tensors":
             return _compressed_tensors(settings)
     raise UnsupportedError(
-        f"the checkpoint is quantized with {method!r}, which is not served; served are gptq, awq, fp8 and "
+        f"the checkpoint is quantized with {method!r}, which is not served; served are gptq, awq, fp8, exl2 and "
         "compressed-tensors, and plain checkpoints with `--quantize`"
     )
 
@@ -205,6 +209,34 @@ class AWQ:
         interleaved = codes.view(len(codes), -1, WORD_BITS // self.bits)
         columns = interleaved[..., AWQ_NIBBLES].flatten(1)
         return cut.take(columns) if cut is not None and is_columns and words is None else columns
+
+
+@dataclass(frozen=True, slots=True)
+class EXL2:
+    """Groups of inputs with bits of their own, their inputs in an order of their own; never divided over shards.
+
+    The layout is that of exllamav2's `pack_tensor.cu` and `q_matrix.cu`, before its kernels shuffle the words.
+    """
+
+    bits: float
+    name: str = "exl2"
+    marks: tuple[str, ...] = ("q_weight",)
+    parts: tuple[str, ...] = ("q_weight", "q_scale", "q_scale_max", "q_groups", "q_invperm", "q_perm")
+
+    def shape(self, checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+        return checkpoint.shapes[f"{prefix}.q_weight"][1], checkpoint.shapes[f"{prefix}.q_invperm"][0]
+
+    def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> MixedBits:
+        if cut is not None:
+            raise UnsupportedError(f"{prefix}: exl2 weights are not divided over shards: serve the model on one")
+        words, steps, largest, groups, places = (
+            checkpoint.read(f"{prefix}.{leaf}")
+            for leaf in ("q_weight", "q_scale", "q_scale_max", "q_groups", "q_invperm")
+        )
+        # Both are kept in sixteen bits without a sign, in a type that has one.
+        order = (places.long() % (1 << 16)).argsort()
+        runs = runs_of((groups.long() % (1 << 16)).tolist(), len(words), prefix)
+        return MixedBits(words, steps, largest, order, runs)
 
 
 @dataclass(frozen=True, slots=True)

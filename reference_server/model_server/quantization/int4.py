@@ -21,7 +21,7 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
     >>> unpack(torch.tensor([[0x76543210]], dtype=torch.int32), 4, dim=1).tolist()
     [[0, 1, 2, 3, 4, 5, 6, 7]]
     """
-    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
     codes = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return codes.to(torch.uint8).movedim(-1, dim + 1).flatten(dim, dim + 1)
 

@@ -27,7 +27,7 @@ class QuantizationScheme:
     quantize: makes a plain weight [outputs, inputs] a product; None for a method whose checkpoints are prepared.
     formats: the checkpoints it serves. keeps_ends: leave the attention and the first and last block as they are.
     package: a library that is needed, of the extra `quantization`. is_capturable: steps may become CUDA graphs.
-    refused: why it is not served at all.
+    is_sharded: weights may be divided over shards.
     """
 
     name: str
@@ -40,7 +40,7 @@ class QuantizationScheme:
     keeps_ends: bool = False
     package: str | None = None
     is_capturable: bool = True
-    refused: str | None = None
+    is_sharded: bool = True
 
 
 _ON_ANY = "on any checkpoint: eetq, fp8, bitsandbytes, bitsandbytes-nf4, bitsandbytes-fp4"
@@ -48,6 +48,7 @@ _INT4 = ("torch's int4 product in bfloat16, else dequantized", "torch's int4 pro
 _INT8 = ("torch's int8 product for few rows in bfloat16, else dequantized",) * 2
 _FP8 = ("weights widened for each product", "`_scaled_mm` from capability 8.9 on, else weights widened")
 _BNB = ("bitsandbytes", "bitsandbytes")
+_EXL2 = ("weights widened for each product: less memory, less speed",) * 2
 
 SCHEMES = (
     QuantizationScheme(
@@ -78,8 +79,8 @@ SCHEMES = (
         "they are", formats=("compressed-tensors",), kernels=("as gptq, eetq or fp8", "as gptq, eetq or fp8"),
     ),
     QuantizationScheme(
-        "exl2", 4, "EXL2 checkpoints", devices=(),
-        refused="nothing maintained reads EXL2 weights; take a GPTQ or AWQ checkpoint of the model",
+        "exl2", 4, "EXL2 checkpoints: groups of 2 to 8 bits", formats=("exl2",), kernels=_EXL2, is_capturable=False,
+        is_sharded=False,
     ),
 )  # fmt: skip
 
@@ -110,10 +111,6 @@ def choose(
 
     Raises UnsupportedError naming the method, for what cannot be, and what would work.
     """
-    if name is not None and (reason := find(name).refused) is not None:
-        raise UnsupportedError(f"`--quantize {name}` is not served: {reason}")
-    if name is None and _method_of(config) == "exl2":
-        raise UnsupportedError(f"the checkpoint is quantized with exl2, which is not served: {find('exl2').refused}")
     form = None if dummy else find_format(config, directory)
     if name is None and form is None:
         return None
@@ -134,11 +131,6 @@ def choose(
 def find(name: str) -> QuantizationScheme:
     """The scheme of a value of `--quantize`."""
     return next(scheme for scheme in SCHEMES if scheme.name == name)
-
-
-def _method_of(config: Mapping[str, Any]) -> object:
-    settings = config.get("quantization_config") or config.get("compression_config") or {}
-    return settings.get("quant_method")
 
 
 def _of_format(form: Format) -> QuantizationScheme:

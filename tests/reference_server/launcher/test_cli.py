@@ -37,8 +37,8 @@ def launch(*argv: str, **environ: str) -> int:
             id="test_launcher_L6",
         ),
         pytest.param(
-            ["--quantize", "exl2"], {}, "ArgumentValidation: `--quantize exl2` is not served yet: nothing maintained",
-            id="not served",
+            ["--attention", "flashdecoding-ipex"], {},
+            "ArgumentValidation: `--attention flashdecoding-ipex` is not served yet: it is made for", id="not served",
         ),
         pytest.param(
             [], {"ZE_AFFINITY_MASK": "0"}, "ArgumentValidation: ZE_AFFINITY_MASK asks for", id="foreign device"

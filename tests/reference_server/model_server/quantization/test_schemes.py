@@ -26,7 +26,7 @@ CT = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantiz
         (None, GPTQ, "gptq"), (None, AWQ, "awq"), (None, {"quant_method": "fp8"}, "fp8"),
         (None, {"quant_method": "fbgemm_fp8"}, "fp8"), (None, CT, "compressed-tensors"),
         ("marlin", GPTQ, "marlin"), ("gptq", AWQ, "gptq"), ("fp8", None, "fp8"), ("eetq", None, "eetq"),
-        ("bitsandbytes-nf4", None, "bitsandbytes-nf4"),
+        ("bitsandbytes-nf4", None, "bitsandbytes-nf4"), (None, {"quant_method": "exl2", "bits": 4.25}, "exl2"),
     ],
 )  # fmt: skip
 def test_flag_and_checkpoint_give_a_method(
@@ -49,8 +49,8 @@ def test_a_plain_checkpoint_without_the_flag_stays_plain(tmp_path: Path) -> None
         ("compressed-tensors", None, "needs a checkpoint that is quantized so"),
         ("eetq", GPTQ, "`--quantize eetq` cannot be had on a checkpoint that is quantized with gptq already"),
         ("awq", GPTQ, "quantized with gptq already"),
-        ("exl2", None, "`--quantize exl2` is not served: nothing maintained reads EXL2 weights; take a GPTQ or AWQ"),
-        (None, {"quant_method": "exl2"}, "the checkpoint is quantized with exl2, which is not served"),
+        ("exl2", None, "`--quantize exl2` needs a checkpoint that is quantized so"),
+        ("gptq", {"quant_method": "exl2"}, "`--quantize gptq` cannot be had on .* quantized with exl2 already"),
         (None, {"quant_method": "hqq"}, "the checkpoint is quantized with 'hqq', which is not served"),
         (None, GPTQ | {"bits": 3}, "weights of 3 bits are not served: only of 2, 4, 8"),
         (None, GPTQ | {"checkpoint_format": "marlin"}, "GPTQ weights in the 'marlin' layout are not read"),
