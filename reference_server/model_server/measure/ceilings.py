@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_server.model_server.measure.record import Plan, Record, median_and_spread
+from reference_server.model_server.measure.record import Plan, Record, median_and_spread, smi_facts
 
 EMPTY_KERNELS = 100
 
@@ -22,6 +22,8 @@ def measure(record: Record, plan: Plan) -> None:
     right = torch.randn(plan.square, plan.square, device=device).to(torch.bfloat16)
     product_ms, _ = median_and_spread(device, lambda: left @ right, 3, 10)
     record.ceilings["bf16_flop_per_s"] = 2 * plan.square**3 / product_ms * 1e3
+    # The clocks of a device that has just been at work.
+    record.device_facts |= smi_facts(device)
     if device.type == "cuda":
         record.ceilings["us_per_graphed_kernel"] = _graphed_kernel_us(device)
 

@@ -109,7 +109,11 @@ class Record:
     is_valid: bool = True
     # An error of the device, after which nothing can run on it in this process.
     device_error: str | None = None
+    device_facts: dict[str, Any] = field(init=False)
     _started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.device_facts = device_facts(self.device)
 
     @property
     def elapsed(self) -> float:
@@ -184,7 +188,7 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
-            "device": device_facts(self.device),
+            "device": self.device_facts,
             "versions": versions(),
             "settings": {name: str(value) for name, value in self.settings.items()},
             "ceilings": self.ceilings,
@@ -239,16 +243,18 @@ def device_facts(device: torch.device) -> dict[str, Any]:
             facts[name] = getattr(torch.cuda, name)(device)
         except Exception as error:  # NVML is optional
             facts[name] = f"unknown: {type(error).__name__}"
-    return facts | smi_facts(device)
+    return facts
 
 
 def smi_facts(device: torch.device) -> dict[str, str]:
-    """What nvidia-smi says of a GPU; nothing where it is not there or says nothing."""
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"]
+    """What nvidia-smi says of a GPU at this moment; nothing where it is not there or says nothing."""
+    if device.type != "cuda":
+        return {}
+    command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
+        uuid = torch.cuda.get_device_properties(device).uuid
+        done = subprocess.run([*command, f"--id=GPU-{uuid}"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, AttributeError, subprocess.SubprocessError):
         return {}
     return dict(zip(SMI_FIELDS, done.stdout.strip().split(", "), strict=False))
 
