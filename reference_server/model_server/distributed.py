@@ -104,7 +104,7 @@ def initialise(rank: int, world_size: int, rendezvous: Rendezvous, device_type: 
     backend: dict[str, Any] = {"backend": "gloo"}
     if device_type == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
-        identity = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+        identity = f"{socket.gethostname()} {getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)}"
         refuse_shared_devices(store, rank, world_size, identity)
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
