@@ -15,6 +15,7 @@ _REPOSITORY = r"(?P<model_id>[\w.-]+/[\w.-]+)"
 _ROUTES = {
     "info": re.compile(rf"/api/models/{_REPOSITORY}(/revision/(?P<revision>.+))?"),
     "tree": re.compile(rf"/api/models/{_REPOSITORY}/tree/(?P<revision>[^/]+)"),
+    "storage": re.compile(r"/storage/(?P<commit>\w+)/(?P<name>.+)"),
     "file": re.compile(rf"/{_REPOSITORY}/resolve/(?P<revision>[^/]+)/(?P<name>.+)"),
 }
 LARGE_BYTES = 4096
@@ -33,7 +34,7 @@ class Repository:
 class FakeHub:
     """`requests` are (method, path, Range) in order. `faults` act on GETs of a file by its name, the first one first.
 
-    A fault is a status to answer, a number of bytes after which the connection breaks, or `wrong` bytes.
+    `info` in place of a file's name stands for what is known of the repository.
     """
 
     url: str
@@ -41,6 +42,9 @@ class FakeHub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     faults: dict[str, list["Fault"]] = field(default_factory=dict)
     bytes_sent: dict[str, int] = field(default_factory=dict)
+    # Whether files lie on another host, as the hub's large ones do, which must not be told the token.
+    has_storage: bool = False
+    closing: threading.Event = field(default_factory=threading.Event)
 
     def add(self, model_id: str, files: Mapping[str, bytes], revision: str = "main", token: str | None = None) -> str:
         """Commit `files` on a branch; the commit."""
@@ -60,8 +64,11 @@ class FakeHub:
 
 @dataclass(frozen=True)
 class Fault:
+    """A status to answer, a number of bytes after which the connection breaks or stalls, zeros instead of the bytes."""
+
     status: int | None = None
     break_after: int | None = None
+    stall_after: int | None = None
     wrong: bool = False
 
 
@@ -81,6 +88,7 @@ def fake_hub() -> Iterator[FakeHub]:
     try:
         yield server.hub  # type: ignore[attr-defined]
     finally:
+        server.hub.closing.set()  # type: ignore[attr-defined]
         server.shutdown()
         server.server_close()
         thread.join()
@@ -109,6 +117,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         )
         if match is None:
             return self._refuse(404, "RepoNotFound")
+        if route == "storage":
+            assert "Authorization" not in self.headers
+            files = next(each.commits[match["commit"]] for each in self._hub.repositories.values())
+            return self._send_file(match["name"], files[match["name"]], match["commit"])
         model_id, revision = match["model_id"], unquote(match["revision"] or "main")
         repository = self._hub.repositories.get(model_id)
         # Like the hub, which tells nobody that a private repository exists.
@@ -121,6 +133,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound")
         files = repository.commits[commit]
         if route == "info":
+            if (fault := self._fault("info")).status is not None:
+                return self._refuse(fault.status, "")
             return self._send_json({"id": model_id, "sha": commit, "siblings": [{"rfilename": name} for name in files]})
         if route == "tree":
             return self._send_json(
@@ -132,6 +146,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         name = unquote(match["name"])
         if name not in files:
             return self._refuse(404, "EntryNotFound", commit)
+        if self._hub.has_storage:
+            return self._redirect(f"/storage/{commit}/{name}", files[name], commit)
         return self._send_file(name, files[name], commit)
 
     def _refuse(self, status: int, code: str, commit: str | None = None) -> None:
@@ -139,6 +155,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("X-Error-Code", code)
         if commit is not None:
             self.send_header("X-Repo-Commit", commit)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _redirect(self, path: str, content: bytes, commit: str) -> None:
+        # The same machine by another name.
+        self.send_response(302)
+        self.send_header("Location", f"http://localhost:{self.server.server_address[1]}{path}")
+        self.send_header("X-Linked-Etag", f'"{etag_of(content)}"')
+        self.send_header("X-Linked-Size", str(len(content)))
+        self.send_header("X-Repo-Commit", commit)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -151,8 +177,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _send_file(self, name: str, content: bytes, commit: str) -> None:
-        faults = self._hub.faults.get(name, []) if self.command == "GET" else []
-        fault = faults.pop(0) if faults else Fault()
+        fault = self._fault(name)
         if fault.status is not None:
             return self._refuse(fault.status, "")
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
@@ -166,8 +191,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return None
-        body = content[start:] if fault.break_after is None else content[start : start + fault.break_after]
+        limit = fault.break_after or fault.stall_after
+        body = content[start:] if limit is None else content[start : start + limit]
         self.wfile.write(bytes(len(body)) if fault.wrong else body)
         self._hub.bytes_sent[name] = self._hub.bytes_sent.get(name, 0) + len(body)
+        if fault.stall_after is not None:
+            self._hub.closing.wait()
         self.close_connection = True
         return None
+
+    def _fault(self, name: str) -> Fault:
+        faults = self._hub.faults.get(name, []) if self.command == "GET" else []
+        return faults.pop(0) if faults else Fault()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.weights.files import (
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 TRIES = 5
 RETRY_PAUSE_S = 5.0
 PROGRESS_S = 15.0
+Result = TypeVar("Result")
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -93,7 +94,8 @@ class Downloader:
         return directory
 
     def _ensure_cached(self, wanted: Weights) -> Path:
-        snapshot = self._hub.snapshot(wanted.model_id, wanted.revision)
+        what = f"the file list of {wanted.model_id}"
+        snapshot = self._retrying(what, lambda: self._hub.snapshot(wanted.model_id, wanted.revision))
         self._fetch_small_files(wanted, snapshot)
         if wanted.merge_lora and is_adapter(snapshot.names):
             return self._merge_cached(wanted, snapshot)
@@ -141,6 +143,8 @@ class Downloader:
         base = self.ensure(
             Weights(adapter.base_model_id, adapter.base_revision, trust_remote_code=wanted.trust_remote_code)
         )
+        if wanted.trust_remote_code:
+            logger.warning("code that comes with %s may be run, from %s", adapter.base_model_id, base)
         merge(adapter, base, target, wanted.trust_remote_code)
         return target
 
@@ -187,18 +191,22 @@ class Downloader:
             logger.info("Download: [%d/%d] -- ETA: %s", done, len(missing), timedelta(seconds=round(remaining_s)))
 
     def _fetch(self, snapshot: Snapshot, name: str) -> None:
-        for attempt in range(1, TRIES + 1):
+        self._retrying(f"{name} of {snapshot.model_id}", lambda: self._hub.fetch(snapshot, name))
+
+    def _retrying(self, what: str, call: Callable[[], Result]) -> Result:
+        """The hub's answer; what may be over soon is tried again."""
+        attempt = 1
+        while True:
             try:
-                self._hub.fetch(snapshot, name)
-                return
+                return call()
             except StartupError:
                 raise
             except Exception as error:
                 if attempt == TRIES:
-                    reason = first_line(error)
-                    raise StartupError(f"could not download {name} of {snapshot.model_id}: {reason}") from error
-                logger.warning("Download of %s failed, try %d of %d: %s", name, attempt, TRIES, first_line(error))
-                self._sleep(RETRY_PAUSE_S)
+                    raise StartupError(f"could not download {what}: {first_line(error)}") from error
+                logger.warning("Download of %s failed, try %d of %d: %s", what, attempt, TRIES, first_line(error))
+            self._sleep(RETRY_PAUSE_S)
+            attempt += 1
 
 
 def _is_whole(wanted: Weights, directory: Path, names: Sequence[str]) -> bool:

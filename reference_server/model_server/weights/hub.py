@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLES = "HF_TOKEN (HF_API_TOKEN and HUGGING_FACE_HUB_TOKEN are read too)"
 _NO_ACCESS = (401, 403)
+_REFUSED = (*_NO_ACCESS, 404)
 _NOT_WRITTEN = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST,
 })  # fmt: skip
@@ -52,7 +53,8 @@ class HuggingFaceHub:
     def snapshot(self, model_id: str, revision: str | None) -> Snapshot:
         """The commit that a branch, tag or commit names; offline, or with the hub out of reach, the cached one.
 
-        Raises StartupError when there is none, or none that the token may read.
+        Raises StartupError when there is none, or none that the token may read; what else the hub answers is raised
+        as it is when there is nothing cached, since another try may help.
         """
         library = _library()
         name = revision or library.constants.DEFAULT_REVISION
@@ -64,9 +66,11 @@ class HuggingFaceHub:
         except library.errors.RevisionNotFoundError as error:
             raise StartupError(f"model {model_id!r} has no revision {name!r}") from error
         except Exception as error:
-            if (status := _status(error)) is not None and status < 500:
+            if (status := _status(error)) in _REFUSED:
                 raise StartupError(self._refusal(model_id, status)) from error
-            logger.warning("The hub cannot be reached, looking in the cache: %s", first_line(error))
+            logger.warning("The hub does not answer, looking in the cache: %s", first_line(error))
+            if status is not None and not self._directory(model_id, self._noted(model_id, name)).is_dir():
+                raise
         return self._cached(model_id, name)
 
     def fetch(self, snapshot: Snapshot, name: str) -> Path:
@@ -89,7 +93,7 @@ class HuggingFaceHub:
                 endpoint=self._endpoint,
             )
         except Exception as error:
-            if (status := _status(error)) in (*_NO_ACCESS, 404):
+            if (status := _status(error)) in _REFUSED:
                 raise StartupError(self._refusal(snapshot.model_id, status, name)) from error
             if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
                 raise StartupError(
@@ -121,9 +125,7 @@ class HuggingFaceHub:
         return Snapshot(model_id, commit, self._directory(model_id, commit), names)
 
     def _cached(self, model_id: str, revision: str) -> Snapshot:
-        """A branch is looked up in the cache's own notes; a commit is itself. Never another commit than that."""
-        noted = self._repository(model_id) / "refs" / revision
-        commit = noted.read_text().strip() if noted.is_file() else revision
+        commit = self._noted(model_id, revision)
         directory = self._directory(model_id, commit)
         if not directory.is_dir():
             raise StartupError(
@@ -132,6 +134,11 @@ class HuggingFaceHub:
                 f" with `text-generation-server download-weights {model_id}`"
             )
         return Snapshot(model_id, commit, directory, tuple(file_names(directory)))
+
+    def _noted(self, model_id: str, revision: str) -> str:
+        """The commit of a branch by the cache's own notes; a commit is itself. Never another commit than that."""
+        path = self._repository(model_id) / "refs" / revision
+        return path.read_text().strip() if path.is_file() else revision
 
     def _directory(self, model_id: str, commit: str) -> Path:
         return self._repository(model_id) / "snapshots" / commit

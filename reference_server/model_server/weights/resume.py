@@ -26,16 +26,17 @@ _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 def fetch_blob(library: Any, url: str, blobs: Path, token: str | None) -> None:
     """Bring what `url` names to `blobs`/ETAG, where huggingface_hub will find it.
 
-    Files without a digest, and those of Xet storage, which checks its own pieces, are left to huggingface_hub. Raises
-    StartupError when they do not fit on the disk, OSError when what arrived is not what the hub announced.
+    Files without a digest, and those that hf_xet fetches in pieces checked by itself, are left to huggingface_hub.
+    Raises StartupError when they do not fit on the disk, OSError when what arrived is not what the hub announced.
     """
-    from huggingface_hub.file_download import http_get
+    from huggingface_hub.file_download import http_get, is_xet_available
     from huggingface_hub.utils import build_hf_headers
 
     facts = library.get_hf_file_metadata(url, token=token)
     etag, size = facts.etag or "", facts.size
     blob = blobs / etag
-    if facts.xet_file_data is not None or size is None or not _DIGEST.fullmatch(etag) or blob.exists():
+    by_xet = facts.xet_file_data is not None and is_xet_available()
+    if by_xet or size is None or not _DIGEST.fullmatch(etag) or blob.exists():
         return
     blobs.mkdir(parents=True, exist_ok=True)
     with (blobs / f"{etag}{PARTIAL}").open("a+b") as file:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from reference_server.config import RankConfig, ShardConfig
 from reference_server.errors import ArgumentError, ShardConnectionError, ShardError
@@ -15,7 +16,7 @@ from reference_server.messages import Batch, ChooserParameters, Request, Stoppin
 from reference_server.model_server.cli import engine_options, group_urls, main
 from reference_server.model_server.options import EngineOptions, RopeOverride
 from reference_server.transport.client import GrpcShard, connect
-from tests.support.hub import fake_hub
+from tests.support.hub import Fault, fake_hub
 from tests.support.logs import kept_logging
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
@@ -132,7 +133,10 @@ def test_model_that_cannot_be_loaded_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["serve", "preset:tiny-llama", "--quantize", "exl2"], "`--quantize exl2` is not served yet"),
+        (
+            ["serve", "preset:tiny-llama", "--quantize", "exl2"],
+            "`--quantize exl2` needs a checkpoint that is quantized",
+        ),
         (
             ["serve", "preset:tiny-llama", "--quantize", "gptq"],
             "`--quantize gptq` needs a checkpoint that is quantized",
@@ -206,6 +210,46 @@ def test_a_wrong_token_is_an_error_without_the_token(tmp_path):
     assert "may not be read with the token of HF_TOKEN" in done.stderr
     assert "ERROR" in [json.loads(line)["record"]["level"]["name"] for line in done.stdout.splitlines()]
     assert "hf_wrong" not in done.stdout + done.stderr
+
+
+def test_reliability_F34_a_killed_download_goes_on_where_it_stopped(tmp_path):
+    """Pieces of 10 MB are written: what had not filled one is fetched again."""
+    piece = 10 * 1024 * 1024
+    content = os.urandom(2 * piece + 1000)
+    with fake_hub() as hub:
+        hub.add("some/model", {"model.safetensors": content})
+        hub.faults["model.safetensors"] = [Fault(stall_after=2 * piece + 500)]
+        places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        first = start("-m", "reference_server.model_server.cli", "download-weights", "some/model", **places)
+        while sum(path.stat().st_size for path in tmp_path.rglob("*.incomplete")) < 2 * piece:
+            assert first.poll() is None, first.communicate()
+            time.sleep(0.05)
+        first.kill()
+        first.communicate()
+
+        done = download(hub, tmp_path, "some/model", HF_HOME=str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    assert hub.asked("GET", "model.safetensors") == [None, f"bytes={2 * piece}-"]
+    assert next(tmp_path.rglob("model.safetensors")).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ((), ["model.safetensors", "pytorch_model.bin"]),
+        (("--no-auto-convert",), ["pytorch_model.bin"]),
+        (("--extension", ".bin"), ["pytorch_model.bin"]),
+        (("--trust-remote-code",), ["model.safetensors", "pytorch_model.bin"]),
+    ],
+)
+def test_a_local_pickle_is_converted_unless_told_otherwise(tmp_path, capfd, flags, names):
+    torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+
+    assert main(["download-weights", str(tmp_path), *flags]) == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert ("Nothing but tensors is read from pickles" in capfd.readouterr().out) == (flags == ())
 
 
 def test_model_server_M32_offline_with_nothing_cached_fails(tmp_path):
