@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
-from urllib.parse import unquote
 
 from outlines_core.json_schema import NUMBER, build_regex_from_schema
 
@@ -24,10 +23,9 @@ from reference_server.grammars.keywords import (
     shape_of,
 )
 from reference_server.grammars.numbers import Bounds, integer_regex, number_regex
-from reference_server.grammars.overlap import are_apart, canonical, type_names
+from reference_server.grammars.overlap import Schema, are_apart, canonical, type_names
 from reference_server.grammars.patterns import FORMATS, PatternError, literal, string_regex
-
-Schema = Mapping[str, Any] | bool
+from reference_server.grammars.references import Place
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
@@ -45,7 +43,7 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 def regex_of_schema(schema: Mapping[str, Any]) -> str:
     """Raises `SchemaError`."""
     plainer = _Plainer(schema)
-    plain = plainer.plain(schema, ())
+    plain = plainer.plain(schema, Place(schema))
     try:
         regex = build_regex_from_schema(json.dumps(plain, ensure_ascii=False))
     except (ValueError, TypeError, RuntimeError) as error:
@@ -55,7 +53,6 @@ def regex_of_schema(schema: Mapping[str, Any]) -> str:
 
 class _Plainer:
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
         self._leaves: list[str] = []
         self._num_nodes = 0
         # No text of the schema can be taken for a leaf's place.
@@ -64,8 +61,8 @@ class _Plainer:
         while self._mark in text:
             self._mark += "f"
 
-    def plain(self, schema: Schema, within: tuple[str, ...]) -> dict[str, Any]:
-        """The plainer schema of one place; `within` are the references that lead to it."""
+    def plain(self, schema: Schema, place: Place) -> dict[str, Any]:
+        """The plainer schema of one place."""
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             raise SchemaError(f"too complex (more than {MAX_NODES} schemas once references are followed)")
@@ -73,11 +70,12 @@ class _Plainer:
             if not schema:
                 raise SchemaError("`false`, which no value fits, is not supported")
             return ANY
+        place = place.entering(schema)
         shape = shape_of(schema)
         if shape is None:
             return ANY
         check_keywords(schema, shape)
-        return self._shapes[shape](self, schema, within)
+        return self._shapes[shape](self, schema, place)
 
     def with_leaves(self, regex: str) -> str:
         """`regex` with every constant that stands for a leaf replaced."""
@@ -87,7 +85,7 @@ class _Plainer:
         self._leaves.append(regex)
         return {"const": f"{self._mark}{len(self._leaves) - 1}"}
 
-    def _properties(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    def _properties(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
         _check_type(schema, "object", "properties")
         properties, required = schema["properties"], schema.get("required", [])
         if len(properties) > MAX_PROPERTIES:
@@ -101,35 +99,35 @@ class _Plainer:
             raise SchemaError("`maxProperties` below the number of properties is not supported")
         return {
             "type": "object",
-            "properties": {_name(name): self.plain(each, within) for name, each in properties.items()},
+            "properties": {_name(name): self.plain(each, place) for name, each in properties.items()},
             "required": [_name(name) for name in required],
         }
 
-    def _all_of(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    def _all_of(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
         if len(schema["allOf"]) != 1:
             raise SchemaError("`allOf` of more than one schema is not supported")
-        return self.plain(schema["allOf"][0], within)
+        return self.plain(schema["allOf"][0], place)
 
-    def _any_of(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
-        return {"anyOf": [self.plain(branch, within) for branch in _branches(schema, "anyOf")]}
+    def _any_of(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        return {"anyOf": [self.plain(branch, place) for branch in _branches(schema, "anyOf")]}
 
-    def _one_of(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    def _one_of(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
         branches = _branches(schema, "oneOf")
         for number, one in enumerate(branches):
             for other in branches[:number]:
-                if not are_apart(one, other, self._resolved):
+                if not are_apart(one, other, place.resolved):
                     raise SchemaError("`oneOf` whose schemas may share a value is not supported; `anyOf` is")
-        return {"anyOf": [self.plain(branch, within) for branch in branches]}
+        return {"anyOf": [self.plain(branch, place) for branch in branches]}
 
-    def _prefix_items(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    def _prefix_items(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
         _check_type(schema, "array", "prefixItems")
         _check_unique(schema)
         count = len(schema["prefixItems"])
         if not schema.get("minItems", 0) <= count <= schema.get("maxItems", count):
             raise SchemaError("`minItems` or `maxItems` beside `prefixItems` has to allow exactly those")
-        return {"prefixItems": [self.plain(item, within) for item in schema["prefixItems"]]}
+        return {"prefixItems": [self.plain(item, place) for item in schema["prefixItems"]]}
 
-    def _enum(self, schema: Mapping[str, Any], _: tuple[str, ...]) -> dict[str, Any]:
+    def _enum(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         if "enum" in schema and "const" in schema and canonical(schema["const"]) not in map(canonical, schema["enum"]):
             raise SchemaError("`const` is not among `enum`")
@@ -143,48 +141,26 @@ class _Plainer:
             raise SchemaError("no value of `enum` or `const` has the `type`")
         return self._leaf(f"({'|'.join(map(_scalar, values))})")
 
-    def _reference(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
-        target = schema["$ref"]
-        if target in within:
-            raise SchemaError(f"`$ref` {target}, which leads back to itself, is not supported")
-        return self.plain(self._target(target), (*within, target))
+    def _reference(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        reference = schema["$ref"]
+        if reference in place.references:
+            raise SchemaError(f"`$ref` {reference}, which leads back to itself, is not supported")
+        return self.plain(place.target(reference), place.following(reference))
 
-    def _target(self, reference: str) -> Schema:
-        pointer = reference.removeprefix(str(self._root.get("$id", "")))
-        if not pointer.startswith("#"):
-            raise SchemaError(f"`$ref` {reference}: only references into the schema itself are supported")
-        found: Any = self._root
-        for step in unquote(pointer[1:]).split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            try:
-                found = found[int(key)] if isinstance(found, list) else found[key]
-            except (KeyError, IndexError, ValueError, TypeError):
-                raise SchemaError(f"`$ref` {reference} leads nowhere") from None
-        if not isinstance(found, dict | bool) or (pointer != "#" and not pointer.startswith("#/")):
-            raise SchemaError(f"`$ref` {reference} leads to no schema")
-        return found
-
-    def _resolved(self, schema: Schema) -> Schema:
-        for _ in range(MAX_DEPTH):
-            if isinstance(schema, bool) or "$ref" not in schema:
-                return schema
-            schema = self._target(schema["$ref"])
-        raise SchemaError("`$ref` that leads back to itself is not supported")
-
-    def _type(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    def _type(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
         asked = schema["type"]
         if isinstance(asked, str):
-            return self._types[asked](self, schema, within)
+            return self._types[asked](self, schema, place)
         understood = frozenset[str]().union(*(BESIDE_TYPE[name] for name in asked), ("type",))
         refuse_others(schema, understood, f"`type: {json.dumps(asked)}`")
         return {
             "anyOf": [
-                self.plain({key: schema[key] for key in schema if key in BESIDE_TYPE[name]} | {"type": name}, within)
+                self.plain({key: schema[key] for key in schema if key in BESIDE_TYPE[name]} | {"type": name}, place)
                 for name in asked
             ]
         }
 
-    def _string(self, schema: Mapping[str, Any], _: tuple[str, ...]) -> dict[str, Any]:
+    def _string(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
         asked = [name for name in ("minLength", "maxLength", "pattern", "format") if name in schema]
         if not asked:
             return {"type": "string"}
@@ -203,7 +179,7 @@ class _Plainer:
         except PatternError as error:
             raise SchemaError(f"`pattern` with {error} is not supported") from error
 
-    def _integer(self, schema: Mapping[str, Any], _: tuple[str, ...]) -> dict[str, Any]:
+    def _integer(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
         bounds = _bounds(schema)
         if bounds is None:
             digits = {name: schema[name] for name in ("minDigits", "maxDigits") if name in schema}
@@ -212,7 +188,7 @@ class _Plainer:
             raise SchemaError("`minDigits` and `maxDigits` beside bounds are not supported")
         return self._bounded(integer_regex(bounds), "integer")
 
-    def _number(self, schema: Mapping[str, Any], _: tuple[str, ...]) -> dict[str, Any]:
+    def _number(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
         bounds = _bounds(schema)
         if bounds is None:
             return {"type": "number"}
@@ -226,7 +202,7 @@ class _Plainer:
             raise SchemaError(f"bounds of `type: {name}` without a whole number between them are not supported")
         return self._leaf(regex)
 
-    def _array(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    def _array(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
         _check_unique(schema)
         lengths = {name: int(schema[name]) for name in ("minItems", "maxItems") if name in schema}
         _check_order(lengths, "minItems", "maxItems")
@@ -239,9 +215,9 @@ class _Plainer:
             # outlines-core would still let one in.
             return {"type": "array", "maxItems": 0, "items": {"type": "null"}}
         is_free = items is True or (isinstance(items, Mapping) and not items.keys() - ANNOTATIONS)
-        return {"type": "array", **lengths, **({} if is_free else {"items": self.plain(items, within)})}
+        return {"type": "array", **lengths, **({} if is_free else {"items": self.plain(items, place)})}
 
-    def _object(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    def _object(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
         """A map from any name to a value. A name may come twice, and the last one counts, so there may be fewer."""
         for name in ("required", "maxProperties"):
             if schema.get(name):
@@ -255,12 +231,12 @@ class _Plainer:
                 raise SchemaError("`minProperties` of an object that may have no properties fits no value")
             return self._leaf(r"\{[ ]?\}")
         is_free = values is True or not values.keys() - ANNOTATIONS
-        return {"type": "object", **fewest, **({} if is_free else {"additionalProperties": self.plain(values, within)})}
+        return {"type": "object", **fewest, **({} if is_free else {"additionalProperties": self.plain(values, place)})}
 
-    def _same(self, schema: Mapping[str, Any], _: tuple[str, ...]) -> dict[str, Any]:
+    def _same(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
         return {"type": schema["type"]}
 
-    _shapes: Mapping[str, Callable[["_Plainer", Mapping[str, Any], tuple[str, ...]], dict[str, Any]]] = {
+    _shapes: Mapping[str, Callable[["_Plainer", Mapping[str, Any], Place], dict[str, Any]]] = {
         "anyOf": _any_of,
         "oneOf": _one_of,
         "properties": _properties,
@@ -271,7 +247,7 @@ class _Plainer:
         "$ref": _reference,
         "type": _type,
     }
-    _types: Mapping[str, Callable[["_Plainer", Mapping[str, Any], tuple[str, ...]], dict[str, Any]]] = {
+    _types: Mapping[str, Callable[["_Plainer", Mapping[str, Any], Place], dict[str, Any]]] = {
         "string": _string,
         "integer": _integer,
         "number": _number,

@@ -47,7 +47,7 @@ class ToolOffer:
 
     def grammar(self) -> GrammarType:
         """An object whose `function` is the name and the arguments of one tool. Raises `ValidationError`."""
-        calls = [_call_schema(tool.function) for tool in self.tools]
+        calls = [_call_schema(tool.function, f"urn:tool:{number}") for number, tool in enumerate(self.tools)]
         # TGI does not require `function`, so its models may say {}, which is no call.
         return GrammarType(type="json", value={"properties": {"function": {"anyOf": calls}}, "required": ["function"]})
 
@@ -90,10 +90,11 @@ def _described(function: FunctionDefinition) -> dict[str, Any]:
     return {"description": function.description, "name": function.name, "arguments": arguments}
 
 
-def _call_schema(function: FunctionDefinition) -> dict[str, Any]:
+def _call_schema(function: FunctionDefinition, id_: str) -> dict[str, Any]:
     """The schema of a call: `_name`, then the arguments, all in one object.
 
-    Whatever else `parameters` says stays, so that compiling the grammar refuses what it cannot promise.
+    Whatever else `parameters` says stays, so that compiling the grammar refuses what it cannot promise. With an `$id`
+    it is a schema of its own, whose references stay inside it; TGI takes them from the grammar's root, in vain.
     """
     parameters = function.schema_of_arguments
     if not isinstance(parameters, Mapping):
@@ -106,6 +107,7 @@ def _call_schema(function: FunctionDefinition) -> dict[str, Any]:
     if "_name" in properties:
         raise _uncompilable(function, "the argument `_name` is taken: it says which function is called")
     return {
+        "$id": id_,
         **{key: _with_name(value) if key in _COUNTS else value for key, value in parameters.items()},
         "properties": {"_name": {"const": function.name}, **properties},
         "required": ["_name", *required],

@@ -320,6 +320,29 @@ async def test_a_stream_whose_plain_run_fails_says_so_and_ends():
     assert (events[-1], free) == ("[DONE]", 128)
 
 
+async def test_http_4_6_a_tools_references_are_into_its_own_parameters():
+    """As pydantic writes nested models. http-api.md 4.6 has TGI refuse them; that suits nobody."""
+
+    def tool(name: str, point: Any) -> Any:
+        properties = {"to": {"$ref": "#/$defs/Point"}, "via": {"type": "array", "items": {"$ref": "#/$defs/Point"}}}
+        parameters = {"type": "object", "properties": properties, "required": ["to"], "$defs": {"Point": point}}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    flat = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    async with serve_tools(CALL) as served:
+        response = await chat(served, tools=[tool("go", flat), tool("see", {"enum": ["here"]})])
+        (request,) = served.requests
+
+    def accepted(arguments: str) -> bool:
+        return accepts(request.parameters.grammar, '{"function":{' + arguments + "}}")
+
+    assert response.status_code == 200
+    assert accepted('"_name":"go","to":{"x":1},"via":[{"x":2},{"x":3}]')
+    assert accepted('"_name":"see","to":"here"')
+    assert not accepted('"_name":"go","to":"here"')
+    assert not accepted('"_name":"see","to":{"x":1}')
+
+
 @pytest.mark.parametrize(
     ("tools", "status", "error"),
     [
@@ -340,7 +363,7 @@ async def test_a_stream_whose_plain_run_fails_says_so_and_ends():
                 ({"properties": {}, "required": "a"}, "function f: `required` is not a list"),
                 ({"properties": {"_name": {}}}, "function f: the argument `_name` is taken"),
                 ({"properties": {"a": {"$ref": "#"}}}, "`$ref` #, which leads back to itself"),
-                ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {}}}, "`$ref` #/$defs/A leads nowhere"),
+                ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"B": {}}}, "`$ref` #/$defs/A leads nowhere"),
                 ({"properties": {}, "patternProperties": {"a": {}}}, "`patternProperties` beside `properties`"),
                 ({"properties": {"a": {}}, "minProperties": 1}, "`minProperties` above the number of required"),
             ]

@@ -128,6 +128,11 @@ SERVED: dict[str, Schema] = {
     "ref_described": one({"$ref": "#/$defs/P", "description": "a point"}, **{"$defs": {"P": POINT}}),
     "ref_by_id": {"$id": "urn:x", "properties": {"v": {"$ref": "urn:x#/$defs/B"}}, "required": ["v"], "$defs": {"B": BOOLEAN}},
     "ref_one_of": one({"oneOf": [{"$ref": "#/$defs/S"}, {"$ref": "#/$defs/N"}]}, **{"$defs": {"S": string(maxLength=2), "N": integer()}}),
+    "ref_inner": one(
+        {"$id": "urn:inner", "type": "object", "required": ["a", "b"],
+         "properties": {"a": {"$ref": "#/$defs/T"}, "b": {"$ref": "urn:inner#/$defs/T"}}, "$defs": {"T": BOOLEAN}},
+        **{"$defs": {"T": NULL}},
+    ),
     # as clients send them
     "tgi_guidance": {
         "type": "object", "required": ["location", "activity", "animals_seen", "animals"],
@@ -167,6 +172,12 @@ REFUSED: dict[str, tuple[Schema, str]] = {
     "enum_object": (one({"enum": [{"a": 1}]}), "an object or array in `enum`"), "const_list": (one({"const": [1]}), "an object or array"),
     "enum_no_value": (one(string(enum=[1, 2])), "has the `type`"), "const_not_listed": (one({"const": 1, "enum": [2]}), "`const`"),
     "ref_missing": (one({"$ref": "#/$defs/X"}), "leads nowhere"), "ref_url": (one({"$ref": "http://x/y"}), "only references into"),
+    "ref_outer": (one({"$id": "urn:inner", "properties": {"a": {"$ref": "#/$defs/T"}}}, **{"$defs": {"T": NULL}}), "leads nowhere"),
+    "one_of_elsewhere": (
+        one({"oneOf": [{"$id": "urn:a", "$ref": "#/$defs/T", "$defs": {"T": string()}}, {"$ref": "#/$defs/U"}]},
+            **{"$defs": {"T": NULL, "U": string()}}),
+        "may share a value",
+    ),
     "ref_itself": (one({"$ref": "#"}), "leads back to itself"),
     "ref_circle": (one({"$ref": "#/$defs/A"}, **{"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}}), "leads back"),
     "ref_beside": (one({"$ref": "#/$defs/A", "minimum": 3}, **{"$defs": {"A": integer()}}), "`minimum` beside `$ref`"),

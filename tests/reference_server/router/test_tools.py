@@ -82,6 +82,7 @@ def test_a_calls_schema_keeps_the_order_and_what_else_the_tool_says():
     value = offer.grammar().value
     (call, _) = value["properties"]["function"]["anyOf"]
     assert call == {
+        "$id": "urn:tool:0",
         "type": "object",
         "title": "W",
         "properties": {"_name": {"const": "f"}, "b": {}, "a": {}},
