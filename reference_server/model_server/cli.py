@@ -160,10 +160,17 @@ def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:
     # The group is told by the names that routers dial, which 0.0.0.0 is not.
     own = urls[rank.rank] if config.listen is None else tcp_url(config.listen)
     shard = _load(config, rank)
+    freeze_collector()
     code = uvloop.run(serve_until_stopped(shard, own, urls))
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
+
+
+def freeze_collector() -> None:
+    """Leave what is loaded out of every later collection: looking through it takes 0.4 s, within some step."""
+    gc.collect()
+    gc.freeze()
 
 
 def group_urls(config: ShardConfig, rank: RankConfig) -> list[str]:

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import torch
 from reference_server.config import RankConfig, ShardConfig
 from reference_server.errors import ArgumentError, ShardConnectionError, ShardError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server import cli
 from reference_server.model_server.cli import engine_options, group_urls, main
 from reference_server.model_server.options import EngineOptions, RopeOverride
 from reference_server.transport.client import GrpcShard, connect
@@ -55,6 +57,24 @@ def start(*command: str, **environ: str) -> subprocess.Popen[str]:
 
 def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
     return start("-m", "reference_server.model_server.cli", "serve", *arguments, **environ)
+
+
+def test_what_is_loaded_is_left_out_of_later_collections(monkeypatch):
+    frozen = []
+    monkeypatch.setattr(cli, "_load", lambda *_: None)
+    monkeypatch.setattr(cli, "serve_until_stopped", lambda *_: None)
+    monkeypatch.setattr(cli.uvloop, "run", lambda _: frozen.append(gc.get_freeze_count()) or 0)
+    monkeypatch.setattr(cli.logging, "shutdown", lambda: None)
+    monkeypatch.setattr(cli.os, "_exit", sys.exit)
+    before = gc.get_freeze_count()
+
+    try:
+        with pytest.raises(SystemExit):
+            cli.serve(ShardConfig(model_id="model"), RankConfig())
+    finally:
+        gc.unfreeze()
+
+    assert frozen[0] > before + 10_000
 
 
 async def reach(path: Path, process: subprocess.Popen[str]) -> GrpcShard:
