@@ -191,8 +191,14 @@ def pareto(frame: pd.DataFrame, x_title: str, y_title: str, size: Size) -> Figur
         front = frame[frame["on_front"]].sort_values("x")
         axes.plot(front["x"], front["y"], color=PALETTE["series-0"], linewidth=1.2)
         _marks(axes, frame, "x", "y")
-        for column, name in (("is_baseline", "baseline"), ("is_winner", "winner")):
-            for x, y in frame.loc[frame[column], ["x", "y"]].to_numpy(dtype=np.float64):
+        both, one = frame["is_baseline"] & frame["is_winner"], frame["is_baseline"] ^ frame["is_winner"]
+        named = (
+            (both, "baseline, winner"),
+            (one & frame["is_baseline"], "baseline"),
+            (one & frame["is_winner"], "winner"),
+        )
+        for chosen, name in named:
+            for x, y in frame.loc[chosen, ["x", "y"]].to_numpy(dtype=np.float64):
                 is_right = x > (float(frame["x"].min()) + float(frame["x"].max())) / 2
                 axes.annotate(
                     name,

@@ -1,11 +1,13 @@
 """The report of a tuning study: what to change, what it gains and how sure that is; then the evidence for it."""
 
+import dataclasses
+import json
 from collections.abc import Sequence
 
 import pandas as pd
 
 from reports import study_plots
-from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, format_number
+from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, VerdictLine, format_number
 from reports.importance import importances, unimportant
 from reports.legible import legible_values
 from reports.per_request import LATENCY_NAME, Direction
@@ -26,6 +28,7 @@ MAP_KNOBS = ("max_batch_prefill_tokens", ("cuda_memory_fraction", "cpu_memory_gi
 LATENCY_SIDE = ("ttft_p95_ms", "ttft_p50_ms", "e2e_p95_ms", "e2e_p50_ms")
 THROUGHPUT_SIDE = ("output_tokens_per_s", "requests_per_s")
 SLICES = 8
+MOST_LOG_CHARACTERS = 300
 
 
 def build_study_report(study: StudyData) -> Report:
@@ -46,7 +49,13 @@ def build_study_report(study: StudyData) -> Report:
     )
     closed = ("Every trial", "Repeat it")
     sections = tuple(Section(title, blocks, is_closed=title in closed) for title, blocks in parts if blocks)
-    return Report(study.name, study.subtitle or _subtitle(study), (study.verdict,), sections)
+    return Report(study.name, study.subtitle or _subtitle(study), (_verdict(study.verdict),), sections)
+
+
+def _verdict(verdict: VerdictLine) -> VerdictLine:
+    """With sentences that begin as sentences do."""
+    reasons = tuple(reason[:1].upper() + reason[1:] for reason in verdict.reasons)
+    return dataclasses.replace(verdict, sentence=verdict.sentence[:1].upper() + verdict.sentence[1:], reasons=reasons)
 
 
 def _subtitle(study: StudyData) -> str:
@@ -65,7 +74,8 @@ def metric_direction(study: StudyData, name: str) -> Direction:
 
 
 def _comparison(study: StudyData) -> tuple[Block, ...]:
-    a, b = study.launches(study.baseline), study.launches(study.winner)
+    other = _contender(study)
+    a, b = study.launches(study.baseline), study.launches(other)
     if not a:
         return ()
     names = [study.objective, *sorted({name for each in (*a, *b) for name in each.metrics} - {study.objective})]
@@ -73,17 +83,31 @@ def _comparison(study: StudyData) -> tuple[Block, ...]:
     for name in names:
         mark = metric_direction(study, name).mark
         row: dict[str, object] = {"metric": f"{name} {mark}", f"baseline, n = {len(a)}": _range(a, name, study)}
-        if b and study.winner != study.baseline:
-            change = paired_change(a, b, name, study.objective)
-            row |= {f"winner, n = {len(b)}": _range(b, name, study), "change": _percent(change)}
+        if b:
+            change, who = paired_change(a, b, name, study.objective), "winner" if other == study.winner else "contender"
+            row |= {f"{who}, n = {len(b)}": _range(b, name, study), "change": _percent(change)}
         rows.append(row)
     what = "Confirming launches, interleaved" if study.is_confirmed else "Single launches of the search, not confirmed"
     note = (
         f"{what}: the median, with the least and the most of n launches. Change: the mean over rounds in %, with its "
         "95 % Student interval. ↑ more is better, ↓ less is better."
     )
+    if b and other != study.winner:
+        note += f" The contender is trial {other}, the best of the others; it did not prove better than the baseline."
     limits = (Text("Limits: " + "; ".join(study.limits) + "."),) if study.limits else ()
     return (Table("", pd.DataFrame(rows), note), *limits)
+
+
+def _contender(study: StudyData) -> int | None:
+    """Who stands against the baseline: the winner, or, where that is the baseline, the best of what was confirmed."""
+    if study.winner != study.baseline:
+        return study.winner
+    best: tuple[float, int] | None = None
+    for number in {each.confirms for each in study.trials} - {None, study.baseline}:
+        found = median_of(study.launches(number), study.objective, study.objective)
+        if number is not None and found is not None and (best is None or study.is_better(found[0], best[0])):
+            best = found[0], number
+    return None if best is None else best[1]
 
 
 def _range(launches: Sequence[StudyTrial], name: str, study: StudyData) -> Estimate | None:
@@ -400,13 +424,24 @@ def _dead(study: StudyData) -> tuple[Block, ...]:
             "phase": each.phase,
             "settings": _settings(study, each),
             "reason": each.reason,
-            "log": each.log_line,
+            "log": log_sentence(each.log_line),
         }
         for each in lost
     ]
     frame = pd.DataFrame(rows)
     note = "A death is a result: the search keeps away from its like."
     return (Table("", frame.drop(columns="log") if not frame["log"].any() else frame, note),)
+
+
+def log_sentence(line: str) -> str:
+    """What a log's line says; of a record in JSON the end of its text, where an exception is named. Cut in length."""
+    try:
+        record = json.loads(line)
+        text = str(record["text"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = line
+    said = next((each.strip() for each in reversed(text.splitlines()) if each.strip()), "")
+    return said if len(said) <= MOST_LOG_CHARACTERS else said[: MOST_LOG_CHARACTERS - 1] + "…"
 
 
 def _settings(study: StudyData, trial: StudyTrial) -> str:

@@ -1,6 +1,7 @@
 """A study's report: the verdict first, then every piece of evidence that its trials allow."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -9,7 +10,7 @@ from reports.importance import importances
 from reports.renderers import markdown
 from reports.report import write_built
 from reports.study import StudyData, TrialOutcome, paired_change
-from reports.study_report import build_study_report, history_frame, pareto_frame
+from reports.study_report import build_study_report, history_frame, log_sentence, pareto_frame
 from tests.support.sample_study import sample_study
 
 
@@ -118,3 +119,32 @@ def test_a_study_of_one_trial_or_none_still_has_a_report(study: StudyData) -> No
 
         assert {plot.name for plot in report.plots} <= {"time_line"}
         assert markdown.render(report)
+
+
+def test_where_the_defaults_win_the_best_that_was_confirmed_stands_beside_them(study: StudyData) -> None:
+    assert study.winner != study.baseline
+    kept = dataclasses.replace(study, winner=study.baseline)
+
+    [table, *_] = next(each for each in build_study_report(kept).sections if each.title == "Baseline and winner").blocks
+
+    assert isinstance(table, Table)
+    assert list(table.frame.columns) == ["metric", "baseline, n = 4", "contender, n = 4", "change"]
+    assert f"The contender is trial {study.winner}" in table.note
+
+
+def test_a_record_of_a_log_is_told_by_its_last_line_and_cut() -> None:
+    record = json.dumps({"text": "ERROR: died\nTraceback:\nShardError: no block fits\n\n", "record": {"extra": {}}})
+
+    assert log_sentence(record) == "ShardError: no block fits"
+    assert log_sentence("plain words") == "plain words"
+    assert log_sentence("[1]") == "[1]"
+    assert log_sentence("") == ""
+    assert len(log_sentence("x" * 5000)) == 300
+
+
+def test_a_verdict_begins_as_sentences_do(study: StudyData) -> None:
+    line = dataclasses.replace(study.verdict, sentence="defaults are as good", reasons=("the guard was off",))
+
+    [verdict] = build_study_report(dataclasses.replace(study, verdict=line)).verdicts
+
+    assert (verdict.sentence, verdict.reasons) == ("Defaults are as good", ("The guard was off",))
