@@ -5,6 +5,7 @@ torch is imported by `serve` and `quantize` alone, once the settings are known t
 
 import asyncio
 import functools
+import gc
 import logging
 import os
 import signal
