@@ -71,12 +71,32 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the simulator said of one metric of a trial, and what was measured.
+
+    `how` says what it knew: `held out`, the other launches; `before launch`, those that had been made by then.
+    """
+
+    number: int
+    how: str
+    metric: str
+    predicted: float
+    measured: float
+
+    @property
+    def residual(self) -> float:
+        """ln(measured / predicted)."""
+        return math.log(self.measured / self.predicted)
+
+
+@dataclass(frozen=True, slots=True)
 class StudyData:
     """A study, whole. `verdict` opens the report; `objective` is a metric's name and `direction` its better side.
 
     `noise` is the relative standard deviation of a launch's objective, None where it was not measured; `gain` the
     winner's over the baseline as a ratio with its interval. `facts` are groups of names and values to repeat it by,
-    `commands` the lines that do. `importances` are shares by knob; None lets the report compute them.
+    `commands` the lines that do. `predictions` are the simulator's that were measured. `importances` are shares by
+    knob; None lets the report compute them.
     """
 
     name: str
@@ -92,6 +112,7 @@ class StudyData:
     noise: float | None = None
     is_confirmed: bool = False
     contributions: tuple[Contribution, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
     importances: Mapping[str, float] | None = None
     facts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
     commands: tuple[str, ...] = ()

@@ -219,6 +219,60 @@ def pareto(frame: pd.DataFrame, x_title: str, y_title: str, size: Size) -> Figur
         return figure
 
 
+def predicted(frame: pd.DataFrame, metric: str, size: Size) -> Figure:
+    """Measured against predicted, with the line where both are equal and bands of ±5 and ±15 % around it.
+
+    frame: predicted, measured (above 0, of one unit), how.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        both = np.concatenate([frame["predicted"], frame["measured"]]).astype(float)
+        ends = np.array([both.min() / 1.25, both.max() * 1.25])
+        for share, alpha in ((0.15, 0.10), (0.05, 0.16)):
+            band = (ends * (1 - share), ends * (1 + share))
+            axes.fill_between(ends, *band, color=PALETTE["series-0"], alpha=alpha, linewidth=0)
+        axes.plot(ends, ends, color=PALETTE["muted"], linewidth=0.9)
+        colours = [PALETTE["series-0"], PALETTE["series-4"]]
+        names = list(dict.fromkeys(frame["how"]))
+        for name, colour, marker in zip(names, colours, "oD", strict=False):
+            rows = frame[frame["how"] == name]
+            axes.plot(rows["predicted"], rows["measured"], marker, color=colour, markersize=6, markeredgewidth=0)
+        for axis, which in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+            (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+            (axes.set_xlim if which == "x" else axes.set_ylim)(*ends)
+            axis.set_minor_locator(NullLocator())
+            ticks = [tick for tick in _round_numbers(*ends) if ends[0] <= tick <= ends[1]]
+            axis.set_ticks(ticks, [tick_number(float(tick)) for tick in ticks])
+        axes.set_xlabel(f"predicted {metric}")
+        label_axis(axes, "measured")
+        if len(names) > 1:
+            name_series(axes, names, size, colours)
+        return figure
+
+
+def _round_numbers(low: float, high: float) -> Array:
+    """Three a decade, two where there are several."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1.0, 2.0, 5.0) if last - first <= 2 else (1.0, 3.0)
+    return np.array([step * 10.0**power for power in range(first, last + 1) for step in steps])
+
+
+def residuals(frame: pd.DataFrame, knob: Knob, quantity: str, size: Size) -> Figure:
+    """A prediction's error against one setting. frame: setting, error (in %)."""
+    with styled():
+        figure, [axes] = new_figure(size)
+        _setting_axis(axes, "x", knob, frame["setting"], size)
+        axes.axhspan(-15, 15, color=PALETTE["shade"], linewidth=0, zorder=0)
+        axes.axhline(0, color=PALETTE["muted"], linewidth=0.9)
+        axes.plot(_places(knob, frame["setting"]), frame["error"], "o", color=PALETTE["series-0"], markersize=6)
+        axes.margins(y=0.15)
+        axes.set_xlabel(knob.name)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0"))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        label_axis(axes, quantity)
+        return figure
+
+
 def phases(frame: pd.DataFrame, size: Size) -> Figure:
     """When each launch ran and what it spent its time on. frame: row, start_s, seconds, phase, in order of start."""
     with styled():

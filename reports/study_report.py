@@ -21,6 +21,7 @@ from reports.study import (
     median_of,
     paired_change,
 )
+from reports.study_predictions import predictions_of
 
 # The two settings of the feasibility map, where the study searched both.
 MAP_KNOBS = ("max_batch_prefill_tokens", ("cuda_memory_fraction", "cpu_memory_gib"))
@@ -42,6 +43,7 @@ def build_study_report(study: StudyData) -> Report:
         ("Each setting", _slices(study)),
         ("Which settings matter", _importances(study)),
         ("Throughput and latency", _pareto(study)),
+        ("Predicted and measured", predictions_of(study)),
         ("Time", _times(study)),
         ("Dead configurations", _dead(study)),
         ("Every trial", _trials(study)),

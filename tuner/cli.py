@@ -157,6 +157,7 @@ def _conclude(search: Any, results: Sequence[Any], prepared: Prepared, *, is_jso
     from tuner.drift import drift_of
     from tuner.quality import QualityGuard
     from tuner.study_folder import ANCHORS
+    from tuner.validate import compared
     from tuner.verdict import render_table, write_artefacts
 
     baseline = next(result for result in results if result.number == 0)
@@ -182,6 +183,7 @@ def _conclude(search: Any, results: Sequence[Any], prepared: Prepared, *, is_jso
         is_confirmed=is_confirmed and confirmation.winner is not None,
         guard_off=guard.off,
     )
+    compared(search.folder, results, prepared.load)
     report = _write_report(search, prepared)
     print(json.dumps(verdict, indent=2) if is_json else render_table(search, results, confirmation))
     print(f"study: {search.folder}\nreport: {report}", file=sys.stderr)

@@ -7,12 +7,13 @@ from typing import Any
 from reports.document import VerdictLine
 from reports.per_request import Direction
 from reports.stats import Interval
-from reports.study import Knob, StudyData, StudyTrial, TrialOutcome
+from reports.study import Knob, Prediction, StudyData, StudyTrial, TrialOutcome
 from tuner.objective import is_lower_better
 from tuner.outcome import TrialResult
 from tuner.resolve import DEFAULTS
 from tuner.space import Parameter
 from tuner.study_folder import ANCHORS, CONFIRM, TRIALS, StudyFolder
+from tuner.validate import LEDGER_FILE, read_ledger
 
 # The steps of a trial as a time line shows them.
 PHASES = {"launching": "launch", "warming": "warm", "measuring": "measure", "stopping": "stop"}
@@ -47,6 +48,10 @@ def study_data(
         gain=Interval(*gain) if gain is not None and all(value is not None for value in gain) else None,
         noise=floor.of(objective) if floor is not None else None,
         is_confirmed=bool(verdict.get("confirmed")),
+        predictions=tuple(
+            Prediction(each.number, each.how, each.metric, each.predicted, each.measured)
+            for each in read_ledger(folder / LEDGER_FILE)
+        ),
         facts=_facts(verdict, files.notes()),
         commands=tuple(commands),
     )

@@ -161,6 +161,14 @@ def expectations(results: Iterable[TrialResult], held: Sequence[Held]) -> list[E
     return found
 
 
+def compared(folder: Path, results: Sequence[TrialResult], load: BenchConfig) -> list[Expectation]:
+    """Compare what can be compared in a study's folder, and keep it there."""
+    found = expectations(results, held_out(launched_in(folder, results, load), load))
+    if found:
+        write_ledger(folder / LEDGER_FILE, found)
+    return found
+
+
 def write_ledger(path: Path, rows: Sequence[Expectation]) -> None:
     """One row for each prediction that was compared: trial, how, metric, predicted, measured, ratio."""
     import pandas as pd
