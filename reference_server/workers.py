@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from reference_server.bare_environment import bare_environment
 from reference_server.errors import OverloadedError, StartupError
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,11 @@ class WorkerPool:
 
     async def _add_worker(self) -> None:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, start_new_session=True
+            *(sys.executable, "-m", self._module),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            env=bare_environment(),
         )
         self._processes.add(process)
         try:

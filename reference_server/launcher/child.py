@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from reference_server.bare_environment import bare_environment
 from reference_server.errors import StartupError
 from reference_server.launcher import guardian
 from reference_server.launcher.children import ChildCommand
@@ -138,6 +139,7 @@ class Guardian:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
+                env=bare_environment(),
             )
         )  # fmt: skip
 

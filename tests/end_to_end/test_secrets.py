@@ -1,0 +1,90 @@
+"""A hub token and an API key go where they are used and are told nowhere: a run, served, measured and reported."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched_server import Server, environment_of, serve
+
+KEY, TOKEN = "planted-key-7f3a", "hf_plantedtoken9c1e"
+SECRETS = (KEY, TOKEN)
+# What of them the environment of each process below the launcher holds.
+CHILDREN = {
+    "text-generation-server": [TOKEN],
+    "text-generation-router": [KEY, TOKEN],
+    "template_worker": [],
+    "grammars.worker": [],
+    "guardian": [],
+}
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process that `pid` started, and those that they did."""
+    with contextlib.suppress(FileNotFoundError):
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [each for child in map(int, listed) for each in (child, *descendants(child))]
+    return []
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    return ""
+
+
+def fetch(server: Server, path: str) -> str:
+    request = urllib.request.Request(server.url + path, headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=20) as response:
+        return str(response.read().decode())
+
+
+def secrets_in(text: str) -> list[str]:
+    return [secret for secret in SECRETS if secret in text]
+
+
+def test_reliability_T55_T62_no_secret_is_told_by_server_load_or_report(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["-m", "loadgen.cli", "run", "--api-key", KEY, "--concurrency", "2", "--requests", "30"]
+    words += ["--input-tokens", "8", "--output-tokens", "4", "--out", str(out)]
+
+    with serve("--api-key", KEY, HF_TOKEN=TOKEN, LOG_LEVEL="debug") as server:
+        bench = subprocess.Popen(
+            [sys.executable, *words, "--url", server.url],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ) | {"HF_TOKEN": TOKEN},
+        )  # fmt: skip
+        lines = {}
+        while bench.poll() is None:
+            lines |= {pid: command_line(pid) for pid in descendants(bench.pid)}
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                bench.wait(0.2)
+        spoken = bench.communicate()[0]
+        pages = {path: fetch(server, path) for path in ("/info", "/config", "/metrics", "/v1/models")}
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.get("/config")
+        started = descendants(server.process.pid)
+        lines |= {pid: command_line(pid) for pid in started}
+        environs = {command_line(pid): secrets_in(str(environment_of(pid))) for pid in started}
+        log = server.output
+
+    # Not its exit code: so short a run is written and reported, but no valid measurement.
+    assert "failed           0" in spoken
+    assert {path: secrets_in(text) for path, text in pages.items() if secrets_in(text)} == {}
+    assert json.loads(pages["/config"])["api_key"]["value"] == "***"
+    assert [line for line in lines.values() if secrets_in(line)] == []
+    assert secrets_in(log) == []
+    assert secrets_in(spoken) == []
+    assert secrets_in(refused.value.read().decode()) == []
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"manifest.json", "report.html", "requests.parquet"} <= {path.name for path in files}
+    assert [path for path in files if any(secret.encode() in path.read_bytes() for secret in SECRETS)] == []
+    # The key is for whom clients talk to, the token for those who ask the hub.
+    held = {name: [secret for line, own in environs.items() if name in line for secret in own] for name in CHILDREN}
+    assert held == CHILDREN
+    assert len(environs) == len(CHILDREN)
