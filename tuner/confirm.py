@@ -90,6 +90,8 @@ def judge(
     if best is None:
         if baseline_is_able:
             return confirmed(baseline, None, "no finalist survived its confirmation: keep the defaults")
+        if not medians:
+            return confirmed(None, None, "the confirming launches died: those of the defaults and of every finalist")
         return confirmed(None, None, "no configuration meets every limit")
     if not baseline_is_able:
         return confirmed(best, None, f"trial {best.number} meets every limit and the defaults do not")

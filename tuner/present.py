@@ -71,7 +71,8 @@ def verdict_line(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> Verdic
     if "drift" in notes:
         reasons.append(str(notes["drift"]))
     if verdict.get("winner") is None:
-        return VerdictLine("invalid", "Nothing meets the limits", str(verdict["verdict"]), tuple(reasons))
+        word = "Nothing meets the limits" if verdict.get("medians") else "Nothing to hand over"
+        return VerdictLine("invalid", word, str(verdict["verdict"]), tuple(reasons))
     if verdict["winner"] == 0:
         return VerdictLine("pass", "Keep the defaults", str(verdict["verdict"]), tuple(reasons))
     if not verdict.get("confirmed"):

@@ -64,6 +64,13 @@ def test_where_nothing_meets_the_limits_there_is_no_winner():
     assert judge(TOKENS, BASE, [BEST], fresh).winner is None
 
 
+def test_where_every_launch_died_no_limit_is_blamed():
+    confirmation = judge(TOKENS, BASE, [BEST], {0: runs(0, None), 1: runs(1, 120.0, None)})
+
+    assert confirmation.winner is None
+    assert confirmation.sentence == "the confirming launches died: those of the defaults and of every finalist"
+
+
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_finalists_and_defaults_are_launched_in_turns_and_never_twice(tmp_path, rounds):
     server = FormulaServer()
