@@ -1,6 +1,9 @@
 """What the launcher serves once its download step has made it ready."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +49,18 @@ def test_an_adapter_of_a_private_repository_is_served_merged_into_a_base_that_is
     converted = load_file(next((tmp_path / "home").rglob("model.safetensors")))
     assert "model.embed_tokens.weight" in converted
     assert "lm_head.weight" not in converted
+
+
+@pytest.mark.slow
+def test_a_downloaded_model_is_served_without_a_hub(tmp_path):
+    base = save_tiny_model(tmp_path / "base", "llama")
+    places = {"HF_HOME": str(tmp_path / "home")}
+    with fake_hub() as hub:
+        hub.add("some/base", {path.name: path.read_bytes() for path in base.iterdir()})
+        words = [sys.executable, "-m", "reference_server.model_server.cli", "download-weights", "some/base"]
+        subprocess.run(words, env={**os.environ, **places, "HF_ENDPOINT": hub.url}, check=True, timeout=60)
+
+    with serve("--model-id", "some/base", "--dtype", "float32", **places, HF_HUB_OFFLINE="1") as server:
+        ids = server.token_ids(text_of(PROMPT))
+
+    assert ids == generate_alone(make_tiny_model("llama"), PROMPT, 12)
