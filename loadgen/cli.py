@@ -142,16 +142,29 @@ def _export(directories: Sequence[Path], formats: Sequence[str]) -> None:
 
 
 def _add_report_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="Run directories.")
+    parser.add_argument(
+        "directories", nargs="+", type=Path, metavar="DIR", help="Run directories, or one of a comparison."
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="Where to write. Default the (first) run directory.")
     parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
     _add_export_flag(parser)
 
 
 def _report(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    if _is_comparison(given.directories):
+        from loadgen import compare
+
+        [directory] = given.directories
+        print(compare.report_again(directory, given.out or directory, is_json=given.json))
+        return 0
     _show(given.directories, given.out or given.directories[0], is_json=given.json)
     _export(given.directories, given.export)
     return 0
+
+
+def _is_comparison(directories: Sequence[Path]) -> bool:
+    """Whether the one directory that is given holds a comparison and not a run."""
+    return len(directories) == 1 and (directories[0] / "comparison.json").is_file()
 
 
 def _show(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
@@ -254,7 +267,7 @@ COMMANDS = {
     "noise": Command("How much runs of one side differ, and what pairs of them can show.", add_noise_flags, _noise),
     "baseline": Command("Store runs under a name, on purpose, and look at them.", add_baseline_flags, _baseline),
     "history": Command("Keep results per commit, and find where they changed.", add_history_flags, _history),
-    "report": Command("Report on stored runs.", _add_report_flags, _report),
+    "report": Command("Report on stored runs, or on a stored comparison.", _add_report_flags, _report),
     "sweep": Command("Measure several loads on one server.", add_sweep_flags, _sweep),
     "search": Command("Find the highest load that keeps the objectives.", add_search_flags, _search),
     "selftest": Command("Measure this machine's own accuracy and capacity.", _add_selftest_flags, _selftest),

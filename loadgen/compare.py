@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from loadgen import settings
 from loadgen.config import BenchConfig
@@ -31,14 +30,13 @@ from reports.compare import (
 )
 from reports.comparison_report import build_comparison_report, metrics_table, verdict_line
 from reports.comparison_runs import runs_sections
-from reports.document import Section
 from reports.plain_text import plain_text
 from reports.report import write_built
 from reports.requirement import Requirement
-from reports.results import SCHEMA_VERSION, replace_file, write_json
+from reports.results import RunDirectoryError, replace_file, write_json
+from reports.saved_comparison import COMPARISON_FILE, SavedComparison, comparison_json, load_comparison
 from reports.stored import LEAST_RUNS, judge_stored
 
-COMPARISON_FILE = "comparison.json"
 GITHUB = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")
 
 
@@ -61,9 +59,10 @@ def run(given: argparse.Namespace, arguments: Sequence[str]) -> tuple[str, int]:
         progress.close()
     comparison = result.comparison
     reproduce = ("tgi-bench " + shlex.join(redacted_argv(arguments)),)
-    report = write_built(build_comparison_report(comparison, reproduce, _runs_sections(result)), out).html
-    content = comparison_json(comparison)
+    kept = [[run.directory for run in runs if run.directory] for runs in (result.runs_a, result.runs_b)]
+    content = comparison_json(comparison, reproduce, *kept)
     write_json(out / COMPARISON_FILE, content)
+    report = rebuild(out, out)[1]
     if given.junit is not None:
         _write(given.junit, ci.junit(comparison, time.monotonic() - started_s))
     if given.md is not None:
@@ -173,12 +172,24 @@ def _against_stored(
     return GateResult(comparison, exit_code if exit_code is not None else comparison.exit_code, stored, runs)
 
 
-def _runs_sections(result: GateResult) -> tuple[Section, ...]:
-    """What the runs of both sides say besides the verdict; nothing where runs were refused."""
-    if result.comparison.refusals:
-        return ()
-    a, b = ([run.directory for run in runs if run.directory] for runs in (result.runs_a, result.runs_b))
-    return runs_sections(a, b, result.comparison.label_a, result.comparison.label_b)
+def rebuild(directory: Path, out: Path) -> tuple[SavedComparison, Path]:
+    """Render the report of a stored comparison into `out`; also where it is. Raises UsageError for a damaged one."""
+    try:
+        saved = load_comparison(directory)
+        comparison = saved.comparison
+        labels = comparison.label_a, comparison.label_b
+        of_runs = () if comparison.refusals else runs_sections(saved.runs_a, saved.runs_b, *labels)
+    except RunDirectoryError as error:
+        raise UsageError(str(error)) from error
+    return saved, write_built(build_comparison_report(comparison, saved.reproduce, of_runs), out).html
+
+
+def report_again(directory: Path, out: Path, *, is_json: bool) -> str:
+    """The report of a stored comparison, rendered again; returns the text for stdout. Raises UsageError."""
+    saved, _ = rebuild(directory, out)
+    if is_json:
+        return (directory / COMPARISON_FILE).read_text(encoding="utf-8").rstrip()
+    return render(saved.comparison)
 
 
 def _noted(result: GateResult, notes: Sequence[str]) -> GateResult:
@@ -258,44 +269,6 @@ def render(comparison: Comparison) -> str:
     if comparison.metrics:
         parts += ["", render_table(metrics_table(comparison))]
     return "\n".join(parts)
-
-
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as plain, finite values."""
-
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and abs(value) < float("inf") else None
-
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "verdict": str(comparison.verdict),
-        "exit_code": comparison.exit_code,
-        "pairs": comparison.num_pairs,
-        "stored_runs_of_a": comparison.runs_a if comparison.is_stored else None,
-        "a": comparison.label_a,
-        "b": comparison.label_b,
-        "metrics": {
-            metric.name: {
-                "gated": metric.is_gated,
-                "decision": str(metric.decision),
-                "a": finite(metric.a),
-                "b": finite(metric.b),
-                "change": finite(metric.change.value),
-                "change_lo": finite(metric.change.lo),
-                "change_hi": finite(metric.change.hi),
-                "change_unit": metric.change_unit,
-                "smallest_effect": finite(metric.smallest_effect),
-                "d": list(metric.d),
-            }
-            for metric in comparison.metrics
-        },
-        "requirements": [
-            {"limit": str(result.requirement), "value": finite(result.value), "met": result.is_met}
-            for result in comparison.requirements
-        ],
-        "refusals": [refusal.message for refusal in comparison.refusals],
-        "notes": list(comparison.notes),
-    }
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -73,6 +73,20 @@ def test_a_requirement_that_is_missed_fails_whatever_the_comparison_says(slower)
     assert cli.main([*SIDES, "--require", "ttft_p95_ms < 10"]) == 1
 
 
+def test_a_stored_comparison_is_reported_again_just_as_it_was(slower, tmp_path, capsys):
+    slower.factor = 1.2
+    assert cli.main([*SIDES, "--out", "gate", "--require", "ttft_p50_ms < 1"]) == 1
+    shown, page = capsys.readouterr().out, (tmp_path / "gate/report.html").read_bytes()
+
+    assert cli.main(["report", "gate", "--out", "again"]) == 0
+
+    assert capsys.readouterr().out == shown
+    assert (tmp_path / "again/report.html").read_bytes() == page
+    (tmp_path / "gate/comparison.json").write_text('{"schema_version": 1}')
+    assert cli.main(["report", "gate"]) == 2
+    assert "no comparison that can be read (KeyError: 'runs')" in capsys.readouterr().err
+
+
 def test_a_comparison_is_not_written_over(slower, capsys):
     assert cli.main([*SIDES, "--out", "gate"]) == 0
     assert cli.main([*SIDES, "--out", "gate"]) == 2
