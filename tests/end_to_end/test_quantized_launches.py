@@ -42,6 +42,17 @@ def test_a_method_is_launched_and_named_in_info(method: str, model: str) -> None
     assert engine["kernels"] == ["fused", "dequantize" if is_other_type else KERNELS[method]]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", KERNELS)
+def test_two_shards_quantize_a_part_each(method: str) -> None:
+    with serve("--quantize", method, "--num-shard", "2") as server:
+        ids = server.token_ids("The river", max_new_tokens=4)
+        engine = server.get("/info")["engine"]
+
+    assert len(ids) == 4
+    assert engine["quantize"] == method
+
+
 @pytest.mark.parametrize(
     ("method", "stored_as"),
     [
@@ -51,6 +62,7 @@ def test_a_method_is_launched_and_named_in_info(method: str, model: str) -> None
             for method, stored_as in (
                 *(("gptq", "gptq-act-order"), ("gptq", "awq"), ("marlin", "gptq"), ("marlin", "awq")),
                 *(("fp8", "fp8-block"), ("compressed-tensors", "ct-int4"), ("compressed-tensors", "ct-float8")),
+                ("exl2", "exl2"),
             )
         ),
     ],

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reference_server.errors import StartupError
+from reference_server.errors import StartupError, UnsupportedError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import loader
@@ -139,6 +139,25 @@ def test_settings_of_older_tools_are_read_from_their_own_file(tmp_path: Path) ->
     assert loaded.quantization is not None
     assert loaded.quantization.scheme.name == "gptq"
     assert distance(loaded, meant) < 1e-5
+
+
+def test_bits_among_the_weights_outrank_the_configs(tmp_path: Path) -> None:
+    directory, meant = save_quantized(tmp_path, "llama", "gptq-8-bit", **SIZES)
+    weights = load_file(directory / "model.safetensors")
+    labels = {"gptq_bits": torch.tensor([8]), "gptq_groupsize": torch.tensor([32]), "gptq_sym": torch.tensor([False])}
+    save_file({**weights, **labels}, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"]["bits"] = 4
+    (directory / "config.json").write_text(json.dumps(config))
+
+    assert distance(load(directory, dtype="float32"), meant) < 1e-5
+
+
+def test_exl2_is_not_divided_over_shards(tmp_path: Path) -> None:
+    directory, _ = save_quantized(tmp_path, "llama", "exl2", **SIZES)
+
+    with pytest.raises(UnsupportedError, match=r"exl2 weights are not divided over shards: serve the model on one"):
+        load(directory, rank=0, world_size=2)
 
 
 def test_a_weight_of_the_wrong_size_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ Each format is a reader: under which name the tensors of a linear `P` stand, and
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,8 @@ BITS = (2, 4, 8)
 # Where the columns of an AWQ word stand among its eight nibbles.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 FINISHED = ("compressed", "frozen")
+# TGI's own tool left them among the weights. The bits outrank the config's; the others are in the tensors' shapes.
+GPTQ_LABELS = ("gptq_bits", "gptq_groupsize", "gptq_sym")
 CT_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 
 
@@ -98,6 +100,15 @@ def find_format(config: Mapping[str, Any], directory: Path) -> Format | None:
         f"the checkpoint is quantized with {method!r}, which is not served; served are gptq, awq, fp8, exl2 and "
         "compressed-tensors, and plain checkpoints with `--quantize`"
     )
+
+
+def labelled(form: Format, checkpoint: Checkpoint) -> Format:
+    """The format as numbers among the weights correct it."""
+    if not isinstance(form, GPTQ) or "gptq_bits" not in checkpoint.shapes:
+        return form
+    bits = int(checkpoint.read("gptq_bits").item())
+    _check_bits({"bits": bits}, BITS)
+    return replace(form, bits=bits)
 
 
 def _older(directory: Path) -> dict[str, Any] | None:

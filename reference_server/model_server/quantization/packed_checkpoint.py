@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from reference_server.model_server.quantization.formats import Format
+from reference_server.model_server.quantization.formats import GPTQ_LABELS, Format, labelled
 from reference_server.model_server.quantization.linear import QuantizedWeight
 from reference_server.model_server.weights.checkpoint import Checkpoint
 from reference_server.model_server.weights.cut import Cut
@@ -14,13 +14,14 @@ class PackedCheckpoint:
 
     def __init__(self, checkpoint: Checkpoint, form: Format) -> None:
         self._checkpoint = checkpoint
-        self._format = form
+        self._format = form = labelled(form, checkpoint)
         named = [name.rpartition(".") for name in checkpoint.shapes]
         self._prefixes = {prefix for prefix, _, leaf in named if leaf in form.marks}
         self.shapes = {
             name: shape
             for name, shape in checkpoint.shapes.items()
             if not (name.rpartition(".")[0] in self._prefixes and name.rpartition(".")[2] in form.parts)
+            and name not in GPTQ_LABELS
         }
         self.shapes |= {f"{prefix}.weight": form.shape(checkpoint, prefix) for prefix in self._prefixes}
 
