@@ -120,7 +120,7 @@ class Engine:
         prepare(device, options.memory_fraction)
         group = RankGroup(rank, world_size)
         files = loader.locate(options)
-        _refuse_too_large(options, loader.expected_weight_bytes(options, files), world_size)
+        _refuse_too_large(options, loader.expected_weight_bytes(options, files), world_size, device)
         group.barrier()
         loaded = loader.load(options, files, group)
         group.barrier()
@@ -371,9 +371,8 @@ class Engine:
         return min(limit for limit in (capacity, positions, self._tokenizer_max_len) if limit)
 
 
-def _refuse_too_large(options: EngineOptions, weight_bytes: int, world_size: int) -> None:
-    """Before minutes of loading and a machine without memory."""
-    device = choose_device()
+def _refuse_too_large(options: EngineOptions, weight_bytes: int, world_size: int, device: torch.device) -> None:
+    """Before minutes of loading and a machine without memory. `device` is this rank's: asking it takes some of it."""
     if device.type == "cpu":
         budget = device_bytes(options) * options.memory_fraction
     else:
