@@ -2,11 +2,12 @@
 
 From torch 2.12 the operator reads block tables and serves both phases. Before, it serves prompts: their keys and values
 are gathered from the cache first, one copy beside which the attention of a prompt is long. What the operator takes is
-read off its signature, and whether it computes grouped heads is tried on the device.
+read off its signature, and whether it computes grouped heads, packed and by tables, is tried on the device.
 """
 
 import functools
 import inspect
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from torch.nn.attention import varlen
 from reference_server.model_server.attention import triton_backend
 from reference_server.model_server.attention.staging import on_device, stage
 from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
+from reference_server.model_server.device import first_line
 
 if TYPE_CHECKING:
     from reference_server.model_server.attention.backend import AttentionNeeds
+
+logger = logging.getLogger(__name__)
 
 PAGE = 256
 DTYPES = (torch.float16, torch.bfloat16)
@@ -49,7 +53,7 @@ class VarlenPrefill:
         placed = on_device(metadata, cache.device)
         rows = slice(metadata.num_decode_rows, None)
         max_q, max_k = int(metadata.seqlen_q[rows].max()), int(metadata.seqlen_k[rows].max())
-        if READS_TABLES and cache.shape[3] % PAGE == 0:
+        if READS_TABLES and cache.shape[3] % PAGE == 0 and computes(query.dtype, by_tables=True):
             keys, values = pages(cache)
             paged: dict[str, Tensor] = {"seqused_k": placed.seqlen_k[rows], "block_table": placed.block_table[rows]}
             cu_seqlen_k = None
@@ -80,6 +84,7 @@ class VarlenDecode:
             and (needs.block_size or PAGE) % PAGE == 0
             and _is_offered(needs)
             and triton_backend.is_offered(needs)
+            and computes(needs.dtype, by_tables=True)
         )
 
     def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
@@ -139,19 +144,28 @@ def _is_offered(needs: "AttentionNeeds") -> bool:
         and not (needs.has_softcap or needs.has_alibi)
         and torch.version.hip is None
         and torch.cuda.get_device_capability() >= LEAST_CAPABILITY
-        and _computes_grouped_heads(needs.dtype)
+        and computes(needs.dtype, by_tables=False)
     )
 
 
 @functools.cache
-def _computes_grouped_heads(dtype: torch.dtype) -> bool:
-    """Whether three tokens of four heads on two give what SDPA gives."""
+def computes(dtype: torch.dtype, by_tables: bool, device: str = "cuda") -> bool:
+    """Whether three tokens of four heads on two give what SDPA gives, packed or in the third page of a cache."""
     generator = torch.Generator().manual_seed(5)
-    query, keys, values = (torch.randn((3, heads, 64), generator=generator).to("cuda", dtype) for heads in (4, 2, 2))
-    ends = torch.tensor([0, 3], dtype=torch.int32).to("cuda")
+    query, keys, values = (torch.randn((3, heads, 64), generator=generator).to(device, dtype) for heads in (4, 2, 2))
+    ends = torch.tensor([0, 3], dtype=torch.int32).to(device)
+    given: tuple[Tensor | None, ...] = (keys, values, ends, ends)
+    paged: dict[str, Tensor] = {}
+    if by_tables:
+        cache = torch.zeros((3, 2, 2, PAGE, 64), dtype=dtype, device=device)
+        cache[2, :, :, :3] = torch.stack((keys, values)).transpose(1, 2)
+        given = (*pages(cache), ends, None)
+        paged = {"seqused_k": ends[1:], "block_table": torch.tensor([[2]], dtype=torch.int32).to(device)}
+    masks = {"scale": 64**-0.5, "window_size": (-1, 0)}
     try:
-        attended = _attend(query, keys, values, ends, ends, 3, 3, window_size=(-1, 0), **_GROUPED)
-    except (RuntimeError, ValueError, TypeError):
+        attended = _attend(query, *given, 3, PAGE if by_tables else 3, **masks, **_GROUPED, **paged)
+    except (RuntimeError, ValueError, TypeError) as error:
+        logger.warning("torch's varlen attention does not compute here, so it is left out: %s", first_line(error))
         return False
     queries, keys, values = (tensor.transpose(0, 1)[None].float() for tensor in (query, keys, values))
     expected = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)

@@ -26,6 +26,7 @@ from reference_server.model_server.attention.conformance import ROWS, Case, run
 from reference_server.model_server.options import EngineOptions
 
 CPU = torch.device("cpu")
+COMPUTES = varlen_backend.computes.__wrapped__
 
 
 def attend(
@@ -158,6 +159,7 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(flash_backend, "package", lambda: package)
     monkeypatch.setattr(varlen_backend, "_attend", varlen_attn)
+    monkeypatch.setattr(varlen_backend, "computes", lambda dtype, by_tables: True)
     wrappers = SimpleNamespace(
         BatchPrefillWithPagedKVCacheWrapper=BatchPrefillWithPagedKVCacheWrapper,
         BatchDecodeWithPagedKVCacheWrapper=BatchDecodeWithPagedKVCacheWrapper,
@@ -254,6 +256,29 @@ def test_varlen_gathers_pages_that_it_cannot_read(
     outcome = run(varlen_backend.VarlenPrefill(), torch_backend.TorchDecode(), case, ROWS["mixed"], CPU)
 
     assert outcome.relative_error < 1e-5
+
+
+@pytest.mark.parametrize("by_tables", [False, True])
+def test_varlen_is_tried_before_it_is_taken(monkeypatch: pytest.MonkeyPatch, by_tables: bool) -> None:
+    seen: list[set[str]] = []
+
+    def twice(*args: Any, **named: Any) -> Tensor:
+        return 2 * varlen_attn(*args, **named)
+
+    def right(*args: Any, **named: Any) -> Tensor:
+        seen.append({name for name, value in named.items() if isinstance(value, Tensor)})
+        return varlen_attn(*args, **named)
+
+    def refuse(*args: Any, **named: Any) -> Tensor:
+        raise RuntimeError("no such kernel\nadvice")
+
+    found = []
+    for each in (right, twice, refuse):
+        monkeypatch.setattr(varlen_backend, "_attend", each)
+        found.append(COMPUTES(torch.float32, by_tables, device="cpu"))
+
+    assert found == [True, False, False]
+    assert seen == [{"seqused_k", "block_table"} if by_tables else set()]
 
 
 def test_a_gpu_takes_the_first_backend_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
