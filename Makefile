@@ -13,7 +13,7 @@ BASE   ?= HEAD~1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test test-long clients soak check format tune perf-gate proto docs clean \
+.PHONY: help install bench test test-long test-gpu clients soak check format tune perf-gate proto docs clean \
 	run-bloom-560m download-bloom run-bloom run-bloom-quantize server-dev router-dev
 
 help:  ## list the targets
@@ -34,6 +34,9 @@ test: $(STAMP)  ## run the test suite
 
 test-long: $(STAMP)  ## run what the suite leaves out
 	$(BIN)/python -m pytest -q -m 'not gpu and not network'
+
+test-gpu: $(STAMP)  ## run what needs a GPU; fails without one
+	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 clients: $(STAMP)  ## run real clients, each in an environment of its own, against a launched server; print the table
 	$(BIN)/python -m pytest -q -m clients tests/clients
