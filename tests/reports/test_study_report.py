@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 
 from reports.document import Report, Table, Text
 from reports.importance import importances
 from reports.renderers import markdown
-from reports.report import write_built
 from reports.study import StudyData, TrialOutcome, paired_change
 from reports.study_report import build_study_report, history_frame, log_sentence, pareto_frame
 from tests.support.sample_study import sample_study
@@ -44,11 +45,27 @@ def test_every_figure_has_a_name_of_its_own_and_a_description(report: Report) ->
     assert all(len(plot.alt) > 20 and plot.caption for plot in report.plots)
 
 
-def test_tuning_7_report_is_written_from_plain_values_alone(study: StudyData, tmp_path) -> None:
-    paths = write_built(build_study_report(sample_study(12)), tmp_path)
+REFUSING = """
+import socket, sys
+for name in ("optuna", "optuna_dashboard", "torch", "locust", "pynvml"):
+    sys.modules[name] = None
+def refused(*_):
+    raise AssertionError("a report needs no network")
+socket.socket.connect = socket.getaddrinfo = refused
+from pathlib import Path
+from reports.report import write_built
+from reports.study_report import build_study_report
+from tests.support.sample_study import sample_study
+print(len(write_built(build_study_report(sample_study(12)), Path(sys.argv[1])).figures))
+"""
 
-    assert paths.html.stat().st_size > 10_000
-    assert {path.suffix for path in paths.figures} == {".png", ".svg"}
+
+def test_tuning_12_7_a_report_needs_no_accelerator_no_optuna_and_no_network(tmp_path) -> None:
+    written = subprocess.run([sys.executable, "-c", REFUSING, str(tmp_path)], capture_output=True, text=True)
+
+    assert written.returncode == 0, written.stderr
+    assert int(written.stdout) >= 10
+    assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
 def test_baseline_and_winner_are_compared_round_by_round(study: StudyData, report: Report) -> None:
