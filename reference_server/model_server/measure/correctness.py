@@ -136,6 +136,11 @@ def _check_graphs(record: Record, plan: Plan) -> None:
         record.note("CUDA graphs are not checked: there is no GPU")
         return
     rig = Rig(MODEL, plan, load_format="auto")
+    _compare_graphs(record, rig)
+    rig.close()
+
+
+def _compare_graphs(record: Record, rig: Rig) -> None:
     graphs = rig.prepared.graphs
     if graphs is None or not graphs.sizes:
         raise UnsupportedError("no step could be captured")
@@ -144,4 +149,3 @@ def _check_graphs(record: Record, plan: Plan) -> None:
         expected = graphs.computed(inputs).clone()
         replayed = rig.prepared.forward(inputs)
         record.check(f"{MODEL}, {rows} rows: graph against eager, bitwise", float((expected != replayed).sum()), 0)
-    rig.close()

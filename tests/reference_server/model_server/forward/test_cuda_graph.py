@@ -14,6 +14,7 @@ from reference_server.model_server.forward import cuda_graph
 from reference_server.model_server.forward.cuda_graph import GraphedForward, Step, graph_sizes
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.shard import LocalShard
+from tests.support.graph_recorder import Recorder
 from tests.support.random_calls import RandomCalls
 from tests.support.shard_driver import ShardDriver
 from tests.support.table_attention import TABLES
@@ -21,24 +22,6 @@ from tests.support.tiny_models import random_prompt, save_tiny_model
 from tests.support.tiny_shards import tiny_options, warm_up
 
 SIZES = (1, 2, 4)
-
-
-class Recorder:
-    """Runs a step when it is captured and again when it is replayed, into the same output."""
-
-    def __init__(self) -> None:
-        self.outputs: list[Tensor] = []
-        self.num_replays = 0
-
-    def capture(self, step: Step) -> Step:
-        output = step().clone()
-        self.outputs.append(output)
-
-        def replay() -> Tensor:
-            self.num_replays += 1
-            return output.copy_(step())
-
-        return replay
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from reference_server.model_server.attention import backend, conformance
+from reference_server.model_server.forward import tiers
+from reference_server.model_server.forward.cuda_graph import GraphedForward
 from reference_server.model_server.measure import correctness
 from reference_server.model_server.measure.__main__ import main
-from reference_server.model_server.measure.record import Record, Result, deadline
-from reference_server.model_server.measure.rig import Floors
+from reference_server.model_server.measure.levels import measure_engine, measure_steps
+from reference_server.model_server.measure.record import Plan, Record, Result, deadline
+from reference_server.model_server.measure.rig import Floors, Rig
 from reference_server.model_server.measure.table import goals_of, render
+from tests.support.graph_recorder import Recorder
+from tests.support.table_attention import TABLES
 
 # As on a bare machine: what the server and the client need beside torch, transformers, numpy and safetensors.
 ABSENT = (
@@ -151,6 +157,52 @@ def test_a_kernel_that_raises_where_it_offers_itself_fails_its_check(
     assert {(check["found"], check["passed"]) for check in record.checks} == {(None, False)}
     assert not record.is_valid
     assert any("shared memory" in note for note in record.notes)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps are captured and replayed, by a double."""
+    monkeypatch.setattr(backend, "BACKENDS", (TABLES,))
+    monkeypatch.setattr(
+        tiers,
+        "_graphed",
+        lambda forward, _loaded, choice, _options: GraphedForward(forward, Recorder, choice.block_size),
+    )
+
+
+def test_captured_steps_are_what_is_checked_and_timed(captured: None, tmp_path: Path) -> None:
+    record, plan = make_record(tmp_path), replace(Plan.quick(), prefills=((1, 16),), engine_steps=8)
+
+    with torch.inference_mode():
+        rig = Rig("tiny-llama", plan, load_format="auto")
+        correctness._compare_graphs(record, rig)
+        measure_steps(record, plan, rig, until=60.0)
+        measure_engine(record, plan, rig, until=60.0)
+        rig.close()
+
+    assert [part["error"] for part in record.parts] == [None] * 5
+    # Rows of a captured size, and one that fills up with an empty row.
+    assert [check["name"].split(" rows")[0] for check in record.checks] == [f"tiny-llama, {rows}" for rows in (1, 3, 4)]
+    assert all(check["passed"] for check in record.checks)
+    graphed = [
+        result.settings["graph"] for result in record.results if result.phase == "decode" and result.level == "S"
+    ]
+    assert graphed == [True, True]
+
+
+def test_a_graph_that_gives_something_else_makes_every_number_invalid(
+    captured: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, plan = make_record(tmp_path), Plan.quick()
+
+    with torch.inference_mode():
+        rig = Rig("tiny-llama", plan, load_format="auto")
+        assert rig.prepared.graphs is not None
+        monkeypatch.setattr(rig.prepared.graphs, "computed", lambda inputs: rig.prepared.forward(inputs) + 1)
+        correctness._compare_graphs(record, rig)
+        rig.close()
+
+    assert not record.is_valid
 
 
 def test_an_earlier_result_that_cannot_be_read_costs_the_ratios_alone(tmp_path: Path) -> None:
