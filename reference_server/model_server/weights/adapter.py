@@ -15,9 +15,8 @@ from torch import Tensor
 
 from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.weights.checkpoint import open_weights
-from reference_server.model_server.weights.files import ADAPTER_CONFIG
+from reference_server.model_server.weights.files import ADAPTER_CONFIG, ADAPTER_FILES
 
-FILES = ("adapter_model.safetensors", "adapter_model.bin")
 # Settings of peft that change what is computed, or which weights are in the files.
 UNSUPPORTED = (
     "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices", "use_qalora",
@@ -63,9 +62,9 @@ class Adapter:
         if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
             raise StartupError(f"{path}: `r` is {rank!r} and `lora_alpha` {alpha!r}, which are no rank and scale")
         _refuse_unsupported(path, config)
-        file = next((directory / name for name in FILES if (directory / name).is_file()), None)
+        file = next((directory / name for name in ADAPTER_FILES if (directory / name).is_file()), None)
         if file is None:
-            raise StartupError(f"{directory} has neither {' nor '.join(FILES)}")
+            raise StartupError(f"{directory} has neither {' nor '.join(ADAPTER_FILES)}")
         return cls(
             base_model_id=base,
             base_revision=config.get("revision") or None,

@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 def convert(directory: Path, pickled: Sequence[str]) -> None:
     """Convert those of the `pickled` files of `directory` that are not converted yet, and index several."""
+    if len({converted_name(name) for name in pickled}) < len(pickled):
+        raise StartupError(
+            f"{', '.join(pickled)} of {directory} would get the same name: remove those that are not meant"
+        )
     for number, name in enumerate(pickled, start=1):
         target = directory / converted_name(name)
         if target.is_file():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.weights.files import (
+    ADAPTER_FILES,
     INDEX_FILES,
     SAFETENSORS,
     converted_name,
@@ -69,6 +70,12 @@ class Downloader:
         if wanted.model_id in self._under_way:
             raise StartupError(f"{wanted.model_id} is said to build upon itself")
         self._under_way.add(wanted.model_id)
+        try:
+            return self._ensure(wanted)
+        finally:
+            self._under_way.remove(wanted.model_id)
+
+    def _ensure(self, wanted: Weights) -> Path:
         preset = catalog.find(wanted.model_id)
         if preset is not None:
             kind = "ships its weights" if preset.has_weights else "has seeded random weights"
@@ -94,25 +101,21 @@ class Downloader:
         return directory
 
     def _ensure_cached(self, wanted: Weights) -> Path:
-        what = f"the file list of {wanted.model_id}"
-        snapshot = self._retrying(what, lambda: self._hub.snapshot(wanted.model_id, wanted.revision))
+        listing = f"the file list of {wanted.model_id}"
+        snapshot = self._retrying(listing, lambda: self._hub.snapshot(wanted.model_id, wanted.revision))
         self._fetch_small_files(wanted, snapshot)
         if wanted.merge_lora and is_adapter(snapshot.names):
             return self._merge_cached(wanted, snapshot)
         self._fetch_parent(wanted, snapshot.directory)
         weights = weight_names(snapshot.names, wanted.extension)
-        if weights and not (lost := missing_shards(weights)):
+        lost = missing_shards(weights)
+        if weights and not lost:
             self._fetch_all(snapshot, weights)
         elif wanted.extension == SAFETENSORS and wanted.auto_convert and (pickled := self._pickled(snapshot)):
             self._fetch_all(snapshot, [name for name in pickled if not snapshot.has(converted_name(name))])
             self._convert(wanted, snapshot.directory, pickled)
         else:
-            what = (
-                f"has {', '.join(weights)} without {', '.join(lost)}"
-                if weights
-                else f"has no {wanted.extension} weights"
-            )
-            raise StartupError(f"model {wanted.model_id} {what}")
+            raise StartupError(f"model {wanted.model_id} {_lack(wanted, weights, lost)} {snapshot.place}")
         self._hub.remember(snapshot, wanted.revision)
         return snapshot.directory
 
@@ -121,8 +124,7 @@ class Downloader:
 
     def _merge_cached(self, wanted: Weights, snapshot: Snapshot) -> Path:
         """Like TGI, the merged model is a directory that is called like the adapter, below the working directory."""
-        names = [name for ending in (SAFETENSORS, ".bin") for name in weight_names(snapshot.names, ending)]
-        self._fetch_all(snapshot, names[:1])
+        self._fetch_all(snapshot, [name for name in ADAPTER_FILES if name in snapshot.names][:1])
         self._hub.remember(snapshot, wanted.revision)
         adapter = _adapter(snapshot.directory)
         if not _REPOSITORY.fullmatch(adapter.base_model_id):
@@ -218,13 +220,17 @@ def _is_whole(wanted: Weights, directory: Path, names: Sequence[str]) -> bool:
         weight_files(directory)
     lost = missing_shards(weights)
     if lost and not _can_convert(names, weights):
-        raise StartupError(f"{directory} has {', '.join(weights)} without {', '.join(lost)}")
+        raise StartupError(f"{directory} {_lack(wanted, weights, lost)}")
     return not lost
 
 
 def _is_indexed(directory: Path, pickled: Sequence[str]) -> bool:
     """A conversion of several files ends with their index."""
     return len(pickled) == 1 or (directory / INDEX_FILES[0]).is_file()
+
+
+def _lack(wanted: Weights, weights: Sequence[str], lost: Sequence[str]) -> str:
+    return f"has {', '.join(weights)} without {', '.join(lost)}" if weights else f"has no {wanted.extension} weights"
 
 
 def _can_convert(names: Sequence[str], weights: Sequence[str]) -> bool:

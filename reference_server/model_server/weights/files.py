@@ -19,7 +19,8 @@ INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SMALL_FILES = (".json", ".model", ".txt", ".jinja", ".tiktoken")
 OWN_CODE = ".py"
 ADAPTER_CONFIG = "adapter_config.json"
-_ADAPTER_PREFIX = "adapter_"
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+_MODEL_PREFIXES = ("model", "pytorch_model")
 _SHARD = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\..+)")
 
 
@@ -73,10 +74,16 @@ def converted_name(name: str) -> str:
 
 
 def is_adapter(names: Iterable[str]) -> bool:
-    """Whether these are the files of an adapter alone: a whole model beside it needs no merge."""
+    """Whether these are the files of an adapter: a whole model beside it needs no merge.
+
+    >>> is_adapter(["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
+    True
+    >>> is_adapter(["adapter_config.json", "adapter_model.safetensors", "model.safetensors"])
+    False
+    """
     given = set(names)
     endings = (SAFETENSORS, *PICKLED)
-    whole = [name for ending in endings for name in weight_names(given, ending) if not name.startswith(_ADAPTER_PREFIX)]
+    whole = [name for ending in endings for name in weight_names(given, ending) if name.startswith(_MODEL_PREFIXES)]
     return ADAPTER_CONFIG in given and (not whole or bool(missing_shards(whole)))
 
 

@@ -25,13 +25,14 @@ _NOT_WRITTEN = frozenset({
 class Snapshot:
     """One commit of a repository: its files' `names`, and the `directory` of those that are here.
 
-    Offline the names are those of the files that are here.
+    `place` says where the names were seen: on the hub, or in the cache, which may lack some.
     """
 
     model_id: str
     commit: str
     directory: Path
     names: tuple[str, ...]
+    place: str
 
     def has(self, name: str) -> bool:
         """Whether the file is here, fetched or converted."""
@@ -122,7 +123,7 @@ class HuggingFaceHub:
         api = _library().HfApi(token=self._token, endpoint=self._endpoint)
         commit = str(api.model_info(model_id, revision=revision).sha)
         names = tuple(api.list_repo_files(model_id, revision=commit))
-        return Snapshot(model_id, commit, self._directory(model_id, commit), names)
+        return Snapshot(model_id, commit, self._directory(model_id, commit), names, "on the hub")
 
     def _cached(self, model_id: str, revision: str) -> Snapshot:
         commit = self._noted(model_id, revision)
@@ -133,7 +134,7 @@ class HuggingFaceHub:
                 " asked (HF_HUB_OFFLINE) or cannot be reached: download it first"
                 f" with `text-generation-server download-weights {model_id}`"
             )
-        return Snapshot(model_id, commit, directory, tuple(file_names(directory)))
+        return Snapshot(model_id, commit, directory, tuple(file_names(directory)), "in the cache")
 
     def _noted(self, model_id: str, revision: str) -> str:
         """The commit of a branch by the cache's own notes; a commit is itself. Never another commit than that."""

@@ -69,7 +69,10 @@ def add(adapter: Adapter, model: Any) -> None:
 
 
 def _load(adapter: Adapter, base: Path, trust_remote_code: bool) -> Any:
-    config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{adapter.base_model_id} is no model to merge an adapter into: {error}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError(
             f"{adapter.base_model_id} is quantized, and an adapter is merged into whole weights only"

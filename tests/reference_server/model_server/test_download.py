@@ -304,7 +304,7 @@ def test_offline_names_the_shard_that_is_missing(hub, cache, offline):
     (directory / SHARDS[1]).unlink()
     offline()
 
-    with pytest.raises(StartupError, match=f"has {SHARDS[0]} without {SHARDS[1]}"):
+    with pytest.raises(StartupError, match=f"has {SHARDS[0]} without {SHARDS[1]} in the cache"):
         downloader(hub, cache).ensure(Weights("some/model"))
 
 
@@ -316,7 +316,7 @@ def test_model_that_the_hub_does_not_know_is_an_error(hub, cache):
 def test_a_repository_without_weights_is_an_error(hub, cache):
     hub.add("some/model", SMALL)
 
-    with pytest.raises(StartupError, match=r"model some/model has no \.safetensors weights"):
+    with pytest.raises(StartupError, match=r"model some/model has no \.safetensors weights on the hub"):
         downloader(hub, cache).ensure(Weights("some/model"))
 
 

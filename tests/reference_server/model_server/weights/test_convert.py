@@ -172,6 +172,11 @@ def test_several_files_get_an_index(tmp_path):
     ]
 
 
+def test_two_files_that_would_get_one_name_are_refused(tmp_path):
+    with pytest.raises(StartupError, match=r"pytorch_a\.bin, a\.bin of .* would get the same name"):
+        convert(tmp_path, ["pytorch_a.bin", "a.bin"])
+
+
 def test_what_was_written_wrongly_gets_no_name(tmp_path, monkeypatch):
     torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     save = convert_module.save_file

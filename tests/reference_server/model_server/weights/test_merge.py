@@ -184,6 +184,13 @@ def test_a_quantized_base_is_refused(tmp_path, base):
         merge(Adapter.open(tmp_path / "adapter"), base, tmp_path / "merged")
 
 
+def test_a_base_that_is_an_adapter_too_is_refused(tmp_path, base):
+    save_adapter(tmp_path / "adapter", base)
+
+    with pytest.raises(StartupError, match="is no model to merge an adapter into"):
+        merge(Adapter.open(tmp_path / "adapter"), tmp_path / "adapter", tmp_path / "merged")
+
+
 def test_a_base_without_some_of_its_weights_is_refused(tmp_path, base):
     save_adapter(tmp_path / "adapter", base)
     weights = load_file(base / "model.safetensors")
