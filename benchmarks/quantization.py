@@ -1,76 +1,47 @@
-"""What each quantization method costs and gives on this device: `python benchmarks/quantization.py [--model-id ID]`.
+"""What each quantization method costs and gives on this device.
+
+    python -m benchmarks.quantization [--quick] [--model-id preset:llama-125m] [--methods none gptq ...] [--json FILE]
 
 One row a method: tokens/s of one sequence and of eight, time to the first token of a prompt of 128, memory of the
 weights, and how far the model's predictions on a fixed text move: perplexity, and the mean KL divergence per token
-from the plain weights' in the same compute type. Every method is measured in turns with the plain model; speeds are
-medians, and `x plain` is the median over the turns of their ratio. A method runs in a process of its own: one that
-fails, or takes longer than its limit, leaves a row that says why, and the others are measured all the same.
-Checkpoints of the prepared methods are made here by rounding to the nearest, so that their rows show speed and memory,
-not how well a tool quantizes. `--quick` takes a minute or two on a small model.
+from the plain weights' in the same compute type. Every method is measured in turns with the plain model, in as many as
+`--rounds` says and its time allows; speeds are medians, and `x plain` is the median over the turns of their ratio. A
+method runs in a process of its own: one that fails, or takes longer than its limit, leaves a row that says why, and the
+others are measured all the same. Checkpoints of the prepared methods are made here by rounding to the nearest, so that
+their rows show speed and memory, not how well a tool quantizes. `--quick` takes a minute or two on a small model.
 """
 
 import argparse
-import asyncio
-import itertools
+import contextlib
 import json
 import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from rounded_checkpoint import SETTINGS, save_rounded
-from tiny_text import documents
-from torch import Tensor
 
-from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupReply, WarmupRequest
-from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.models import loader
-from reference_server.model_server.options import EngineOptions
+from benchmarks.quantized_model import Plan, Served, Speed
+from reference_server.messages import WarmupReply
 from reference_server.model_server.quantization.schemes import SCHEMES
-from reference_server.model_server.shard import LocalShard
-from reference_server.tokenizer import load_tokenizer
 
-PROMPT_TOKENS = 128
-BLOCK_SIZE = 16
 METHODS = ("none", *(scheme.name for scheme in SCHEMES))
 PROCESSES = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What every method is put through. `memory_gib`: of each model, its K/V cache included."""
-
-    model_id: str
-    rounds: int
-    new_tokens: int
-    text_tokens: int
-    memory_gib: float
-    limit_s: float
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """One round of one method. ttft_ms: prefill of one prompt; tokens/s of the decode steps after it."""
-
-    tokens_per_s_1: float
-    tokens_per_s_8: float
-    ttft_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
-    """One method. `times_plain_*`: tokens/s against the plain model's."""
+    """One method. `times_plain_*`: tokens/s against the plain model's. turns: how many the speeds are medians of."""
 
     method: str
     kernels: str
+    turns: int
     tokens_per_s_1: float
     tokens_per_s_8: float
     times_plain_1: float
@@ -109,19 +80,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(model_id, rounds, new_tokens, text_tokens, args.cpu_memory_gib, args.limit_s, Path(folder))
         rows = []
-        for row in measure(plan, args.methods):
-            rows.append(row)
-            print(row.reason if isinstance(row, NotMeasured) else "measured", file=sys.stderr, flush=True)
-            if args.json:
-                args.json.write_text(json.dumps({"model": model_id, "rows": [asdict(each) for each in rows]}, indent=1))
+        try:
+            for row in measure(plan, args.methods):
+                rows.append(row)
+                print(row.reason if isinstance(row, NotMeasured) else "measured", file=sys.stderr, flush=True)
+                if args.json:
+                    args.json.write_text(
+                        json.dumps({"model": model_id, "rows": [asdict(each) for each in rows]}, indent=1)
+                    )
+        except MethodFailed as error:
+            sys.exit(f"without the plain model there is nothing to compare with: {error}")
     print(f"{model_id}, one compute thread, torch {torch.__version__}\n")
     print(table(rows))
 
 
-def measure(plan: Plan, methods: Sequence[str]) -> Any:
+def measure(plan: Plan, methods: Sequence[str]) -> Iterator[Row | NotMeasured]:
     """Yields the row of each method as soon as it is known; without the plain model there is none to compare with."""
     plain = Candidate("none", plan)
     try:
+        plain.allow(10 * plan.limit_s)
         plain.ask("speed")
         predictions = plain.ask("predictions")
         for number, method in enumerate(methods, 1):
@@ -136,17 +113,19 @@ def measure(plan: Plan, methods: Sequence[str]) -> Any:
 
 def against(plain: "Candidate", method: str, plan: Plan, predictions: tuple[float, float]) -> Row:
     """One method in turns with the plain model."""
-    plain.allow(plan.limit_s)
+    # It is waited for within the other's time; its own is there for a process that hangs.
+    plain.allow(10 * plan.limit_s)
     other = plain if method == "none" else Candidate(method, plan)
     try:
-        other.ask("speed")
-        turns = [(plain.ask("speed"), other.ask("speed")) for _ in range(plan.rounds)]
-        own = [turn[1] for turn in turns]
         perplexity, divergence = predictions if other is plain else other.ask("predictions")
-        facts: WarmupReply = other.facts
+        other.ask("speed")
+        turns = take_turns(plain, other, plan.rounds, plan.limit_s if other is plain else other.left_s)
+        own = [turn[1] for turn in turns]
+        facts = other.facts
         return Row(
             method,
             facts.backends["kernels"],
+            len(turns),
             statistics.median(speed.tokens_per_s_1 for speed in own),
             statistics.median(speed.tokens_per_s_8 for speed in own),
             statistics.median(speed.tokens_per_s_1 / base.tokens_per_s_1 for base, speed in turns),
@@ -161,6 +140,18 @@ def against(plain: "Candidate", method: str, plan: Plan, predictions: tuple[floa
             other.close()
 
 
+def take_turns(plain: "Candidate", other: "Candidate", most: int, within_s: float) -> list[tuple[Speed, Speed]]:
+    """The plain model and the other one, `most` times, or fewer where the time would not do for one more."""
+    turns: list[tuple[Speed, Speed]] = []
+    start = time.monotonic()
+    while len(turns) < most:
+        base: Speed = plain.ask("speed")
+        turns.append((base, base if other is plain else other.ask("speed")))
+        if (time.monotonic() - start) * (len(turns) + 1.5) / len(turns) > within_s:
+            break
+    return turns
+
+
 class Candidate:
     """One method's model in a process of its own, which answers one question at a time within `limit_s` in all."""
 
@@ -169,33 +160,44 @@ class Candidate:
         self._process = PROCESSES.Process(target=_answer, args=(theirs, method, plan), daemon=True)
         self._process.start()
         theirs.close()
+        self._method = method
         self.allow(plan.limit_s)
-        try:
-            self.facts = self._receive()
-        except MethodFailed:
-            self.close()
-            raise
+        self.facts: WarmupReply = self._receive()
 
     def allow(self, limit_s: float) -> None:
         """Begin its time anew."""
         self._limit_s, self._deadline = limit_s, time.monotonic() + limit_s
 
+    @property
+    def left_s(self) -> float:
+        """Seconds that it may still take."""
+        return max(0.0, self._deadline - time.monotonic())
+
     def ask(self, question: str) -> Any:
         """Raises MethodFailed where there is no answer."""
-        self._pipe.send(question)
+        if self._pipe.closed:
+            raise MethodFailed(f"{self._method}: its process was ended before")
+        # A process that has died is told of when its answer is read.
+        with contextlib.suppress(OSError):
+            self._pipe.send(question)
         return self._receive()
 
     def _receive(self) -> Any:
-        if not self._pipe.poll(max(0.0, self._deadline - time.monotonic())):
-            raise MethodFailed(f"stopped at its limit of {self._limit_s:g} s")
+        failure, answer = self._next()
+        if failure is not None:
+            # An answer that comes too late would be taken for the next question's.
+            self.close()
+            raise MethodFailed(f"{self._method}: {failure}")
+        return answer
+
+    def _next(self) -> tuple[str | None, Any]:
+        if not self._pipe.poll(self.left_s):
+            return f"stopped at its limit of {self._limit_s:g} s", None
         try:
-            failure, answer = self._pipe.recv()
+            return self._pipe.recv()
         except EOFError:
             self._process.join()
-            raise MethodFailed(f"its process ended with status {self._process.exitcode}") from None
-        if failure is not None:
-            raise MethodFailed(failure)
-        return answer
+            return f"its process ended with status {self._process.exitcode}", None
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -217,85 +219,10 @@ def _answer(pipe: Connection, method: str, plan: Plan) -> None:
         pipe.send((f"{type(error).__name__}: {error}", None))
 
 
-class Served:
-    """One method's model, loaded and warmed up."""
-
-    def __init__(self, method: str, plan: Plan) -> None:
-        torch.set_num_threads(1)
-        self._method, self._plan = method, plan
-        model_id = (
-            str(save_rounded(plan.model_id, method, plan.folder / method)) if method in SETTINGS else plan.model_id
-        )
-        flag = None if method == "none" else method
-        self._options = EngineOptions(model_id, quantize=flag, compute_threads=1, cpu_memory_gib=plan.memory_gib)
-        self._shard = LocalShard.load(self._options)
-        self._runner = asyncio.Runner()
-        warmup = WarmupRequest(Batch(0, requests(1, 1)), 8 * PROMPT_TOKENS)
-        self.facts: WarmupReply = self._runner.run(self._shard.warmup(warmup))
-
-    def speed(self) -> Speed:
-        """A round: one sequence, then eight."""
-        one, ttft_ms = self._runner.run(generate(self._shard, 1, self._plan.new_tokens))
-        eight, _ = self._runner.run(generate(self._shard, 8, self._plan.new_tokens))
-        return Speed(one, eight, ttft_ms)
-
-    def predictions(self) -> tuple[float, float]:
-        """Perplexity of the text, and KL divergence per token from the plain model, which has to be asked first."""
-        ids = text_ids(self._options, self._plan.text_tokens)
-        found = log_probabilities(self._options, ids)
-        path = self._plan.folder / "plain.pt"
-        if self._method == "none":
-            torch.save(found, path)
-        plain: Tensor = torch.load(path)
-        loss = -found[:-1].gather(1, ids[1:, None]).mean()
-        return loss.exp().item(), (plain.exp() * (plain - found)).sum(-1).mean().item()
-
-
-async def generate(shard: LocalShard, count: int, new_tokens: int) -> tuple[float, float]:
-    """Tokens/s of the decode steps, and milliseconds of the prefill."""
-    start = time.perf_counter()
-    step = await shard.prefill(Batch(1, requests(count, new_tokens)))
-    first = time.perf_counter()
-    produced = 0
-    while step.batch is not None:
-        step = await shard.decode([step.batch])
-        produced += len(step.generations)
-    return produced / (time.perf_counter() - first), (first - start) * 1000
-
-
-def requests(count: int, new_tokens: int) -> tuple[Request, ...]:
-    text = " ".join(" ".join(itertools.islice(documents(7), 40)).split()[: 4 * PROMPT_TOKENS])
-    stopping = StoppingParameters(new_tokens, ignore_eos_token=True)
-    blocks_each = (PROMPT_TOKENS + new_tokens) // BLOCK_SIZE + 1
-    return tuple(
-        Request(
-            id_, (text,), PROMPT_TOKENS, ChooserParameters(), stopping,
-            blocks=tuple(range(1 + id_ * blocks_each, 1 + (id_ + 1) * blocks_each)),
-        )
-        for id_ in range(count)
-    )  # fmt: skip
-
-
-def text_ids(options: EngineOptions, count: int) -> Tensor:
-    """The first tokens of the fixed text."""
-    files = loader.locate(options)
-    vocabulary = json.loads((files.directory / "config.json").read_text())["vocab_size"]
-    text = "\n".join(itertools.islice(documents(11), 40))
-    return torch.tensor(load_tokenizer(files.tokenizer_directory, vocabulary).encode(text, True)[:count])
-
-
-@torch.no_grad()
-def log_probabilities(options: EngineOptions, ids: Tensor) -> Tensor:
-    """[tokens, vocabulary] by the model's own modules."""
-    padded = EngineOptions(options.model_id, quantize=options.quantize, compute_threads=1, tier="padded")
-    model = loader.load(padded, loader.locate(padded), RankGroup(0, 1)).model
-    return model(ids[None], use_cache=False).logits[0].float().log_softmax(-1)
-
-
 def table(rows: Sequence[Row | NotMeasured]) -> str:
     """Markdown; a method that was not measured says why in its second cell."""
     columns = (
-        *("method", "kernels", "tokens/s, 1", "x plain", "tokens/s, 8", "x plain", "TTFT ms", "weights MB"),
+        *("method", "kernels", "turns", "tokens/s, 1", "x plain", "tokens/s, 8", "x plain", "TTFT ms", "weights MB"),
         *("perplexity", "KL/token"),
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -304,7 +231,7 @@ def table(rows: Sequence[Row | NotMeasured]) -> str:
             cells = [row.method, row.reason, *[""] * (len(columns) - 2)]
         else:
             cells = [
-                row.method, row.kernels, f"{row.tokens_per_s_1:.0f}", f"{row.times_plain_1:.2f}",
+                row.method, row.kernels, str(row.turns), f"{row.tokens_per_s_1:.0f}", f"{row.times_plain_1:.2f}",
                 f"{row.tokens_per_s_8:.0f}", f"{row.times_plain_8:.2f}", f"{row.ttft_ms:.1f}", f"{row.weight_mb:.2f}",
                 f"{row.perplexity:.3f}", f"{row.kl_per_token:.5f}",
             ]  # fmt: skip
