@@ -1,6 +1,9 @@
 """Which device a shard computes on: decided here, once. Its memory, and the errors that are its own."""
 
 import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +63,20 @@ def release_unused(device: torch.device) -> None:
         torch.cuda.empty_cache()
     except RuntimeError as error:
         logger.warning("no memory could be given back: %s", first_line(error))
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Raise RuntimeError inside the block where the host would wait for what a GPU's stream computes."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # That it may overlook some.
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -1,16 +1,18 @@
 """The engine on a GPU: the same ids as on any device, graphs or not, and no wait but the one on a copy."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from reference_server.messages import ChooserParameters
+from reference_server.model_server.device import no_waits
 from reference_server.model_server.shard import LocalShard
-from tests.gpu.conftest import GRAPH_SIZES
+from tests.gpu.conftest import GRAPH_SIZES, loaded
 from tests.support.random_calls import RandomCalls
 from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt
+from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model
 from tests.support.tiny_shards import SEEDED, warm_up
 
 pytestmark = pytest.mark.gpu
@@ -33,6 +35,20 @@ async def test_steps_are_captured(shard: LocalShard) -> None:
     graphs = shard._engine._model.graphs
     assert graphs is not None
     assert graphs.sizes == list(GRAPH_SIZES)
+
+
+async def test_a_step_that_waits_is_not_captured_and_runs_as_it_is(
+    gpu: torch.device, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DBRX's experts look at which of them are hit."""
+    for shard in loaded(save_tiny_model(tmp_path, "dbrx")):
+        await warm_up(shard, max_total_tokens=128)
+        driver = ShardDriver(shard)
+
+        outcome = (await driver.run(driver.request(1, PROMPTS[1], 6)))[0]
+
+        assert "cannot be captured in a CUDA graph" in caplog.text
+        assert outcome.ids == generate_alone(make_tiny_model("dbrx"), PROMPTS[1], 6)
 
 
 async def test_graphs_and_run_ahead_change_no_token(shard: LocalShard, plain: LocalShard) -> None:
@@ -75,11 +91,8 @@ async def test_a_decode_step_waits_once_and_on_a_copy_alone(
         synchronize(event)
 
     monkeypatch.setattr(torch.cuda.Event, "synchronize", counted)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         for _ in range(8):
             result = await driver.decode(result.batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
     assert len(waits) == 8

@@ -19,6 +19,7 @@ from torch import Tensor
 from reference_server.errors import ArgumentError
 from reference_server.model_server.attention.staging import DeviceMetadata, stage
 from reference_server.model_server.attention.state import AttentionMetadata
+from reference_server.model_server.device import no_waits
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.kv_cache import blocks_for
@@ -26,8 +27,6 @@ from reference_server.model_server.kv_cache import blocks_for
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 512
-# What is built at first use (tables, handles, compiled kernels) has to be there before a capture.
-RUNS_BEFORE_CAPTURE = 2
 
 Step = Callable[[], Tensor]
 
@@ -51,7 +50,10 @@ class CudaGraphs:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            for _ in range(RUNS_BEFORE_CAPTURE):
+            # What is built at first use (tables, handles, compiled kernels) has to be there before a capture, and a
+            # step that waits is found here: in a capture it would leave the allocator and the pool in between.
+            step()
+            with no_waits():
                 step()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)

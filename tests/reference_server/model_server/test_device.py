@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
-from reference_server.model_server.device import choose_device, make_current
+from reference_server.model_server.device import choose_device, make_current, no_waits
 from reference_server.model_server.models.loader import resolve_dtype
 from reference_server.model_server.options import EngineOptions
 
@@ -32,3 +32,14 @@ def test_a_gpu_computes_in_the_models_own_type() -> None:
     assert resolve_dtype(options, gpu, PretrainedConfig(dtype=torch.float16)) is torch.float16
     assert resolve_dtype(options, gpu, PretrainedConfig()) is torch.bfloat16
     assert resolve_dtype(EngineOptions("m", dtype="float32"), gpu, PretrainedConfig()) is torch.float32
+
+
+def test_waits_are_errors_inside_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[object] = [0]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    with pytest.raises(RuntimeError), no_waits():
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    assert modes == [0, "error", 0]
