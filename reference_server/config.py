@@ -376,7 +376,10 @@ class ServerConfig(ModelConfig, BatchingConfig, HttpConfig, ProcessConfig):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.quantize == "exl2" and (self.num_shard or 1) > 1:
-            raise ValueError(f"`quantize` exl2 cannot be sharded, but `num_shard` is {self.num_shard}")
+            raise ValueError(
+                f"`quantize` exl2 cannot be sharded, but `num_shard` is {self.num_shard}: give 1, or take a GPTQ or AWQ "
+                "checkpoint"
+            )
         prompt = self.max_input_tokens or self.max_input_length
         budget = self.max_batch_prefill_tokens
         if not self.prefill_chunking and prompt is not None and budget is not None and budget < prompt:
