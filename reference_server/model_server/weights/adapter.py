@@ -25,6 +25,8 @@ UNSUPPORTED = (
 )  # fmt: skip
 # The others change the base model's weights as well.
 INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+# Of a rank and of a scale: no adapter comes near it.
+MAX_NUMBER = 1_000_000
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
@@ -55,23 +57,18 @@ class Adapter:
         """Read an adapter. Raises StartupError naming what is missing or wrong, UnsupportedError what is not served."""
         path = directory / ADAPTER_CONFIG
         config = _read_config(path)
-        rank, alpha = config.get("r"), config.get("lora_alpha")
         base = config.get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
             raise StartupError(f"{path} names no `base_model_name_or_path`")
-        if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-            raise StartupError(f"{path}: `r` is {rank!r} and `lora_alpha` {alpha!r}, which are no rank and scale")
+        revision = config.get("revision")
+        if not isinstance(revision, str | None):
+            raise StartupError(f"{path}: `revision` is {revision!r}, which names none")
         _refuse_unsupported(path, config)
         file = next((directory / name for name in ADAPTER_FILES if (directory / name).is_file()), None)
         if file is None:
             raise StartupError(f"{directory} has neither {' nor '.join(ADAPTER_FILES)}")
-        return cls(
-            base_model_id=base,
-            base_revision=config.get("revision") or None,
-            rank=rank,
-            scaling=alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
-            factors=_read_factors(file, rank),
-        )
+        rank, scaling = _rank_and_scaling(path, config)
+        return cls(base, revision or None, rank, scaling, _read_factors(file, rank))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -82,6 +79,18 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise StartupError(f"{path} is no table of settings")
     return config
+
+
+def _rank_and_scaling(path: Path, config: Mapping[str, Any]) -> tuple[int, float]:
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if (
+        isinstance(rank, int)
+        and isinstance(alpha, int | float)
+        and 1 <= rank <= MAX_NUMBER
+        and abs(alpha) <= MAX_NUMBER
+    ):
+        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    raise StartupError(f"{path}: `r` is {rank!r} and `lora_alpha` {alpha!r}, which are no rank and scale")
 
 
 def _refuse_unsupported(path: Path, config: Mapping[str, Any]) -> None:
