@@ -1,4 +1,4 @@
-"""The words of `tgi-tune simulate`. None of them starts a server."""
+"""The words of `tgi-tune simulate`. None of them but `calibrate` starts a server."""
 
 import argparse
 import json
@@ -209,9 +209,42 @@ def _write_predictions(directory: Path, rows: Sequence[Mapping[str, Any]]) -> No
 
 
 def _fit(given: argparse.Namespace) -> int:
-    costs = fit_costs(
-        [read_steps(path) for path in given.steps], [client_cost_of(path.parent / RUN) for path in given.steps]
-    )
+    traces = [read_steps(path) for path in given.steps]
+    return _fitted(given, fit_costs(traces, [client_cost_of(path.parent / RUN) for path in given.steps]))
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Its [server] is what is launched.")
+    parser.add_argument("--model-id", metavar="ID", help="Hub id, local directory or preset:NAME.")
+    parser.add_argument("--out", type=Path, default=Path("calibration"), metavar="DIR", help="Where traces go.")
+    parser.add_argument("-o", "--output", type=Path, default=Path(COST_FILE), metavar="FILE", help="Default cost.json.")
+
+
+def _calibrate(given: argparse.Namespace) -> int:
+    """Launch the server once per `quantize` value, sweep it, and fit what it took."""
+    from loadgen.progress import open_progress
+    from tuner.calibrate import calibrate
+    from tuner.config import TuneConfig
+    from tuner.identity import params_of
+    from tuner.opening import opening_moves
+    from tuner.resolve import resolved
+    from tuner.space import SearchSpace, known_settings
+
+    content = settings.read_toml(given.space) if given.space is not None else {}
+    if given.model_id is not None:
+        content = {**content, "server": {**content.get("server", {}), "model_id": given.model_id}}
+    config = settings.load(TuneConfig, content)
+    if config.server.kind != "own":
+        raise UsageError(f"`kind` {config.server.kind} leaves no step trace; only the bundled server is calibrated")
+    fixed = {"model_id": config.server.model_id, **config.server.fixed}
+    space = SearchSpace.of(params_of(config), config.forbid, known_settings())
+    moves = opening_moves(space, fixed) or [{}]
+    launches = [space.with_models(resolved({**fixed, **move})) for move in moves]
+    return _fitted(given, fit_costs(calibrate(config.server, launches, given.out, open_progress())))
+
+
+def _fitted(given: argparse.Namespace, costs: Costs) -> int:
+    """Write the cost file, and print what was found."""
     costs.write(given.output)
     if given.json:
         print(json.dumps(costs.to_json(), indent=2, default=str))
@@ -356,6 +389,7 @@ WORDS: Mapping[str, Word] = {
     "run": ("Predict one configuration.", _add_run, _run),
     "sweep": ("Predict many configurations of a space.", _add_sweep, _sweep),
     "fit": ("Fit the cost model from step traces.", _add_fit, _fit),
+    "calibrate": ("Launch the server, sweep it, and fit the cost model.", _add_calibrate, _calibrate),
     "validate": ("Held-out launches of a study: predicted against measured.", _add_validate, _validate),
     "explain": ("Where the time of a configuration goes.", _add_common, _explain),
 }

@@ -68,6 +68,20 @@ def read_steps(path: Path) -> Steps:
     )
 
 
+def read_facts(path: Path) -> Mapping[str, Any]:
+    """What the server told of itself at the head of its trace, which may still be growing. Raises TraceError."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            facts = json.loads(file.readline())["facts"]
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{path}: not a step trace ({error})") from None
+    if not isinstance(facts, Mapping):
+        raise TraceError(f"{path}: not a step trace (no facts)")
+    return facts
+
+
 def _row(line: str) -> list[Any] | None:
     try:
         row = json.loads(line)
