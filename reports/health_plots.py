@@ -28,14 +28,17 @@ def panels(frame: pd.DataFrame, window: tuple[float, float], last_s: float, size
             name_series(axes, [str(name) for name, _ in lines], size)
             axes.set_ylim(bottom=0, top=max(1.12 * float(rows["value"].max()), 1e-9))
             label_axis(axes, str(panel))
-            _clock(axes, window, last_s, len(groups))
+            is_whole = bool((rows["value"] % 1 == 0).all())
+            _clock(axes, window, last_s, len(groups), is_whole=is_whole)
         axes_of[-1].set_xlabel("seconds since the run's start")
         return figure
 
 
-def _clock(axes: Axes, window: tuple[float, float], last_s: float, panels_shown: int) -> None:
+def _clock(
+    axes: Axes, window: tuple[float, float], last_s: float, panels_shown: int, *, is_whole: bool = False
+) -> None:
     axes.set_xlim(0, last_s)
-    axes.yaxis.set_major_locator(MaxNLocator(4 if panels_shown < 3 else 3))
+    axes.yaxis.set_major_locator(MaxNLocator(4 if panels_shown < 3 else 3, integer=is_whole))
     axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
     for start, end in ((0.0, window[0]), (window[1], last_s)):
         if end > start:
