@@ -28,5 +28,7 @@ ENV PORT=80 \
     HUGGINGFACE_HUB_CACHE=/data \
     PYTHONUNBUFFERED=1
 VOLUME /data
+# Where a merged adapter goes.
+WORKDIR /data
 EXPOSE 80
 ENTRYPOINT ["text-generation-launcher"]
