@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,23 @@ def new_directory(path: Path) -> Iterator[Path]:
     refuse_used(path)
     existed = path.is_dir()
     partial = path / PARTIAL
-    partial.mkdir(parents=True)
+    own: list[Path] = []
     try:
+        partial.mkdir(parents=True)
         yield partial
         for file in sorted(partial.iterdir(), key=lambda file: file.name == CONFIG):
-            file.replace(path / file.name)
+            own.append(path / file.name)
+            file.replace(own[-1])
         partial.rmdir()
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        if not existed:
-            path.rmdir()
+        # Directories that somebody else has put there meanwhile stay, and so does `path` with them.
+        for file in own:
+            with suppress(OSError):
+                file.unlink()
+        with suppress(OSError):
+            if not existed:
+                path.rmdir()
         raise
 
 

@@ -103,6 +103,19 @@ def test_a_directory_that_was_not_finished_is_as_it_was(
     assert not existed or not list(output.iterdir())
 
 
+def test_a_directory_that_cannot_be_finished_keeps_what_somebody_else_put_there(tmp_path: Path) -> None:
+    def write() -> None:
+        with new_directory(tmp_path / "out") as directory:
+            for name in ("a.safetensors", "b.safetensors"):
+                (directory / name).write_text("whole")
+            (tmp_path / "out" / "b.safetensors").mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        write()
+
+    assert names_in(tmp_path / "out") == ["b.safetensors"]
+
+
 def test_a_finished_directory_holds_the_files_and_nothing_else(tmp_path: Path) -> None:
     with new_directory(tmp_path / "out") as directory:
         (directory / "model.safetensors").write_text("whole")
