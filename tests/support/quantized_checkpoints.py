@@ -158,7 +158,7 @@ def compressed_tensors(**weights: Any) -> Callable[[Tensor], tuple[Tensors, Tens
         grouped = weight.unflatten(1, (-1, weights.get("group_size") or weight.shape[1]))
         scale, zero = calculate_qparams(grouped.amin(2), grouped.amax(2), scheme.weights)
         state = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
-        form = "pack-quantized" if weights["num_bits"] < 8 else "naive-quantized"
+        form = "pack-quantized" if "group_size" in weights else "naive-quantized"
         compressor: Any = BaseCompressor.get_value_from_registry(form)
         stored = compressor.compress(state, scheme)
         return dict(stored), compressor.decompress(stored, scheme)["weight"]
@@ -196,6 +196,10 @@ METHODS: dict[str, tuple[Callable[[Tensor], tuple[Tensors, Tensor]], dict[str, A
     "ct-int4-zeros": (
         compressed_tensors(num_bits=4, strategy="group", group_size=GROUP, symmetric=False),
         _compressed_settings("pack-quantized", 4, "int"),
+    ),
+    "ct-int8-group": (
+        compressed_tensors(num_bits=8, strategy="group", group_size=GROUP, symmetric=True),
+        _compressed_settings("pack-quantized", 8, "int"),
     ),
     "ct-int8": (
         compressed_tensors(num_bits=8, strategy="channel", symmetric=True),
