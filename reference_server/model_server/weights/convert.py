@@ -57,6 +57,8 @@ def convert_file(source: Path, target: Path) -> None:
         _check_space(target.parent, sum(tensor.nbytes for tensor in kept.values()))
         save_file(kept, new, metadata={"format": "pt"} | aliases)
         _compare(new, tensors)
+        # safetensors writes for the owner's eyes alone.
+        shutil.copymode(source, new)
         new.replace(target)
     except (OSError, SafetensorError) as error:
         raise StartupError(f"{source} cannot be converted to {target}: {error}") from error

@@ -42,6 +42,9 @@ def merge(adapter: Adapter, base: Path, target: Path, trust_remote_code: bool = 
         # Config and tokenizer as they were: what Transformers wrote of them is replaced.
         for name in set(small_names(file_names(base), trust_remote_code)).difference(INDEX_FILES):
             shutil.copyfile(base / name, scratch / name)
+        # safetensors writes for the owner's eyes alone.
+        for path in scratch.glob(f"*{SAFETENSORS}"):
+            shutil.copymode(scratch / "config.json", path)
         _move(scratch, target)
     except (OSError, SafetensorError) as error:
         raise StartupError(f"the merged model cannot be written to {target}: {error}") from error

@@ -172,6 +172,15 @@ def test_several_files_get_an_index(tmp_path):
     ]
 
 
+def test_who_may_read_the_pickle_may_read_what_came_of_it(tmp_path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "pytorch_model.bin").chmod(0o644)
+
+    convert(tmp_path, ["pytorch_model.bin"])
+
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
 def test_two_files_that_would_get_one_name_are_refused(tmp_path):
     with pytest.raises(StartupError, match=r"pytorch_a\.bin, a\.bin of .* would get the same name"):
         convert(tmp_path, ["pytorch_a.bin", "a.bin"])

@@ -66,6 +66,8 @@ def test_the_merged_model_has_the_base_models_config_and_tokenizer(tmp_path, bas
 
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "merged" / name).read_bytes() == (base / name).read_bytes()
+    modes = {path.stat().st_mode for path in (tmp_path / "merged").iterdir()}
+    assert len(modes) == 1
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
