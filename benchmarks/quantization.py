@@ -76,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     model_id = args.model_id or ("preset:tiny-llama" if args.quick else "preset:llama-125m")
     rounds = args.rounds or (2 if args.quick else 5)
-    new_tokens, text_tokens = (16, 256) if args.quick else (32, 1024)
+    new_tokens, text_tokens = (16, 256) if args.quick else (32, 512)
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(model_id, rounds, new_tokens, text_tokens, args.cpu_memory_gib, args.limit_s, Path(folder))
         rows = []
