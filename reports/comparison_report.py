@@ -36,13 +36,20 @@ def build_comparison_report(
     sections = [Section("Metrics", _metric_blocks(comparison))] if comparison.metrics else []
     if comparison.requirements:
         sections.append(Section("Requirements", (Table("", requirements_table(comparison)),)))
-    sections.append(Section("How it was judged", (_design(comparison), *(Text(note) for note in comparison.notes))))
+    sections.append(
+        Section("How it was judged", (_design(comparison), *(Text(_noted(note)) for note in comparison.notes)))
+    )
     sections += of_runs
     if reproduce:
         sections.append(Section("Repeat it", tuple(Text(line, is_code=True) for line in reproduce)))
     title = f"{comparison.label_b} against {comparison.label_a}"
     subtitle = " · ".join(filter(None, (comparison.size, comparison.setting)))
     return Report(title, subtitle, (verdict_line(comparison),), tuple(sections))
+
+
+def _noted(note: str) -> str:
+    """A note as a sentence."""
+    return f"{note[:1].upper()}{note[1:].rstrip('.')}."
 
 
 def verdict_line(comparison: Comparison) -> VerdictLine:
@@ -142,9 +149,10 @@ def pairs_frame(comparison: Comparison) -> pd.DataFrame:
 
 
 def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
+    over, looks = ("runs", "") if comparison.is_stored else ("pairs", " that hold over repeated looks")
     note = (
-        "Medians of each side; latencies in ms, shares in %. Change of B against A, with bounds that hold over "
-        "repeated looks. Could show: the change these pairs show in four of five cases."
+        f"Medians of each side; latencies in ms, shares in %. Change of B against A: the mean over {over}, with "
+        f"bounds{looks}. Could show: the change these {over} show in four of five cases."
     )
     table = Table("", metrics_table(comparison), note)
     frame = pairs_frame(comparison)
