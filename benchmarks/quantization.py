@@ -216,7 +216,8 @@ def _answer(pipe: Connection, method: str, plan: Plan) -> None:
     except EOFError:
         return
     except Exception as error:  # whatever a method brings: its row says so
-        pipe.send((f"{type(error).__name__}: {error}", None))
+        with contextlib.suppress(OSError):  # nobody waits any more
+            pipe.send((f"{type(error).__name__}: {error}", None))
 
 
 def table(rows: Sequence[Row | NotMeasured]) -> str:
