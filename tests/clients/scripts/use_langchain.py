@@ -15,7 +15,7 @@ from features import (
     run_features,
 )
 from langchain_core.messages import AIMessage, BaseMessageChunk, HumanMessage, ToolMessage
-from langchain_huggingface import HuggingFaceEndpoint
+from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
@@ -63,6 +63,7 @@ def chat() -> str:
     answer = chat_model.invoke("Hello")
     assert answer.response_metadata["finish_reason"] in ("length", "stop"), answer
     assert answer.usage_metadata["output_tokens"] > 1
+    check_text(ChatHuggingFace(llm=endpoint).invoke("Hello").content)
     return check_text(answer.content)
 
 
@@ -83,7 +84,7 @@ def tools() -> object:
         AIMessage("", tool_calls=[call]),
         ToolMessage("Three days in Oslo.", tool_call_id=call["id"]),
     ]
-    (again,) = model.invoke(history).tool_calls
+    (again,) = chat_model.bind_tools([Trip], tool_choice="any").invoke(history).tool_calls
     check_trip(again["args"])
     return check_trip(call["args"])
 

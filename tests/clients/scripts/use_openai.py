@@ -1,7 +1,7 @@
 """The `openai` package: both routes, streamed and not, blocking and not."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from features import (
@@ -18,6 +18,7 @@ from features import (
     refused,
     run_features,
 )
+from pydantic import BaseModel, Field
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="-", max_retries=0)
 model = client.models.list().data[0].id
@@ -35,6 +36,14 @@ tool_arguments: dict[str, Any] = {
     "tools": [TOOL],
     "tool_choice": {"type": "function", "function": {"name": "plan_trip"}},
 }
+REQUIRED = {"tool_choice": "required"}
+
+
+class Trip(BaseModel):
+    """A trip."""
+
+    city: Literal["Oslo", "Paris"]
+    days: int = Field(ge=1, le=9)
 
 
 def complete() -> str:
@@ -92,8 +101,10 @@ def tools() -> object:
     assert bool(free.content) != bool(free.tool_calls), free
     barred = client.chat.completions.create(**tool_arguments | {"tool_choice": "none", "max_tokens": 8}).choices[0]
     assert barred.message.tool_calls is None, barred
-    told = client.chat.completions.create(**tool_arguments | {"messages": TOOL_HISTORY, "tool_choice": "required"})
+    told = client.chat.completions.create(**tool_arguments | {"messages": TOOL_HISTORY} | REQUIRED)
     check_trip(told.choices[0].message.tool_calls[0].function.arguments)
+    made = client.chat.completions.parse(**tool_arguments | {"tools": [openai.pydantic_function_tool(Trip)]} | REQUIRED)
+    assert isinstance(made.choices[0].message.tool_calls[0].function.parsed_arguments, Trip), made
     return check_trip(call.function.arguments)
 
 
@@ -117,6 +128,8 @@ def tools_stream() -> object:
 def json_schema() -> object:
     layout = {"type": "json_schema", "json_schema": {"name": "trip", "schema": TRIP, "strict": True}}
     answer = client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, response_format=layout)
+    parsed = client.chat.completions.parse(model=model, messages=MESSAGES, temperature=0, response_format=Trip)
+    assert isinstance(parsed.choices[0].message.parsed, Trip), parsed
     return check_trip(answer.choices[0].message.content)
 
 
