@@ -6,13 +6,26 @@ from pathlib import Path
 from loadgen.config import BenchConfig
 from tests.tuner.test_simulate_cli import write_trace
 from tuner.config import ParamSection
+from tuner.costs import fit_costs
+from tuner.forecast import load_of
 from tuner.guided import SimulatorGuide, launches_of
 from tuner.objective import Limit, Objective
 from tuner.outcome import TrialResult
 from tuner.proposals import Proposal, StepBack
 from tuner.space import SearchSpace, known_settings
 from tuner.steptrace import read_steps
-from tuner.validate import NAMES, Launched, held_out, summary
+from tuner.sweep import Forecaster, predict_all
+from tuner.validate import (
+    NAMES,
+    Expectation,
+    Held,
+    Launched,
+    expectations,
+    held_out,
+    read_ledger,
+    summary,
+    write_ledger,
+)
 
 LOAD = BenchConfig(mode="closed", concurrency=8, requests=30, input_tokens="uniform:64,512", output_tokens="16")
 PARAMS = {
@@ -86,3 +99,43 @@ def test_held_out_launches_are_predicted_from_the_others(tmp_path: Path):
 
     assert len(held) == 3
     assert set(summary(held)) == set(NAMES)
+
+
+def test_a_ledger_holds_promises_and_held_out_launches(tmp_path: Path):
+    promised = TrialResult(
+        1,
+        {},
+        "measured",
+        5.0,
+        measured={"output_tokens_per_s": 90.0},
+        attributes={"predicted_output_tokens_per_s": 100.0},
+    )
+    held = [Held({}, dict.fromkeys(NAMES, 110.0), dict.fromkeys(NAMES, 100.0), 2)]
+
+    rows = expectations([promised], held)
+    write_ledger(tmp_path / "ledger.parquet", rows)
+
+    assert rows[0] == Expectation(1, "before launch", "output_tokens_per_s", 100.0, 90.0)
+    assert [row.metric for row in rows[1:]] == [*NAMES]
+    assert read_ledger(tmp_path / "ledger.parquet") == rows
+    assert read_ledger(tmp_path / "none.parquet") == []
+
+
+def test_simulation_V13_the_number_of_processes_changes_no_prediction(tmp_path: Path):
+    costs = fit_costs([read_steps(write_trace(tmp_path / "steps.jsonl"))])
+    forecaster = Forecaster(costs, costs.reference, costs.pool, load_of(LOAD), NAMES, {})
+    wanted = [{"max_batch_prefill_tokens": 512 * number} for number in range(1, 18)]
+
+    assert predict_all(forecaster, wanted, 2) == predict_all(forecaster, wanted, 1)
+
+
+def test_the_best_are_named_by_what_model_and_measurements_say_together(tmp_path: Path):
+    results = [
+        trial(tmp_path, number, {"max_batch_prefill_tokens": budget, "max_waiting_tokens": 20})
+        for number, budget in enumerate((4096, 512, 8192))
+    ]
+
+    best = guide_in(tmp_path).best_first(results)
+
+    assert sorted(each["max_batch_prefill_tokens"] for each in best) == [512, 4096, 8192]
+    assert best[-1]["max_batch_prefill_tokens"] == 512
