@@ -2,6 +2,9 @@
 
 from reference_server.workers import WorkerLimits, WorkerPool
 
+#: What one step of a grammar may take of a thread's own time, where it is tried out and where it is walked. Expressions
+#: are bounded too (regex_limits.py), but one of a wide regex may cost a thousand times what others do.
+MAX_STEP_NS = 50_000_000
 LIMITS = WorkerLimits(time_s=5.0, memory_bytes=1 << 30, max_waiting=32)
 
 

@@ -1,40 +1,67 @@
 """How much a regex may ask for (reliability.md Q10), and whether it is one: judged before anything is built from it."""
 
+import random
+import time
 from functools import cache
 
 import llguidance
 
 from reference_server.errors import GenerationError, ValidationError
+from reference_server.grammars.pool import MAX_STEP_NS
 
 MAX_CHARACTERS = 65_536
 MAX_REPETITIONS = 10_000
 MAX_STATES = 50_000
-#: What one step may spend on a regex's automaton, in expressions built: 70 ms at most where 10 us are usual.
-MAX_STEP_FUEL = 100_000
+#: What building a regex's automaton may spend at its start and in one step, in expressions.
+MAX_START_FUEL, MAX_STEP_FUEL = 100_000, 30_000
+_PROBED_STEPS = 32
+#: What llguidance says of a regex that parses and is refused.
+_LIMITS_REACHED = ("too big", "precomputation failed", "too many")
 
 
 @cache
 def parser_limits() -> llguidance.LLParserLimits:
     """The same for whoever walks an automaton: one that grows past them ends its own request."""
     return llguidance.LLParserLimits(
-        initial_lexer_fuel=MAX_STEP_FUEL, step_lexer_fuel=MAX_STEP_FUEL, max_lexer_states=MAX_STATES
+        initial_lexer_fuel=MAX_START_FUEL, step_lexer_fuel=MAX_STEP_FUEL, max_lexer_states=MAX_STATES
     )
 
 
 def check_regex(regex: str) -> None:
-    """Raise ValidationError for what is too large, GenerationError for what does not parse."""
+    """Raise ValidationError for what is too large or too slow, GenerationError for what does not parse."""
     check_size(regex)
     if (len(regex) - len(regex.rstrip("\\"))) % 2:
         # llguidance would take it for an escape of the slash that it puts behind a regex.
         raise GenerationError("grammar is not valid: incomplete escape sequence")
+    # Once more, lest something else on the machine has made it slow.
+    if _slowest_step_ns(regex) > MAX_STEP_NS and (slowest := _slowest_step_ns(regex)) > MAX_STEP_NS:
+        raise too_complex(f"time: one step of its automaton takes {slowest // 1_000_000} ms")
+
+
+def _slowest_step_ns(regex: str) -> int:
+    """Of starting its automaton and of a random walk's first steps over bytes."""
+    started = time.thread_time_ns()
     matcher = llguidance.LLMatcher(
         _bytes(), llguidance.LLMatcher.grammar_from_regex(regex), log_level=0, limits=parser_limits()
     )
     if matcher.is_error():
-        raise GenerationError(f"grammar is not valid: {parser_detail(matcher.get_error())}")
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        raise too_complex(f"states: {_first_line(matcher.get_error())}")
+        error = matcher.get_error()
+        if any(words in error for words in _LIMITS_REACHED):
+            raise too_complex(f"states: {_first_line(error)}")
+        raise GenerationError(f"grammar is not valid: {parser_detail(error)}")
+    times, rng = [time.thread_time_ns() - started], random.Random(0)
+    for _ in range(_PROBED_STEPS):
+        started = time.thread_time_ns()
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error():
+            raise too_complex(f"states: {_first_line(matcher.get_error())}")
+        following = [byte for byte in range(256) if allowed >> byte & 1]
+        if following:
+            matcher.consume_token(rng.choice(following))
+        times.append(time.thread_time_ns() - started)
+        if not following:
+            break
+    return max(times)
 
 
 def check_size(regex: str) -> None:

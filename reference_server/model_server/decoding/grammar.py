@@ -17,6 +17,7 @@ from torch import Tensor
 
 from reference_server.errors import ValidationError
 from reference_server.grammars.packages import missing_packages
+from reference_server.grammars.pool import MAX_STEP_NS
 from reference_server.tokenizer import FastTokenizer, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ MAX_KEPT_BYTES = 256 << 20
 #: A step that takes longer has built states, and so memory is asked for.
 _BUILDING_NS = 1_000_000
 _PAGE_BYTES = 4096
+_WALKED_AT_ONCE = 64
 
 
 class GrammarError(Exception):
@@ -40,11 +42,14 @@ class Grammars:
         tokenizer: Tokenizer,
         eos_ids: Collection[int],
         resident_bytes: Callable[[], int] | None = None,
+        clock_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self.vocab_size = tokenizer.vocab_size
         self._tokenizer = tokenizer
         self._eos_ids = sorted(id_ for id_ in eos_ids if 0 <= id_ < tokenizer.vocab_size)
+        self.clock_ns = clock_ns
         self._resident_bytes = resident_bytes or _resident_bytes
+        self._slow: OrderedDict[str, None] = OrderedDict()
         self._engine: _Engine | None = None
         self._kept: OrderedDict[str, Automaton] = OrderedDict()
 
@@ -67,10 +72,18 @@ class Grammars:
             logger.info("requests with a grammar are refused: %s", error)
 
     def automaton(self, regex: str) -> "Automaton":
-        """Raises GrammarError for a regex that is none."""
+        """Raises GrammarError for a regex that is none, or that has held up a batch before."""
+        if regex in self._slow:
+            raise GrammarError("it has taken too long before")
         kept = self._kept.get(regex)
         if kept is None:
-            kept = self._kept[regex] = self.fresh_automaton(regex)
+            self._loaded_engine()
+            started = self.clock_ns()
+            kept = self.fresh_automaton(regex)
+            if self.clock_ns() - started > MAX_STEP_NS:
+                self.give_up(regex)
+                raise GrammarError("its automaton takes too long to start")
+            self._kept[regex] = kept
         self._kept.move_to_end(regex)
         while len(self._kept) > MAX_KEPT or (len(self._kept) > 1 and self._kept_bytes() > MAX_KEPT_BYTES):
             self._kept.popitem(last=False)
@@ -87,6 +100,13 @@ class Grammars:
         """Keep an automaton no longer that has reached its limits."""
         if self._kept.get(regex) is automaton:
             del self._kept[regex]
+
+    def give_up(self, regex: str) -> None:
+        """Refuse a regex whose steps take too long, for as long as it is remembered."""
+        self._kept.pop(regex, None)
+        self._slow[regex] = None
+        if len(self._slow) > MAX_KEPT:
+            self._slow.popitem(last=False)
 
     def _kept_bytes(self) -> int:
         return sum(automaton.num_bytes for automaton in self._kept.values())
@@ -186,12 +206,17 @@ class Automaton:
         self.start = engine.compile(regex)
         self.num_bytes += max(0, resident_bytes() - before)
 
-    def fill(self, matcher: "llguidance.LLMatcher", row: NDArray[np.int32]) -> None:  # type: ignore[name-defined] # noqa: F821
-        """The tokens that may come next, a bit each: row is [ceil(vocab_size / 32)], the tokenizer's vocabulary."""
-        before, started = self._resident_bytes(), time.perf_counter_ns()
+    def fill(self, matcher: "llguidance.LLMatcher", row: NDArray[np.int32], clock_ns: Callable[[], int]) -> int:  # type: ignore[name-defined] # noqa: F821
+        """The tokens that may come next, a bit each, and how long that took.
+
+        row: [ceil(vocab_size / 32)], the tokenizer's vocabulary.
+        """
+        before, started = self._resident_bytes(), clock_ns()
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if time.perf_counter_ns() - started > _BUILDING_NS:
+        spent_ns = clock_ns() - started
+        if spent_ns > _BUILDING_NS:
             self.num_bytes += max(0, self._resident_bytes() - before)
+        return spent_ns
 
 
 class GrammarState:
@@ -213,7 +238,7 @@ class GrammarState:
             logger.warning("a grammar cannot be enforced: %s", error)
             return
         self._matcher = self._automaton.start.deep_copy()
-        if not self._matcher.consume_tokens(self._accepted):
+        if not self._walk(self._accepted):
             self._start_again()
 
     @property
@@ -224,11 +249,13 @@ class GrammarState:
     def fill(self, row: NDArray[np.int32]) -> None:
         """The tokens that may come next, a bit each; none once the state has failed."""
         if self._automaton is not None:
-            self._automaton.fill(self._matcher, row)
+            spent_ns = self._automaton.fill(self._matcher, row, self._grammars.clock_ns)
             if self._matcher.is_error():
                 self._start_again()
                 if self._automaton is not None:
-                    self._automaton.fill(self._matcher, row)
+                    spent_ns += self._automaton.fill(self._matcher, row, self._grammars.clock_ns)
+            if spent_ns > MAX_STEP_NS:
+                self._give_up(spent_ns)
         if self._automaton is None or self._matcher.is_error():
             row[:] = 0
 
@@ -237,8 +264,20 @@ class GrammarState:
         self._accepted.append(token_id)
         if self._automaton is None or self._matcher.is_stopped():
             return
-        if not self._matcher.consume_token(token_id):
+        if not self._walk([token_id]):
             self._start_again()
+
+    def _walk(self, ids: Sequence[int]) -> bool:
+        """Take `ids`, a few at a time: the others in the batch wait for it. False if they cannot be taken."""
+        started = self._grammars.clock_ns()
+        for first in range(0, len(ids), _WALKED_AT_ONCE):
+            if not self._matcher.consume_tokens(ids[first : first + _WALKED_AT_ONCE]):
+                return False
+            spent_ns = self._grammars.clock_ns() - started
+            if spent_ns > MAX_STEP_NS:
+                self._give_up(spent_ns)
+                break
+        return True
 
     def _start_again(self) -> None:
         """Go on with an automaton of its own, once: others may have used up the limits of the one that they shared."""
@@ -249,9 +288,15 @@ class GrammarState:
         self._automaton = self._grammars.fresh_automaton(self._regex) if was_shared else None
         if self._automaton is not None:
             self._matcher = self._automaton.start.deep_copy()
-            if self._matcher.consume_tokens(self._accepted):
+            if self._walk(self._accepted):
                 return
         logger.warning("a grammar's state has failed: %s", reason)
+        self._automaton = None
+
+    def _give_up(self, spent_ns: int) -> None:
+        """End this row, and refuse the regex from now on: the next step would hold up the batch again."""
+        logger.warning("a grammar is given up: one step of its automaton took %d ms", spent_ns // 1_000_000)
+        self._grammars.give_up(self._regex)
         self._automaton = None
 
 

@@ -1,5 +1,8 @@
 """What a regex may ask for, and what is told of one that does not parse."""
 
+import random
+import re
+
 import pytest
 
 from reference_server.errors import GenerationError, ValidationError
@@ -40,6 +43,23 @@ def test_reliability_4_5_57_a_regex_that_asks_for_too_much(regex: str, limit: st
         check_regex(regex)
 
     assert caught.value.detail.startswith(f"grammar is not valid: too complex ({limit}")
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "".join(f"[{letter}-z]?" for letter in "abcdefgh" * 300),
+        "x{3}" + "[a-z]?" * 5000,
+        "|".join("".join(random.Random(seed).choices("abcdefghijklmnop", k=5)) for seed in range(10_900)),
+    ],
+    ids=["wide_at_start", "wide_later", "many_words"],
+)
+def test_reliability_Q13_a_regex_whose_automaton_would_hold_up_a_batch_is_refused(regex: str):
+    with pytest.raises(ValidationError) as caught:
+        check_regex(regex)
+
+    # Which limit is met first is the machine's affair.
+    assert re.match(r"grammar is not valid: too complex \((states|time): ", caught.value.detail)
 
 
 @pytest.mark.parametrize(

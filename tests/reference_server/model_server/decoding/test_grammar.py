@@ -244,6 +244,40 @@ def test_limits_that_others_used_up_do_not_end_a_sequence():
     assert allowed(grammars.state(regex), tokenizer.vocab_size) != []
 
 
+class SlowClock:
+    """Each look at it is `step_ms` after the last."""
+
+    def __init__(self) -> None:
+        self.step_ms = self._now_ms = 0
+
+    def __call__(self) -> int:
+        self._now_ms += self.step_ms
+        return self._now_ms * 1_000_000
+
+
+@pytest.mark.parametrize("at", ["start", "continuation", "mask", "token"])
+def test_reliability_Q13_a_grammar_that_holds_up_its_batch_is_ended_and_refused(at: str):
+    clock = SlowClock()
+    grammars = Grammars(M15, {EOS}, clock_ns=clock)
+    regex = "a+b1" if at == "start" else "a+b"
+    state = grammars.state("a+b")
+
+    clock.step_ms = 60
+    match at:
+        case "start":
+            state = grammars.state(regex)
+        case "continuation":
+            state = grammars.state(regex, "a")
+        case "mask":
+            allowed(state)
+        case "token":
+            state.accept(0)
+    clock.step_ms = 0
+
+    assert allowed(state) == allowed(grammars.state(regex)) == []
+    assert allowed(grammars.state("a+")) == [0]
+
+
 def test_resident_memory_is_read():
     from reference_server.model_server.decoding.grammar import _resident_bytes
 
