@@ -377,8 +377,8 @@ class ServerConfig(ModelConfig, BatchingConfig, HttpConfig, ProcessConfig):
     def _check_together(self) -> Self:
         if self.quantize == "exl2" and (self.num_shard or 1) > 1:
             raise ValueError(
-                f"`quantize` exl2 cannot be sharded, but `num_shard` is {self.num_shard}: give 1, or take a GPTQ or AWQ "
-                "checkpoint"
+                f"`quantize` exl2 cannot be sharded, but `num_shard` is {self.num_shard}: "
+                "give 1, or take a GPTQ or AWQ checkpoint"
             )
         prompt = self.max_input_tokens or self.max_input_length
         budget = self.max_batch_prefill_tokens
