@@ -14,7 +14,7 @@ MAX_REPETITIONS = 10_000
 MAX_STATES = 50_000
 #: What building a regex's automaton may spend at its start and in one step, in expressions.
 MAX_START_FUEL, MAX_STEP_FUEL = 100_000, 30_000
-_PROBED_STEPS = 32
+_PROBED_STEPS = 128
 #: What llguidance says of a regex that parses and is refused.
 _LIMITS_REACHED = ("too big", "precomputation failed", "too many")
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
@@ -148,3 +149,34 @@ def test_a_small_study_measures_real_launches_and_its_best_is_served(tmp_path):
     results = sorted((tmp_path / "studies/s/trials").glob("*/result.json"))
     assert results, done.stderr
     assert (tmp_path / "studies/s/trials/0000/server.log").exists()
+
+
+def test_reliability_Q13_exploding_grammars_hold_up_no_mate(server):
+    """They are refused only after workers have worked on them for long; tokens of the mate come all the while."""
+    optional = {f"p{number}": {"type": "string"} for number in range(3000)}
+    wide = "x{50}" + "".join(f"[{letter}-z]?" for letter in "abcdefgh" * 500)
+    grammars = [{"type": "json", "value": {"properties": optional}}, {"type": "regex", "value": wide}]
+    request = urllib.request.Request(
+        server.url + "/generate_stream",
+        json.dumps({"inputs": PROMPTS[1], "parameters": {"max_new_tokens": 1000, "ignore_eos_token": True}}).encode(),
+        {"Content-Type": "application/json"},
+    )
+
+    def refused(grammar: dict) -> tuple[int, str]:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            server.post("/generate", {"inputs": PROMPTS[0], "parameters": {"max_new_tokens": 9, "grammar": grammar}})
+        return caught.value.code, json.loads(caught.value.read())["error"]
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool, urllib.request.urlopen(request, timeout=60) as mate:
+        mate.readline()
+        refusals = [pool.submit(refused, grammar) for grammar in grammars]
+        meanwhile = 0
+        while not all(refusal.done() for refusal in refusals):
+            meanwhile += mate.readline().startswith(b"data:")
+        rest = mate.read().count(b"data:")
+
+    assert meanwhile >= 20
+    assert meanwhile + rest == 999
+    for refusal in refusals:
+        status, error = refusal.result()
+        assert (status, "too complex" in error) == (422, True)
