@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 TUNE = Path(sys.executable).with_name("tgi-tune")
+QUICK_STUDY = Path(__file__).parents[2] / "docs" / "quick-study.toml"
 
 
 def tune(folder, *words):
@@ -30,3 +31,13 @@ def test_tuning_9_without_a_file_two_calls_make_one_study_and_the_second_launche
     assert sorted(path.relative_to(folder) for path in folder.rglob("events.jsonl")) == launches
     assert len(launches) >= 6 + 2 + 3
     assert (folder / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_defaults_of_the_quick_study_have_room(tmp_path):
+    words = ("noise", str(QUICK_STUDY), "--noise-runs", "2", "--warmup", "1s", "--duration", "4s", "--json")
+
+    found = json.loads(tune(tmp_path, *words))
+
+    assert found["runs"] == 2
