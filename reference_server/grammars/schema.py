@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 from outlines_core.json_schema import NUMBER, build_regex_from_schema
@@ -113,10 +114,11 @@ class _Plainer:
 
     def _one_of(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
         branches = _branches(schema, "oneOf")
-        for number, one in enumerate(branches):
-            for other in branches[:number]:
-                if not are_apart(one, other, place.resolved):
-                    raise SchemaError("`oneOf` whose schemas may share a value is not supported; `anyOf` is")
+        if not _are_all_apart(branches, place):
+            # pydantic does not require a tag that has a default; where every branch writes its own, they are apart.
+            branches = [_with_tag(place.resolved(branch), schema.get("discriminator")) for branch in branches]
+            if not _are_all_apart(branches, place):
+                raise SchemaError("`oneOf` whose schemas may share a value is not supported; `anyOf` is")
         return {"anyOf": [self.plain(branch, place) for branch in branches]}
 
     def _prefix_items(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
@@ -276,6 +278,18 @@ def _branches(schema: Mapping[str, Any], keyword: str) -> Sequence[Schema]:
         required = [*beside.get("required", ()), *branch.get("required", ())]
         merged.append({**beside, **branch, **({"required": required} if required else {})})
     return merged
+
+
+def _are_all_apart(branches: Sequence[Schema], place: Place) -> bool:
+    return all(are_apart(one, other, place.resolved) for one, other in combinations(branches, 2))
+
+
+def _with_tag(branch: Schema, discriminator: object) -> Schema:
+    """`branch` with the property required that OpenAPI's `discriminator` names."""
+    tag = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+    if not isinstance(tag, str) or isinstance(branch, bool) or tag not in branch.get("properties", {}):
+        return branch
+    return {**branch, "required": [*branch.get("required", ()), tag]}
 
 
 def _bounds(schema: Mapping[str, Any]) -> Bounds | None:

@@ -116,6 +116,14 @@ SERVED: dict[str, Schema] = {
         {"type": "object", "properties": {"kind": {"const": kind}, "v": value}, "required": ["kind", "v"]}
         for kind, value in (("a", integer()), ("b", BOOLEAN), ("c", string(maxLength=2)))
     ]}),
+    "one_of_tag_with_default": one(
+        {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+         "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}}},
+        **{"$defs": {
+            name.title(): {"type": "object", "properties": {"kind": {"const": name, "default": name}, "age": integer(maximum=30)}}
+            for name in ("cat", "dog")
+        }},
+    ),
     "one_of_typed": one({"type": "object", "oneOf": [one({"const": 1}), one({"const": 2})]}),
     "all_of_one": one({"allOf": [integer(minimum=1)], "description": "as pydantic writes it"}),
     # references
@@ -172,6 +180,11 @@ REFUSED: dict[str, tuple[Schema, str]] = {
     "enum_object": (one({"enum": [{"a": 1}]}), "an object or array in `enum`"), "const_list": (one({"const": [1]}), "an object or array"),
     "enum_no_value": (one(string(enum=[1, 2])), "has the `type`"), "const_not_listed": (one({"const": 1, "enum": [2]}), "`const`"),
     "ref_missing": (one({"$ref": "#/$defs/X"}), "leads nowhere"), "ref_url": (one({"$ref": "http://x/y"}), "only references into"),
+    "one_of_no_tag": (
+        one({"oneOf": [{"properties": {"a": NULL}}, {"properties": {"a": NULL}}], "discriminator": {"propertyName": "a"}}), "may share a value",
+    ),
+    "one_of_odd_tag": (one({"oneOf": [{"properties": {"a": NULL}}, {}], "discriminator": "a"}), "may share a value"),
+    "one_of_tag_list": (one({"oneOf": [{"properties": {"a": NULL}}, {}], "discriminator": {"propertyName": []}}), "may share a value"),
     "ref_outer": (one({"$id": "urn:inner", "properties": {"a": {"$ref": "#/$defs/T"}}}, **{"$defs": {"T": NULL}}), "leads nowhere"),
     "one_of_elsewhere": (
         one({"oneOf": [{"$id": "urn:a", "$ref": "#/$defs/T", "$defs": {"T": string()}}, {"$ref": "#/$defs/U"}]},
