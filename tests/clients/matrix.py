@@ -48,7 +48,6 @@ What a user of these clients may meet:
 
 * A refusal has TGI's body, `{"error": "…", "error_type": "…"}`. `openai` shows only the status in the exception's text;
   the reason is in its `body`.
-* A `top_p` of exactly 1 is refused, as by TGI. LangChain's `OpenAI` sends it unless it is given another.
 * The load tools' `ignore_eos` is vLLM's word; here it is `ignore_eos_token` (`--extra-inputs ignore_eos_token:true` for
   aiperf, `"extras": {"body": {"ignore_eos_token": true}}` for guidellm).
 """

@@ -27,7 +27,7 @@ async def test_chat_and_completions_single_and_streamed():
         )
         models = [model.id async for model in client.models.list()]
         with pytest.raises(openai.UnprocessableEntityError) as refused:
-            await client.chat.completions.create(model="tgi", messages=messages, top_p=1.0)
+            await client.chat.completions.create(model="tgi", messages=messages, top_p=2.0)
         await client.close()
 
     assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == (" a b c d e", "stop")

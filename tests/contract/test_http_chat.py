@@ -190,10 +190,37 @@ async def test_choices_are_generations_of_their_own():
 
 async def test_a_stream_fails_in_openais_form_and_still_ends_with_done():
     async with serve() as served:
-        events = events_of((await chat(served, stream=True, top_p=1.0)).text)
+        events = events_of((await chat(served, stream=True, temperature=-1.0)).text)
 
-    message = "Input validation error: `top_p` must be > 0.0 and < 1.0"
+    message = "Input validation error: `temperature` must be strictly positive"
     assert events == [{"error": {"message": message, "http_status_code": 422}}, "[DONE]"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("top_p", [1, 1.0, 0.99999999])
+async def test_http_4_1_a_top_p_of_1_is_off(path: str, top_p: float):
+    # Section 4.1 refuses it, as row 9 does for the native API (H21). OpenAI's default is 1, and LangChain sends it.
+    body = {"messages": [USER]} if "chat" in path else {"prompt": "p"}
+    async with serve() as served:
+        response = await served.client.post(path, json={**body, "top_p": top_p, "max_tokens": 1})
+        (request,) = served.requests
+
+    assert response.status_code == 200
+    assert (request.parameters.top_p, request.parameters.do_sample) == (1.0, True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("top_p", [0.0, -0.5, 1.1, 2.0])
+async def test_http_4_1_other_top_ps_are_refused(path: str, top_p: float, stream: bool):
+    body = {"messages": [USER]} if "chat" in path else {"prompt": "p"}
+    async with serve() as served:
+        response = await served.client.post(path, json={**body, "top_p": top_p, "stream": stream})
+        failures = await served.metric('tgi_request_failure{err="validation"}')
+
+    message = f"Input validation error: `top_p` must be > 0.0 and <= 1.0. Given: {top_p}"
+    assert (response.status_code, response.json()) == (422, {"error": message, "error_type": "validation"})
+    assert failures == "1"
 
 
 async def test_presence_penalty_is_openais():

@@ -72,7 +72,7 @@ async def test_vertex_answers_prompts_and_conversations_in_order():
     [
         ([], 422, {"error": "Input validation error", "error_type": "Input validation error"}),
         ([{"inputs": ""}], 500, INCOMPLETE),
-        ([{"inputs": "x"}, {"messages": [USER], "top_p": 1.0}], 500, INCOMPLETE),
+        ([{"inputs": "x"}, {"messages": [USER], "top_p": 2.0}], 500, INCOMPLETE),
     ],
 )
 async def test_vertex_failures(instances: list[Any], status: int, body: dict[str, str]):

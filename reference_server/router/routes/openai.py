@@ -17,6 +17,7 @@ from reference_server.router.routes.openai_bodies import (
     Usage,
     render_stream_error,
 )
+from reference_server.router.routes.openai_rules import check_common
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest, SamplingFields
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.services import Services
@@ -226,21 +227,6 @@ async def _start(choice: Choice, held: AsyncExitStack) -> Choice | RequestError:
         return error
 
 
-def check_common(request: SamplingFields, max_best_of: int) -> int:
-    """The "both" rows of section 3.5; how many choices are wanted."""
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise ValidationError(
-            f"`max_tokens` and `max_completion_tokens` must be equal when both are given. Given: {old} and {new}"
-        )
-    if request.logit_bias:
-        raise ValidationError("`logit_bias` is not supported")
-    choices = 1 if request.n is None else request.n
-    if not 0 < choices <= max(1, max_best_of):
-        raise ValidationError(f"`n` must be > 0 and <= {max_best_of}. Given: {choices}")
-    return choices
-
-
 def completion_calls(request: CompletionRequest, choices: int) -> list[GenerateCall]:
     """One generation per prompt and choice, in order of their index."""
     return [
@@ -280,7 +266,8 @@ def _parameters(request: SamplingFields, choice: int) -> GenerateParameters:
         temperature=None if is_greedy else request.temperature,
         do_sample=not is_greedy,
         frequency_penalty=request.frequency_penalty,
-        top_p=request.top_p,
+        # OpenAI's 1 is no limit; the native API refuses it, as TGI does.
+        top_p=None if request.top_p == 1.0 else request.top_p,
         max_new_tokens=request.max_tokens if asked is None else asked,
         stop=request.stop or [],
         details=True,

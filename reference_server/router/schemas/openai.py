@@ -32,7 +32,7 @@ class SamplingFields(ApiModel):
     max_tokens: U32 | None = Field(None, description="Most tokens to generate; by default what fits.")
     max_completion_tokens: U32 | None = Field(None, description="The newer name of `max_tokens`.")
     temperature: F32 | None = Field(None, description="0 is greedy.")
-    top_p: F32 | None = None
+    top_p: F32 | None = Field(None, description="Sample from the smallest set with this probability; 1 is off.")
     frequency_penalty: F32 | None = None
     presence_penalty: F32 | None = Field(None, description="-2.0 to 2.0, once per token already generated.")
     stop: StopField = Field(None, description="One text or several that end the generation.")

@@ -1,0 +1,23 @@
+"""What the OpenAI routes judge before a prompt is rendered or a stream starts (http-api.md section 3.5)."""
+
+import numpy
+
+from reference_server.errors import ValidationError
+from reference_server.router.schemas.openai import SamplingFields
+
+
+def check_common(request: SamplingFields, max_best_of: int) -> int:
+    """The rows of both routes; how many choices are wanted. Raises `ValidationError`."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise ValidationError(
+            f"`max_tokens` and `max_completion_tokens` must be equal when both are given. Given: {old} and {new}"
+        )
+    if request.logit_bias:
+        raise ValidationError("`logit_bias` is not supported")
+    choices = 1 if request.n is None else request.n
+    if not 0 < choices <= max(1, max_best_of):
+        raise ValidationError(f"`n` must be > 0 and <= {max_best_of}. Given: {choices}")
+    if request.top_p is not None and not 0.0 < request.top_p <= 1.0:
+        raise ValidationError(f"`top_p` must be > 0.0 and <= 1.0. Given: {numpy.float32(request.top_p)!s}")
+    return choices
