@@ -223,6 +223,16 @@ async def test_http_4_1_other_top_ps_are_refused(path: str, top_p: float, stream
     assert failures == "1"
 
 
+async def test_http_4_1_a_temperature_of_0_is_greedy_beside_a_top_p():
+    # TGI samples at a temperature of 1 then, since a `top_p` is there.
+    async with serve() as served:
+        response = await chat(served, temperature=0, top_p=0.9)
+        (request,) = served.requests
+
+    assert response.status_code == 200
+    assert (request.parameters.do_sample, request.parameters.temperature, request.parameters.top_p) == (False, 1.0, 1.0)
+
+
 async def test_presence_penalty_is_openais():
     async with serve() as served:
         accepted = await chat(served, presence_penalty=1.5, max_tokens=1)

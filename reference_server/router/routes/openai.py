@@ -266,8 +266,8 @@ def _parameters(request: SamplingFields, choice: int) -> GenerateParameters:
         temperature=None if is_greedy else request.temperature,
         do_sample=not is_greedy,
         frequency_penalty=request.frequency_penalty,
-        # OpenAI's 1 is no limit; the native API refuses it, as TGI does.
-        top_p=None if request.top_p == 1.0 else request.top_p,
+        # OpenAI's 1 is no limit; the native API refuses it, as TGI does. Any other would make a greedy request sample.
+        top_p=None if is_greedy or request.top_p == 1.0 else request.top_p,
         max_new_tokens=request.max_tokens if asked is None else asked,
         stop=request.stop or [],
         details=True,
