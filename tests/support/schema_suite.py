@@ -39,6 +39,7 @@ SERVED: dict[str, Schema] = {
     # objects
     "no_properties": {"properties": {}}, "order": {"properties": {"z": NULL, "a": NULL, "m": NULL}},
     "all_optional": {"properties": {"a": integer(), "b": BOOLEAN, "c": string(maxLength=3)}},
+    "forty_optional": {"properties": {f"field_{i}": string() for i in range(40)}},
     "first_required": {"properties": {"a": integer(), "b": BOOLEAN}, "required": ["a"]},
     "last_required": {"properties": {"a": integer(), "b": BOOLEAN}, "required": ["b"]},
     "middle_required": {"properties": {"a": NULL, "b": NULL, "c": NULL}, "required": ["b"]},
