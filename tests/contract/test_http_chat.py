@@ -70,6 +70,28 @@ async def test_http_H49_a_stream_with_usage():
     assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 6, "[DONE]")
 
 
+#: Each is the default of some client, or of OpenAI's API.
+ASKS_NOTHING: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1},
+    {"frequency_penalty": 0, "presence_penalty": 0},
+    {"n": 1},
+    {"n": None},
+    {"seed": None},
+    {"stop": []},
+    {"stop": None},
+    {"stream": None},
+    {"user": "somebody"},
+    {"store": False},
+    {"store": None},
+    {"metadata": {}},
+    {"metadata": {"team": "a"}},  # a label of the request
+    {"service_tier": "auto"},
+    {"service_tier": "default"},
+    {"service_tier": None},
+]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -85,12 +107,57 @@ async def test_http_H49_a_stream_with_usage():
         {"stop": ["x"]},
         {"max_tokens": 2, "max_completion_tokens": 2},
         {"presence_penalty": 0.0, "temperature": 0},
+        *ASKS_NOTHING,
+        {"logprobs": False},
+        {"parallel_tool_calls": True},
+        {"parallel_tool_calls": False},  # there is one call at most
+        {"stream_options": {"include_usage": False}},
     ],
     ids=str,
 )
 async def test_what_openai_clients_send_and_means_nothing_is_accepted(body: dict[str, Any]):
     async with serve() as served:
         assert (await chat(served, **body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *ASKS_NOTHING,
+        {"suffix": None},
+        {"suffix": ""},
+        {"echo": False},
+        {"echo": None},
+        {"logprobs": None},
+        {"logprobs": False},
+        {"logprobs": 0},
+        {"best_of": 1},
+        {"best_of": None},
+        {"best_of": 2, "n": 2},
+        {"stream_options": {"include_usage": False}},
+    ],
+    ids=str,
+)
+async def test_completions_accept_what_asks_for_nothing(body: dict[str, Any]):
+    async with serve() as served:
+        assert (await served.client.post("/v1/completions", json={"prompt": "p", **body})).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"store": True}, "`store` is not supported: no answer is kept. Given: true"),
+        ({"service_tier": "flex"}, "`service_tier` must be `auto` or `default`. Given: flex"),
+    ],
+    ids=str,
+)
+async def test_what_is_not_served_is_refused_by_name(body: dict[str, Any], error: str, stream: bool):
+    async with serve() as served:
+        response = await chat(served, stream=stream, **body)
+
+    assert response.status_code == 422
+    assert response.json() == {"error": f"Input validation error: {error}", "error_type": "validation"}
 
 
 async def test_http_H51_a_model_without_a_template():

@@ -68,8 +68,25 @@ async def test_http_H42_a_list_of_prompts_in_order():
             "Given: 1 and 2",
             "validation",
         ),
+        # Section 2.6 ignores these three. A client that sends them would take the answer for what it is not.
+        (
+            {"prompt": "p", "echo": True},
+            "Input validation error: `echo` is not supported: the prompt is not told again. Given: true",
+            "validation",
+        ),
+        (
+            {"prompt": "p", "logprobs": 5},
+            "Input validation error: `logprobs` must be 0 here; /v1/chat/completions has them. Given: 5",
+            "validation",
+        ),
+        (
+            {"prompt": "p", "best_of": 3, "n": 2},
+            "Input validation error: `best_of` must be <= `n`, since every choice is told; /generate has it. "
+            "Given: 3 and 2",
+            "validation",
+        ),
     ],
-    ids=["H43", "H44", "E2", "E11", "E11_zero", "E3"],
+    ids=["H43", "H44", "E2", "E11", "E11_zero", "E3", "2_6_echo", "2_6_logprobs", "2_6_best_of"],
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_http_H43_H44_refusals(body: dict[str, Any], error: str, error_type: str, stream: bool):

@@ -17,7 +17,7 @@ from reference_server.router.routes.openai_bodies import (
     Usage,
     render_stream_error,
 )
-from reference_server.router.routes.openai_rules import check_common
+from reference_server.router.routes.openai_rules import check_common, check_completion
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest, SamplingFields
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.services import Services
@@ -58,7 +58,7 @@ class OpenAiRoutes:
         arrived_ns = self._services.clock_ns()
         self._services.metrics.request_count.add(1 + len(request.prompt))
         choices = self._check_common(request)
-        self._check_completion(request)
+        self._check_completion(request, choices)
         calls = completion_calls(request, choices)
         characters = sum(map(len, request.prompt))
         bodies = CompletionBodies(self._services.facts, self._services.wall_s())
@@ -120,9 +120,9 @@ class OpenAiRoutes:
         with self._counting(ValidationError, "validation"):
             return check_common(request, self._services.facts.limits.max_best_of)
 
-    def _check_completion(self, request: CompletionRequest) -> None:
+    def _check_completion(self, request: CompletionRequest, choices: int) -> None:
         limit = self._services.facts.max_client_batch_size
-        if request.suffix is not None:
+        if request.suffix:
             self._count_failure("validation")
             raise Refusal(
                 422,
@@ -134,6 +134,8 @@ class OpenAiRoutes:
             raise Refusal(
                 422, f"Number of prompts exceeds the maximum allowed batch size of {limit}", "batch size exceeded"
             )
+        with self._counting(ValidationError, "validation"):
+            check_completion(request, choices)
 
     async def _prompt(self, request: ChatRequest) -> tuple[str, ToolOffer | None]:
         """A conversation as the model sees it, and the tools that it offers."""

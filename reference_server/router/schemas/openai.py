@@ -36,10 +36,12 @@ class SamplingFields(ApiModel):
     frequency_penalty: F32 | None = None
     presence_penalty: F32 | None = Field(None, description="-2.0 to 2.0, once per token already generated.")
     stop: StopField = Field(None, description="One text or several that end the generation.")
-    stream: bool = False
+    stream: bool | None = Field(None, description="null is false.")
     seed: U64 | None = None
     n: U64 | None = Field(None, description="Choices, each a generation of its own.")
     logit_bias: dict[str, Any] | list[Any] | None = Field(None, description="Only empty.")
+    store: bool | None = Field(None, description="Only false.")
+    service_tier: str | None = Field(None, max_length=64, description="Only `auto` or `default`.")
     ignore_eos_token: bool = Field(
         False,
         description="Extension: the end-of-sequence token does not end the generation.",
@@ -56,7 +58,10 @@ class CompletionRequest(SamplingFields):
     """Body of `/v1/completions`."""
 
     prompt: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1, description="One prompt or several.")]
-    suffix: str | None = Field(None, description="Refused.")
+    suffix: str | None = Field(None, description="Only empty.")
+    echo: bool | None = Field(None, description="Only false.")
+    logprobs: bool | U32 | None = Field(None, description="Only false or 0; chat has them.")
+    best_of: U64 | None = Field(None, description="At most `n`: every choice is told.")
     repetition_penalty: F32 | None = None
 
 
