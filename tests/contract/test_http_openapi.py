@@ -148,6 +148,14 @@ def test_extensions_are_marked():
         assert marked == {"ignore_eos_token", "min_new_tokens"}
 
 
+def test_a_tool_choice_needs_no_type():
+    choice = SCHEMAS["ToolChoiceObject"]
+
+    assert choice["required"] == ["function"]
+    assert choice["properties"]["type"]["enum"] == ["function"]
+    assert choice["properties"]["type"]["default"] == "function"
+
+
 def test_references_resolve_and_nothing_newer_than_3_0_is_used():
     def walk(node: Any) -> None:
         if isinstance(node, list):

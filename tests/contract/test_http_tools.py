@@ -138,6 +138,29 @@ async def test_http_H56_a_tool_that_is_not_offered(choice: Any, stream: bool):
     assert response.json() == {"error": "Tool error: Tool with name nope not found", "error_type": "tool_error"}
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {},
+        {"type": "function"},
+        {"type": "custom", "function": {"name": "get_w"}},
+        {"type": None, "function": {"name": "get_w"}},
+        {"function": {}},
+        {"function": "get_w"},
+        {"name": "get_w"},
+        ["get_w"],
+        True,
+    ],
+    ids=str,
+)
+async def test_http_4_6_other_choices_are_refused(choice: Any):
+    async with serve_tools(CALL) as served:
+        response = await chat(served, tool_choice=choice)
+
+    assert (response.status_code, response.json()["error_type"]) == (422, "validation")
+    assert "tool_choice" in response.json()["error"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_http_H50_grammar_and_tools(stream: bool):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"a": {}}}}}
@@ -159,10 +182,12 @@ async def test_http_H50_grammar_and_tools(stream: bool):
         ("required", {"get_w", "ping"}),
         ("ping", {"ping"}),
         ({"type": "function", "function": {"name": "get_w"}}, {"get_w"}),
+        # Section 4.6 and C11 refuse it. It is what huggingface_hub's ChatCompletionInputToolChoiceClass sends.
+        ({"function": {"name": "get_w"}}, {"get_w"}),
     ],
     ids=str,
 )
-async def test_http_4_6_the_grammar_holds_the_answer_to_the_tools_of_the_choice(choice: Any, called: set[str]):
+async def test_http_4_6_C11_the_grammar_holds_the_answer_to_the_tools_of_the_choice(choice: Any, called: set[str]):
     texts = {
         "get_w": '{"function": {"_name": "get_w", "city": "Rome"}}',
         "ping": '{ "function": {"_name": "ping"} }',

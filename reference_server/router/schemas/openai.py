@@ -180,7 +180,7 @@ class ToolChoiceFunction(ApiModel):
 
 
 class ToolChoiceObject(ApiModel):
-    type: Literal["function"]
+    type: Literal["function"] = Field("function", description="huggingface_hub's type of a choice has none.")
     function: ToolChoiceFunction
 
 

@@ -17,7 +17,12 @@ from features import (
     refused,
     run_features,
 )
-from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub import (
+    AsyncInferenceClient,
+    ChatCompletionInputFunctionName,
+    ChatCompletionInputToolChoiceClass,
+    InferenceClient,
+)
 from huggingface_hub.errors import ValidationError
 
 client = InferenceClient(URL)
@@ -80,6 +85,9 @@ def tools() -> object:
     assert choice.finish_reason == "tool_calls", choice
     (call,) = choice.message.tool_calls
     assert call.function.name == "plan_trip", call
+    typed = ChatCompletionInputToolChoiceClass(function=ChatCompletionInputFunctionName(name="plan_trip"))
+    (chosen,) = client.chat_completion(**tool_arguments | {"tool_choice": typed}).choices[0].message.tool_calls
+    assert chosen.function.name == "plan_trip", chosen
     told = client.chat_completion(**tool_arguments | {"messages": TOOL_HISTORY}).choices[0].message.tool_calls
     check_trip(told[0].function.arguments)
     return check_trip(call.function.arguments)
