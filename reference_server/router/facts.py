@@ -7,7 +7,7 @@ from typing import Any
 from reference_server.router.validation import RequestLimits
 
 #: What goes beyond TGI; clients look here before they use it.
-EXTENSIONS = ("ignore_eos_token", "min_new_tokens", "presence_penalty", "n", "config", "cached_tokens")
+EXTENSIONS = ("ignore_eos_token", "ignore_eos", "min_new_tokens", "presence_penalty", "n", "config", "cached_tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ What a user of these clients may meet:
 
 * A refusal has TGI's body, `{"error": "…", "error_type": "…"}`. `openai` shows only the status in the exception's text;
   the reason is in its `body`.
-* The load tools' `ignore_eos` is vLLM's word; here it is `ignore_eos_token` (`--extra-inputs ignore_eos_token:true` for
-  aiperf, `"extras": {"body": {"ignore_eos_token": true}}` for guidellm).
+* So that answers have the length asked for, guidellm sends vLLM's `ignore_eos`, which the OpenAI routes take. With
+  aiperf it is `--extra-inputs ignore_eos:true`, and `ignore_eos_token:true` where it speaks to `/generate`.
 """
 
 

@@ -318,3 +318,37 @@ async def test_chat_takes_the_extensions():
 
     assert body["usage"]["completion_tokens"] == 9
     assert (request.stopping.ignore_eos_token, request.stopping.min_new_tokens) == (True, 7)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("names", "tokens"),
+    [
+        ({"ignore_eos": True}, 9),
+        ({"ignore_eos": True, "ignore_eos_token": True}, 9),
+        ({"ignore_eos": None, "ignore_eos_token": True}, 9),
+        ({"ignore_eos": True, "ignore_eos_token": None}, 9),
+        ({"ignore_eos": False}, 6),
+        ({"ignore_eos": None}, 6),
+    ],
+    ids=str,
+)
+async def test_ignore_eos_is_another_name_of_ignore_eos_token(path: str, names: dict[str, Any], tokens: int):
+    body = {"messages": [USER]} if "chat" in path else {"prompt": "p"}
+    async with serve() as served:
+        answer = (await served.client.post(path, json={**body, **names, "max_tokens": 9})).json()
+
+    assert answer["usage"]["completion_tokens"] == tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_both_names_of_ignore_eos_token_have_to_agree(path: str, stream: bool):
+    body = {"messages": [USER]} if "chat" in path else {"prompt": "p"}
+    names = {"ignore_eos_token": False, "ignore_eos": True}
+    async with serve() as served:
+        response = await served.client.post(path, json={**body, **names, "stream": stream})
+
+    message = "`ignore_eos_token` and `ignore_eos` must be equal when both are given. Given: false and true"
+    assert response.status_code == 422
+    assert response.json() == {"error": f"Input validation error: {message}", "error_type": "validation"}

@@ -275,7 +275,7 @@ def _parameters(request: SamplingFields, choice: int) -> GenerateParameters:
         details=True,
         seed=None if request.seed is None else (request.seed + choice) % 2**64,
         adapter_id=None if request.model in (None, "tgi") else request.model,
-        ignore_eos_token=request.ignore_eos_token,
+        ignore_eos_token=bool(request.ignore_eos_token or request.ignore_eos),
         min_new_tokens=request.min_new_tokens,
     )
 

@@ -10,11 +10,8 @@ from reference_server.router.schemas.openai import CompletionRequest, SamplingFi
 
 def check_common(request: SamplingFields, max_best_of: int) -> int:
     """The rows of both routes; how many choices are wanted. Raises `ValidationError`."""
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise ValidationError(
-            f"`max_tokens` and `max_completion_tokens` must be equal when both are given. Given: {old} and {new}"
-        )
+    _check_names_of_one(request, "max_tokens", "max_completion_tokens")
+    _check_names_of_one(request, "ignore_eos_token", "ignore_eos")
     if request.logit_bias:
         raise ValidationError("`logit_bias` is not supported")
     choices = 1 if request.n is None else request.n
@@ -41,3 +38,11 @@ def check_completion(request: CompletionRequest, choices: int) -> None:
             "`best_of` must be <= `n`, since every choice is told; /generate has it. "
             f"Given: {request.best_of} and {choices}"
         )
+
+
+def _check_names_of_one(request: SamplingFields, name: str, other: str) -> None:
+    """Two fields that are names of the same thing."""
+    values = (getattr(request, name), getattr(request, other))
+    if None not in values and values[0] != values[1]:
+        given = " and ".join(map(json.dumps, values))
+        raise ValidationError(f"`{name}` and `{other}` must be equal when both are given. Given: {given}")

@@ -42,10 +42,13 @@ class SamplingFields(ApiModel):
     logit_bias: dict[str, Any] | list[Any] | None = Field(None, description="Only empty.")
     store: bool | None = Field(None, description="Only false.")
     service_tier: str | None = Field(None, max_length=64, description="Only `auto` or `default`.")
-    ignore_eos_token: bool = Field(
-        False,
+    ignore_eos_token: bool | None = Field(
+        None,
         description="Extension: the end-of-sequence token does not end the generation.",
         json_schema_extra=EXTENSION,
+    )
+    ignore_eos: bool | None = Field(
+        None, description="Extension: vLLM's name of `ignore_eos_token`.", json_schema_extra=EXTENSION
     )
     min_new_tokens: U32 | None = Field(
         None,

@@ -16,7 +16,8 @@ def load(endpoint: str, *flags: str) -> tuple[float, str]:
     with tempfile.TemporaryDirectory() as directory:
         command = [str(Path(sys.executable).parent / "aiperf"), "profile", "--model", "tgi", "--url", URL]
         command += ["--endpoint-type", endpoint, "--streaming", *flags]
-        command += ["--extra-inputs", "ignore_eos_token:true", "--random-seed", "1"]
+        name = "ignore_eos_token" if endpoint == "huggingface-generate" else "ignore_eos"
+        command += ["--extra-inputs", f"{name}:true", "--random-seed", "1"]
         command += ["--concurrency", str(CONCURRENCY), "--request-count", str(REQUESTS), "--tokenizer", TOKENIZER]
         command += ["--prompt-input-tokens-mean", str(INPUT_TOKENS), "--prompt-output-tokens-mean", str(OUTPUT_TOKENS)]
         command += ["--output-artifact-dir", directory, "--ui", "none", "--no-gpu-telemetry"]

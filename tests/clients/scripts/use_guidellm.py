@@ -12,13 +12,7 @@ REQUESTS, CONCURRENCY, INPUT_TOKENS, OUTPUT_TOKENS = 20, 4, 64, 16
 
 
 def load(request_format: str) -> str:
-    backend = {
-        "kind": "openai_http",
-        "target": URL,
-        "request_format": request_format,
-        # Its own `ignore_eos` is vLLM's word.
-        "extras": {"body": {"ignore_eos_token": True}},
-    }
+    backend = {"kind": "openai_http", "target": URL, "request_format": request_format}
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         command = [sys.executable, "-m", "guidellm", "run", "--disable-console", "--backend", json.dumps(backend)]
