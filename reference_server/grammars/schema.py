@@ -32,7 +32,8 @@ MAX_DEPTH = 64
 MAX_NODES = 20_000
 MAX_PROPERTIES = 5_000
 #: A bound of more digits is nobody's.
-_LARGEST_BOUND = 10**18
+_MOST_DIGITS = 18
+_LARGEST_BOUND = 10**_MOST_DIGITS
 
 ANY = {"anyOf": [{"type": name} for name in ("boolean", "null", "number", "string", "array", "object")]}
 #: outlines-core's number without those that a reader takes for infinity.
@@ -185,19 +186,16 @@ class _Plainer:
         bounds = _bounds(schema)
         if bounds is None:
             digits = {name: schema[name] for name in ("minDigits", "maxDigits") if name in schema}
-            return {"type": "integer", **digits}
+            return {"type": "integer", **(digits or {"maxDigits": _MOST_DIGITS})}
         if "minDigits" in schema or "maxDigits" in schema:
             raise SchemaError("`minDigits` and `maxDigits` beside bounds are not supported")
-        return self._bounded(integer_regex(bounds), "integer")
+        return self._bounded(integer_regex(_closed(bounds)), "integer")
 
     def _number(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
         bounds = _bounds(schema)
         if bounds is None:
             return {"type": "number"}
-        # Without end, a number may be too large for its reader.
-        low = Fraction(-_LARGEST_BOUND) if bounds.low is None else bounds.low
-        high = Fraction(_LARGEST_BOUND) if bounds.high is None else bounds.high
-        return self._bounded(number_regex(replace(bounds, low=low, high=high)), "number")
+        return self._bounded(number_regex(_closed(bounds)), "number")
 
     def _bounded(self, regex: str | None, name: str) -> dict[str, Any]:
         if regex is None:
@@ -290,6 +288,13 @@ def _with_tag(branch: Schema, discriminator: object) -> Schema:
     if not isinstance(tag, str) or isinstance(branch, bool) or tag not in branch.get("properties", {}):
         return branch
     return {**branch, "required": [*branch.get("required", ()), tag]}
+
+
+def _closed(bounds: Bounds) -> Bounds:
+    """With both ends: a number without end may be too large for its reader, and a model may never end it."""
+    low = Fraction(-_LARGEST_BOUND) if bounds.low is None else bounds.low
+    high = Fraction(_LARGEST_BOUND) if bounds.high is None else bounds.high
+    return replace(bounds, low=low, high=high)
 
 
 def _bounds(schema: Mapping[str, Any]) -> Bounds | None:

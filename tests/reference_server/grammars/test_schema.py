@@ -30,6 +30,16 @@ def test_every_match_is_valid(name: str):
         validator.validate(json.loads(text))
 
 
+@pytest.mark.parametrize(
+    "bounds", [{}, {"minimum": 0}, {"exclusiveMaximum": 10**18}, {"minDigits": 1, "maxDigits": 18}]
+)
+def test_an_integer_ends_after_eighteen_digits(bounds: dict[str, int]):
+    regex = compiled(one({"type": "integer", **bounds}))
+
+    assert accepts(regex, '{"v":' + "9" * 18 + "}")
+    assert not accepts(regex, '{"v":1' + "0" * 17 + "1}")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_promised_is_refused_by_name(name: str):
     schema, named = REFUSED[name]
