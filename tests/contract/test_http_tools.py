@@ -187,7 +187,7 @@ async def test_http_H50_grammar_and_tools(stream: bool):
     ],
     ids=str,
 )
-async def test_http_4_6_C11_the_grammar_holds_the_answer_to_the_tools_of_the_choice(choice: Any, called: set[str]):
+async def test_http_4_6_the_grammar_holds_the_answer_to_the_tools_of_the_choice(choice: Any, called: set[str]):
     texts = {
         "get_w": '{"function": {"_name": "get_w", "city": "Rome"}}',
         "ping": '{ "function": {"_name": "ping"} }',
