@@ -180,9 +180,14 @@ class TuneConfig(BaseModel):
 
     @property
     def is_guided(self) -> bool:
-        """Whether the simulator proposes: of the bundled server alone, which leaves step traces, for one objective."""
+        """Whether the simulator proposes, for one objective.
+
+        It learns from the bundled server's step traces or from a TGI's metrics; of any other command it is not known
+        whether it has these, so that there it is asked for by name.
+        """
         is_one = not isinstance(self.objective.maximize, tuple)
-        return self.study.guide != "off" and self.study.sampler == "auto" and self.server.kind == "own" and is_one
+        is_known = self.server.kind != "command" or self.study.guide != "auto"
+        return self.study.guide != "off" and self.study.sampler == "auto" and is_known and is_one
 
 
 def study_name(model_id: str, digest: str) -> str:

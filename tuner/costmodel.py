@@ -31,6 +31,8 @@ COLUMNS = PREFILL + DECODE
 # Columns are the same when one is a sum of others up to this share of its length.
 SAME = 1e-4
 BOOTSTRAPS = 200
+# What a model was fitted to.
+BY_HAND, FROM_STEPS, FROM_METRICS = "by hand", "step trace", "from_metrics"
 
 
 class CostModelError(TunerError):
@@ -82,7 +84,7 @@ class CostModel:
     num_steps: int = 0
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     errors: StepErrors | None = None
-    source: str = "by hand"
+    source: str = BY_HAND
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,7 +98,11 @@ class CostModel:
 
     @property
     def is_measured(self) -> bool:
-        return self.source != "by hand"
+        return self.source != BY_HAND
+
+    @property
+    def is_from_metrics(self) -> bool:
+        return self.source == FROM_METRICS
 
     def scaled(self, prefill: float, decode: float) -> "CostModel":
         """The same shape at another level."""
@@ -142,7 +148,7 @@ class CostModel:
                 int(row.get("steps", 0)),
                 {name: (float(lo), float(hi)) for name, (lo, hi) in row.get("intervals_ns", {}).items()},
                 None if errors is None else StepErrors(errors["median"], errors["p90"]),
-                str(row.get("source", "by hand")),
+                str(row.get("source", BY_HAND)),
                 dict(row.get("facts", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -174,7 +180,6 @@ def fit(
     launches: Sequence[Steps],
     *,
     graph_sizes: Sequence[int] = (),
-    source: str = "step trace",
     with_intervals: bool = True,
 ) -> CostModel:
     """The law of one set of launches, with intervals by bootstrap over them if asked for. Raises CostModelError.
@@ -185,7 +190,7 @@ def fit(
     sizes = tuple(sorted(graph_sizes))
     if len(steps) < 4:
         raise CostModelError(f"{len(steps)} steps are too few to fit anything to")
-    columns = _columns(steps.work, sizes)
+    columns = _columns(steps, sizes)
     known, unknown = _told_apart(columns / steps.wall_ns[:, None])
     coefficients = _solve(columns, steps.wall_ns, known)
     facts = {name: launches[0].facts[name] for name in ("model_id", "engine", "version") if name in launches[0].facts}
@@ -196,17 +201,23 @@ def fit(
         len(steps),
         _intervals(launches, sizes, known) if with_intervals else {},
         _held_out_errors(steps, columns, known),
-        source,
+        FROM_METRICS if steps.is_from_metrics else FROM_STEPS,
         facts,
     )
 
 
 def anchored(model: CostModel, load: Steps) -> CostModel:
-    """The model's shape at the level of a loaded run: in each phase predicted and measured time have one sum."""
-    predicted = _columns(load.work, model.graph_sizes) @ np.asarray(model.in_order)
+    """The model's shape at the level of a loaded run: in each phase predicted and measured time have one sum.
+
+    Where rows are sums over both phases, these have one level.
+    """
+    predicted = _columns(load, model.graph_sizes) @ np.asarray(model.in_order)
     is_prefill = load.work[:, 0] > 0
+    phases = (is_prefill, ~is_prefill)
+    if (load.calls_of_rows.min(axis=1) > 0).any():
+        phases = (np.ones_like(is_prefill),) * 2
     factors = []
-    for phase in (is_prefill, ~is_prefill):
+    for phase in phases:
         total = float(predicted[phase].sum())
         factors.append(float(load.wall_ns[phase].sum()) / total if total > 0 else 1.0)
     return model.scaled(*factors)
@@ -214,22 +225,23 @@ def anchored(model: CostModel, load: Steps) -> CostModel:
 
 def relative_errors(model: CostModel, steps: Steps) -> Array:
     """|predicted / measured - 1| of each step."""
-    predicted = _columns(steps.work, model.graph_sizes) @ np.asarray(model.in_order)
+    predicted = _columns(steps, model.graph_sizes) @ np.asarray(model.in_order)
     errors: Array = np.abs(predicted / steps.wall_ns - 1)
     return errors
 
 
-def _columns(work: Array, graph_sizes: Sequence[int]) -> Array:
-    """[steps, columns] of what each coefficient is multiplied by."""
-    prompts, tokens, squares, cached, rows, kv = work.T
-    has_prompts, has_rows = prompts > 0, rows > 0
+def _columns(steps: Steps, graph_sizes: Sequence[int]) -> Array:
+    """[steps, columns] of what each coefficient is multiplied by; a row of several calls has as many constants."""
+    prompts, tokens, squares, cached, rows, kv = steps.work.T
+    prefills, decodes = steps.calls_of_rows.T
+    calls, has_rows = prefills + decodes, rows > 0
     sizes = np.asarray(graph_sizes, dtype=np.float64)
-    padded = np.zeros(len(work))
+    padded = np.zeros(len(steps))
     if len(sizes):
-        place = np.searchsorted(sizes, rows)
+        place = np.searchsorted(sizes, rows / np.maximum(calls, 1.0))
         padded = np.where(has_rows & (place < len(sizes)), sizes[np.minimum(place, len(sizes) - 1)], 0.0)
     no_graph = has_rows & (padded == 0)
-    parts = (has_prompts, prompts, tokens, squares, cached, has_rows & ~has_prompts, rows, padded, no_graph, kv)
+    parts = (prefills, prompts, tokens, squares, cached, decodes, rows, padded * calls, no_graph * calls, kv)
     return np.stack([np.asarray(part, dtype=np.float64) for part in parts], axis=1)
 
 
@@ -287,7 +299,7 @@ def _intervals(launches: Sequence[Steps], sizes: Sequence[int], known: Sequence[
     found: dict[str, list[float]] = {COLUMNS[index]: [] for index in known}
     for _ in range(BOOTSTRAPS):
         drawn = joined([launches[index] for index in rng.integers(0, len(launches), len(launches))])
-        for name, value in _solve(_columns(drawn.work, sizes), drawn.wall_ns, known).items():
+        for name, value in _solve(_columns(drawn, sizes), drawn.wall_ns, known).items():
             found[name].append(value)
     return {
         name: (float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975))) for name, values in found.items()

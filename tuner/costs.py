@@ -15,6 +15,8 @@ from tuner.forecast import ForecastError, Pool, Server
 from tuner.steptrace import Steps, joined, without_first_of_shape
 
 FEWEST_DECODES = 20
+# Median errors of held-out steps beyond which predictions are refused.
+USABLE_STEP_ERROR = 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,17 @@ class Costs:
     @property
     def is_measured(self) -> bool:
         return all(model.is_measured for model in self.models.values())
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether the models miss steps they had not seen by more than is usable."""
+        errors = [model.errors for model in self.models.values() if model.errors is not None]
+        return any(median > USABLE_STEP_ERROR for each in errors for median in each.median.values())
+
+    @property
+    def is_from_metrics(self) -> bool:
+        """Whether a model knows sums over intervals only, not steps."""
+        return any(model.is_from_metrics for model in self.models.values())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -94,10 +107,18 @@ def fit_costs(launches: Sequence[Steps], clients: Sequence[ClientCost] = (), *, 
         by_scheme.setdefault(str(server.settings.get("quantize") or "none"), []).append(steps)
     models = {}
     for scheme, group in by_scheme.items():
-        warm = [kept if len(kept := without_first_of_shape(steps)) >= FEWEST_DECODES else steps for steps in group]
+        warm = list(map(_warm, group))
         model = fit(warm, graph_sizes=_graph_sizes(servers[0]), with_intervals=with_intervals)
         models[scheme] = anchored(model, joined(warm))
     return Costs(models, tuple(servers), ClientCost.mean(clients))
+
+
+def _warm(steps: Steps) -> Steps:
+    """Without the first step of each shape, where enough are left; sums over intervals as they are."""
+    if steps.is_from_metrics:
+        return steps
+    kept = without_first_of_shape(steps)
+    return kept if len(kept) >= FEWEST_DECODES else steps
 
 
 def _graph_sizes(server: Server) -> tuple[int, ...]:

@@ -19,11 +19,11 @@ from loadgen.config import BenchConfig
 from tuner.clientcost import ClientCost, client_cost_of
 from tuner.costmodel import CostModelError
 from tuner.costs import Costs, fit_costs
-from tuner.evaluate import STEPS_FILE
 from tuner.forecast import ForecastError, load_of
 from tuner.guide import Done, Guide, Knob, Launch, Prediction
 from tuner.guide import Proposal as Guided
 from tuner.guide import StepBack as GuideStepBack
+from tuner.metricsteps import steps_of
 from tuner.objective import Objective
 from tuner.outcome import TrialResult
 from tuner.proposals import Proposal, StepBack
@@ -31,7 +31,7 @@ from tuner.resolve import resolved
 from tuner.simulate import Load
 from tuner.simulated_metrics import LATENCY, RATES
 from tuner.space import Parameter, SearchSpace
-from tuner.steptrace import Steps, TraceError, read_steps
+from tuner.steptrace import Steps, TraceError
 from tuner.sweep import Forecaster, predict_all
 
 COST_FILE = "cost.json"
@@ -42,6 +42,7 @@ BEST, NEIGHBOURS, NEAR = 20, 10, 0.06
 # Measured requests of one prediction of a closed loop.
 REQUESTS = 400
 REFIT_EVERY = 4
+COARSE_LAUNCHES = 10
 HALF_SURVIVE, SURVIVAL_SLOPE = 0.965, 0.012
 DEFAULTS: Mapping[str, Any] = {"quantize": "none", "cuda_memory_fraction": 1.0}
 
@@ -73,13 +74,32 @@ class SimulatorGuide:
             guide = self.guide(results)
         except (ForecastError, CostModelError, TraceError) as error:
             return StepBack(f"the simulator does not guide: {error}")
+        if self._costs is not None and self._costs.is_from_metrics and self._costs.is_poor:
+            return self._best_prediction(results, running)
         match guide.propose(launches_of(results), list(running)):
             case GuideStepBack(reason):
                 return StepBack(reason)
             case Done(reason):
                 return StepBack(reason, is_done=True)
             case Guided() as proposal:
-                return self._noted(proposal)
+                facts: dict[str, Any] = {"expected_gain": round(proposal.expected_gain, 6)}
+                facts |= {"note": proposal.note} if proposal.note else {}
+                chances = {"chance": proposal.chance, "survival": proposal.survival}
+                return self._noted(proposal.settings, proposal.predicted, facts, chances)
+
+    def _best_prediction(
+        self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]
+    ) -> Proposal | StepBack:
+        """Of metrics that are too coarse to guide, the ten best predictions; then the sampler goes on from these."""
+        taken = {_key(each) for each in (*(result.settings for result in results), *running)}
+        ahead = sum(result.origin == "guide" for result in results) + len(running)
+        open_ones = [each for key, each in self._predictions.items() if key not in taken]
+        if ahead >= COARSE_LAUNCHES or not open_ones:
+            return StepBack(f"the server's metrics are too coarse to guide beyond {ahead} launches")
+        best = max(open_ones, key=self._promise)
+        promised = {name: best.metrics[name] for name in self._metrics if name in best.metrics}
+        note = {"note": "fitted to the server's metrics, not to its steps"}
+        return self._noted(best.settings, promised, note, {"survival": best.survival})
 
     def guide(self, results: Sequence[TrialResult]) -> Guide:
         """The guide over everything predicted so far. Raises ForecastError, CostModelError, TraceError."""
@@ -88,8 +108,6 @@ class SimulatorGuide:
         if self.objective.second is not None:
             raise ForecastError("two objectives are searched")
         traced = self._traces(results)
-        if not traced:
-            raise TraceError("no trial left a step trace")
         if self._fitted_on < 0 or len(traced) >= self._fitted_on + REFIT_EVERY:
             self._fit(traced)
         self._predict(_measured(results))
@@ -101,8 +119,6 @@ class SimulatorGuide:
         Luck is averaged out so. Raises ForecastError, CostModelError, TraceError.
         """
         traced = self._traces(results)
-        if not traced:
-            raise TraceError("no trial left a step trace")
         if self._costs is None:
             self._costs = fit_costs([steps for steps, _ in traced], [client for _, client in traced])
         self._predict(_measured(results))
@@ -118,12 +134,18 @@ class SimulatorGuide:
         return (self.objective.maximize, *(limit.metric for limit in self.objective.limits))
 
     def _traces(self, results: Sequence[TrialResult]) -> list[Traced]:
-        """The step traces of the measured trials that left one, and what their requests cost beside the steps."""
+        """Steps of the measured trials that tell of them, and what their requests cost beside. Raises TraceError."""
+        reason = "no trial left a step trace"
         for result in results:
+            if not result.run or result.number in self._traced:
+                continue
             run = self.folder / result.run
-            trace = run.parent / STEPS_FILE
-            if result.run and result.number not in self._traced and trace.exists():
-                self._traced[result.number] = (read_steps(trace), client_cost_of(run))
+            try:
+                self._traced[result.number] = (steps_of(run, result.settings), client_cost_of(run))
+            except TraceError as error:
+                reason = f"no trial tells of its steps: {error}"
+        if not self._traced:
+            raise TraceError(reason)
         return list(self._traced.values())
 
     def _fit(self, traced: Sequence[Traced]) -> None:
@@ -189,16 +211,20 @@ class SimulatorGuide:
         share = float(settings.get("cuda_memory_fraction") or 1.0)
         return 1 / (1 + math.exp(min(50.0, (share - HALF_SURVIVE) / SURVIVAL_SLOPE)))
 
-    def _noted(self, proposal: Guided) -> Proposal:
-        """The proposal, stored in the ledger before it is launched."""
-        told = {f"predicted_{name}": round(value, 6) for name, value in proposal.predicted.items()}
-        facts: dict[str, Any] = {"guide": True, "expected_gain": round(proposal.expected_gain, 6), **told}
-        if proposal.note:
-            facts["note"] = proposal.note
-        row = {"settings": dict(proposal.settings), **facts, "chance": proposal.chance, "survival": proposal.survival}
+    def _noted(
+        self,
+        settings: Mapping[str, Any],
+        predicted: Mapping[str, float],
+        facts: Mapping[str, Any],
+        chances: Mapping[str, float],
+    ) -> Proposal:
+        """The proposal, stored in the ledger before it is launched; `facts` are kept with its trial."""
+        told = {f"predicted_{name}": round(value, 6) for name, value in predicted.items()}
+        attributes: dict[str, Any] = {"guide": True, **facts, **told}
+        row = {"settings": dict(settings), **attributes, **chances}
         with (self.folder / LEDGER_FILE).open("a") as file:
             file.write(json.dumps(row, default=str) + "\n")
-        return Proposal(proposal.settings, facts)
+        return Proposal(settings, attributes)
 
 
 def launches_of(results: Sequence[TrialResult]) -> list[Launch]:

@@ -21,7 +21,7 @@ from tuner.forecast import load_of
 from tuner.plan import POLICIES, Fleet, Promise, Sized, size_fleet
 from tuner.prepare import DEFAULT_LOAD
 from tuner.simulate import Ask
-from tuner.simulate_cli import NOT_MEASURED, TOO_POOR, is_poor, newest_cost, server_of, settings_from
+from tuner.simulate_cli import TOO_POOR, newest_cost, note_of, server_of, settings_from
 from tuner.simulated_metrics import LATENCY
 
 SECONDS_PER_HOUR = 3600
@@ -85,7 +85,7 @@ def plan(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
     """Size a fleet for each rate and policy. Exit code 3 where the cost model is too poor."""
     section = settings.load(PlanFile, settings.read_toml(given.plan)).plan
     costs = read_costs(given.cost or newest_cost())
-    if is_poor(costs) and not given.force:
+    if costs.is_poor and not given.force:
         print("the cost model misses held-out steps by more than 8 %: no plan (--force)")
         return TOO_POOR
     chosen = settings_from(given.set)
@@ -104,7 +104,7 @@ def plan(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
     except ValueError as error:
         raise PlanError(str(error)) from None
     level = _level_error(costs)
-    note = NOT_MEASURED if not costs.is_measured else ("validation too poor" if is_poor(costs) else "")
+    note = note_of(costs, is_forced=given.force)
     rows = [_row(each, section.price_per_replica_hour, level) for each in sized]
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)

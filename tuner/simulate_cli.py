@@ -26,11 +26,10 @@ SHOWN = (
     *("tpot_mean_ms", "e2e_p95_ms", "error_rate"),
 )
 COST_FILE, RUN = "cost.json", "run"
+FROM_METRICS = "from metrics: fitted to sums over seconds, not to steps"
 NOT_MEASURED = "not measured: the cost model was made by hand"
 TOO_POOR = 3
 FEWEST_HELD_OUT = 3
-# Median errors of held-out steps beyond which predictions are refused.
-USABLE_STEP_ERROR = 0.08
 
 
 def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +84,7 @@ def _run(given: argparse.Namespace) -> int:
         server, costs.of(server.settings), load, with_gaps=given.out is not None, with_strides=not given.no_stride
     )
     metrics = metrics_of(played, SHOWN)
-    note = _note(costs, given)
+    note = note_of(costs, is_forced=given.force)
     if given.out is not None:
         write_run(given.out, played, config, {"cost": note or "measured", **chosen})
     result = {"settings": chosen, "metrics": metrics, "bounded_by": bounded_by(played), "note": note}
@@ -151,7 +150,7 @@ def _sweep(given: argparse.Namespace) -> int:
     rows.sort(key=lambda row: (-_meets(row["metrics"], limits), -row["metrics"].get("output_tokens_per_s", 0.0)))
     if given.out is not None:
         _write_predictions(given.out, rows)
-    note = _note(costs, given)
+    note = note_of(costs, is_forced=given.force)
     if given.json:
         print(json.dumps({"configurations": len(drawn), "note": note, "rows": rows[: given.top]}, indent=2))
     else:
@@ -359,20 +358,16 @@ def _load(given: argparse.Namespace, config: BenchConfig, server: Server, costs:
     return load_of(config, with_ids=with_ids, requests=given.requests, client=costs.client)
 
 
-def _note(costs: Costs, given: argparse.Namespace) -> str:
+def note_of(costs: Costs, *, is_forced: bool) -> str:
+    """What a reader of predictions must know of their cost model; empty where there is nothing."""
     if not costs.is_measured:
         return NOT_MEASURED
-    return "validation too poor: printed by --force" if given.force and is_poor(costs) else ""
-
-
-def is_poor(costs: Costs) -> bool:
-    """Whether the models miss steps they had not seen by more than is usable."""
-    errors = [model.errors for model in costs.models.values() if model.errors is not None]
-    return any(median > USABLE_STEP_ERROR for each in errors for median in each.median.values())
+    poor = "validation too poor: printed by --force" if is_forced and costs.is_poor else ""
+    return "; ".join(filter(None, (FROM_METRICS if costs.is_from_metrics else "", poor)))
 
 
 def _exit(costs: Costs, given: argparse.Namespace) -> int:
-    if not is_poor(costs) or given.force:
+    if not costs.is_poor or given.force:
         return 0
     print("the cost model misses held-out steps by more than 8 %: not decided (--force)", file=sys.stderr)
     return TOO_POOR

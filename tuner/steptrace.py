@@ -23,24 +23,57 @@ class TraceError(TunerError):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of one launch: what each computed, `[steps, 6]` in the order of `StepWork`, and its time in ns."""
+    """The steps of one launch: what each computed, `[steps, 6]` in the order of `StepWork`, and its time in ns.
+
+    Where a row is the sum of several steps, `calls`, `[steps, 2]`, says of how many that computed prompts and how many
+    that only decoded; None: each row is one step.
+    """
 
     work: npt.NDArray[np.float64]
     wall_ns: npt.NDArray[np.float64]
     total_ns: npt.NDArray[np.float64]
     facts: Mapping[str, Any]
+    calls: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.wall_ns)
 
     def chosen(self, keep: npt.NDArray[np.bool_]) -> "Steps":
-        return Steps(self.work[keep], self.wall_ns[keep], self.total_ns[keep], self.facts)
+        calls = None if self.calls is None else self.calls[keep]
+        return Steps(self.work[keep], self.wall_ns[keep], self.total_ns[keep], self.facts, calls)
+
+    @property
+    def is_from_metrics(self) -> bool:
+        """Whether rows are sums over intervals, not steps."""
+        return self.calls is not None
+
+    @property
+    def calls_of_rows(self) -> npt.NDArray[np.float64]:
+        """[steps, 2]: calls that computed prompts, and calls that only decoded."""
+        if self.calls is not None:
+            return self.calls
+        has_prompts = self.work[:, 0] > 0
+        return np.stack([has_prompts, ~has_prompts & (self.work[:, 4] > 0)], axis=1).astype(np.float64)
 
     @classmethod
-    def of(cls, works: Sequence[StepWork], wall_ns: Sequence[float], facts: Mapping[str, Any] | None = None) -> "Steps":
-        """Steps made by hand or by a simulated machine."""
+    def of(
+        cls,
+        works: Sequence[npt.ArrayLike],
+        wall_ns: Sequence[float],
+        facts: Mapping[str, Any] | None = None,
+        *,
+        calls: Sequence[npt.ArrayLike] | None = None,
+    ) -> "Steps":
+        """Steps made by hand, by a simulated machine, or of sums."""
+        work = np.asarray(works, dtype=np.float64).reshape(-1, len(StepWork._fields))
         walls = np.asarray(wall_ns, dtype=np.float64)
-        return cls(np.asarray(works, dtype=np.float64).reshape(-1, len(StepWork._fields)), walls, walls, facts or {})
+        return cls(
+            work,
+            walls,
+            walls,
+            facts or {},
+            None if calls is None else np.asarray(calls, dtype=np.float64).reshape(-1, 2),
+        )
 
 
 def read_steps(path: Path) -> Steps:
@@ -93,11 +126,13 @@ def _row(line: str) -> list[Any] | None:
 def joined(launches: Iterable[Steps]) -> Steps:
     """Several launches as one."""
     each = list(launches)
+    is_sums = any(steps.is_from_metrics for steps in each)
     return Steps(
         np.concatenate([steps.work for steps in each]),
         np.concatenate([steps.wall_ns for steps in each]),
         np.concatenate([steps.total_ns for steps in each]),
         each[0].facts,
+        np.concatenate([steps.calls_of_rows for steps in each]) if is_sums else None,
     )
 
 

@@ -18,11 +18,11 @@ from reports.summary import metric_value
 from tuner.clientcost import NO_COST, ClientCost, client_cost_of
 from tuner.costmodel import CostModelError
 from tuner.costs import fit_costs
-from tuner.evaluate import STEPS_FILE
 from tuner.forecast import ForecastError, Server, load_of, predict
 from tuner.guide import Grade, bounds_of
+from tuner.metricsteps import steps_of
 from tuner.outcome import TrialResult
-from tuner.steptrace import Steps, TraceError, read_steps
+from tuner.steptrace import Steps, TraceError
 
 NAMES = ("output_tokens_per_s", "ttft_p50_ms", "ttft_p95_ms", "tpot_mean_ms")
 LEDGER_FILE = "ledger.parquet"
@@ -45,7 +45,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launch that left a step trace."""
+    """A launch that tells of its steps."""
 
     settings: Mapping[str, Any]
     measured: Mapping[str, float]
@@ -66,15 +66,14 @@ class Expectation:
 
 
 def launched_in(folder: Path, results: Iterable[TrialResult], load: BenchConfig) -> list[Launched]:
-    """The measured trials of a study's folder that left a step trace."""
+    """The measured trials of a study's folder that tell of their steps."""
     found = []
     for result in results:
         run = folder / result.run
-        trace = run.parent / STEPS_FILE
-        if result.outcome != "measured" or not trace.exists() or not (run / "summary.json").exists():
+        if result.outcome != "measured" or not (run / "summary.json").exists():
             continue
         try:
-            steps = read_steps(trace)
+            steps = steps_of(run, result.settings)
         except TraceError:
             continue
         summary = json.loads((run / "summary.json").read_text())

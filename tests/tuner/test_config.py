@@ -42,3 +42,20 @@ def test_unknown_keys_are_refused():
 )
 def test_a_study_is_named_after_its_model_and_digest(model_id, name):
     assert study_name(model_id, "0123abcdef") == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide", "is_guided"),
+    [
+        ("own", "auto", True),
+        ("tgi-docker", "auto", True),
+        ("command", "auto", False),
+        ("command", "gp", True),
+        ("own", "off", False),
+    ],
+)
+def test_the_simulator_proposes_where_it_is_known_what_it_learns_from(kind, guide, is_guided):
+    needed = {"tgi-docker": {"image": "tgi:3"}, "command": {"command": "serve --port {port}"}}
+    server = {"kind": kind, **needed.get(kind, {})}
+
+    assert TuneConfig.model_validate({"study": {"guide": guide}, "server": server}).is_guided is is_guided

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from loadgen.config import BenchConfig
+from tests.tuner.test_metricsteps import SETTINGS, play
 from tests.tuner.test_simulate_cli import write_trace
 from tuner.config import ParamSection
 from tuner.costs import fit_costs
@@ -139,3 +141,41 @@ def test_the_best_are_named_by_what_model_and_measurements_say_together(tmp_path
 
     assert sorted(each["max_batch_prefill_tokens"] for each in best) == [512, 4096, 8192]
     assert best[-1]["max_batch_prefill_tokens"] == 512
+
+
+def metric_trial(folder: Path, number: int, settings: dict[str, Any], *, noise: float, origin: str = "") -> TrialResult:
+    """A measured trial of a server that left no trace."""
+    run = folder / "trials" / f"{number:04d}" / "run"
+    run.parent.mkdir(parents=True)
+    play(run, {**SETTINGS, **settings}, noise=noise)
+    measured = {"output_tokens_per_s": 200.0, "ttft_p95_ms": 900.0}
+    return TrialResult(
+        number, {**SETTINGS, **settings}, "measured", 200.0, measured=measured, run=str(run.relative_to(folder)),
+        origin=origin or "baseline",
+    )  # fmt: skip
+
+
+def test_a_server_without_traces_is_guided_by_its_metrics(tmp_path: Path):
+    results = [metric_trial(tmp_path, 0, {"max_batch_prefill_tokens": 4096}, noise=0.01)]
+
+    proposal = guide_in(tmp_path).propose(results, [])
+
+    assert isinstance(proposal, Proposal)
+    assert "expected_gain" in proposal.attributes
+    assert json.loads((tmp_path / "cost.json").read_text())["models"]["none"]["source"] == "from_metrics"
+
+
+def test_of_metrics_too_coarse_to_guide_the_ten_best_predictions_are_launched_first(tmp_path: Path):
+    results = [metric_trial(tmp_path, 0, {"max_batch_prefill_tokens": 4096}, noise=1.5)]
+    guide = guide_in(tmp_path)
+
+    proposals = []
+    while isinstance(proposal := guide.propose(results, []), Proposal):
+        proposals.append(proposal)
+        results.append(TrialResult(len(results), dict(proposal.settings), "infeasible", origin="guide"))
+
+    speeds = [each.attributes["predicted_output_tokens_per_s"] for each in proposals]
+    assert len(proposals) == 10
+    assert speeds == sorted(speeds, reverse=True)
+    assert "expected_gain" not in proposals[0].attributes
+    assert "too coarse to guide beyond 10 launches" in proposal.reason

@@ -1,0 +1,138 @@
+"""Steps from the differences of a server's metrics: a known law plays a load, and its metrics are all that is left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from loadgen.config import BenchConfig
+from reference_server.router.scheduler import Prefill, SchedulerOptions
+from reference_server.router.step_work import StepWork
+from tuner.costmodel import FROM_METRICS, LinearLaw
+from tuner.costs import fit_costs
+from tuner.forecast import Server, load_of, predict
+from tuner.metricsteps import metric_steps, steps_of
+from tuner.simulate import NS_PER_S, Simulation
+from tuner.simulated_run import write_run
+from tuner.steptrace import Steps, TraceError
+
+LAW = LinearLaw((9e6, 0.0, 6e4, 2.0, 0.0, 6e6, 2e5, 0.0, 0.0, 80.0))
+LOAD = BenchConfig(mode="closed", concurrency=12, duration=30.0, input_tokens="uniform:512,1024", output_tokens="24")
+SETTINGS = {"max_batch_prefill_tokens": 2048, "max_waiting_tokens": 5, "prefill_chunking": False}
+POOL = 20_000
+# What the server's timers leave out.
+SEEN = 0.94
+
+
+def play(run: Path, settings: dict[str, Any], *, noise: float = 0.03) -> Steps:
+    """Play the load on the law; leave a run directory with the metrics that a server would have; return its steps."""
+    rng = np.random.default_rng(14)
+    works: list[StepWork] = []
+    walls: list[float] = []
+    ends: list[tuple[int, str]] = []
+
+    class Law:
+        kv_ns = None
+
+        def step_ns(self, work: StepWork) -> float:
+            works.append(work)
+            walls.append(LAW.step_ns(work) * rng.lognormal(0, noise))
+            return walls[-1]
+
+    options = {name: settings[name] for name in ("max_batch_prefill_tokens", "max_waiting_tokens")}
+    options |= {"max_batch_total_tokens": POOL, "supports_chunking": settings["prefill_chunking"]}
+    simulation = Simulation(
+        load_of(LOAD),
+        [(SchedulerOptions(**options), Law())],
+        with_gaps=True,
+        on_call=lambda call, at_ns: ends.append((at_ns, "prefill" if type(call) is Prefill else "decode")),
+    )
+    write_run(run, simulation.run(), LOAD, {})
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["target"] = {"info": {"max_total_tokens": 1088, "waiting_served_ratio": 1.2}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    write_metrics(run, [(at_ns + wall, method, wall) for (at_ns, method), wall in zip(ends, walls, strict=True)])
+    facts = {"scheduler": options, "settings": {name: {"value": value} for name, value in settings.items()}}
+    return Steps.of(works, walls, facts)
+
+
+def write_metrics(run: Path, steps: list[tuple[float, str, float]]) -> None:
+    """A scrape a second; `steps` are (end, method, seconds) in ns."""
+    frame = pd.DataFrame(steps, columns=["end_ns", "method", "wall_ns"])
+    rows = []
+    for at_s in np.arange(0.3, frame["end_ns"].max() / NS_PER_S + 1):
+        rows.append({"t_s": at_s, "name": "tgi_batch_max_total_tokens", "labels": "", "value": float(POOL)})
+        for method, group in frame[frame["end_ns"] <= at_s * NS_PER_S].groupby("method"):
+            told = {"count": float(len(group)), "sum": SEEN * group["wall_ns"].sum() / NS_PER_S}
+            rows += [
+                {
+                    "t_s": at_s,
+                    "name": f"tgi_batch_inference_duration_{name}",
+                    "labels": f'method="{method}"',
+                    "value": v,
+                }
+                for name, v in told.items()
+            ]
+    pd.DataFrame(rows).to_parquet(run / "server_metrics.parquet")
+
+
+@pytest.mark.parametrize("chunking", [False, True])
+def test_simulation_V14_metrics_predict_what_the_step_trace_of_the_same_run_predicts(tmp_path: Path, chunking: bool):
+    settings = {**SETTINGS, "prefill_chunking": chunking}
+    steps = play(tmp_path / "run", settings)
+
+    sums = metric_steps(tmp_path / "run", settings)
+
+    assert sums.is_from_metrics
+    assert len(sums) < len(steps) / 10
+    models = [fit_costs([each]).models["none"] for each in (steps, sums)]
+    assert [model.source for model in models] == ["step trace", FROM_METRICS]
+    # As it was, and with half the budget and without waiting.
+    for budget, waiting in ((2048, 5), (1024, 20)):
+        changed = {"max_batch_prefill_tokens": budget, "max_waiting_tokens": waiting}
+        server = Server.of(steps.facts).with_settings(changed)
+        names = ("output_tokens_per_s",)
+        traced, told = (predict(server, model, load_of(LOAD), names)[names[0]] for model in models)
+        assert told == pytest.approx(traced, rel=0.10)
+
+
+def test_what_the_requests_received_is_what_the_steps_computed(tmp_path: Path):
+    steps = play(tmp_path / "run", SETTINGS, noise=0.0)
+
+    sums = metric_steps(tmp_path / "run", SETTINGS)
+
+    # All but what came before the first scrape.
+    assert sums.work[:, [1, 2, 4, 5]].sum(axis=0) == pytest.approx(steps.work[:, [1, 2, 4, 5]].sum(axis=0), rel=0.03)
+    assert sums.wall_ns.sum() == pytest.approx(steps.wall_ns.sum(), rel=0.03)
+
+
+def test_a_server_is_described_by_its_settings_its_info_and_its_metrics(tmp_path: Path):
+    play(tmp_path / "run", SETTINGS)
+
+    server = Server.of(metric_steps(tmp_path / "run", SETTINGS).facts)
+
+    assert server.options["max_batch_total_tokens"] == POOL
+    assert server.options["waiting_served_ratio"] == 1.2
+    assert server.settings["max_total_tokens"] == 1088
+    assert server.options["supports_chunking"] is False
+
+
+def test_what_a_server_does_not_tell_is_named(tmp_path: Path):
+    play(tmp_path / "run", SETTINGS)
+
+    with pytest.raises(TraceError, match=r"does not tell `max_batch_prefill_tokens`; search it or give it"):
+        metric_steps(tmp_path / "run", {"prefill_chunking": False})
+    with pytest.raises(TraceError, match="no metrics of the server"):
+        steps_of(tmp_path / "none" / "run", SETTINGS)
+
+
+def test_a_server_of_another_kind_has_no_steps_to_tell(tmp_path: Path):
+    play(tmp_path / "run", SETTINGS)
+    row = {"t_s": 0.0, "name": "tgi_batch_inference_duration_sum", "labels": "", "value": 1.0}
+    pd.DataFrame([row]).to_parquet(tmp_path / "run" / "server_metrics.parquet")
+
+    with pytest.raises(TraceError, match="have no tgi_batch_inference_duration by method"):
+        metric_steps(tmp_path / "run", SETTINGS)
