@@ -17,6 +17,7 @@ from tuner.export import BEST_FILE, FORMATS
 from tuner.plan_cli import add_plan_flags, plan
 from tuner.prepare import NOT_LOAD, STUDIES, Prepared, prepare, stored
 from tuner.simulate_cli import add_simulate_flags, simulate
+from tuner.storage_cli import add_storage_flags, storage
 
 EXIT_CODES = """exit codes:
   0         done: better settings, or "defaults are as good"
@@ -384,6 +385,7 @@ COMMANDS = {
     "noise": Command("Measure how much one launch differs from the next.", _add_study_flags, _noise),
     "run": Command("Search, confirm, write best.toml; continues a study that exists.", _add_study_flags, _run),
     "worker": Command("Join a study from another process or machine.", _add_worker_flags, _worker),
+    "storage": Command("Serve a database to workers on other machines.", add_storage_flags, storage),
     "confirm": Command("Relaunch the finalists beside the defaults, and judge.", _add_stored_flags, _confirm),
     "report": Command("Write the report of a study from what is stored.", _add_stored_flags, _report),
     "export": Command("Print the settings for whoever launches them.", _add_export_flags, _export),

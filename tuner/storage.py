@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import logging
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from optuna.exceptions import ExperimentalWarning
-from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage, run_grpc_proxy_server
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from tuner.errors import StorageLostError, StudyError
@@ -43,13 +44,34 @@ def open_storage(text: str, folder: Path) -> BaseStorage:
             host, _, port = rest.removeprefix("//").rpartition(":")
             if not host or not port.isdigit():
                 raise StudyError(f"`storage` is {text!r}, but a proxy is named grpc://HOST:PORT")
-            if importlib.util.find_spec("grpc") is None:
-                raise StudyError("a storage proxy needs grpcio: pip install 'tgi-bench[server]'")
+            _check_grpc()
             with stable_warnings():
                 return GrpcStorageProxy(host=host, port=int(port))
     raise StudyError(
         f"`storage` is {text!r}, not journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://... or grpc://HOST:PORT"
     )
+
+
+def serve_storage(storage: BaseStorage, host: str, port: int, on_ready: Callable[[], None]) -> None:
+    """Let the workers of other machines reach a database as grpc://HOST:PORT; returns when the process is told to end.
+
+    Raises StudyError where the port is taken or no proxy is installed.
+    """
+    _check_grpc()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StudyError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    on_ready()
+    with stable_warnings():
+        run_grpc_proxy_server(storage, host=host, port=port)
+
+
+def _check_grpc() -> None:
+    if importlib.util.find_spec("grpc") is None:
+        raise StudyError("a storage proxy needs grpcio: pip install 'tgi-bench[server]'")
 
 
 @contextlib.contextmanager
