@@ -1,5 +1,6 @@
 """Text from outside as every renderer can hold it: no controls, no surrogates, no marks that turn the direction."""
 
+import json
 import re
 
 # What XML 1.0 has no place for, and what reorders the text around it.
@@ -13,3 +14,24 @@ def plain_text(value: str) -> str:
     'a�[31m�b'
     """
     return _UNFIT.sub("�", value)
+
+
+MOST_LOG_CHARACTERS = 300
+
+
+def log_sentence(text: str) -> str:
+    """What a log says last; of a record in JSON the end of its text, where an exception is named. Cut in length.
+
+    >>> log_sentence('ready\\n{"text": "ERROR: died\\\\nShardError: no block fits"}\\n')
+    'ShardError: no block fits'
+    """
+    last = _last_line(text)
+    try:
+        said = _last_line(str(json.loads(last)["text"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        said = last
+    return said if len(said) <= MOST_LOG_CHARACTERS else said[: MOST_LOG_CHARACTERS - 1] + "…"
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -28,12 +28,17 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A searched setting; `scale` is how its axis is drawn, `unset` what None stands for."""
+    """A searched setting; `scale` is how its axis is drawn, `unset` what None stands for.
+
+    `low` and `high` are the ends of the range that was searched; None for a choice.
+    """
 
     name: str
     default: Any = None
     scale: Literal["linear", "log", "category"] = "linear"
     unset: str = "default"
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,11 @@ class StudyData:
     subtitle: str = ""
 
     @property
+    def objective_title(self) -> str:
+        """The objective as an axis names it."""
+        return f"{self.objective}  {self.direction.mark} better"
+
+    @property
     def searched(self) -> tuple[StudyTrial, ...]:
         """Trials of the search itself, without anchors and confirming launches."""
         return tuple(trial for trial in self.trials if trial.confirms is None and not trial.is_anchor)
@@ -140,6 +150,15 @@ class StudyData:
         """The searched trial of a number."""
         return next((trial for trial in self.searched if trial.number == number), None)
 
+    @property
+    def best(self) -> StudyTrial | None:
+        """The winner, while there is none the best trial within every limit."""
+        winner = self.trial(self.winner)
+        if winner is not None or not self.feasible:
+            return winner
+        sign = 1.0 if self.direction is Direction.HIGHER else -1.0
+        return max(self.feasible, key=lambda trial: sign * (trial.value or 0.0))
+
     def launches(self, number: int | None) -> tuple[StudyTrial, ...]:
         """The launches that speak for a trial: its confirming ones, else its own."""
         confirming = tuple(each for each in self.trials if each.confirms == number and each.confirms is not None)
@@ -148,6 +167,38 @@ class StudyData:
 
     def is_better(self, a: float, b: float) -> bool:
         return a > b if self.direction is Direction.HIGHER else a < b
+
+
+# Share of a range within which a value is its end.
+AT_THE_EDGE = 0.01
+
+
+def at_the_edge(study: StudyData) -> dict[str, str]:
+    """The settings whose best value is an end of the range that was searched, with a sentence: beyond it may be better.
+
+    None of them where the baseline is the best: it was not searched for.
+    """
+    best = study.best
+    if best is None or best.number == study.baseline:
+        return {}
+    found = {}
+    for knob in study.knobs:
+        value = best.settings.get(knob.name)
+        if isinstance(value, int | float) and (end := _end_of(knob, value)) is not None:
+            ends = f"{knob.low:.6g} to {knob.high:.6g}"
+            found[knob.name] = f"the best value of `{knob.name}`, {value:.6g}, is the {end} edge of its range, {ends}"
+    return found
+
+
+def _end_of(knob: Knob, value: float) -> str | None:
+    """Which end of a knob's range a value is."""
+    low, high = knob.low, knob.high
+    if low is None or high is None or high <= low:
+        return None
+    if knob.scale == "log":
+        low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+    share = (value - low) / (high - low)
+    return "lower" if share <= AT_THE_EDGE else "upper" if share >= 1 - AT_THE_EDGE else None
 
 
 def metric_of(trial: StudyTrial, name: str, objective: str) -> float | None:

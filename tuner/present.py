@@ -6,6 +6,7 @@ from typing import Any
 
 from reports.document import VerdictLine
 from reports.per_request import Direction
+from reports.plain_text import log_sentence
 from reports.stats import Interval
 from reports.study import Knob, Prediction, StudyData, StudyTrial, TrialOutcome
 from tuner.objective import is_lower_better
@@ -94,7 +95,7 @@ def _trial(result: TrialResult, begun: float, *, confirms: int | None = None, is
         phase=result.phase,
         cause=result.cause,
         reason=result.reason,
-        log_line=next(reversed(result.log_tail.splitlines()), ""),
+        log_line=log_sentence(result.log_tail),
         started_s=result.started - begun if result.started else None,
         spent_s={PHASES[step]: seconds for step, seconds in result.steps.items() if step in PHASES},
     )
@@ -110,7 +111,8 @@ def _outcome(result: TrialResult) -> TrialOutcome:
 
 def _knob(parameter: Parameter) -> Knob:
     scale = "category" if parameter.type in ("bool", "choice") else "log" if parameter.log else "linear"
-    return Knob(parameter.name, DEFAULTS.get(parameter.name), scale)  # type: ignore[arg-type]
+    ends = (None, None) if scale == "category" else (float(parameter.low), float(parameter.high))
+    return Knob(parameter.name, DEFAULTS.get(parameter.name), scale, low=ends[0], high=ends[1])  # type: ignore[arg-type]
 
 
 def _facts(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

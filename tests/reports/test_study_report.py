@@ -9,9 +9,11 @@ import pytest
 
 from reports.document import Report, Table, Text
 from reports.importance import importances
+from reports.plain_text import log_sentence
 from reports.renderers import markdown
-from reports.study import StudyData, TrialOutcome, paired_change
-from reports.study_report import build_study_report, history_frame, log_sentence, pareto_frame
+from reports.study import Knob, StudyData, TrialOutcome, at_the_edge, paired_change
+from reports.study_course import history_frame, pareto_frame
+from reports.study_report import build_study_report
 from tests.support.sample_study import sample_study
 
 
@@ -55,6 +57,7 @@ socket.socket.connect = socket.getaddrinfo = refused
 from pathlib import Path
 from reports.report import write_built
 from reports.study_report import build_study_report
+from reports.study_course import history_frame, pareto_frame
 from tests.support.sample_study import sample_study
 print(len(write_built(build_study_report(sample_study(12)), Path(sys.argv[1])).figures))
 """
@@ -154,6 +157,7 @@ def test_a_record_of_a_log_is_told_by_its_last_line_and_cut() -> None:
 
     assert log_sentence(record) == "ShardError: no block fits"
     assert log_sentence("plain words") == "plain words"
+    assert log_sentence(f"ready\n{record}\n\n") == "ShardError: no block fits"
     assert log_sentence("[1]") == "[1]"
     assert log_sentence("") == ""
     assert len(log_sentence("x" * 5000)) == 300
@@ -165,3 +169,34 @@ def test_a_verdict_begins_as_sentences_do(study: StudyData) -> None:
     [verdict] = build_study_report(dataclasses.replace(study, verdict=line)).verdicts
 
     assert (verdict.sentence, verdict.reasons) == ("Defaults are as good", ("The guard was off",))
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "told"),
+    [
+        (Knob("k", scale="linear", low=0.8, high=1.0), 0.8, "lower edge of its range, 0.8 to 1"),
+        (Knob("k", scale="linear", low=0.8, high=1.0), 0.999, "upper edge"),
+        (Knob("k", scale="log", low=64, high=8192), 70, None),
+        (Knob("k", scale="log", low=64, high=8192), 64, "lower edge of its range, 64 to 8192"),
+        (Knob("k", scale="category"), True, None),
+        (Knob("k", scale="linear", low=5, high=5), 5, None),
+        (Knob("k", scale="linear", low=1, high=9), None, None),
+    ],
+)
+def test_a_best_value_at_the_edge_of_its_range_is_told(study: StudyData, knob: Knob, value: object, told: str) -> None:
+    trials = tuple(
+        dataclasses.replace(each, settings={"k": value}) if each.number == study.winner else each
+        for each in study.trials
+    )
+    changed = dataclasses.replace(study, knobs=(knob,), trials=trials)
+
+    reasons = build_study_report(changed).verdicts[0].reasons
+
+    assert reasons[0] == "Guards on answers were off."
+    assert [told in reason for reason in reasons[1:]] == ([True] if told else [])
+
+
+def test_where_the_defaults_are_best_no_edge_is_told(study: StudyData) -> None:
+    knob = Knob("waiting_served_ratio", low=0.3, high=2.0)
+
+    assert at_the_edge(dataclasses.replace(study, knobs=(knob,), winner=study.baseline)) == {}
