@@ -57,8 +57,8 @@ def pareto(study: StudyData) -> tuple[Block, ...]:
         Plot(
             "pareto",
             "The trade between throughput and latency",
-            f"{len(frame)} measured launches; the line joins the {front} that none within the limits beats in both.",
-            f"Scatter of {y} against {x}, {len(frame)} launches, {front} on the Pareto front.",
+            f"{len(frame)} configurations; the line joins the {front} that none within the limits beats in both.",
+            f"Scatter of {y} against {x}, {len(frame)} configurations, {front} on the Pareto front.",
             lambda size: study_plots.pareto(frame, f"{x}  → better", f"{y}  ↓ better", size),
             is_full_width=True,
         ),

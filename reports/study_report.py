@@ -13,7 +13,7 @@ from reports.study import StudyData, StudyTrial, TrialOutcome, at_the_edge, medi
 from reports.study_course import history, pareto, times
 from reports.study_predictions import predictions_of
 from reports.study_settings import feasibility, importance, slices
-from reports.study_trials import dead, shown, trials
+from reports.study_trials import dead, setting_text, trials
 
 
 def build_study_report(study: StudyData) -> Report:
@@ -121,8 +121,8 @@ def _changes(study: StudyData) -> tuple[Block, ...]:
     rows = [
         {
             "setting": knob.name,
-            "baseline": shown(knob, baseline),
-            "winner": shown(knob, winner),
+            "baseline": setting_text(knob, baseline),
+            "winner": setting_text(knob, winner),
             **({"worth": _percent(worth.get(knob.name))} if worth else {}),
         }
         for knob in study.knobs

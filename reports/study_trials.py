@@ -47,14 +47,14 @@ def _settings(study: StudyData, trial: StudyTrial) -> str:
     baseline = study.trial(study.baseline)
     before = baseline.settings if baseline is not None else {}
     own = [
-        f"{knob.name} {shown(knob, trial)}"
+        f"{knob.name} {setting_text(knob, trial)}"
         for knob in study.knobs
         if trial.settings.get(knob.name) != before.get(knob.name)
     ]
     return ", ".join(own) or "baseline"
 
 
-def shown(knob: Knob, trial: StudyTrial) -> str:
+def setting_text(knob: Knob, trial: StudyTrial) -> str:
     value = trial.settings.get(knob.name)
     if value is None:
         return knob.unset

@@ -21,7 +21,7 @@ from tuner.forecast import load_of
 from tuner.plan import POLICIES, Fleet, Promise, Sized, size_fleet
 from tuner.prepare import DEFAULT_LOAD
 from tuner.simulate import Ask
-from tuner.simulate_cli import TOO_POOR, newest_cost, note_of, server_of, settings_from
+from tuner.simulate_inputs import TOO_POOR, newest_cost, note_of, server_of, settings_from
 from tuner.simulated_metrics import LATENCY
 
 SECONDS_PER_HOUR = 3600

@@ -40,7 +40,7 @@ def study_data(
         name=str(verdict["study"]),
         verdict=verdict_line(verdict, files.notes()),
         objective=objective,
-        knobs=tuple(_knob(each) for each in parameters),
+        knobs=tuple(report_knob(each) for each in parameters),
         trials=trials,
         direction=Direction.LOWER if is_lower_better(objective) else Direction.HIGHER,
         limits=tuple(verdict.get("limits", ())),
@@ -109,7 +109,8 @@ def _outcome(result: TrialResult) -> TrialOutcome:
     return TrialOutcome.FEASIBLE if result.is_feasible else TrialOutcome.VIOLATED
 
 
-def _knob(parameter: Parameter) -> Knob:
+def report_knob(parameter: Parameter) -> Knob:
+    """A parameter as reports draw it."""
     scale = "category" if parameter.type in ("bool", "choice") else "log" if parameter.log else "linear"
     ends = (None, None) if scale == "category" else (float(parameter.low), float(parameter.high))
     return Knob(parameter.name, DEFAULTS.get(parameter.name), scale, low=ends[0], high=ends[1])  # type: ignore[arg-type]

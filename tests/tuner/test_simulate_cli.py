@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pandas import read_parquet
 
 from reference_server.router.step_work import StepWork
 from reports.results import load_run
@@ -84,15 +85,36 @@ def test_a_sweep_puts_the_best_first(by_hand: str, tmp_path: Path, capsys: pytes
         '[param]\nmax_batch_prefill_tokens = { type = "int", low = 1024, high = 8192, log = true }\n'
         "max_batch_size = { type = 'int', low = 1, high = 32 }\n"
     )
+    out = tmp_path / "out"
 
-    code = main(["simulate", "sweep", str(space), "--cost", by_hand, *ROOM[:0], "--set", "max_batch_total_tokens=20000",
-                 "--set", "max_batch_prefill_tokens=2048", "-n", "12", "--requests", "30", "--json"])  # fmt: skip
+    code = main(["simulate", "sweep", str(space), "--cost", by_hand, "--set", "max_batch_total_tokens=20000",
+                 "--set", "max_batch_prefill_tokens=2048", "-n", "12", "--requests", "30", "--json",
+                 "--out", str(out)])  # fmt: skip
 
     found = told(capsys)
     assert code == 0
     speeds = [row["metrics"]["output_tokens_per_s"] for row in found["rows"]]
     assert found["configurations"] == 12
     assert speeds == sorted(speeds, reverse=True)
+    assert list(read_parquet(out / "predictions.parquet")["output_tokens_per_s"])[: len(speeds)] == speeds
+    page = (out / "report.md").read_text()
+    assert "**Predicted, not measured.** Simulated 12 configurations" in page
+    assert "not measured: the cost model was made by hand" in page
+
+
+def test_a_sweep_puts_what_keeps_the_limits_first(by_hand: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    space = tmp_path / "space.toml"
+    space.write_text(
+        '[[objective.limit]]\nmetric = "tpot_mean_ms"\nmax = 12\n[objective]\nmaximize = "output_tokens_per_s"\n'
+        "[param]\nmax_batch_size = { type = 'int', low = 1, high = 32 }\n"
+    )
+
+    main(["simulate", "sweep", str(space), "--cost", by_hand, *ROOM, "-n", "8", "--requests", "30", "--json"])
+
+    met = [row["metrics"]["tpot_mean_ms"] <= 12 for row in told(capsys)["rows"]]
+    assert met == sorted(met, reverse=True)
+    assert True in met
+    assert False in met
 
 
 def test_explain_says_where_the_time_goes(by_hand: str, capsys: pytest.CaptureFixture[str]):
