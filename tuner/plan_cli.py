@@ -5,7 +5,8 @@ import csv
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from loadgen import settings
 from loadgen.config import BenchConfig
 from tuner.config import LimitSection
 from tuner.costs import read_costs
+from tuner.day import Day, day_of
 from tuner.errors import TunerError
 from tuner.forecast import load_of
 from tuner.plan import POLICIES, Fleet, Promise, Sized, size_fleet
@@ -27,12 +29,23 @@ from tuner.simulated_metrics import LATENCY
 SECONDS_PER_HOUR = 3600
 
 
+class DaySection(BaseModel):
+    """`[plan.day]`: the rate of each hour, and what starting and stopping a replica takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rates: tuple[float, ...] = Field(min_length=24, max_length=24, description="Requests per second, hour by hour.")
+    start_delay_s: float = Field(0.0, ge=0, description="From the start of a replica until it serves.")
+    min_dwell_s: float = Field(0.0, ge=0, description="Least time that a replica is kept.")
+
+
 class PlanSection(BaseModel):
     """`[plan]`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rates: tuple[float, ...] = Field(min_length=1, description="Requests per second.")
+    rates: tuple[float, ...] = Field((), description="Requests per second.")
+    day: DaySection | None = None
     attainment: float = Field(0.95, gt=0, lt=1, description="Share of requests that meet every limit.")
     policies: tuple[str, ...] = ("round_robin", "two_choices")
     spare: int = Field(0, ge=0, description="Replicas that may be lost with the promise still kept.")
@@ -47,9 +60,19 @@ class PlanSection(BaseModel):
         for limit in self.limit:
             if LATENCY.fullmatch(limit.metric) is None or limit.max is None:
                 raise ValueError(f"a plan's limit is the `max` of a latency of requests, not `{limit.metric}`")
-        if any(rate <= 0 for rate in self.rates):
+        if not self.rates and self.day is None:
+            raise ValueError("give `rates`, or those of a day under [plan.day]")
+        if any(rate <= 0 for rate in self.asked[0]):
             raise ValueError("`rates` must be above 0")
         return self
+
+    @property
+    def asked(self) -> tuple[tuple[float, ...], list[tuple[float, str]]]:
+        """Every rate, and what is sized: each of `rates` under every policy, those of the day under the first."""
+        by_day = self.day.rates if self.day is not None else ()
+        pairs = [(rate, policy) for rate in self.rates for policy in self.policies]
+        pairs += [(rate, self.policies[0]) for rate in sorted(set(by_day)) if rate not in self.rates]
+        return (*self.rates, *by_day), pairs
 
     @property
     def promise(self) -> Promise:
@@ -76,7 +99,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A launcher setting.")
     parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="Scales the time simulated. Default 1.")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="Of the prompts. Default 0.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Write plan.csv there.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Write plan.csv and a report there.")
     parser.add_argument("--force", action="store_true", help="Plan although the cost model is too poor, marked.")
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
@@ -98,29 +121,88 @@ def plan(given: argparse.Namespace, _arguments: Sequence[str]) -> int:
     try:
         sized = [
             size_fleet(fleet, section.promise, rate, policy, spare=section.spare, effort=given.effort)
-            for rate in section.rates
-            for policy in section.policies
+            for rate, policy in section.asked[1]
         ]
     except ValueError as error:
         raise PlanError(str(error)) from None
     level = _level_error(costs)
     note = note_of(costs, is_forced=given.force)
     rows = [_row(each, section.price_per_replica_hour, level) for each in sized]
+    day = _day(section, sized)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         with (given.out / "plan.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+        write_plan_report(given.out, section, sized, rows, day, note)
     if given.json:
-        print(json.dumps({"note": note, "rows": rows}, indent=2))
+        told = {} if day is None else {"day": {**asdict(day), "hours": day.hours, "static_hours": day.static_hours}}
+        print(json.dumps({"note": note, "rows": rows, **told}, indent=2))
     else:
         import pandas as pd
 
         print(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+        if day is not None:
+            print(f"a day: {day.hours:.1f} replica-hours; {day.static_hours:.0f} with the peak's fleet all day")
         if note:
             print(note)
     return 0
+
+
+def _day(section: PlanSection, sized: Sequence[Sized]) -> Day | None:
+    """The day of the first policy, spares included."""
+    if section.day is None:
+        return None
+    replicas = {each.rate: each.with_spare for each in sized if each.policy == section.policies[0]}
+    needed = [replicas[rate] for rate in section.day.rates]
+    return day_of(needed, start_delay_s=section.day.start_delay_s, min_dwell_s=section.day.min_dwell_s)
+
+
+def write_plan_report(
+    directory: Path,
+    section: PlanSection,
+    sized: Sequence[Sized],
+    rows: Sequence[Mapping[str, Any]],
+    day: Day | None,
+    note: str,
+) -> None:
+    """The plan as a page: what `plan.csv` holds, its curves and its day."""
+    import pandas as pd
+
+    from reports.report import write_built
+    from reports.simulation_report import PlanData, build_plan_report
+
+    price = section.price_per_replica_hour
+    table = pd.DataFrame(rows)
+    ends = table.pop("range").str.split("-", expand=True).astype(int)
+    fleets = [
+        {"rate": each.rate, "policy": each.policy, "attainment": at.attainment, "cost": at.replicas * (price or 1.0)}
+        for each in sized
+        for at in (each.below, each.at)
+        if at is not None
+    ]
+    hours = None
+    facts: tuple[tuple[str, str], ...] = ()
+    if day is not None:
+        hours = pd.DataFrame({"hour": range(len(day.needed)), "needed": day.needed, "running": day.running})
+        hours = hours.assign(static=max(day.needed))
+        facts = (("replica-hours of starting replicas", f"{day.starting_hours:.2f}"),)
+        if price is not None:
+            facts += (("cost of the day", f"{price * day.hours:.2f}"),)
+            facts += (("cost of the peak's fleet all day", f"{price * day.static_hours:.2f}"),)
+    plan = PlanData(
+        "Capacity plan",
+        table.assign(low=ends[0], high=ends[1]),
+        pd.DataFrame(fleets),
+        "replicas" if price is None else "cost per hour",
+        section.attainment,
+        tuple(f"{limit.metric} <= {limit.max:g}" for limit in section.limit),
+        hours,
+        facts,
+        note,
+    )
+    write_built(build_plan_report(plan), directory)
 
 
 def _asks(config: BenchConfig, with_ids: bool, seed: int) -> Callable[[int], list[Ask]]:

@@ -36,6 +36,29 @@ def test_a_plan_names_replicas_and_cost(tmp_path: Path, capsys: pytest.CaptureFi
     assert row["attainment"] > 0.95
     assert row["cost_per_hour"] == pytest.approx(1.2 * row["with_spare"])
     assert (tmp_path / "plan.csv").read_text().startswith("rate,policy,replicas")
+    page = (tmp_path / "report.md").read_text()
+    assert f"{row['replicas']} ({row['range'].replace('-', '–')}) replicas serve 20 requests/s" in page
+    assert "cost_over_attainment" in page
+
+
+def test_a_day_is_sized_hour_by_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    hours = [5.0] * 20 + [40.0] * 4
+    day = f"[plan.day]\nrates = {hours}\nstart_delay_s = 900\nmin_dwell_s = 7200\n"
+
+    code = main([*files(tmp_path, more=day), "--json", "--out", str(tmp_path)])
+
+    found = json.loads(capsys.readouterr().out)
+    by_rate = {row["rate"]: row["with_spare"] for row in found["rows"]}
+    low, high = by_rate[5.0], by_rate[40.0]
+    assert code == 0
+    assert sorted(by_rate) == [5.0, 20.0, 40.0]
+    assert low < high
+    assert found["day"]["needed"] == [low] * 20 + [high] * 4
+    # The last hour's replicas are kept through hour 0.
+    assert found["day"]["running"] == [high] + [low] * 19 + [high] * 4
+    assert found["day"]["hours"] == pytest.approx(19 * low + 5 * high + 0.25 * (high - low))
+    assert found["day"]["static_hours"] == 24 * high
+    assert (tmp_path / "figures" / "day_profile.svg").exists()
 
 
 def test_a_promise_that_nothing_keeps_is_said(
@@ -52,8 +75,9 @@ def test_a_promise_that_nothing_keeps_is_said(
     [
         ('[[plan.limit]]\nmetric = "output_tokens_per_s"\nmax = 1\n', "latency"),
         ("[[plan.limits]]\nmax = 1\n", "limits"),
+        ("[plan.day]\nrates = [1.0]\n", "at least 24"),
     ],
-    ids=["not_a_latency", "unknown_key"],
+    ids=["not_a_latency", "unknown_key", "half_a_day"],
 )
 def test_a_wrong_plan_file_is_refused(more: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(files(tmp_path, more=more)) == 2
