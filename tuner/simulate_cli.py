@@ -27,7 +27,6 @@ from tuner.simulated_metrics import metrics_of
 from tuner.simulated_run import write_run
 from tuner.steptrace import read_steps
 from tuner.sweep_cli import add_sweep_flags, sweep
-from tuner.validate_cli import add_validate_flags, validate
 
 RUN = "run"
 
@@ -175,12 +174,31 @@ def _fitted(given: argparse.Namespace, costs: Costs) -> int:
     return 0
 
 
+def _add_validate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space, server and load to launch.")
+    parser.add_argument("--study", metavar="NAME", help="Whose launches are held out. Default the newest.")
+    parser.add_argument("--configs", type=int, metavar="N", help="Launch N new configurations. With a space 8.")
+    parser.add_argument("--cost", type=Path, metavar="FILE", help="That predicts. Default the study's, or the newest.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Where launches go. Default validation/.")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Of the configurations drawn. Default 0.")
+
+
+def _validate(given: argparse.Namespace) -> int:
+    from tuner.validate_cli import validate
+
+    return validate(given)
+
+
 Word = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 WORDS: Mapping[str, Word] = {
     "run": ("Predict one configuration.", _add_run, _run),
     "sweep": ("Predict many configurations of a space.", add_sweep_flags, sweep),
     "fit": ("Fit the cost model from step traces.", _add_fit, _fit),
     "calibrate": ("Launch the server, sweep it, and fit the cost model.", _add_calibrate, _calibrate),
-    "validate": ("Held-out launches of a study: predicted against measured.", add_validate_flags, validate),
+    "validate": (
+        "Predicted against measured: a study's launches, or new ones.",
+        _add_validate,
+        _validate,
+    ),
     "explain": ("Where the time of a configuration goes.", add_input_flags, _explain),
 }
