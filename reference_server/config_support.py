@@ -29,7 +29,7 @@ _UNSET = _only(None, (), False)
 REFUSALS: Mapping[str, Refusal] = {
     "speculate": Refusal(_only(None, 0), "leave it out or give 0"),
     "kv_cache_dtype": Refusal(_UNSET, "leave it out: the cache has the compute type"),
-    "lora_adapters": Refusal(_UNSET, "merge the adapter into the model with peft (merge_and_unload)"),
+    "lora_adapters": Refusal(_UNSET, "give one adapter as --model-id: it is merged into its base model"),
     "attention": Refusal(
         lambda value: value != "flashdecoding-ipex",
         "it is made for Intel's extension of torch; auto takes the fastest kernel that is here",
