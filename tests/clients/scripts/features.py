@@ -81,6 +81,26 @@ def check_trip(value: Any) -> Any:
     return trip
 
 
+def check_chat_stream(complete: Callable[..., Any], arguments: dict[str, Any]) -> str:
+    """A chat that says and counts the same streamed and at once. `complete` answers as OpenAI does."""
+    whole = complete(**arguments)
+    chunks = list(complete(**arguments, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    return check_text(whole.choices[0].message.content, streamed)
+
+
+def check_tools(complete: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """A chat that calls the tool, and calls it again after what it answered. `complete` answers as OpenAI does."""
+    choice = complete(**arguments).choices[0]
+    assert choice.finish_reason == "tool_calls", choice
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "plan_trip", call
+    told = complete(**arguments | {"messages": TOOL_HISTORY}).choices[0].message.tool_calls
+    check_trip(told[0].function.arguments)
+    return check_trip(call.function.arguments)
+
+
 def refused(call: Callable[[], object], error: type[Exception], says: str) -> str:
     """What the server said in the error that a call has to end with: in its text, or in its `body`."""
     try:

@@ -11,7 +11,9 @@ from features import (
     TOOL_HISTORY,
     TRIP,
     URL,
+    check_chat_stream,
     check_text,
+    check_tools,
     check_trip,
     feature,
     refused,
@@ -72,25 +74,15 @@ def chat() -> str:
 
 @feature
 def chat_stream() -> str:
-    whole = client.chat_completion(**chat_arguments)
-    chunks = list(client.chat_completion(**chat_arguments, stream=True, stream_options={"include_usage": True}))
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    return check_text(whole.choices[0].message.content, streamed)
+    return check_chat_stream(client.chat_completion, chat_arguments)
 
 
 @feature
 def tools() -> object:
-    choice = client.chat_completion(**tool_arguments).choices[0]
-    assert choice.finish_reason == "tool_calls", choice
-    (call,) = choice.message.tool_calls
-    assert call.function.name == "plan_trip", call
     typed = ChatCompletionInputToolChoiceClass(function=ChatCompletionInputFunctionName(name="plan_trip"))
     (chosen,) = client.chat_completion(**tool_arguments | {"tool_choice": typed}).choices[0].message.tool_calls
     assert chosen.function.name == "plan_trip", chosen
-    told = client.chat_completion(**tool_arguments | {"messages": TOOL_HISTORY}).choices[0].message.tool_calls
-    check_trip(told[0].function.arguments)
-    return check_trip(call.function.arguments)
+    return check_tools(client.chat_completion, tool_arguments)
 
 
 @feature
