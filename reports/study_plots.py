@@ -87,13 +87,16 @@ def settings_map(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
 
 
 def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -> Figure:
-    """The objective over two settings: lines of equal value between the trials that have one. frame: x, y, value."""
+    """The objective over two settings: a dot a trial, and lines of equal value. frame: x, y, value.
+
+    A choice has no values between, so that there are no lines beside one.
+    """
     with styled():
         figure, [axes] = new_figure(size, gridspec_kw=_left_margin(y, size))
         _setting_axis(axes, "x", x, frame["x"], size)
         _setting_axis(axes, "y", y, frame["y"], size)
         at_x, at_y, value = _places(x, frame["x"]), _places(y, frame["y"]), np.asarray(frame["value"], dtype=float)
-        if _spans_a_plane(at_x, at_y) and np.ptp(value) > 0:
+        if "category" not in (x.scale, y.scale) and _spans_a_plane(at_x, at_y) and np.ptp(value) > 0:
             lines = axes.tricontour(at_x, at_y, value, levels=6, colors=[PALETTE["series-0"]], linewidths=0.9)
             axes.clabel(lines, fmt=lambda level: tick_number(float(f"{level:.3g}")), fontsize=7.5)
         share = (value - value.min()) / (np.ptp(value) or 1.0)

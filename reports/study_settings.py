@@ -140,12 +140,13 @@ def _contour(study: StudyData, names: Sequence[str]) -> list[Block]:
     trials = study.feasible
     columns = {axis: [each.settings.get(knob.name) for each in trials] for axis, knob in (("x", x), ("y", y))}
     frame = pd.DataFrame(columns, dtype=object).assign(value=[each.value or 0.0 for each in trials])
-    alt = f"Lines of equal {study.objective} over {x.name} and {y.name}."
+    alt = f"{study.objective} over {x.name} and {y.name}."
+    lines = "" if "category" in (x.scale, y.scale) else f"; lines join equal {study.objective}"
     return [
         Plot(
             "contour",
             "The two that matter most",
-            f"{len(frame)} trials within the limits; lines join equal {study.objective}.",
+            f"{len(frame)} trials within the limits{lines}.",
             alt,
             lambda size: study_plots.contour(frame, x, y, study.objective, size),
         )

@@ -4,15 +4,20 @@ import dataclasses
 import json
 import subprocess
 import sys
+from typing import Literal
 
+import pandas as pd
 import pytest
+from matplotlib.contour import ContourSet
 
 from reports.document import Report, Table, Text
 from reports.importance import importances
 from reports.plain_text import log_sentence
+from reports.plots import HALF
 from reports.renderers import markdown
 from reports.study import Knob, StudyData, TrialOutcome, at_the_edge, paired_change
 from reports.study_course import history_frame, pareto_frame
+from reports.study_plots import contour
 from reports.study_report import build_study_report
 from tests.support.sample_study import sample_study
 
@@ -106,6 +111,17 @@ def test_importance_finds_the_settings_the_objective_depends_on() -> None:
     assert set(list(shares)[:2]) == {"cpu_memory_gib", "max_batch_prefill_tokens"}
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["prefill_chunking"] < 0.05
+
+
+@pytest.mark.parametrize(("scale", "has_lines"), [("linear", True), ("category", False)])
+def test_lines_of_equal_value_stand_between_numbers_alone(
+    scale: Literal["linear", "category"], has_lines: bool
+) -> None:
+    frame = pd.DataFrame({"x": [1, 2, 3] * 3, "y": [1] * 3 + [2] * 3 + [3] * 3, "value": range(9)})
+
+    figure = contour(frame, Knob("a"), Knob("b", scale=scale), "output_tokens_per_s", HALF)
+
+    assert any(isinstance(each, ContourSet) for each in figure.axes[0].collections) == has_lines
 
 
 def test_history_keeps_the_best_within_the_limits(study: StudyData) -> None:
