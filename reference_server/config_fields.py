@@ -1,4 +1,4 @@
-"""What a settings field may carry besides its type, and how a field is written as a flag or a variable.
+"""Metadata of settings fields: search ranges, sources; and a field as a flag or a variable.
 
 The settings themselves are declared in `config.py`.
 """
@@ -14,10 +14,10 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """What a tuner may try: a range, a list of choices, or, with neither, true and false.
+    """Values for a tuner to try: a range, a list of choices, or, with neither, true and false.
 
-    In `choices`, "none" and "auto" stand for leaving the field unset. `when` and `multiple_of` have the meaning of the
-    same keys in a search-space file; `central` fields are searched when no file names others.
+    In `choices`, "none" and "auto" leave the field unset. `when` and `multiple_of` have the same meaning as in a
+    search-space file; `central` fields are searched by default.
     """
 
     low: float | None = None
@@ -39,12 +39,12 @@ class Tunable:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """How a field is read where that differs from its name.
+class FieldSource:
+    """The flag and the variables of a field, if they do not follow from its name.
 
-    flag: whether there is a flag at all; a field without one travels by variable. env: variables in order of
-    precedence, `()` for none, default the name in upper case. takes_value: `--sharded true` instead of `--sharded`.
-    digits: the variable may also say `1` or `0`. repeated: the flag is given once for each element.
+    flag: whether there is a flag; a field without one is passed by variable. env: variables in order of
+    precedence, `()` for none; default: the name in upper case. takes_value: `--sharded true` instead of `--sharded`.
+    digits: the variable may also be `1` or `0`. repeated: the flag is given once for each element.
     """
 
     flag: bool = True
@@ -57,7 +57,7 @@ class Source:
 
 
 class Secret(pydantic.Secret[str]):
-    """A key or token: `***` wherever it is shown. Never part of argv."""
+    """A key or token, shown as `***`. Never part of argv."""
 
     def _display(self) -> str:
         return "***"
@@ -78,16 +78,16 @@ Strings = Annotated[tuple[str, ...], BeforeValidator(_one)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
-TrueOrFalse = Source(takes_value=True)
+TrueOrFalse = FieldSource(takes_value=True)
 
 
-def source_of(field: FieldInfo) -> Source:
-    """How `field` is read."""
-    return next((item for item in field.metadata if isinstance(item, Source)), Source())
+def source_of(field: FieldInfo) -> FieldSource:
+    """The flag and variables of `field`."""
+    return next((item for item in field.metadata if isinstance(item, FieldSource)), FieldSource())
 
 
 def tunables(config_class: type[BaseModel]) -> dict[str, Tunable]:
-    """The fields that a tuner may change, with what it may try."""
+    """The fields that a tuner may change, with their values."""
     return {
         name: item
         for name, field in config_class.model_fields.items()
@@ -120,9 +120,9 @@ def is_switch(field: FieldInfo) -> bool:
 
 
 def argv_of(config: BaseModel, always: Collection[str] = ()) -> list[str]:
-    """The command line that reads as `config`, but for what `environ_of` holds.
+    """The command line of `config`, without the settings in `environ_of`.
 
-    Defaults are left out, those of the fields in `always` excepted.
+    Defaults are left out, except for the fields in `always`.
     """
     fields = type(config).model_fields
     positional = [str(getattr(config, name)) for name, field in fields.items() if source_of(field).positional]
@@ -136,7 +136,7 @@ def argv_of(config: BaseModel, always: Collection[str] = ()) -> list[str]:
 
 
 def flag_words(name: str, field: FieldInfo, value: object, always: bool = False) -> Iterator[str]:
-    """`value` as argv words; none where it is unset or, unless `always`, the default."""
+    """`value` as argv words; none if it is unset or, unless `always`, the default."""
     if value is None or (value == field.default and not always):
         return
     flag = flag_of(name)
@@ -146,12 +146,12 @@ def flag_words(name: str, field: FieldInfo, value: object, always: bool = False)
     values = value if isinstance(value, tuple) and source_of(field).repeated else (value,)
     for one in values:
         text = text_of(one)
-        # A value that looks like a flag has to be tied to its own.
+        # argparse would read a value with a leading dash as a flag.
         yield from (f"{flag}={text}",) if text.startswith("-") else (flag, text)
 
 
 def environ_of(config: BaseModel) -> dict[str, str]:
-    """The variables that complete `to_argv`: secrets and the fields without a flag."""
+    """The variables that complete `argv_of`: secrets and fields without a flag."""
     return {
         variables_of(name, field)[0]: text_of(getattr(config, name))
         for name, field in type(config).model_fields.items()
@@ -160,7 +160,7 @@ def environ_of(config: BaseModel) -> dict[str, str]:
 
 
 def text_of(value: object) -> str:
-    """A value as a flag, a variable or a TOML string would say it."""
+    """A value as the text of a flag, a variable or a TOML string."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -1,6 +1,6 @@
-"""Which settings are declared but not served yet, and what works instead.
+"""Settings that are declared but not served yet, each with an alternative.
 
-A setting is either acted on or refused by name; none is ignored.
+A setting takes effect or is refused by name; none is ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,8 +12,8 @@ from reference_server.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """`serves` tells the values that work, for `commands` or for all; `instead` says what to do with the others."""
+class UnsupportedSetting:
+    """`serves`: whether a value works, for `commands` or for all; `instead`: the remedy for other values."""
 
     serves: Callable[[object], bool]
     instead: str
@@ -26,31 +26,31 @@ def _only(*values: object) -> Callable[[object], bool]:
 
 _UNSET = _only(None, (), False)
 
-REFUSALS: Mapping[str, Refusal] = {
-    "speculate": Refusal(_only(None, 0), "leave it out or give 0"),
-    "kv_cache_dtype": Refusal(_UNSET, "leave it out: the cache has the compute type"),
-    "lora_adapters": Refusal(_UNSET, "give one adapter as --model-id: it is merged into its base model"),
-    "attention": Refusal(
+UNSUPPORTED_SETTINGS: Mapping[str, UnsupportedSetting] = {
+    "speculate": UnsupportedSetting(_only(None, 0), "leave it out or set it to 0"),
+    "kv_cache_dtype": UnsupportedSetting(_UNSET, "leave it out: the cache then has the compute type"),
+    "lora_adapters": UnsupportedSetting(_UNSET, "set --model-id to one adapter, which is merged into its base model"),
+    "attention": UnsupportedSetting(
         lambda value: value != "flashdecoding-ipex",
-        "it is made for Intel's extension of torch; auto takes the fastest kernel that is here",
+        "it needs Intel's extension of torch; auto selects the fastest available kernel",
     ),
-    "otlp_endpoint": Refusal(_UNSET, "give it to the router, which makes the spans", commands=("serve",)),
-    "ngrok": Refusal(_UNSET, "run the ngrok agent beside the server"),
-    "allow_image_fetch": Refusal(_UNSET, "no served model takes images"),
-    "max_image_fetch_size": Refusal(_only(33_554_432), "no served model takes images"),
-    "check_invariants": Refusal(_UNSET, "leave it out"),
-    "upload_to_model_id": Refusal(_UNSET, "upload the directory with the hub's own client"),
+    "otlp_endpoint": UnsupportedSetting(_UNSET, "set it on the router, which creates the spans", commands=("serve",)),
+    "ngrok": UnsupportedSetting(_UNSET, "run the ngrok agent beside the server"),
+    "allow_image_fetch": UnsupportedSetting(_UNSET, "no model with images is served"),
+    "max_image_fetch_size": UnsupportedSetting(_only(33_554_432), "no model with images is served"),
+    "check_invariants": UnsupportedSetting(_UNSET, "leave it out"),
+    "upload_to_model_id": UnsupportedSetting(_UNSET, "upload the directory with the hub's client"),
 }
 
 
 def unsupported_settings(config: HubConfig) -> list[str]:
-    """One sentence for each setting of `config` that is not served."""
+    """A sentence for each setting of `config` that is not served."""
     return [
-        f"`{flag_of(name)} {text_of(value)}` is not served yet: {refusal.instead}"
-        for name, refusal in REFUSALS.items()
+        f"`{flag_of(name)} {text_of(value)}` is not served yet: {setting.instead}"
+        for name, setting in UNSUPPORTED_SETTINGS.items()
         if name in type(config).model_fields
-        and (refusal.commands is None or config.command in refusal.commands)
-        and not refusal.serves(value := getattr(config, name))
+        and (setting.commands is None or config.command in setting.commands)
+        and not setting.serves(value := getattr(config, name))
     ]
 
 

@@ -6,7 +6,7 @@ ServerError
 │   └── UnsupportedError                a model, device or feature that is not served, refused by name
 ├── ShardError                          a shard call failed; carries the shard's message
 │   ├── ShardConnectionError            the shard could not be reached
-│   └── StepTimeoutError                a step took longer than `step_timeout`; the shard cannot be relied on
+│   └── StepTimeoutError                a step took longer than `step_timeout`; the shard is unreliable from then on
 └── RequestError                        one request ends with an HTTP status and TGI's `error_type`
     ├── ValidationError                 422 validation
     ├── TemplateError                   422 template_error
@@ -21,11 +21,11 @@ from typing import ClassVar
 
 
 class ServerError(Exception):
-    """Root of what the server raises on purpose."""
+    """Base of the server's exceptions."""
 
 
 class StartupError(ServerError):
-    """The process cannot start; the message says what is wrong and what would work."""
+    """The process cannot start; the message has the cause and a remedy."""
 
 
 class ArgumentError(StartupError):
@@ -33,7 +33,7 @@ class ArgumentError(StartupError):
 
 
 class UnsupportedError(StartupError):
-    """Something was asked for by name and is not served."""
+    """A requested model, device or feature is not supported."""
 
 
 class ShardError(ServerError):
@@ -51,7 +51,7 @@ class StepTimeoutError(ShardError):
         super().__init__(f"step timed out after {limit_s:g} s")
 
 
-#: Of a text that a client is sent; what is longer is cut.
+#: Longer error texts to clients are cut.
 MAX_ERROR_CHARACTERS = 300
 
 
@@ -68,12 +68,12 @@ class RequestError(ServerError):
 
 
 def shorten_error(text: str) -> str:
-    """`text` as a client may see it."""
+    """`text`, cut to `MAX_ERROR_CHARACTERS`."""
     return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[: MAX_ERROR_CHARACTERS - 1]}…"
 
 
 class ValidationError(RequestError):
-    """The request breaks a rule of http-api.md section 3.2."""
+    """The request breaks a validation rule."""
 
     status = 422
     error_type = "validation"

@@ -1,7 +1,6 @@
-"""Values that cross between the router and a shard.
+"""Messages between the router and a shard: those of `proto/v3/generate.proto` as frozen dataclasses.
 
-Field for field the messages of `proto/v3/generate.proto` (and so of v2), as plain frozen dataclasses. Nothing here
-knows protobuf, torch or asyncio.
+Imports neither protobuf nor torch nor asyncio.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ class FinishReason(StrEnum):
 
 
 class GrammarType(StrEnum):
-    """How `ChooserParameters.grammar` is to be read."""
+    """The format of `ChooserParameters.grammar`."""
 
     NONE = "none"
     JSON = "json"
@@ -26,10 +25,18 @@ class GrammarType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """A regex, or a JSON schema's text."""
+
+    text: str
+    type: GrammarType = GrammarType.REGEX
+
+
+@dataclass(frozen=True, slots=True)
 class ChooserParameters:
     """How the next token is chosen. Every default is the value that means "off".
 
-    grammar_prefix_chars: the end of the prompt that the grammar has let through, where a generation is continued.
+    grammar_prefix_chars: of a continued generation, the length of the prompt's end that the grammar has accepted.
     """
 
     temperature: float = 1.0
@@ -48,7 +55,7 @@ class ChooserParameters:
 
     @property
     def samples(self) -> bool:
-        """Whether a random draw is made: asked for, or implied by a warper (model-server.md section 6)."""
+        """Whether tokens are sampled: requested, or implied by a warper."""
         return (
             self.do_sample
             or self.temperature not in (0.0, 1.0)
@@ -60,7 +67,7 @@ class ChooserParameters:
 
 @dataclass(frozen=True, slots=True)
 class StoppingParameters:
-    """When a sequence ends. `min_new_tokens` masks EOS and mutes stop strings until that many tokens are out."""
+    """When a sequence ends. For the first `min_new_tokens` tokens, EOS is masked and stop strings are ignored."""
 
     max_new_tokens: int
     stop_sequences: tuple[str, ...] = ()
@@ -83,10 +90,10 @@ InputChunk = str | Image
 class Request:
     """One request as a shard sees it.
 
-    `blocks` are K/V pages in order of token position; empty means that the shard chooses (warm-up). `num_slots` is
-    how many token slots of those pages the request owns, prompt + max_new_tokens + speculate - 1; the codec expands
-    the two to the wire's slot list. `cache_len` leading prompt tokens already have K/V; `chunk_len`, when given, is
-    how many tokens after them are computed by the first prefill.
+    `blocks` are K/V pages in order of token position; if empty, the shard chooses (warm-up). `num_slots` is the
+    number of token slots of the request, prompt + max_new_tokens + speculate - 1; the codec expands both to the wire's
+    slot list. `cache_len` leading prompt tokens already have K/V; `chunk_len`, if set, is the
+    number of tokens after them in the first prefill.
     """
 
     id: int
@@ -125,9 +132,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class CachedBatch:
-    """Receipt for a batch whose state lives in the shard.
+    """A batch whose state is in the shard.
 
-    `max_tokens` is the token capacity it has reserved; `current_tokens` what its next forward will process.
+    `max_tokens` is the token capacity it has reserved; `current_tokens` the tokens of its next forward.
     """
 
     id: int
@@ -176,7 +183,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a step's time went, in ns. `concat_ns` only if batches were merged."""
+    """Times of a step, in ns. `concat_ns` only if batches were merged."""
 
     forward_ns: int = 0
     decode_ns: int = 0
@@ -195,7 +202,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Static facts about the loaded model. `dtype` is textual, for example `torch.float16`."""
+    """Static facts about the loaded model. `dtype` is textual, for example `torch.float16`.
+
+    accepts_schemas: a grammar may be a JSON schema, not only a regex; an extension that a foreign shard leaves out.
+    """
 
     requires_padding: bool
     dtype: str
@@ -206,11 +216,12 @@ class ModelInfo:
     use_prefix_caching: bool = False
     attention_impl: str = "flashdecoding"
     block_size: int = 16
+    accepts_schemas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupRequest:
-    """The largest prefill that serving will ask for, and the limits in force (None: the shard decides)."""
+    """The largest prefill of serving, and the limits in force (None: the shard decides)."""
 
     batch: Batch
     max_prefill_tokens: int
@@ -220,7 +231,7 @@ class WarmupRequest:
 
 @dataclass(frozen=True, slots=True)
 class WarmupReply:
-    """What fits. `max_supported_total_tokens` is None for padded models, which report no cache.
+    """The measured limits. `max_supported_total_tokens` is None for padded models, which report no cache.
 
     The byte counts and `backends` (keys `prefill`, `decode`, `reason`, `kernels`, `quantize`) are extensions; a
     foreign shard leaves them out.

@@ -1,18 +1,18 @@
-"""Log set-up of all server processes: text for people, JSON lines, and the records that a shard sends its launcher.
+"""Logging of all server processes: text, JSON lines, and the records that a shard sends to its launcher.
 
-A record (`LogFormat.RECORD`, what `--json-output` means for the model server's commands) is one line of JSON:
+A record (`LogFormat.RECORD`, for `--json-output` of the model server's commands) is one line of JSON:
 
     {"text": "2026-01-31T12:00:00.000000Z  INFO reference_server.model_server.cli: Server started\\n",
      "record": {"level": {"name": "INFO", "no": 20}, "message": "Server started", "name": "reference_server...",
                 "time": {"repr": "2026-01-31T12:00:00.000000Z", "timestamp": 1769860800.0},
                 "function": "serve", "line": 70, "process": {"id": 1}, "exception": null, "extra": {}}}
 
-`level.name` is DEBUG, INFO, WARNING, ERROR or CRITICAL; `exception` is a traceback or null; `text` is what a person
-would have been shown. `LogFormat.JSON`, for launcher and router, is flat: timestamp, level, message, target, filename,
+`level.name` is DEBUG, INFO, WARNING, ERROR or CRITICAL; `exception` is a traceback or null; `text` is the
+line in text format. `LogFormat.JSON`, for launcher and router, is flat: timestamp, level, message, target, filename,
 line_number, then the fields of the event.
 
-Whatever the format, text from outside cannot start a line of its own or steer a terminal: control characters are
-escaped. A log that cannot be written is dropped and stops nothing.
+In every format control characters are escaped, so that text from outside cannot start a line or control a terminal.
+Lines that cannot be written are dropped.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ LEVELS: Mapping[str, int] = {
     "OFF": logging.CRITICAL + 10,
 }
 
-# C0, DEL and C1, the Unicode line separators, and the marks that reorder what a terminal shows.
+# C0, DEL and C1, the Unicode line separators, and the marks that reorder text in a terminal.
 _ESCAPES = {
     code: f"\\u{code:04x}" if code > 0xFF else f"\\x{code:02x}"
     for code in (
@@ -59,7 +59,7 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class LogFormat(StrEnum):
-    """How a log line looks."""
+    """Format of the log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -69,8 +69,8 @@ class LogFormat(StrEnum):
 def set_up_logging(level: str, log_format: LogFormat, stream: TextIO | None = None) -> None:
     """Send this process's log to `stream` (stdout), one line for each event.
 
-    `level` is a level's name, which holds for this package while libraries log warnings, or a list like
-    `warn,reference_server.router=debug`. Raises ArgumentError for what is neither.
+    `level` is a level's name, for this package, while libraries log warnings, or a list like
+    `warn,reference_server.router=debug`. Raises ArgumentError for an unknown level.
     """
     handler = _LineHandler(sys.stdout if stream is None else stream)
     handler.setFormatter(_FORMATTERS[log_format]())
@@ -83,7 +83,7 @@ def set_up_logging(level: str, log_format: LogFormat, stream: TextIO | None = No
 
 
 def parse_levels(text: str) -> dict[str, int]:
-    """Level by logger name, `""` being the root.
+    """Level by logger name; `""` is the root.
 
     >>> parse_levels("info")
     {'': 30, 'reference_server': 20}
@@ -117,14 +117,14 @@ def _level(name: str, text: str) -> int:
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Drops a line whose reader is gone or whose disk is full, after saying so once on stderr."""
+    """Drops lines without a reader or with a full disk, and reports that once on stderr."""
 
-    _has_complained = False
+    _has_reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exc_info()[1], OSError):
-            if not self._has_complained and self.stream is not sys.stderr:
-                self._has_complained = True
+            if not self._has_reported and self.stream is not sys.stderr:
+                self._has_reported = True
                 with contextlib.suppress(OSError):
                     sys.stderr.write("log lines are lost: the log cannot be written\n")
             return
@@ -197,12 +197,12 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
-    """The fields of the event: what the call gave as `extra`."""
+    """The fields that the call passed as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
 
 
 def _span_text(span: object) -> str:
-    """What an event happened in, as `name{field=value}: `."""
+    """The span of an event, as `name{field=value}: `."""
     if not isinstance(span, dict):
         return ""
     fields = " ".join(f"{name}={escape(str(value))}" for name, value in span.items() if name != "name")

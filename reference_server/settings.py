@@ -1,6 +1,6 @@
-"""Reads settings: defaults < --config-file < environment < flags. The only module that looks at the environment.
+"""Reads settings: defaults < --config-file < environment < flags. Only this module reads the environment.
 
-Fields are declared in `config.py`; a command's flags, variables, TOML keys and `--help` are read off them.
+Fields are declared in `config.py`; a command's flags, variables, TOML keys and `--help` follow from them.
 """
 
 import argparse
@@ -52,7 +52,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[Config]):
-    """A configuration and, for every field, where its value came from."""
+    """A configuration and the origin of every field's value."""
 
     config: Config
     sources: Mapping[str, Origin]
@@ -62,7 +62,7 @@ def load(config_class: type[Config], argv: Sequence[str], environ: Mapping[str, 
     """Read the settings of one command.
 
     A flag, variable or key that cannot be read is a usage error: text on stderr and `SystemExit(2)`.
-    Raises `ArgumentError` when the values do not go together.
+    Raises `ArgumentError` if the values do not fit together.
     """
     parser = _parser(config_class)
     flags = parser.read(argv)
@@ -82,7 +82,7 @@ def load(config_class: type[Config], argv: Sequence[str], environ: Mapping[str, 
 
 
 def load_rank(environ: Mapping[str, str]) -> RankConfig:
-    """This process's place in its group. Raises `ArgumentError` naming the variable that is missing or wrong."""
+    """The rank of this process. Raises `ArgumentError` naming a missing or wrong variable."""
     names = {name: name.upper() for name in RankConfig.model_fields}
     values = {name: environ[variable] for name, variable in names.items() if environ.get(variable)}
     for name in ("rank", "world_size", "master_addr", "master_port"):
@@ -95,12 +95,12 @@ def load_rank(environ: Mapping[str, str]) -> RankConfig:
 
 
 def process_environment() -> dict[str, str]:
-    """A copy of this process's environment, for `load` and for children."""
+    """A copy of this process's environment, for `load` and for child processes."""
     return dict(os.environ)
 
 
 def visible_devices(environ: Mapping[str, str]) -> str | None:
-    """The device list in force: the first of the variables of launcher.md section 5 that is set."""
+    """The list of visible devices: the first of its variables that is set."""
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         if name in environ:
             return environ[name]
@@ -108,7 +108,7 @@ def visible_devices(environ: Mapping[str, str]) -> str | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse over the fields of one config class; values stay text, pydantic reads them."""
+    """argparse over the fields of a config class; pydantic reads the values."""
 
     def __init__(self, config_class: type[HubConfig], program: str) -> None:
         super().__init__(
@@ -170,7 +170,7 @@ def _parser(config_class: type[HubConfig]) -> _Parser:
 
 
 def _read_environment(config_class: type[HubConfig], environ: Mapping[str, str], parser: _Parser) -> dict[str, object]:
-    """The fields that variables set; an empty variable sets nothing."""
+    """The fields that variables set. An empty variable counts as unset."""
     found: dict[str, object] = {}
     for name, field in config_class.model_fields.items():
         variable = next((key for key in variables_of(name, field) if environ.get(key)), None)
@@ -185,7 +185,7 @@ def _read_environment(config_class: type[HubConfig], environ: Mapping[str, str],
 
 
 def _read_file(config_class: type[HubConfig], path: Path, parser: _Parser) -> dict[str, object]:
-    """The keys of a TOML file that this command takes; one file may serve all commands."""
+    """The keys of a TOML file that this command has; a file may have the keys of all commands."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -215,31 +215,31 @@ def _validate(
 
 
 def _place(config_class: type[HubConfig], name: str, value: object, origin: Origin | None) -> str:
-    """How the user wrote a value: the flag, the variable or the key."""
+    """The flag, variable or key of a wrong value, with the value."""
     field = config_class.model_fields[name]
-    shown = "***" if "Secret" in str(field.annotation) else _shown(value)
+    text = "***" if "Secret" in str(field.annotation) else _joined(value)
     match origin:
         case "environment":
-            return f"invalid value '{shown}' for the variable {'/'.join(variables_of(name, field))}"
+            return f"invalid value '{text}' for the variable {'/'.join(variables_of(name, field))}"
         case "file":
-            return f"invalid value '{shown}' for the key '{name}'"
+            return f"invalid value '{text}' for the key '{name}'"
         case _:
-            return f"invalid value '{shown}' for '{name.upper() if source_of(field).positional else flag_of(name)}'"
+            return f"invalid value '{text}' for '{name.upper() if source_of(field).positional else flag_of(name)}'"
 
 
-def _shown(value: object) -> str:
+def _joined(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else text_of(value)
 
 
 def _message(error: object) -> str:
-    """One line of a pydantic error; what our own validators raise, unchanged."""
+    """The line of a pydantic error; errors of our own validators unchanged."""
     assert isinstance(error, dict)
     cause = error.get("ctx", {}).get("error")
     return str(cause) if isinstance(cause, ValueError) else str(error["msg"])
 
 
 def _booleans(field: FieldInfo) -> Mapping[str, bool]:
-    """What a variable may say for a boolean field; empty for other fields."""
+    """The words of a boolean field's variable; empty for other fields."""
     if field.annotation is not bool and field.annotation != bool | None:
         return {}
     words = {"true": True, "false": False}

@@ -1,4 +1,4 @@
-"""What `--help` and docs/settings.md say about a field: default, variables, range, choices."""
+"""A field in `--help` and docs/settings.md: default, variables, range, choices."""
 
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
@@ -12,12 +12,12 @@ from reference_server.config_fields import source_of, text_of, variables_of
 
 
 def groups(config_class: type[HubConfig]) -> Iterator[tuple[str, list[str]]]:
-    """Titles and field names, a group for each class that declares fields, most general last."""
-    left = set(config_class.model_fields)
+    """Title and field names of each class that declares fields, the most general last."""
+    remaining = set(config_class.model_fields)
     for owner in config_class.__mro__:
-        names = [name for name in vars(owner).get("__annotations__", {}) if name in left]
+        names = [name for name in vars(owner).get("__annotations__", {}) if name in remaining]
         if names:
-            left -= set(names)
+            remaining -= set(names)
             yield (owner.__doc__ or owner.__name__).splitlines()[0].rstrip(".:"), names
 
 
@@ -33,13 +33,13 @@ def describe(config_class: type[HubConfig], name: str) -> str:
 
 
 def default_of(config_class: type[HubConfig], name: str) -> str:
-    """The default as text, empty where there is none."""
+    """The default as text; empty if there is none."""
     value = COMMAND_DEFAULTS.get(config_class.command, {}).get(name, config_class.model_fields[name].default)
     return "" if value in (None, (), PydanticUndefined) else text_of(value)
 
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """The words that a field accepts, empty where it is not a choice."""
+    """The words that a field accepts; empty if it is not a choice."""
     for option in (field.annotation, *get_args(field.annotation)):
         if get_origin(option) is Literal:
             return get_args(option)
@@ -63,7 +63,7 @@ def range_of(field: FieldInfo) -> str:
 
 
 def epilog(config_class: type[HubConfig]) -> str:
-    """The foot of `--help`."""
+    """The last paragraphs of `--help`."""
     hidden = [
         f"  {' or '.join(variables_of(name, field))}: {field.description}"
         for name, field in config_class.model_fields.items()
@@ -71,7 +71,7 @@ def epilog(config_class: type[HubConfig]) -> str:
     ]
     return (
         "Variables without a flag:\n" + "\n".join(hidden) + "\n\n"
-        "A flag wins over its variable, that over the key of the same name in --config-file (TOML), that over the\n"
+        "A flag overrides its variable, which overrides the key in --config-file (TOML), which overrides the\n"
         "default. Lists are comma-separated. Exit codes: 0 done, 1 failed, 2 usage."
     )
 

@@ -1,4 +1,4 @@
-"""What each token of a vocabulary adds to a text, in bytes: a character may be spread over several tokens."""
+"""The bytes of each token of a vocabulary: a character may be split over several tokens."""
 
 import json
 import re
@@ -12,9 +12,9 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes] | None:
-    """Per id below `size`; empty for ids without a token. None if tokens are joined in a way that is not this one.
+    """The bytes of each id below `size`; empty for ids without a token. None for an unknown decoder.
 
-    Two ways are: GPT-2's, a character for each byte, and SentencePiece's, `▁` for a space and `<0x..>` for a byte.
+    Known are GPT-2's, a character for each byte, and SentencePiece's, `▁` for a space and `<0x..>` for a byte.
     """
     kinds = set(_kinds(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else set()
     if "ByteLevel" in kinds:
@@ -24,11 +24,11 @@ def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes] | Non
     else:
         return None
     added = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
-    spelled = [b""] * size
+    found = [b""] * size
     for token, id_ in tokenizer.get_vocab(with_added_tokens=True).items():
-        # Added tokens stand in the text as they are.
-        spelled[id_] = added[id_].encode() if id_ in added else spell(token)
-    return spelled
+        # Added tokens are literal text.
+        found[id_] = added[id_].encode() if id_ in added else spell(token)
+    return found
 
 
 def _kinds(decoder: Mapping[str, Any]) -> Iterator[str]:
@@ -51,7 +51,7 @@ def _spell_pieces(token: str) -> bytes:
 
 @cache
 def _byte_of_character() -> Mapping[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
+    """GPT-2's alphabet: printable bytes map to themselves, the others to U+0100 and up."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

@@ -1,7 +1,7 @@
 """Text to token ids and back, the same on both sides of the wire.
 
-Reads `tokenizer.json` with `tokenizers`; transformers, which brings torch, is imported only where there is no such
-file. Nothing here knows sequences or streaming: decoding/detokenize.py does.
+Reads `tokenizer.json` with `tokenizers`; transformers, which imports torch, is only imported without such a file.
+Streaming is in decoding/detokenize.py.
 """
 
 import json
@@ -19,12 +19,11 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 class Tokenizer(Protocol):
-    """What router and model server need of a tokenizer.
+    """A tokenizer of the router and the model server.
 
-    `special_ids` are the ids that `skip_special_tokens` leaves out. `vocab_size` is the model's, which may exceed
-    the tokenizer's own: ids that the tokenizer lacks decode to a visible placeholder such as `<|1234|>`.
-    `is_bytewise`: decoding joins the bytes of the tokens and nothing else, so that the text of two runs of ids is
-    the text of both together wherever neither ends inside a character.
+    `special_ids` are the ids that `skip_special_tokens` skips. `vocab_size` is the model's, which may exceed the
+    tokenizer's: ids that the tokenizer lacks decode to a placeholder such as `<|1234|>`. `is_bytewise`: decoding only
+    joins the bytes of the tokens, so that texts of consecutive ids can be concatenated at character boundaries.
     """
 
     @property
@@ -45,22 +44,22 @@ class Tokenizer(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
-        """(id, start, stop) of each token, in characters of `text`; a slow tokenizer knows no offsets: 0, 0."""
+        """(id, start, stop) of each token, in characters of `text`; 0, 0 for a slow tokenizer."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
 
     def text_of(self, id_: int) -> str:
-        """`decode([id_])`, remembered."""
+        """`decode([id_])`, cached."""
         ...
 
 
 def load_tokenizer(
     directory: Path, vocab_size: int | None = None, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Tokenizer:
-    """The tokenizer in `directory`; raises StartupError if there is none that loads.
+    """Load the tokenizer in `directory`. Raises StartupError if that fails.
 
-    vocab_size: of the model, where that is larger than the tokenizer's.
+    vocab_size: of the model, if larger than the tokenizer's.
     """
     file = directory / "tokenizer.json"
     try:
@@ -72,7 +71,7 @@ def load_tokenizer(
 
 
 class FastTokenizer:
-    """A `tokenizers.Tokenizer`. Its own truncation and padding are switched off."""
+    """A `tokenizers.Tokenizer`, with its truncation and padding switched off."""
 
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, special_tokens: dict[str, str], vocab_size: int | None = None
@@ -94,7 +93,7 @@ class FastTokenizer:
         self._texts: dict[int, str] = {}
 
     def token_bytes(self) -> list[bytes] | None:
-        """What each of the `vocab_size` ids adds to a text; None where that depends on its neighbours."""
+        """The bytes of each of the `vocab_size` ids; None if they depend on neighbouring tokens."""
         return token_bytes(self._tokenizer, self.vocab_size)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -115,7 +114,7 @@ class FastTokenizer:
             self._tokenizer.decode(list(run), skip_special_tokens=skip_special_tokens)
             if known
             else "".join(f"<|{id_}|>" for id_ in run)
-            for known, run in groupby(ids, self._knows)
+            for known, run in groupby(ids, self._has)
         )
 
     def text_of(self, id_: int) -> str:
@@ -124,7 +123,7 @@ class FastTokenizer:
             text = self._texts[id_] = self.decode([id_])
         return text
 
-    def _knows(self, id_: int) -> bool:
+    def _has(self, id_: int) -> bool:
         return id_ < self._own_size and id_ not in self._holes
 
 
@@ -167,7 +166,7 @@ def _id_of(tokenizer: tokenizers.Tokenizer, token: str | None) -> int | None:
 
 
 def _special_tokens(directory: Path) -> dict[str, str]:
-    """Name -> token, from special_tokens_map.json overlaid with tokenizer_config.json, as far as they exist."""
+    """Name -> token, from special_tokens_map.json and tokenizer_config.json; the second takes precedence."""
     tokens: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         file = directory / name
@@ -182,7 +181,7 @@ def _special_tokens(directory: Path) -> dict[str, str]:
 
 
 def _texts(tokens: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Tokens are written as strings or as objects with `content`."""
+    """Texts of tokens, which are strings or objects with `content`."""
     contents = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens}
     return {name: content for name, content in contents.items() if isinstance(content, str)}
 

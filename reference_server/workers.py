@@ -1,7 +1,7 @@
-"""Processes for work that a client or a model's author shapes and that may not end: they are killed at a limit.
+"""Worker processes for jobs with input from clients or model repositories, killed at a limit of time or memory.
 
-A worker is `python -m MODULE`: it reads a set-up frame and then one job frame after another from stdin, and answers
-each on stdout (`serve_jobs`). A frame is four bytes of length and JSON. reliability.md Q8, Q11, F17, F22.
+A worker is `python -m MODULE`: it reads a set-up frame and then job frames from stdin, and writes a reply to each to
+stdout (`serve_jobs`). A frame is four bytes of length and JSON.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from reference_server.errors import OverloadedError, StartupError
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!I")
-#: How long a worker may take to import what it needs and to set itself up.
+#: Limit of a worker's imports and set-up.
 START_S = 30.0
 RETRY_S = 1.0
 
@@ -35,7 +35,7 @@ class JobError(Exception):
 
 
 class JobLimitError(Exception):
-    """The job was stopped at a limit, which the text names; `limit` is that limit's word, time or memory."""
+    """The job was stopped at a limit; `limit` is `time` or `memory`."""
 
     def __init__(self, text: str, limit: str) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class JobLimitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Of one job: seconds. Of one worker: bytes of address space. Of the pool: jobs that wait."""
+    """Seconds of a job, bytes of address space of a worker, and waiting jobs of the pool."""
 
     time_s: float
     memory_bytes: int
@@ -66,11 +66,11 @@ class WorkerPool:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start all workers. Raises `StartupError` with the reason of one that cannot."""
+        """Start all workers. Raises `StartupError` with the reason if one fails."""
         await asyncio.gather(*(self._add_worker() for _ in range(self._size)))
 
     async def run(self, job: Any) -> Any:
-        """The answer to `job`. Raises `JobError`, `JobLimitError`, and `OverloadedError` when too many wait."""
+        """The result of `job`. Raises `JobError`, `JobLimitError`, and `OverloadedError` if too many wait."""
         if self._waiting >= self._limits.max_waiting:
             raise OverloadedError
         self._waiting += 1
@@ -78,11 +78,11 @@ class WorkerPool:
             process = await self._idle.get()
         finally:
             self._waiting -= 1
-        # A caller that is cancelled leaves the worker to its job: its answer is read and thrown away.
+        # If the caller is cancelled, the job goes on: its reply must be read before the next job.
         return await asyncio.shield(self._spawn(self._work(process, job)))
 
     async def close(self) -> None:
-        """Kill every worker; what they were at fails."""
+        """Kill every worker; their jobs fail."""
         self._is_closed = True
         while self._processes or self._tasks:
             for process in list(self._processes):
@@ -92,13 +92,13 @@ class WorkerPool:
     async def _work(self, process: Process, job: Any) -> Any:
         try:
             async with asyncio.timeout(self._limits.time_s):
-                answer = await _exchange(process, job)
+                answer = await _call(process, job)
         except TimeoutError:
             self._replace(process)
             raise JobLimitError(f"it took longer than {self._limits.time_s:g} s", "time") from None
         except (OSError, asyncio.IncompleteReadError):
             self._replace(process)
-            # Native code that gets no more memory ends its process.
+            # Native code aborts its process when it gets no memory.
             raise JobLimitError("its worker died", "memory") from None
         self._idle.put_nowait(process)
         return self._value(answer)
@@ -121,14 +121,14 @@ class WorkerPool:
         self._processes.add(process)
         try:
             async with asyncio.timeout(START_S):
-                self._value(await _exchange(process, self._setup))
+                self._value(await _call(process, self._setup))
         except (TimeoutError, OSError, asyncio.IncompleteReadError, JobError, JobLimitError) as error:
             await self._kill(process)
             raise StartupError(str(error) or f"{self._module} does not start") from error
         self._idle.put_nowait(process)
 
     def _replace(self, process: Process) -> None:
-        """Kill a worker that cannot be relied on and start another, beside whatever else goes on."""
+        """Kill a worker and start another in the background."""
 
         async def replace() -> None:
             await self._kill(process)
@@ -137,7 +137,7 @@ class WorkerPool:
                     await self._add_worker()
                 except (OSError, StartupError):
                     if not self._is_closed:
-                        logger.exception("a worker could not be replaced and is tried again")
+                        logger.exception("could not replace a worker; trying again")
                         await asyncio.sleep(RETRY_S)
                 else:
                     break
@@ -161,10 +161,10 @@ class WorkerPool:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told to the caller, who may have gone
+            task.exception()  # the caller gets it too, unless it was cancelled
 
 
-async def _exchange(process: Process, value: Any) -> Mapping[str, Any]:
+async def _call(process: Process, value: Any) -> Mapping[str, Any]:
     assert process.stdin is not None, "made with pipes"
     assert process.stdout is not None, "made with pipes"
     body = json.dumps(value).encode()
@@ -176,9 +176,9 @@ async def _exchange(process: Process, value: Any) -> Mapping[str, Any]:
 
 
 def serve_jobs(make_job: Callable[[Mapping[str, Any]], Job], failures: tuple[type[Exception], ...]) -> None:
-    """The whole of a worker: `make_job(setup)` is asked once, its result for every job; `failures` are told as errors.
+    """The main loop of a worker: `make_job(setup)` is called once, its result for every job.
 
-    Ends with its parent. Raises nothing: what is not among `failures` ends the process.
+    Exceptions among `failures` are sent as errors; others end the process. It ends with its parent.
     """
     source, sink = sys.stdin.buffer, sys.stdout.buffer
 
@@ -206,7 +206,7 @@ def serve_jobs(make_job: Callable[[Mapping[str, Any]], Job], failures: tuple[typ
     resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"], limits["memory_bytes"]))
     job = answer(lambda: make_job(setup))
     while job is not None and (value := read()) is not None:
-        # Should the parent be gone, nobody else ends a job that does not.
+        # Ends a job that does not return when the parent is gone.
         signal.alarm(int(limits["time_s"]) + 2)
         answer(lambda value=value: job(value))  # type: ignore[misc]
         signal.alarm(0)

@@ -1,21 +1,22 @@
-"""Whether a value of one schema can be a value of another: `oneOf` allows exactly one.
+"""Whether two schemas of a `oneOf` can share a value.
 
-Only what is certain counts: types apart, listed values apart, or objects apart in a property that both require.
+Schemas are disjoint if their types are, their listed values are, or the schemas of a property that both require are.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Schema = Mapping[str, Any] | bool
+from reference_server.grammars.references import Schema
+
 #: Follows references.
 Resolve = Callable[[Schema], Schema]
 
 _TYPES = frozenset(("string", "number", "integer", "array", "object", "boolean", "null"))
 
 
-def are_apart(one: Schema, other: Schema, resolve: Resolve) -> bool:
-    """No value is valid against both, for certain."""
+def are_disjoint(one: Schema, other: Schema, resolve: Resolve) -> bool:
+    """Whether certainly no value is valid against both."""
     one, other = resolve(one), resolve(other)
     if isinstance(one, bool) or isinstance(other, bool):
         return False
@@ -27,12 +28,12 @@ def are_apart(one: Schema, other: Schema, resolve: Resolve) -> bool:
     shared = set(one.get("required", ())) & set(other.get("required", ()))
     if types_of(one) != {"object"} or types_of(other) != {"object"}:
         return False
-    mine, theirs = one.get("properties", {}), other.get("properties", {})
-    return any(are_apart(mine[name], theirs[name], resolve) for name in shared & mine.keys() & theirs.keys())
+    left, right = one.get("properties", {}), other.get("properties", {})
+    return any(are_disjoint(left[name], right[name], resolve) for name in shared & left.keys() & right.keys())
 
 
 def values_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """The only values that are valid, as canonical JSON; None where they are not listed."""
+    """The listed values as canonical JSON; None without `const` and `enum`."""
     if "const" in schema:
         return frozenset((canonical(schema["const"]),))
     if "enum" in schema:
@@ -41,7 +42,7 @@ def values_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def canonical(value: Any) -> str:
-    """Equal for what JSON Schema calls equal: 1 is 1.0, and true is neither.
+    """JSON that is equal for values equal in JSON Schema: 1 equals 1.0, but not true.
 
     >>> canonical(1.0), canonical(True)
     ('1', 'true')
@@ -56,15 +57,15 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
     listed = values_of(schema)
     if listed is not None:
         return frozenset().union(*(type_names(json.loads(value)) for value in listed))
-    asked = schema.get("type", ())
-    names = {asked} if isinstance(asked, str) else set(asked)
+    declared = schema.get("type", ())
+    names = {declared} if isinstance(declared, str) else set(declared)
     if "number" in names:
         names.add("integer")
     return frozenset(names) or _TYPES
 
 
 def type_names(value: Any) -> frozenset[str]:
-    """What a scalar's `type` may be called."""
+    """The values of `type` that fit a value."""
     match value:
         case None:
             return frozenset(("null",))

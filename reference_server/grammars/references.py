@@ -1,36 +1,35 @@
-"""Where a `$ref` leads: into the schema that it stands in, and nowhere else."""
+"""The target of a `$ref`: always inside the same schema."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from reference_server.grammars.keywords import SchemaError
-from reference_server.grammars.overlap import Schema
+Schema = Mapping[str, Any] | bool
 
-#: Of references that lead to one another.
+#: References that lead to one another.
 MAX_CHAIN = 64
 
 
+class SchemaError(ValueError):
+    """A schema that cannot be enforced; the text names the keyword."""
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in a schema: the nearest one around it with an `$id`, which `#` means, and the references taken since."""
+class Resource:
+    """The nearest enclosing schema with an `$id`, or the root: the base of `#`."""
 
-    resource: Mapping[str, Any]
-    references: tuple[str, ...] = ()
+    schema: Mapping[str, Any]
 
-    def entering(self, schema: Mapping[str, Any]) -> "Place":
-        return Place(schema) if "$id" in schema and schema is not self.resource else self
-
-    def following(self, reference: str) -> "Place":
-        return replace(self, references=(*self.references, reference))
+    def entering(self, schema: Mapping[str, Any]) -> "Resource":
+        return Resource(schema) if "$id" in schema and schema is not self.schema else self
 
     def target(self, reference: str) -> Schema:
         """The schema that a reference leads to. Raises `SchemaError`."""
-        pointer = reference.removeprefix(str(self.resource.get("$id", "")))
+        pointer = reference.removeprefix(str(self.schema.get("$id", "")))
         if not pointer.startswith("#"):
             raise SchemaError(f"`$ref` {reference}: only references into the schema itself are supported")
-        found: Any = self.resource
+        found: Any = self.schema
         for step in unquote(pointer[1:]).split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
             try:
@@ -42,7 +41,7 @@ class Place:
         return found
 
     def resolved(self, schema: Schema) -> Schema:
-        """What `schema` comes to, or True where that is written elsewhere, among other references."""
+        """`schema` with its references followed; True, any value, if it belongs to another resource."""
         for _ in range(MAX_CHAIN):
             if isinstance(schema, bool):
                 return schema
@@ -51,4 +50,4 @@ class Place:
             if "$ref" not in schema:
                 return schema
             schema = self.target(schema["$ref"])
-        raise SchemaError("`$ref` that leads back to itself is not supported")
+        raise SchemaError(f"`$ref` that leads back to itself, or over more than {MAX_CHAIN} others, is not supported")

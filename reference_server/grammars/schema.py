@@ -1,350 +1,237 @@
-"""A JSON schema -> a regex whose every match is valid JSON and valid against the schema.
+"""A JSON schema -> llguidance's grammar: limits, a few rewritten keywords, and refusals by name.
 
-outlines-core builds it. It ignores some keywords, joins others wrongly and escapes neither names nor patterns
-(docs/grammars.md), so it is given a plainer schema that it reads rightly: references followed, unions spelled out,
-and in the place of leaves that it gets wrong a constant, whose text gives way to our regex afterwards.
+Annotations are ignored, as in every validator, and `uniqueItems` is, since no grammar remembers values. Other keywords
+that narrow the valid values, and that llguidance does not know, are refused: a complete output is valid.
 """
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from fractions import Fraction
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from itertools import combinations
-from typing import Any
+from typing import Any, NoReturn
 
-from outlines_core.json_schema import NUMBER, build_regex_from_schema
+import jsonschema_rs
+import llguidance
 
-from reference_server.grammars.keywords import (
-    ANNOTATIONS,
-    BESIDE_TYPE,
-    SchemaError,
-    check_keywords,
-    refuse_others,
-    shape_of,
-)
-from reference_server.grammars.numbers import Bounds, integer_regex, number_regex
-from reference_server.grammars.overlap import Schema, are_apart, canonical, type_names
-from reference_server.grammars.patterns import FORMATS, PatternError, literal, string_regex
-from reference_server.grammars.references import Place
+from reference_server.errors import ValidationError
+from reference_server.grammars.overlap import are_disjoint
+from reference_server.grammars.references import Resource, Schema, SchemaError
 
+MAX_SCHEMA_BYTES = 262_144
 MAX_DEPTH = 64
-MAX_NODES = 20_000
-MAX_PROPERTIES = 5_000
-#: A bound of more digits is nobody's.
-_MOST_DIGITS = 18
-_LARGEST_BOUND = 10**_MOST_DIGITS
+MAX_ONE_OF = 256
+#: Building an object's rules takes time with the square of its optional properties: 50 ms for 450.
+MAX_OPTIONAL_PROPERTIES = 450
+#: An automaton has a state for each remainder.
+MAX_MULTIPLE = 1000
+#: Integers have an end: a longer one is read as a float or not at all.
+LARGEST_INTEGER = 10**18
 
-ANY = {"anyOf": [{"type": name} for name in ("boolean", "null", "number", "string", "array", "object")]}
-#: outlines-core's number without those that a reader takes for infinity.
-_FINITE_NUMBER = r"(-)?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][+-][0-9]{1,2})?"
-#: What `{"type": "object"}` allows.
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+#: White space as in TGI's regexes: at most one space. `oneOf` has been checked by then.
+_OPTIONS = {"whitespace_pattern": "[ ]", "coerce_one_of": True}
+_DIALECT = jsonschema_rs.Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"})
+
+_UNSUPPORTED = (
+    "not", "if", "contains", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
+    "unevaluatedItems", "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "unevaluatedProperties")
+_UNIONS = ("anyOf", "oneOf")
+#: Keywords with which a schema describes properties of an object.
+_DESCRIBES_PROPERTIES = ("properties", "patternProperties", "additionalProperties", "$ref", "allOf", *_UNIONS)
+
+#: Formats that llguidance enforces; any other is an annotation.
+FORMATS = frozenset(
+    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+)
+#: llguidance allows a leap second in every minute and a leap day in every year; here there is none.
+_COMMON_DATE = "[0-9]{4}-(0[13-9]-..|1.-..|02-[01].|02-2[0-8])"
+_COMMON_TIME = "[0-9]{2}:[0-9]{2}:[0-5]"
+_COMMON = {"date": f"^{_COMMON_DATE}", "time": f"^{_COMMON_TIME}", "date-time": f"^{_COMMON_DATE}.{_COMMON_TIME}"}
 
 
-def regex_of_schema(schema: Mapping[str, Any]) -> str:
-    """Raises `SchemaError`."""
-    plainer = _Plainer(schema)
-    plain = plainer.plain(schema, Place(schema))
+def schema_grammar(schema: Any) -> str:
+    """llguidance's grammar of what `read_schema` returned, which is changed. Raises ValidationError."""
     try:
-        regex = build_regex_from_schema(json.dumps(plain, ensure_ascii=False))
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise SchemaError(str(error).partition("\n")[0]) from error
-    return plainer.with_leaves(regex.replace(NUMBER, _FINITE_NUMBER))
+        _prepare(schema)
+        return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)  # type: ignore[arg-type]
+    except SchemaError as error:
+        raise schema_error(str(error)) from error
+    except RecursionError as error:
+        raise schema_error("too complex (references nested too deeply)") from error
 
 
-class _Plainer:
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._leaves: list[str] = []
-        self._num_nodes = 0
-        # No text of the schema can be taken for a leaf's place.
-        self._mark = "leaf"
-        text = json.dumps(root)
-        while self._mark in text:
-            self._mark += "f"
-
-    def plain(self, schema: Schema, place: Place) -> dict[str, Any]:
-        """The plainer schema of one place."""
-        self._num_nodes += 1
-        if self._num_nodes > MAX_NODES:
-            raise SchemaError(f"too complex (more than {MAX_NODES} schemas once references are followed)")
-        if isinstance(schema, bool):
-            if not schema:
-                raise SchemaError("`false`, which no value fits, is not supported")
-            return ANY
-        place = place.entering(schema)
-        shape = shape_of(schema)
-        if shape is None:
-            return ANY
-        check_keywords(schema, shape)
-        return self._shapes[shape](self, schema, place)
-
-    def with_leaves(self, regex: str) -> str:
-        """`regex` with every constant that stands for a leaf replaced."""
-        return re.sub(f'"{self._mark}([0-9]+)"', lambda found: self._leaves[int(found[1])], regex)
-
-    def _leaf(self, regex: str) -> dict[str, Any]:
-        self._leaves.append(regex)
-        return {"const": f"{self._mark}{len(self._leaves) - 1}"}
-
-    def _properties(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        _check_type(schema, "object", "properties")
-        properties, required = schema["properties"], schema.get("required", [])
-        if len(properties) > MAX_PROPERTIES:
-            raise SchemaError(f"too complex ({len(properties)} of {MAX_PROPERTIES} properties)")
-        unknown = next((name for name in required if name not in properties), None)
-        if unknown is not None:
-            raise SchemaError(f"the required property {json.dumps(unknown)} is not among `properties`")
-        if schema.get("minProperties", 0) > len(set(required)):
-            raise SchemaError("`minProperties` above the number of required properties is not supported")
-        if schema.get("maxProperties", len(properties)) < len(properties):
-            raise SchemaError("`maxProperties` below the number of properties is not supported")
-        return {
-            "type": "object",
-            "properties": {_name(name): self.plain(each, place) for name, each in properties.items()},
-            "required": [_name(name) for name in required],
-        }
-
-    def _all_of(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        if len(schema["allOf"]) != 1:
-            raise SchemaError("`allOf` of more than one schema is not supported")
-        return self.plain(schema["allOf"][0], place)
-
-    def _any_of(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        return {"anyOf": [self.plain(branch, place) for branch in _branches(schema, "anyOf")]}
-
-    def _one_of(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        branches = _branches(schema, "oneOf")
-        if not _are_all_apart(branches, place):
-            # pydantic does not require a tag that has a default; where every branch writes its own, they are apart.
-            branches = [_with_tag(place.resolved(branch), schema.get("discriminator")) for branch in branches]
-            if not _are_all_apart(branches, place):
-                raise SchemaError("`oneOf` whose schemas may share a value is not supported; `anyOf` is")
-        return {"anyOf": [self.plain(branch, place) for branch in branches]}
-
-    def _prefix_items(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        _check_type(schema, "array", "prefixItems")
-        _check_unique(schema)
-        count = len(schema["prefixItems"])
-        if not schema.get("minItems", 0) <= count <= schema.get("maxItems", count):
-            raise SchemaError("`minItems` or `maxItems` beside `prefixItems` has to allow exactly those")
-        return {"prefixItems": [self.plain(item, place) for item in schema["prefixItems"]]}
-
-    def _enum(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
-        if "enum" in schema and "const" in schema and canonical(schema["const"]) not in map(canonical, schema["enum"]):
-            raise SchemaError("`const` is not among `enum`")
-        if any(isinstance(value, dict | list) for value in values):
-            raise SchemaError("an object or array in `enum` or `const` is not supported")
-        if "type" in schema:
-            asked = schema["type"]
-            names = {asked} if isinstance(asked, str) else set(asked)
-            values = [value for value in values if not names.isdisjoint(type_names(value))]
-        if not values:
-            raise SchemaError("no value of `enum` or `const` has the `type`")
-        return self._leaf(f"({'|'.join(map(_scalar, values))})")
-
-    def _reference(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        reference = schema["$ref"]
-        if reference in place.references:
-            raise SchemaError(f"`$ref` {reference}, which leads back to itself, is not supported")
-        return self.plain(place.target(reference), place.following(reference))
-
-    def _type(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        asked = schema["type"]
-        if isinstance(asked, str):
-            return self._types[asked](self, schema, place)
-        understood = frozenset[str]().union(*(BESIDE_TYPE[name] for name in asked), ("type",))
-        refuse_others(schema, understood, f"`type: {json.dumps(asked)}`")
-        return {
-            "anyOf": [
-                self.plain({key: schema[key] for key in schema if key in BESIDE_TYPE[name]} | {"type": name}, place)
-                for name in asked
-            ]
-        }
-
-    def _string(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
-        asked = [name for name in ("minLength", "maxLength", "pattern", "format") if name in schema]
-        if not asked:
-            return {"type": "string"}
-        if asked[0].endswith("Length"):
-            if asked[-1] in ("pattern", "format"):
-                raise SchemaError(f"`{asked[-1]}` beside `{asked[0]}` is not supported")
-            lengths = {name: int(schema[name]) for name in asked}
-            _check_order(lengths, "minLength", "maxLength")
-            return {"type": "string", **lengths}
-        if len(asked) > 1:
-            raise SchemaError(f"`{asked[1]}` beside `{asked[0]}` is not supported")
-        if asked == ["format"]:
-            return self._leaf(f'"{_format(schema["format"])}"')
-        try:
-            return self._leaf(f'"{string_regex(schema["pattern"])}"')
-        except PatternError as error:
-            raise SchemaError(f"`pattern` with {error} is not supported") from error
-
-    def _integer(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
-        bounds = _bounds(schema)
-        if bounds is None:
-            digits = {name: schema[name] for name in ("minDigits", "maxDigits") if name in schema}
-            return {"type": "integer", **(digits or {"maxDigits": _MOST_DIGITS})}
-        if "minDigits" in schema or "maxDigits" in schema:
-            raise SchemaError("`minDigits` and `maxDigits` beside bounds are not supported")
-        return self._bounded(integer_regex(_closed(bounds)), "integer")
-
-    def _number(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
-        bounds = _bounds(schema)
-        if bounds is None:
-            return {"type": "number"}
-        return self._bounded(number_regex(_closed(bounds)), "number")
-
-    def _bounded(self, regex: str | None, name: str) -> dict[str, Any]:
-        if regex is None:
-            raise SchemaError(f"bounds of `type: {name}` without a whole number between them are not supported")
-        return self._leaf(regex)
-
-    def _array(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        _check_unique(schema)
-        lengths = {name: int(schema[name]) for name in ("minItems", "maxItems") if name in schema}
-        _check_order(lengths, "minItems", "maxItems")
-        items = schema.get("items", True)
-        if items is False:
-            if lengths.get("minItems"):
-                raise SchemaError("`items: false` beside `minItems` fits no value")
-            return {"type": "array", "maxItems": 0, "items": {"type": "null"}}
-        if lengths.get("maxItems") == 0:
-            # outlines-core would still let one in.
-            return {"type": "array", "maxItems": 0, "items": {"type": "null"}}
-        is_free = items is True or (isinstance(items, Mapping) and not items.keys() - ANNOTATIONS)
-        return {"type": "array", **lengths, **({} if is_free else {"items": self.plain(items, place)})}
-
-    def _object(self, schema: Mapping[str, Any], place: Place) -> dict[str, Any]:
-        """A map from any name to a value. A name may come twice, and the last one counts, so there may be fewer."""
-        for name in ("required", "maxProperties"):
-            if schema.get(name):
-                raise SchemaError(f"`{name}` beside `type: object` without `properties` is not supported")
-        if schema.get("minProperties", 0) > 1:
-            raise SchemaError("`minProperties` above 1 without `properties` is not supported")
-        values = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
-        fewest = {"minProperties": 1} if schema.get("minProperties") else {}
-        if values is False or schema.get("maxProperties") == 0:
-            if fewest:
-                raise SchemaError("`minProperties` of an object that may have no properties fits no value")
-            return self._leaf(r"\{[ ]?\}")
-        is_free = values is True or not values.keys() - ANNOTATIONS
-        return {"type": "object", **fewest, **({} if is_free else {"additionalProperties": self.plain(values, place)})}
-
-    def _same(self, schema: Mapping[str, Any], _: Place) -> dict[str, Any]:
-        return {"type": schema["type"]}
-
-    _shapes: Mapping[str, Callable[["_Plainer", Mapping[str, Any], Place], dict[str, Any]]] = {
-        "anyOf": _any_of,
-        "oneOf": _one_of,
-        "properties": _properties,
-        "allOf": _all_of,
-        "prefixItems": _prefix_items,
-        "enum": _enum,
-        "const": _enum,
-        "$ref": _reference,
-        "type": _type,
-    }
-    _types: Mapping[str, Callable[["_Plainer", Mapping[str, Any], Place], dict[str, Any]]] = {
-        "string": _string,
-        "integer": _integer,
-        "number": _number,
-        "array": _array,
-        "object": _object,
-        "boolean": _same,
-        "null": _same,
-    }
+def read_schema(text: str) -> Any:
+    """Parse and validate a JSON schema. Raises ValidationError."""
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_SCHEMA_BYTES:
+        raise schema_error(f"too complex (more than {MAX_SCHEMA_BYTES} bytes)")
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise schema_error(f"too complex (deeper than {MAX_DEPTH} levels)") from error
+    except ValueError as error:
+        raise ValidationError(f"grammar is not valid: {error}") from error
+    if _depth(schema) > MAX_DEPTH:
+        raise schema_error(f"too complex (deeper than {MAX_DEPTH} levels)")
+    _check_dialect(schema)
+    return schema
 
 
-def _branches(schema: Mapping[str, Any], keyword: str) -> Sequence[Schema]:
-    """The alternatives, each with what stands beside them all; refuses what cannot be said of each alone."""
-    beside = {key: value for key, value in schema.items() if key not in ANNOTATIONS | {keyword}}
-    branches: Sequence[Schema] = schema[keyword]
-    if not beside:
-        return branches
-    merged = []
-    for branch in branches:
-        own = set() if isinstance(branch, bool) else branch.keys() - ANNOTATIONS
-        if isinstance(branch, bool) or own & beside.keys() - {"type", "required"}:
-            raise SchemaError(f"`{keyword}` beside keywords of its own schemas is not supported")
-        if not (own <= {"required"} or beside.keys() <= {"type"}):
-            raise SchemaError(f"`{next(iter(beside.keys() - {'type'}))}` beside `{keyword}` is not supported")
-        if branch.get("type", beside.get("type")) != beside.get("type", branch.get("type")):
-            raise SchemaError(f"`type` beside `{keyword}` of other types is not supported")
-        required = [*beside.get("required", ()), *branch.get("required", ())]
-        merged.append({**beside, **branch, **({"required": required} if required else {})})
-    return merged
+def schema_error(detail: str) -> ValidationError:
+    """The refusal of a schema, in TGI's words."""
+    return ValidationError(f"cannot compile regex from schema: {detail}")
 
 
-def _are_all_apart(branches: Sequence[Schema], place: Place) -> bool:
-    return all(are_apart(one, other, place.resolved) for one, other in combinations(branches, 2))
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
-def _with_tag(branch: Schema, discriminator: object) -> Schema:
-    """`branch` with the property required that OpenAPI's `discriminator` names."""
+def _depth(value: Any) -> int:
+    """Levels of objects and arrays."""
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth
+
+
+def _check_dialect(schema: Any) -> None:
+    try:
+        _DIALECT.validate(schema)
+    except ValueError as error:
+        raise ValidationError(f"grammar is not valid: {getattr(error, 'message', error)}") from error
+
+
+def _prepare(root: Any) -> None:
+    """Rewrite in place what llguidance would refuse, or would let grow without end. Raises SchemaError."""
+    schemas: dict[int, dict[str, Any]] = {}
+    is_open: dict[int, bool] = {}
+    pending: list[tuple[Schema, Resource, bool]] = [(root, Resource(root), False)] if isinstance(root, dict) else []
+    while pending:
+        schema, resource, is_joined = pending.pop()
+        if not isinstance(schema, dict) or is_open.get(id(schema), False) or (id(schema) in is_open and not is_joined):
+            continue
+        resource = resource.entering(schema)
+        if id(schema) not in schemas:
+            _check_keywords(schema)
+            _check_one_of(schema, resource)
+            schemas[id(schema)] = schema
+        is_open[id(schema)] = is_joined = is_joined or _num_parts(schema) > 1
+        pending.extend((each, resource, is_joined) for each in _subschemas(schema))
+        if "$ref" in schema:
+            resource.resolved(schema)
+            target = resource.target(schema["$ref"])
+            if id(target) not in schemas:
+                _check_dialect(target)
+            pending.append((target, resource, is_joined))
+    _check_size(schemas.values())
+    for key, schema in schemas.items():
+        _rewrite(schema, is_open[key])
+
+
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[Schema]:
+    for keyword in _MAPS_OF_SCHEMAS:
+        yield from schema.get(keyword, {}).values()
+    for keyword in _LISTS_OF_SCHEMAS:
+        yield from schema.get(keyword, ())
+    yield from (schema[keyword] for keyword in _SCHEMAS if keyword in schema)
+
+
+def _num_parts(schema: Mapping[str, Any]) -> int:
+    """The number of places that describe one object's properties together. Such objects cannot be closed one by one."""
+
+    def describes(part: Schema) -> bool:
+        return isinstance(part, dict) and any(keyword in part for keyword in _DESCRIBES_PROPERTIES)
+
+    parts = sum(map(describes, schema.get("allOf", ())))
+    parts += sum(any(map(describes, schema.get(keyword, ()))) for keyword in _UNIONS)
+    return parts + ("properties" in schema) + ("$ref" in schema)
+
+
+def _check_keywords(schema: Mapping[str, Any]) -> None:
+    for keyword in _UNSUPPORTED:
+        if keyword in schema:
+            raise SchemaError(f"`{keyword}` is not supported")
+    for value in (*schema.get("enum", ()), schema.get("const")):
+        if isinstance(value, int) and int(float(value)) != value:
+            raise SchemaError(f"{value} in `enum` or `const` has more digits than a float holds")
+
+
+def _check_one_of(schema: dict[str, Any], resource: Resource) -> None:
+    """Refuse `oneOf` unless its schemas are disjoint, and so mean the same as in `anyOf`."""
+    branches: Sequence[Schema] = schema.get("oneOf", ())
+    if len(branches) > MAX_ONE_OF:
+        raise SchemaError(f"too complex ({len(branches)} of {MAX_ONE_OF} schemas in `oneOf`)")
+    if _all_disjoint(branches, resource):
+        return
+    # pydantic does not require a tag that has a default. With the tag in each branch, they are disjoint.
+    discriminator = schema.get("discriminator")
     tag = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
-    if not isinstance(tag, str) or isinstance(branch, bool) or tag not in branch.get("properties", {}):
+    tagged = [_with_tag(resource.resolved(branch), tag) for branch in branches]
+    if not _all_disjoint(tagged, resource):
+        raise SchemaError("`oneOf` whose schemas may share a value is not supported; `anyOf` is")
+    schema["oneOf"] = [_with_tag(branch, tag) for branch in branches]
+
+
+def _all_disjoint(branches: Sequence[Schema], resource: Resource) -> bool:
+    return all(are_disjoint(one, other, resource.resolved) for one, other in combinations(branches, 2))
+
+
+def _with_tag(branch: Schema, tag: object) -> Schema:
+    """`branch` with the property required that OpenAPI's `discriminator` names."""
+    if isinstance(branch, bool) or not isinstance(tag, str):
         return branch
     return {**branch, "required": [*branch.get("required", ()), tag]}
 
 
-def _closed(bounds: Bounds) -> Bounds:
-    """With both ends: a number without end may be too large for its reader, and a model may never end it."""
-    low = Fraction(-_LARGEST_BOUND) if bounds.low is None else bounds.low
-    high = Fraction(_LARGEST_BOUND) if bounds.high is None else bounds.high
-    return replace(bounds, low=low, high=high)
+def _check_size(schemas: Collection[Mapping[str, Any]]) -> None:
+    optional = [len(schema.get("properties", {}).keys() - set(schema.get("required", ()))) for schema in schemas]
+    if sum(count * count for count in optional) > MAX_OPTIONAL_PROPERTIES**2:
+        raise SchemaError(f"too complex ({max(optional)} optional properties, of {MAX_OPTIONAL_PROPERTIES})")
+    multiple = math.lcm(*(_significand(schema["multipleOf"]) for schema in schemas if "multipleOf" in schema))
+    if multiple > MAX_MULTIPLE:
+        raise SchemaError(f"too complex (`multipleOf` {multiple} in all, of {MAX_MULTIPLE})")
 
 
-def _bounds(schema: Mapping[str, Any]) -> Bounds | None:
-    def number(name: str) -> Fraction | None:
-        if name not in schema:
-            return None
-        value = Fraction(str(schema[name]))
-        if abs(value) > _LARGEST_BOUND or value.denominator > _LARGEST_BOUND:
-            raise SchemaError(f"`{name}` of more than 18 digits is not supported")
-        return value
+def _significand(number: float) -> int:
+    """The digits of a number without its zeros at the end.
 
-    low, high = number("minimum"), number("maximum")
-    above, below = number("exclusiveMinimum"), number("exclusiveMaximum")
-    if low is high is above is below is None:
-        return None
-    excludes_low = above is not None and (low is None or above >= low)
-    excludes_high = below is not None and (high is None or below <= high)
-    return Bounds(above if excludes_low else low, below if excludes_high else high, excludes_low, excludes_high)
+    >>> _significand(0.25), _significand(1500)
+    (25, 15)
+    """
+    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 
-def _check_type(schema: Mapping[str, Any], name: str, keyword: str) -> None:
-    if schema.get("type", name) not in (name, [name]):
-        raise SchemaError(f"`{keyword}` beside another `type` is not supported")
+def _rewrite(schema: dict[str, Any], is_open: bool) -> None:
+    for keyword in ("$schema", "x-guidance", "uniqueItems"):
+        schema.pop(keyword, None)
+    _rewrite_format(schema)
+    if schema.get("unevaluatedProperties") is True:
+        del schema["unevaluatedProperties"]
+    if "unevaluatedProperties" in schema:
+        if is_open:
+            raise SchemaError("`unevaluatedProperties` beside schemas of the same object is not supported")
+        schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
+    if "properties" in schema:
+        # As TGI: an object with the listed properties only, unless the schema asks for more.
+        schema.setdefault("type", "object")
+        is_closed = not is_open and "patternProperties" not in schema
+        if is_closed and schema["properties"].keys() >= set(schema.get("required", ())):
+            schema.setdefault("additionalProperties", False)
+    names = schema.get("type", ())
+    if "integer" in names and "number" not in names:
+        if "exclusiveMinimum" not in schema:
+            schema.setdefault("minimum", -LARGEST_INTEGER)
+        if "exclusiveMaximum" not in schema:
+            schema.setdefault("maximum", LARGEST_INTEGER)
 
 
-def _check_unique(schema: Mapping[str, Any]) -> None:
-    if schema.get("uniqueItems"):
-        raise SchemaError("`uniqueItems` is not supported")
-
-
-def _check_order(limits: Mapping[str, int], least: str, most: str) -> None:
-    if limits.get(least, 0) > limits.get(most, limits.get(least, 0)):
-        raise SchemaError(f"`{least}` is {limits[least]}, but `{most}` is {limits[most]}")
-
-
-def _format(name: str) -> str:
+def _rewrite_format(schema: dict[str, Any]) -> None:
+    name = schema.get("format")
     if name not in FORMATS:
-        raise SchemaError(f"Format {name} is not supported: {', '.join(FORMATS)} are")
-    return FORMATS[name]
-
-
-def _name(name: str) -> str:
-    """A property's name as JSON writes it: outlines-core does not."""
-    return json.dumps(name, ensure_ascii=False)[1:-1]
-
-
-def _scalar(value: Any) -> str:
-    return f'"{literal(value)}"' if isinstance(value, str) else literal_json(value)
-
-
-def literal_json(value: Any) -> str:
-    """A number or a word as JSON writes it."""
-    return re.escape(json.dumps(value))
+        schema.pop("format", None)
+    elif name in _COMMON:
+        schema.setdefault("pattern", _COMMON[name])

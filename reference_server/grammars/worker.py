@@ -1,4 +1,4 @@
-"""The process that compiles grammars. reliability.md Q11."""
+"""The process that compiles grammars."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,18 +9,19 @@ from reference_server.workers import Job, serve_jobs
 
 
 def make_job(_: Mapping[str, Any]) -> Job:
-    """The compilation of `[kind, text]`: `{"regex": ...}`, or `{"error_type": ..., "detail": ...}` of a refusal."""
-    # The first one sets up tables that no client should wait for.
-    compile_grammar("object", "")
+    """A job `[kind, text]` -> `{"type": ..., "text": ...}`, or `{"error_type": ..., "detail": ...}` if refused."""
+    # The first compilation builds tables; no client should wait for them.
+    compile_grammar("schema", '{"properties": {}}')
     return compile_job
 
 
 def compile_job(job: tuple[str, str]) -> dict[str, str]:
     kind, text = job
     try:
-        return {"regex": compile_grammar(kind, text)}
+        compiled = compile_grammar(kind, text)
     except RequestError as refusal:
         return {"error_type": refusal.error_type, "detail": refusal.detail}
+    return {"type": compiled.type, "text": compiled.text}
 
 
 if __name__ == "__main__":

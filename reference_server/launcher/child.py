@@ -1,4 +1,4 @@
-"""One child process: spawned in a process group of its own, its output relayed, stopped or killed with its group."""
+"""A child process in its own process group: its output is relayed, and it is stopped or killed with its group."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ OUTPUT_GRACE_S = 1.0
 
 
 class Child:
-    """A running child. `name` is how messages call it."""
+    """A running child process. `name` is its name in messages."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, relays: Sequence[asyncio.Task[None]]) -> None:
         self.name = name
@@ -32,12 +32,11 @@ class Child:
 
     @classmethod
     async def spawn(cls, name: str, command: ChildCommand, scope: Scope | None) -> "Child":
-        """Start `command`. With a `scope` its records are logged under it; without, its output is echoed.
+        """Start `command`. With a `scope` its log records are logged under it; without, its output is echoed.
 
-        Raises `StartupError` when there is no such program.
+        Raises `StartupError` if the program is missing.
         """
         try:
-            # Spawned from the main thread, never forked with locks held.
             process = await asyncio.create_subprocess_exec(
                 *command.argv,
                 env=dict(command.environ),
@@ -91,23 +90,23 @@ class Child:
         await self.kill()
 
     def kill_group(self) -> None:
-        """SIGKILL to the process and whatever it has started."""
+        """SIGKILL the process and its descendants."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def kill(self) -> None:
-        """End the process and whatever it has started."""
+        """Kill the process and its descendants, and wait for its output."""
         self.kill_group()
         await self.process.wait()
         await self._drain()
 
     async def errors(self) -> str:
-        """What the child wrote to stderr, once it has ended."""
+        """The stderr of the process, which has ended."""
         await self._drain()
         return self._errors.result() if self._errors is not None and self._errors.done() else ""
 
     async def _drain(self) -> None:
-        # A grandchild that got away may hold the pipes open: the output gets a moment, not for ever.
+        # A descendant outside the group may keep the pipes open.
         tasks: list[asyncio.Task[Any]] = [*self._relays, *([self._errors] if self._errors else [])]
         _, pending = await asyncio.wait(tasks, timeout=OUTPUT_GRACE_S)
         for task in pending:
@@ -125,7 +124,7 @@ def describe_end(returncode: int) -> str:
 
 
 class Guardian:
-    """Our end of the process of `guardian.py`: it ends the children if this process is killed."""
+    """The process of `guardian.py`, which ends the child processes if this process is killed."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -144,24 +143,24 @@ class Guardian:
         )  # fmt: skip
 
     def watch(self, child: Child, drains: bool) -> None:
-        """From now on `child` ends with this process; one that `drains` gets SIGTERM first."""
-        self._tell(f"child {child.pid} {guardian.start_time(child.pid) or '-'} {'drain' if drains else 'kill'}")
+        """End `child` with this process; with `drains`, by SIGTERM first."""
+        self._send(f"child {child.pid} {guardian.start_time(child.pid) or '-'} {'drain' if drains else 'kill'}")
 
     def forget(self, child: Child) -> None:
-        self._tell(f"ended {child.pid}")
+        self._send(f"ended {child.pid}")
 
     def remove_at_end(self, path: Path) -> None:
-        """`path` goes away with this process."""
-        self._tell(f"path {path}")
+        """Remove `path` when this process ends."""
+        self._send(f"path {path}")
 
     async def dismiss(self) -> None:
-        """Everything is stopped and removed."""
-        self._tell("done")
+        """End the guardian: every process is stopped and every path removed."""
+        self._send("done")
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(f"{line}\n".encode())

@@ -20,7 +20,7 @@ from reference_server.presets.catalog import find
 SERVER_PROGRAM = "text-generation-server"
 ROUTER_PROGRAM = "text-generation-router"
 
-# What a shard is told by flag; everything else that differs from its default goes by variable (launcher.md 6.2).
+# Settings that a shard gets as flags; all others that differ from the default are passed as variables.
 SHARD_FLAGS = frozenset({
     "model_id", "revision", "trust_remote_code", "json_output", "sharded", "quantize", "speculate", "dtype",
     "kv_cache_dtype", "load_format", "otlp_service_name", "max_input_tokens", "uds_path",
@@ -31,7 +31,7 @@ ROUTER_ALWAYS = frozenset({
     "max_batch_prefill_tokens", "waiting_served_ratio", "max_waiting_tokens", "validation_workers", "hostname", "port",
     "tokenizer_name", "payload_limit", "usage_stats", "otlp_service_name",
 })  # fmt: skip
-# The launcher has read these and passes on what came out.
+# The launcher reads these and passes on the results.
 _READ_BY_LAUNCHER = ("CONFIG_FILE", "LOG_LEVEL", "API_KEY", "NGROK_AUTHTOKEN", "RENDEZVOUS_FILE")
 _LOGGER_LEVELS = {"trace": "TRACE", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "warning": "WARNING",
                   "error": "ERROR", "off": "CRITICAL"}  # fmt: skip
@@ -39,14 +39,14 @@ _LOGGER_LEVELS = {"trace": "TRACE", "debug": "DEBUG", "info": "INFO", "warn": "W
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """How the two other programs are called: the first words of their command lines."""
+    """The first words of the command lines of the other two programs."""
 
     server: tuple[str, ...]
     router: tuple[str, ...]
 
     @classmethod
     def beside(cls, interpreter: str) -> "Programs":
-        """The console scripts installed beside `interpreter`, or their modules where none are."""
+        """The console scripts beside `interpreter`, or else their modules."""
 
         def words(name: str, module: str) -> tuple[str, ...]:
             script = Path(interpreter).parent / name
@@ -60,14 +60,14 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """One child process to start. `argv` may be logged, `environ` may not: it holds the secrets."""
+    """Command line and environment of a child process. Only `argv` may be logged: `environ` has secrets."""
 
     argv: tuple[str, ...]
     environ: Mapping[str, str] = field(repr=False)
 
 
 def needs_download(config: ServerConfig) -> bool:
-    """Whether weights have to be fetched, converted or merged before a shard can load them."""
+    """Whether weights must be downloaded, converted or merged before a shard can load them."""
     assert config.model_id is not None
     if config.load_format == "dummy" or find(config.model_id) is not None:
         return False
@@ -77,7 +77,7 @@ def needs_download(config: ServerConfig) -> bool:
 
 
 def download_command(plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]) -> ChildCommand:
-    """Fetch the model's weights; an adapter is merged into its base model, which is what is served."""
+    """Download the model's weights; an adapter is merged into its base model."""
     config = plan.config
     assert config.model_id is not None
     argv = [*programs.server, "download-weights", config.model_id, "--extension", ".safetensors"]
@@ -91,10 +91,10 @@ def download_command(plan: LaunchPlan, programs: Programs, environ: Mapping[str,
 def shard_command(
     plan: LaunchPlan, programs: Programs, environ: Mapping[str, str], rank: int, uds_path: str, rendezvous: Path
 ) -> ChildCommand:
-    """Serve one shard on the socket `uds_path`-`rank`, or at its address where several nodes share the model."""
+    """Serve a shard on the socket `uds_path`-`rank`, or with several nodes at its TCP address."""
     config = plan.config
     several = config.num_nodes > 1
-    # What is told is for one node; a shard takes it as what all ranks have together.
+    # The setting is per node; a shard expects the sum over all ranks.
     memory_gib = None if config.cpu_memory_gib is None else config.cpu_memory_gib * config.num_nodes
     shard = config.part(
         ShardConfig,
@@ -102,7 +102,7 @@ def shard_command(
         shard_addr=config.shard_addr if several else (),
         listen=config.shard_addr[rank] if several else None,
         cpu_memory_gib=memory_gib,
-        # Only the router makes spans.
+        # Only the router creates spans.
         otlp_endpoint=None,
         json_output=True,
         uds_path=uds_path,
@@ -128,7 +128,7 @@ def router_command(
     uds_path: str,
     sources: Mapping[str, str],
 ) -> ChildCommand:
-    """Route to the shards on `uds_path`, or to the model servers of --shard-addr."""
+    """Serve HTTP for the shards on `uds_path`, or for the model servers of --shard-addr."""
     config = plan.config
     router = config.part(
         RouterConfig,
@@ -141,16 +141,16 @@ def router_command(
     always = ROUTER_ALWAYS if config.shard_addr else ROUTER_ALWAYS | {"master_shard_uds_path"}
     words = (*programs.router, *argv_of(router, always=always))
     adapters = {"LORA_ADAPTERS": ",".join(config.lora_adapters)} if config.lora_adapters else {}
-    # The router's workers are new programs, not forks that go on; without this gRPC logs a line for each.
+    # The router's workers are spawned, not forked; without this gRPC logs a line for each.
     no_forks = {"GRPC_ENABLE_FORK_SUPPORT": environ.get("GRPC_ENABLE_FORK_SUPPORT", "false")}
     return ChildCommand(words, _inherited(environ, RouterConfig) | environ_of(router) | adapters | no_forks)
 
 
 def launch_settings(plan: LaunchPlan, sources: Mapping[str, str]) -> dict[str, dict[str, object]]:
-    """Every setting with its source and, where it was derived, the reason: what /config shows."""
-    reasons = {decision.field: decision.reason for decision in plan.decisions}
+    """For /config: every setting with its source and, if it was derived, the reason."""
+    reasons = {setting.field: setting.reason for setting in plan.resolved}
     return {
-        name: {"value": _shown(value), "source": _source(plan.config, sources.get(name, "default"))}
+        name: {"value": _as_json(value), "source": _source(plan.config, sources.get(name, "default"))}
         | ({"source": "derived", "reason": reasons[name]} if name in reasons else {})
         for name, value in plan.config
         if name != "launch_settings"
@@ -158,7 +158,7 @@ def launch_settings(plan: LaunchPlan, sources: Mapping[str, str]) -> dict[str, d
 
 
 def _source(config: ServerConfig, source: str) -> str:
-    """A tuned configuration comes as a file that names its study."""
+    """The source of a setting; `tuned` for a file that names its study."""
     return "tuned" if source == "file" and config.tuned_by is not None else source
 
 
@@ -171,7 +171,7 @@ def logger_level(log_level: str) -> str:
 
 
 def _shard_settings(shard: ShardConfig) -> dict[str, str]:
-    """Settings that go by variable: those that are not the default, and the ones a shard is always told."""
+    """Settings passed by variable: those that differ from the default, and a few always."""
     found = {
         variables_of(name, field)[0]: text_of(value)
         for name, field in ShardConfig.model_fields.items()
@@ -197,7 +197,7 @@ def _shard_settings(shard: ShardConfig) -> dict[str, str]:
 def _process_group(
     config: ServerConfig, world_size: int, rank: int, rendezvous: Path, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Who this shard is and where the group meets: at a file, unless an address was asked for."""
+    """Rank and rendezvous of a shard: a file, unless an address is configured."""
     group = {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -211,9 +211,9 @@ def _process_group(
 
 
 def _runtime_defaults(config: ServerConfig) -> dict[str, str]:
-    """Variables of the libraries underneath; what the user has set wins."""
+    """Variables of libraries; the user's values take precedence."""
     always = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "SAFETENSORS_FAST_GPU": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    # Threads that spin between steps would take the processor from the router.
+    # Threads that spin between steps would slow the router down.
     return always | ({"OMP_WAIT_POLICY": "PASSIVE"} if config.compute_threads else {})
 
 
@@ -227,13 +227,13 @@ def _hub_variables(config: HubConfig) -> dict[str, str]:
 
 
 def _inherited(environ: Mapping[str, str], config_class: type[HubConfig]) -> dict[str, str]:
-    """The launcher's variables without those that set a field: their outcome is passed on instead."""
+    """The launcher's variables without those of settings, which are passed on resolved."""
     fields = config_class.model_fields.items()
     read = {variable for name, field in fields for variable in variables_of(name, field)}
     return {name: value for name, value in environ.items() if name not in read and name not in _READ_BY_LAUNCHER}
 
 
-def _shown(value: object) -> object:
+def _as_json(value: object) -> object:
     match value:
         case Secret():
             return str(value)

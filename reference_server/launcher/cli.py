@@ -1,6 +1,6 @@
-"""`text-generation-launcher`: parse, plan, supervise; the outcome as an exit code.
+"""`text-generation-launcher`: parse, plan, supervise.
 
-0 stopped by a signal, 1 failed (one `Error: Kind` line on stderr), 2 usage.
+Exit codes: 0 stopped by a signal, 1 failed (with an `Error: Kind` line on stderr), 2 usage.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from reference_server.launcher.log_relay import Scope
 from reference_server.launcher.model_facts import ModelFacts, read_model_config
 from reference_server.launcher.plan import LaunchPlan, NotEnoughDevicesError
 from reference_server.launcher.signals import stop_signals
-from reference_server.launcher.supervisor import Launch, LaunchError, supervise
+from reference_server.launcher.supervisor import LaunchError, PlannedLaunch, supervise
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.settings import Loaded, load, process_environment
 
@@ -36,7 +36,7 @@ def main(
         try:
             loaded = load(ServerConfig, sys.argv[1:] if argv is None else argv, environ)
             plan = resolve(loaded, environ)
-            launch = Launch(plan, programs or Programs.beside(sys.executable), environ, loaded.sources)
+            launch = PlannedLaunch(plan, programs or Programs.beside(sys.executable), environ, loaded.sources)
             asyncio.run(supervise(launch, signals))
         except StartupError as error:
             with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ def main(
 
 
 def resolve(loaded: Loaded[ServerConfig], environ: Mapping[str, str]) -> LaunchPlan:
-    """The plan for these settings on this machine, every decision of it logged. Raises `StartupError`."""
+    """The plan for these settings on this machine; logs each resolved default. Raises `StartupError`."""
     config = loaded.config
     set_up_logging(config.log_level, LogFormat.JSON if config.json_output else LogFormat.TEXT)
     if config.env:
@@ -59,9 +59,9 @@ def resolve(loaded: Loaded[ServerConfig], environ: Mapping[str, str]) -> LaunchP
     assert config.model_id is not None
     content = read_model_config(config.model_id, config.revision, config.huggingface_hub_cache, config.hub_token)
     plan = LaunchPlan.resolve(config, ModelFacts.parse(content) if content is not None else None, devices)
-    for decision in plan.decisions:
-        logger.info("`%s` is %s: %s", decision.field, decision.value, decision.reason)
-    logger.info("Attention %s (TGI would ask for %s)", config.attention, plan.requested_attention)
+    for setting in plan.resolved:
+        logger.info("`%s` is %s: %s", setting.field, setting.value, setting.reason)
+    logger.info("Attention %s (TGI: %s)", config.attention, plan.requested_attention)
     for warning in plan.warnings:
         logger.warning("%s", warning)
     refuse_unsupported(plan.config)
@@ -69,7 +69,7 @@ def resolve(loaded: Loaded[ServerConfig], environ: Mapping[str, str]) -> LaunchP
 
 
 def _drop_unread_output() -> None:
-    """Where nobody reads our output any more, the interpreter must not fail on it at its own end."""
+    """Redirect output that has no reader, so that the interpreter does not fail when it flushes at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""Facts about the machine: GPUs by nvidia-smi, processors, memory. Accelerators that are not served, by name."""
+"""GPUs (by nvidia-smi), processors and memory of this machine. Unsupported accelerators are refused by name."""
 
 import os
 import re
@@ -14,8 +14,8 @@ from reference_server.settings import visible_devices
 
 LEAST_CAPABILITY = 7.5
 
-# fp16 tensor TFLOPS and the name that COMPUTE_TYPE says. The misspelling of the H100 is the public launcher's, and
-# ends up in a response header that dashboards match on.
+# fp16 tensor TFLOPS by the name in COMPUTE_TYPE. The misspelling of the H100 is the public launcher's: dashboards match
+# this text of a response header.
 _TERAFLOPS = {
     "nvidia-4090": 82, "nvidia-t4": 65, "nvidia-l4": 121, "nvidia-l40": 181, "nvidia-l40s": 363, "nvidia-a10g": 125,
     "nvidia-a40": 149, "nvidia-a100-sxm4-80gb": 312, "nvidia-h100-80fb-hbm3": 900, "nvidia-h200": 989,
@@ -42,7 +42,7 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card, as nvidia-smi describes it. `capability` is the compute capability, 8.9 for an L4."""
+    """A GPU by nvidia-smi. `capability`: the compute capability, such as 8.9 for an L4."""
 
     name: str
     memory_mib: int
@@ -50,7 +50,7 @@ class Gpu:
 
     @property
     def compute_name(self) -> str:
-        """The name in COMPUTE_TYPE: one spelling for each known card, else nvidia-smi's with dashes."""
+        """The name in COMPUTE_TYPE: TGI's for a known GPU, otherwise nvidia-smi's with dashes."""
         name = self.name.strip().replace(" ", "-").lower()
         return _ALIASES.get(name, name)
 
@@ -61,7 +61,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What a launch can use. `visible` is how many accelerators the environment allows, None where nothing says."""
+    """Devices for a launch. `visible`: the number of accelerators set by the environment; None if it sets none."""
 
     gpus: tuple[Gpu, ...] = ()
     visible: int | None = None
@@ -70,24 +70,24 @@ class Devices:
 
 
 def probe_devices(environ: Mapping[str, str]) -> Devices:
-    """Look at this machine. Raises `UnsupportedError` naming an accelerator that is asked for and not served."""
+    """The devices of this machine. Raises `UnsupportedError` for an accelerator that is not supported."""
     gpus = _read_gpus()
     for variable, name in _FOREIGN.items():
         if environ.get(variable) and not gpus:
             raise UnsupportedError(
-                f"{variable} asks for an {name} device, which is not served: unset it to run on the CPU"
+                f"{variable} requests an {name} device, which is not supported: unset it to run on the CPU"
             )
     for gpu in gpus:
         if gpu.capability is not None and gpu.capability < LEAST_CAPABILITY:
             raise UnsupportedError(
-                f"{gpu.name} has compute capability {gpu.capability}, but {LEAST_CAPABILITY} is the least: "
-                "set CUDA_VISIBLE_DEVICES to the others, or to nothing to run on the CPU"
+                f"{gpu.name} has compute capability {gpu.capability}, but at least {LEAST_CAPABILITY} is "
+                "needed: set CUDA_VISIBLE_DEVICES to other devices, or to nothing to run on the CPU"
             )
     return Devices(gpus, _count_visible(environ, len(gpus)), _num_cores(), available_memory_bytes())
 
 
 def run_tool(*command: str) -> str | None:
-    """Standard output of a vendor's tool; None when it is missing or fails."""
+    """Standard output of a command; None if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -98,7 +98,7 @@ def run_tool(*command: str) -> str | None:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that a new process may take: the kernel's estimate, or what the tightest container limit leaves."""
+    """Memory that a new process can use: the kernel's estimate, or less if a container limits it."""
     free = [_meminfo(root / "proc/meminfo", "MemAvailable")]
     for directory in _cgroups(root):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -109,7 +109,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """The memory control groups this process is in, of either version, with those around them."""
+    """The memory control groups (version 1 and 2) of this process, with their parents."""
     mount = root / "sys/fs/cgroup"
     yield from (mount, mount / "memory")
     try:
@@ -127,7 +127,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def multiply_single(*factors: float) -> float:
-    """The product in single precision, rounded after every factor, as the public launcher computes it."""
+    """The product in single precision, rounded after every factor, as in the public launcher."""
     product = 1.0
     for factor in factors:
         product = _single(product * _single(factor))
@@ -159,7 +159,7 @@ def _count_visible(environ: Mapping[str, str], num_gpus: int) -> int | None:
 
 
 def _num_cores() -> int:
-    """Processors this process may run on, within a container's quota."""
+    """Processors that this process may use, within a container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -179,7 +179,7 @@ def _meminfo(path: Path, key: str) -> int:
 
 
 def _read_number(path: Path) -> int | None:
-    """The number in a cgroup file; None for `max`, or where there is no such file."""
+    """The number in a cgroup file; None for `max`, or without such a file."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

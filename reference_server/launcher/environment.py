@@ -1,4 +1,4 @@
-"""The report of `--env`: platform, versions, what the vendors' tools say, and what is missing for the devices found."""
+"""The report of `--env`: platform, versions, output of the vendors' tools, missing packages."""
 
 import platform
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 from reference_server.launcher.devices import run_tool
 
 TOOLS = (("nvidia-smi",), ("xpu-smi", "discovery"), ("hl-smi",))
-# Extra, what it brings, and the module that shows whether it is there.
+# Extra, its feature, and a module that is importable if it is installed.
 EXTRAS = (
     ("server", "the model server", "torch"),
     ("quantization", "bitsandbytes' eight and four bits", "bitsandbytes"),
@@ -35,14 +35,14 @@ def environment_report() -> str:
 
 
 def _missing() -> Iterator[str]:
-    """What would be needed for the hardware here, or for a feature, and is not installed."""
+    """Tools and extras that are not installed."""
     if Path("/dev/nvidia0").exists() and shutil.which("nvidia-smi") is None:
-        yield "the NVIDIA driver's tools (nvidia-smi), though there is a GPU"
+        yield "the NVIDIA driver's tools (nvidia-smi), for the GPU"
     if shutil.which("nvidia-smi") is not None and shutil.which("nvcc") is None:
-        yield "the CUDA toolkit (nvcc), wanted only to build flash-attn"
-    for extra, what, module in EXTRAS:
+        yield "the CUDA toolkit (nvcc), needed only to build flash-attn"
+    for extra, feature, module in EXTRAS:
         if not _is_installed(module):
-            yield f"{what}: pip install 'tgi-bench[{extra}]'"
+            yield f"{feature}: pip install 'tgi-bench[{extra}]'"
 
 
 def _is_installed(module: str) -> bool:

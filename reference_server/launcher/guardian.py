@@ -1,8 +1,8 @@
-"""A small process that outlives a killed launcher just long enough to take its children along.
+"""A process that ends the launcher's child processes if the launcher is killed.
 
-It holds the read end of a pipe. The launcher writes a line for each child and each path to remove; when the pipe ends
-without `done`, the launcher is gone: routers get SIGTERM and ten seconds, then everything registered is killed with
-its process group, and the paths are removed. Standard library only, and run by path, so that it starts in a moment.
+It reads a pipe, to which the launcher writes a line for each child process and each path to remove. If the pipe ends
+without `done`, the launcher is gone: routers get SIGTERM and ten seconds, then all registered processes are killed with
+their process groups, and the paths are removed. It is run by path and imports the standard library only, to start fast.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ DRAIN_S = 10.0
 
 
 @dataclass
-class Ward:
-    """What has been registered: pid -> (start time, whether it may drain)."""
+class Registry:
+    """The registered processes, pid -> (start time, whether it may drain), and paths."""
 
     children: dict[int, tuple[str, bool]] = field(default_factory=dict)
     paths: list[Path] = field(default_factory=list)
     done: bool = False
 
-    def learn(self, line: str) -> None:
-        """Take in `child PID START drain|kill`, `ended PID`, `path PATH` or `done`."""
+    def add(self, line: str) -> None:
+        """Read a line: `child PID START drain|kill`, `ended PID`, `path PATH` or `done`."""
         match line.rstrip("\n").split(" ", 3):
             case ["child", pid, start, manner]:
                 self.children[int(pid)] = (start, manner == "drain")
@@ -39,7 +39,7 @@ class Ward:
                 self.done = True
 
     def end(self, drain_s: float = DRAIN_S) -> None:
-        """Stop every registered child that still is the process it was, and remove the paths."""
+        """Stop every registered process, unless its pid was reused, and remove the paths."""
         draining = [pid for pid, (start, drains) in self.children.items() if drains and start_time(pid) == start]
         for pid in draining:
             with contextlib.suppress(ProcessLookupError):
@@ -57,7 +57,7 @@ class Ward:
 
 
 def start_time(pid: int) -> str | None:
-    """When `pid` started, in the kernel's ticks; `-` where there is no /proc, None when there is no such process."""
+    """The start time of `pid` in ticks; `-` without /proc, None without such a process."""
     if not Path("/proc/self/stat").exists():
         return "-"
     fields = _stat(pid)
@@ -65,7 +65,7 @@ def start_time(pid: int) -> str | None:
 
 
 def is_alive(pid: int, start: str) -> bool:
-    """Whether `pid` is still the process that started at `start`, and no zombie."""
+    """Whether `pid` is the process that started at `start`, and not a zombie."""
     if start_time(pid) != start:
         return False
     if start != "-":
@@ -86,12 +86,12 @@ def _stat(pid: int) -> list[str]:
 
 
 def watch(lines: Iterable[str]) -> None:
-    """Follow the launcher until it says `done` or is gone."""
-    ward = Ward()
+    """Read the launcher's lines until `done` or their end."""
+    registry = Registry()
     for line in lines:
-        ward.learn(line)
-    if not ward.done:
-        ward.end()
+        registry.add(line)
+    if not registry.done:
+        registry.end()
 
 
 if __name__ == "__main__":

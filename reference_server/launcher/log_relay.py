@@ -1,4 +1,4 @@
-"""Children's output in the launcher's log: JSON records keep their level, other lines show at debug level only."""
+"""The output of child processes in the launcher's log: JSON records keep their level, other lines have debug level."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 MAX_LINE_BYTES = 1 << 20
-KEPT_ERROR_LINES = 400
+MAX_ERROR_LINES = 400
 
 _LEVELS = {
     "TRACE": logging.DEBUG, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "SUCCESS": logging.INFO,
@@ -18,7 +18,7 @@ _LEVELS = {
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """The lines of a child's output; a line longer than the reader's limit comes in pieces."""
+    """The lines of a stream; a line longer than the reader's limit is split."""
     while True:
         try:
             line = await stream.readuntil(b"\n")
@@ -33,10 +33,10 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose records they are: the logger's last name, and the fields that every line gets, such as the rank.
+    """The logger's last name and the fields of every record, such as the rank.
 
-    A text of several lines is one record if `as_one`, for logs in JSON; else a record for each line, as a log of text
-    escapes line ends.
+    as_one: a text of several lines is one record, for logs in JSON; otherwise each line is a record, since logs in text
+    escape line ends.
     """
 
     name: str
@@ -57,7 +57,7 @@ async def relay_records(stream: asyncio.StreamReader, scope: Scope) -> None:
 
 
 async def relay_unchanged(stream: asyncio.StreamReader, to_stderr: bool = False) -> None:
-    """Echo each line of `stream`. A reader of ours that has gone does not matter."""
+    """Echo each line of `stream`, even if the output has no reader any more."""
     async for line in lines_of(stream):
         target = sys.stderr if to_stderr else sys.stdout
         try:
@@ -68,16 +68,16 @@ async def relay_unchanged(stream: asyncio.StreamReader, to_stderr: bool = False)
 
 async def collect(stream: asyncio.StreamReader) -> str:
     """The last lines of `stream`, once it has ended."""
-    kept: deque[str] = deque(maxlen=KEPT_ERROR_LINES)
+    last: deque[str] = deque(maxlen=MAX_ERROR_LINES)
     async for line in lines_of(stream):
-        kept.append(line)
-    return "\n".join(kept).strip()
+        last.append(line)
+    return "\n".join(last).strip()
 
 
 def parse_record(line: str) -> tuple[int, str] | None:
     """Level and text of a JSON log record; None for any other line.
 
-    Two shapes are known: `{"text", "record": {"level": {"name"}}}` and `{"level", "message"}`.
+    Two formats are read: `{"text", "record": {"level": {"name"}}}` and `{"level", "message"}`.
     """
     try:
         content = json.loads(line)

@@ -1,6 +1,6 @@
-"""What the launcher knows of a model before anything is loaded: the numbers of its config.json.
+"""The numbers in a model's config.json that defaults are derived from.
 
-Sizes follow the public launcher's formulas, so that the derived defaults are its defaults.
+Sizes follow the public launcher's formulas, so that the derived defaults are the same.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from reference_server.config import Quantize, Secret
-from reference_server.presets.catalog import find
+from reference_server.model_files import locate_local
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ HUB_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The fields of config.json that defaults are derived from; None where it does not say."""
+    """Fields of config.json; None if missing."""
 
     model_type: str | None = None
     max_position_embeddings: int | None = None
@@ -41,7 +41,7 @@ class ModelFacts:
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "ModelFacts":
-        """Read a config.json. A quantization method that no flag names counts as unknown, and only that field."""
+        """Read a config.json. A quantization method without a flag is None."""
         heads = _first(config, "num_attention_heads")
         hidden = _first(config, "hidden_size", "n_embd")
         method = (config.get("quantization_config") or {}).get("quant_method")
@@ -103,11 +103,11 @@ class ModelFacts:
         return None
 
     def tokens_that_fit(self, available_bytes: float) -> int | None:
-        """Prompt tokens that fit beside the weights; None if unknown, or if the weights alone do not fit."""
+        """Prompt tokens that fit in memory with the weights; None if unknown, or if the weights do not fit."""
         if self.quantize is not None or self.weight_bytes is None or self.bytes_per_token is None:
             return None
         if self.weight_bytes > available_bytes:
-            logger.warning("The model needs %d bytes, and the devices have %d", self.weight_bytes, int(available_bytes))
+            logger.warning("The weights need %d bytes of device memory, of %d", self.weight_bytes, int(available_bytes))
             return None
         return math.floor((available_bytes - self.weight_bytes) / self.bytes_per_token)
 
@@ -115,16 +115,16 @@ class ModelFacts:
 def read_model_config(
     model_id: str, revision: str | None = None, cache: Path | None = None, hub_token: Secret | None = None
 ) -> Mapping[str, Any] | None:
-    """The model's config.json, from a preset, a directory or the hub; None, with a warning, when it cannot be read.
+    """The model's config.json, from a preset, a directory or the hub; None, with a warning, if it cannot be read.
 
     Raises `UnsupportedError` for a preset that does not exist.
     """
-    preset = find(model_id)
-    path = (preset.directory if preset else Path(model_id)) / "config.json"
+    local = locate_local(model_id)
     try:
-        text = (
-            path.read_text(encoding="utf-8") if path.is_file() else _fetch_config(model_id, revision, cache, hub_token)
-        )
+        if local is None:
+            text = _fetch_config(model_id, revision, cache, hub_token)
+        else:
+            text = (local.directory / "config.json").read_text(encoding="utf-8")
         content = json.loads(text)
     except (OSError, ValueError, ImportError) as error:
         logger.warning("Could not read the config.json of %s: %s", model_id, _first_line(error))
@@ -133,7 +133,7 @@ def read_model_config(
 
 
 def _fetch_config(model_id: str, revision: str | None, cache: Path | None, hub_token: Secret | None) -> str:
-    """From the hub's cache, else by one request: the client's own retries would hold a start without network up."""
+    """From the hub's cache, or by one request: the library's retries would delay a start without network."""
     from huggingface_hub import hf_hub_url, try_to_load_from_cache
     from huggingface_hub.utils import build_hf_headers, get_session
 
@@ -146,7 +146,7 @@ def _fetch_config(model_id: str, revision: str | None, cache: Path | None, hub_t
         response = get_session().get(url, headers=headers, timeout=HUB_TIMEOUT_S, follow_redirects=True)
         response.raise_for_status()
     except Exception as error:
-        # Which HTTP client this is, and so what it raises, differs between releases of huggingface_hub.
+        # The HTTP client, and so its exceptions, differ between releases of huggingface_hub.
         raise OSError(f"the hub cannot be reached: {_first_line(error)}") from error
     return str(response.text)
 

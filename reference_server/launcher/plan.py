@@ -1,6 +1,6 @@
-"""What a launch will be: `LaunchPlan.resolve` fills every default, with a reason for each. Pure.
+"""The plan of a launch: `LaunchPlan.resolve` fills every default, with a reason for each. Pure.
 
-The rules are the public launcher's (launcher/src/main.rs and gpu.rs), where spec'd defaults do not say otherwise.
+Most rules are the public launcher's (launcher/src/main.rs and gpu.rs).
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,12 +23,12 @@ PREFILL_TOKENS_BY_MODEL = {"qwen2_vl": 10_000, "qwen2_5_vl": 10_000, "gemma3": 8
 
 
 class NotEnoughDevicesError(StartupError):
-    """More shards are asked for than there are devices."""
+    """More shards than devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """One setting that was resolved, and why it has its value."""
+class ResolvedSetting:
+    """A default that was filled in, with the reason for its value."""
 
     field: str
     value: object
@@ -37,17 +37,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """A launch with nothing left to guess.
+    """A launch with all defaults resolved.
 
-    `config` holds every value the children get. `requested_attention` is the name that TGI's launcher would have
-    asked for; it is logged and decides about prefix caching, but it is exported only if the user set it.
+    `config` holds the values that the child processes get. `requested_attention` is the name that TGI's launcher would
+    set; it is logged and decides prefix caching, but is exported only if the user set it.
     """
 
     config: ServerConfig
     num_shards: int
     requested_attention: str
     compute_type: str | None
-    decisions: tuple[Decision, ...]
+    resolved: tuple[ResolvedSetting, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -63,7 +63,7 @@ class LaunchPlan:
 
     @property
     def has_router(self) -> bool:
-        """Whether this node starts the router: the first one does."""
+        """Whether this node starts the router, as the first one does."""
         return self.config.node_rank == 0
 
     @classmethod
@@ -78,52 +78,52 @@ class LaunchPlan:
         attention, prefix_caching, attention_reason = choose_attention(config, facts, devices)
         compute_type = _compute_type(config, devices, num_shards)
         prefill, prefill_reason, prefill_warnings = prefill_tokens(config, facts, devices, num_shards, method)
-        decisions = [
-            Decision("num_shard", num_shards, shard_reason),
-            Decision("prefix_caching", prefix_caching, attention_reason),
-            Decision("max_batch_prefill_tokens", prefill, prefill_reason),
-            Decision("quantize", method, "the checkpoint's quantization_config"),
-            Decision("run_ahead", config.run_ahead is not False, "it changes no output and hides the wire"),
-            Decision("max_input_tokens", config.max_input_tokens or config.max_input_length, "max_input_length"),
-            Decision("tokenizer_name", config.tokenizer_name or config.model_id, "the model's own tokenizer"),
-            Decision("compute_type", compute_type, "number of shards and GPU name"),
-            *_load_decisions(config),
-            *_rope_decisions(config),
-            *_machine_decisions(config, devices, num_shards),
+        defaults = [
+            ResolvedSetting("num_shard", num_shards, shard_reason),
+            ResolvedSetting("prefix_caching", prefix_caching, attention_reason),
+            ResolvedSetting("max_batch_prefill_tokens", prefill, prefill_reason),
+            ResolvedSetting("quantize", method, "the checkpoint's quantization_config"),
+            ResolvedSetting("run_ahead", config.run_ahead is not False, "it does not change outputs"),
+            ResolvedSetting("max_input_tokens", config.max_input_tokens or config.max_input_length, "max_input_length"),
+            ResolvedSetting("tokenizer_name", config.tokenizer_name or config.model_id, "the model's own tokenizer"),
+            ResolvedSetting("compute_type", compute_type, "number of shards and GPU name"),
+            *_load_defaults(config),
+            *_rope_defaults(config),
+            *_machine_defaults(config, devices, num_shards),
         ]
-        made = tuple(decision for decision in decisions if decision.value != getattr(config, decision.field))
+        resolved = tuple(each for each in defaults if each.value != getattr(config, each.field))
         return cls(
-            config=_with(config, made),
+            config=_with(config, resolved),
             num_shards=num_shards,
             requested_attention=attention,
             compute_type=compute_type,
-            decisions=made,
+            resolved=resolved,
             warnings=tuple(_warnings(config, method, devices, compute_type)) + prefill_warnings,
         )
 
 
 def count_shards(config: ServerConfig, devices: Devices) -> tuple[int, str]:
-    """How many shards `--sharded` and `--num-shard` ask for, and why."""
-    given, visible = config.num_shard, devices.visible
+    """The number of shards by `--sharded`, `--num-shard` and the visible devices, and the reason."""
+    requested, visible = config.num_shard, devices.visible
     if config.sharded:
-        number, reason = (given, "--num-shard") if given is not None else (visible, "visible devices")
+        number, reason = (requested, "--num-shard") if requested is not None else (visible, "visible devices")
         if number is None:
             raise NotEnoughDevicesError("`sharded` is true, but no variable says which devices there are")
         if number <= 1:
             raise NotEnoughDevicesError(f"`sharded` is true, but there is {number} device")
-    elif given is not None:
-        number, reason = given, "--num-shard"
+    elif requested is not None:
+        number, reason = requested, "--num-shard"
     elif config.sharded is False or visible is None:
-        number, reason = 1, "one shard unless more are asked for"
+        number, reason = 1, "the default"
     else:
         number, reason = visible, "visible devices"
     if number == 0:
-        raise ArgumentError("`num_shard` is 0 but one shard is the least")
+        raise ArgumentError("`num_shard` is 0, but must be at least 1")
     return number, reason
 
 
 def _check_addresses(config: ServerConfig, num_shards: int) -> None:
-    """Several nodes are told where every shard listens."""
+    """With several nodes, `shard_addr` has the address of every shard."""
     world_size = num_shards * config.num_nodes
     if config.num_nodes > 1 and len(config.shard_addr) != world_size:
         raise ArgumentError(
@@ -133,7 +133,7 @@ def _check_addresses(config: ServerConfig, num_shards: int) -> None:
 
 
 def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: Devices) -> tuple[str, bool, str]:
-    """The attention that TGI would request, whether prefixes are cached, and why. What the user set always wins."""
+    """The attention that TGI would request, whether prefixes are cached, and the reason. The user's settings win."""
     attention: str | None = None if config.attention == "auto" else config.attention
     prefix, reason = config.prefix_caching, "requested"
     capability = devices.gpus[0].capability if devices.gpus else None
@@ -157,7 +157,7 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
             prefix_off(f"head size {head_dim}")
         elif head_dim not in KNOWN_HEAD_DIMS:
             attention = attention or fallback
-            # TGI has no paged attention with prefixes on a CPU. Here the CPU's kernel reads blocks of any head size.
+            # Unlike TGI's, the CPU kernel here reads cached blocks of any head size.
             if prefix is None and config.attention != "paged":
                 prefix, reason = True, "the CPU's attention reads earlier blocks of any head size"
         if head_dim in KNOWN_HEAD_DIMS and facts.model_type in ("falcon", "deepseek_v2"):
@@ -170,7 +170,7 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
 def prefill_tokens(
     config: ServerConfig, facts: ModelFacts | None, devices: Devices, num_shards: int, method: str | None
 ) -> tuple[int, str, tuple[str, ...]]:
-    """`max_batch_prefill_tokens`, why, and what to warn of."""
+    """`max_batch_prefill_tokens`, the reason, and warnings."""
     if config.max_batch_prefill_tokens is not None:
         return config.max_batch_prefill_tokens, "requested", ()
     tokens, reason = _base_prefill_tokens(facts, devices, num_shards)
@@ -215,37 +215,39 @@ def _compute_type(config: ServerConfig, devices: Devices, num_shards: int) -> st
     return f"{num_shards}-{devices.gpus[0].compute_name}"
 
 
-def _load_decisions(config: ServerConfig) -> Iterator[Decision]:
+def _load_defaults(config: ServerConfig) -> Iterator[ResolvedSetting]:
     preset = find(config.model_id) if config.model_id else None
     if preset is not None and not preset.has_weights and config.load_format == "auto":
-        yield Decision("load_format", "dummy", f"{preset.model_id} has no weights: seeded random ones")
+        yield ResolvedSetting("load_format", "dummy", f"{preset.model_id} has no weights: seeded random weights")
 
 
-def _rope_decisions(config: ServerConfig) -> Iterator[Decision]:
+def _rope_defaults(config: ServerConfig) -> Iterator[ResolvedSetting]:
     if config.rope_factor is not None and config.rope_scaling is None:
-        yield Decision("rope_scaling", "linear", "--rope-factor alone is linear scaling")
+        yield ResolvedSetting("rope_scaling", "linear", "--rope-factor alone is linear scaling")
     if config.rope_scaling is not None and config.rope_factor is None:
-        yield Decision("rope_factor", 1.0, "--rope-scaling alone has factor 1")
+        yield ResolvedSetting("rope_factor", 1.0, "--rope-scaling alone has factor 1")
 
 
-def _machine_decisions(config: ServerConfig, devices: Devices, num_shards: int) -> Iterator[Decision]:
-    """What differs between an accelerator and a CPU."""
+def _machine_defaults(config: ServerConfig, devices: Devices, num_shards: int) -> Iterator[ResolvedSetting]:
+    """Defaults that differ between an accelerator and a CPU."""
     if config.step_timeout is None:
-        yield Decision("step_timeout", *((120.0, "on an accelerator") if devices.gpus else (600.0, "on a CPU")))
+        yield ResolvedSetting("step_timeout", *((120.0, "on an accelerator") if devices.gpus else (600.0, "on a CPU")))
     if devices.gpus:
         return
     if config.cpu_memory_gib is None and devices.available_memory_bytes:
         half = devices.available_memory_bytes / 2 / GIB
-        yield Decision("cpu_memory_gib", round(min(4.0, half), 3), "the smaller of 4 and half of what is free")
+        yield ResolvedSetting(
+            "cpu_memory_gib", round(min(4.0, half), 3), "the smaller of 4 and half of the free memory"
+        )
     if config.compute_threads is None:
         threads = max(1, (devices.num_cores - 1) // num_shards)
-        shared = f", over {num_shards} shards" if num_shards > 1 else ""
-        yield Decision("compute_threads", threads, f"{devices.num_cores} cores less one{shared}")
+        shared = f", divided by {num_shards} shards" if num_shards > 1 else ""
+        yield ResolvedSetting("compute_threads", threads, f"{devices.num_cores} cores but one{shared}")
 
 
 def _warnings(config: ServerConfig, method: str | None, devices: Devices, compute_type: str | None) -> Iterator[str]:
     if config.trust_remote_code:
-        yield "`trust_remote_code` is on: code that comes with the model will run"
+        yield "`trust_remote_code` is on: code from the model's repository runs"
     if method == "bitsandbytes":
         yield "bitsandbytes is deprecated, use eetq"
     if method in (BITSANDBYTES[0], "exl2") and config.cuda_graphs is None:
@@ -260,8 +262,8 @@ def _warnings(config: ServerConfig, method: str | None, devices: Devices, comput
         yield "The wire to --shard-addr has neither authentication nor encryption"
 
 
-def _with(config: ServerConfig, decisions: Iterable[Decision]) -> ServerConfig:
-    changes: dict[str, object] = {decision.field: decision.value for decision in decisions}
+def _with(config: ServerConfig, resolved: Iterable[ResolvedSetting]) -> ServerConfig:
+    changes: dict[str, object] = {each.field: each.value for each in resolved}
     if config.max_input_length is not None:
         changes["max_input_length"] = None
     try:

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: one handler for the life of the process, whose receiver changes with the phase."""
+"""SIGINT, SIGTERM and SIGHUP: one handler for the whole process, whose receiver changes with the phase."""
 
 import contextlib
 import signal
@@ -10,23 +10,23 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def leave(_: signal.Signals) -> None:
-    """Nothing is started yet: end with 0."""
+    """Exit with 0, while no process is started."""
     sys.exit(0)
 
 
 def ignore(_: signal.Signals) -> None:
-    """Everything is stopped: the exit status is decided."""
+    """Do nothing, when all processes are stopped."""
 
 
 class StopSignals:
-    """Where a stop signal goes."""
+    """Passes stop signals to a receiver."""
 
     def __init__(self) -> None:
         self._receiver: Callable[[signal.Signals], object] = ignore
 
     @contextlib.contextmanager
     def received_by(self, receiver: Callable[[signal.Signals], object]) -> Iterator[None]:
-        """Signals go to `receiver`, in the main thread between two instructions; afterwards they are ignored."""
+        """Pass signals to `receiver`, which runs in the main thread; afterwards ignore them."""
         self._receiver = receiver
         try:
             yield
@@ -39,9 +39,9 @@ class StopSignals:
 
 @contextlib.contextmanager
 def stop_signals(is_program: bool) -> Iterator[StopSignals]:
-    """Handle stop signals, first by leaving; at the end put back what was there.
+    """Handle stop signals, first by exiting; at the end restore the previous handlers.
 
-    Where the program itself ends here they are ignored: the interpreter's last moments would turn one into a death.
+    is_program: the process ends afterwards, so signals stay ignored; one during the interpreter's exit would kill it.
     """
     signals = StopSignals()
     previous = {number: signal.signal(number, signals.handle) for number in STOP_SIGNALS}

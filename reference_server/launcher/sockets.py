@@ -1,4 +1,4 @@
-"""Where children listen: the private socket directory, and the tests that port and path are free before any load."""
+"""Ports and sockets of the child processes: the private directory, and checks before any model is loaded."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ def private_directory() -> Iterator[Path]:
 
 
 def check_address(address: str) -> None:
-    """Make sure that a shard can listen at `address`, a socket's path or a TCP url. Raises `ArgumentError`."""
+    """Check that a shard can listen at `address`, a socket's path or a TCP url. Raises `ArgumentError`."""
     if not is_tcp(address):
         check_socket(Path(address))
         return
@@ -40,7 +40,7 @@ def check_address(address: str) -> None:
 
 
 def check_port(hostname: str, port: int) -> None:
-    """Raise `ArgumentError` if nothing can listen on this address. A host name means every interface."""
+    """Raise `ArgumentError` if this address is not available. A host name means every interface."""
     try:
         address = ipaddress.ip_address(hostname)
     except ValueError:
@@ -60,9 +60,9 @@ def check_port(hostname: str, port: int) -> None:
 
 
 def check_socket(path: Path) -> None:
-    """Make sure that a shard can create `path`; a stale socket of ours is removed.
+    """Check that a shard can create `path`; remove a stale socket of this user.
 
-    Raises `ArgumentError` saying whether the path is too long, its directory unusable, or the socket in use.
+    Raises `ArgumentError` if the path is too long, its directory is unusable, or the socket is in use.
     """
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise ArgumentError(f"socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes")
@@ -72,9 +72,9 @@ def check_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.getuid():
-        raise ArgumentError(f"{path} exists and is not a socket of ours")
+        raise ArgumentError(f"{path} exists and is not a socket of this user")
     if _is_served(path):
-        raise ArgumentError(f"socket {path} is held by a server that is running")
+        raise ArgumentError(f"socket {path} is in use by a running server")
     path.unlink()
 
 
@@ -85,7 +85,7 @@ def _check_directory(directory: Path) -> None:
         raise ArgumentError(f"socket directory {directory}: {error.strerror}") from error
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
     if status.st_uid not in (0, os.getuid()) or others_write:
-        raise ArgumentError(f"socket directory {directory} can be changed by others: choose one of your own")
+        raise ArgumentError(f"socket directory {directory} is writable by other users: choose a private one")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ArgumentError(f"socket directory {directory} is not writable")
 

@@ -1,6 +1,6 @@
-"""Runs a plan: download, shards, router, in that order; watches them; stops the router first, then all shards.
+"""Runs a plan: starts download, shards and router in that order, and stops the router first, then the shards.
 
-Whatever ends one process ends them all. Nothing is left behind when this returns, raises or is killed.
+If one process ends, all end. No process or file is left when this returns, raises or is killed.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ SAME_SIGNAL_S = 0.5
 
 
 class LaunchError(StartupError):
-    """A launch that failed; `kind` is the word of the `Error:` line."""
+    """A failed launch; `kind` is the first word of the `Error:` line."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -52,8 +52,8 @@ class LaunchError(StartupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """A plan with what it takes to run it. `sources` says where each setting came from."""
+class PlannedLaunch:
+    """A plan with its programs and environment. `sources`: where each setting came from."""
 
     plan: LaunchPlan
     programs: Programs
@@ -61,10 +61,10 @@ class Launch:
     sources: Mapping[str, str]
 
 
-async def supervise(launch: Launch, signals: StopSignals) -> None:
-    """Serve until one of `signals`, then return; raise `LaunchError` when a child fails.
+async def supervise(launch: PlannedLaunch, signals: StopSignals) -> None:
+    """Serve until one of `signals`, then return. Raises `LaunchError` when a child process fails.
 
-    Raises `ArgumentError`, before anything is started, when the port or a socket cannot be had.
+    Raises `ArgumentError`, before any process starts, if the port or a socket is not available.
     """
     config = launch.plan.config
     with private_directory() as directory:
@@ -84,9 +84,9 @@ async def supervise(launch: Launch, signals: StopSignals) -> None:
 
 
 class _Supervisor:
-    """One launch. Owns every child process."""
+    """Owns the child processes of a launch."""
 
-    def __init__(self, launch: Launch, guardian: Guardian, directory: Path, prefix: str) -> None:
+    def __init__(self, launch: PlannedLaunch, guardian: Guardian, directory: Path, prefix: str) -> None:
         self._launch = launch
         self._plan = launch.plan
         self._timeout_s = float(launch.plan.config.graceful_termination_timeout)
@@ -103,21 +103,21 @@ class _Supervisor:
         try:
             await self._serve()
         except LaunchError:
-            # What is left cannot finish any request.
+            # The remaining processes cannot finish a request.
             self._timeout_s = min(self._timeout_s, FAILURE_GRACE_S)
             raise
         finally:
             await self._shut_down()
 
     def stop(self, number: signal.Signals) -> None:
-        """A stop signal: the first one stops gracefully, the next one kills."""
+        """Handle a stop signal: the first one stops gracefully, the next one kills."""
         now = time.monotonic()
         if self._stopping_since is None:
             logger.info("%s: stopping", number.name)
             self._stopping_since = now
             self._stop.set()
         elif now - self._stopping_since > SAME_SIGNAL_S:
-            logger.warning("%s again: killing what is left", number.name)
+            logger.warning("%s again: killing the remaining processes", number.name)
             for child in self._running:
                 child.kill_group()
 
@@ -150,14 +150,14 @@ class _Supervisor:
         status = await child.wait()
         self._forget(child)
         if status == 0:
-            logger.info("The weights are there")
+            logger.info("Downloaded the weights")
             return
         scope.log(logging.ERROR, f"the download {describe_end(status)}: {await child.errors()}")
         names = ", ".join(preset.model_id for preset in PRESETS)
         raise LaunchError(
             "DownloadError",
-            f"the weights of {config.model_id} could not be had: the download {describe_end(status)}. Without a hub,"
-            f" --model-id takes a local directory or a built-in model: {names}",
+            f"could not load the weights of {config.model_id}: the download {describe_end(status)}. Without a hub,"
+            f" set --model-id to a local directory or a built-in model: {names}",
         )
 
     async def _start_shards(self) -> None:
@@ -171,7 +171,7 @@ class _Supervisor:
             self._shards.append(await self._spawn(f"shard {rank}", command, scope, "ShardCannotStart"))
         logger.info("Waiting for %d shard(s)", len(self._shards))
         waiting_line = started + WAITING_LINE_S
-        # The router dials every node's shards; another node waits for its own.
+        # The router connects to the shards of all nodes; the other nodes wait for their own.
         waiting = list(range(self._plan.world_size) if self._plan.has_router else self._plan.ranks)
         while waiting and not self._stop.is_set():
             await self._refuse_dead_shards("ShardCannotStart")
@@ -191,20 +191,20 @@ class _Supervisor:
         self._router = await self._spawn("router", command, None, "WebserverCannotStart")
 
     async def _watch(self) -> None:
-        """Return at a stop signal; raise when any child ends."""
+        """Return at a stop signal. Raises `LaunchError` when a child process ends."""
         assert self._router is not None
         await self._first(self._router, *self._shards)
         if self._stop.is_set():
             return
         await self._refuse_dead_shards("ShardFailed")
         status = await self._router.wait()
-        # A router that ends because a shard did says less than the shard, which may be a moment behind.
+        # If the router ended because of a shard, report the shard, which may end a moment later.
         await asyncio.sleep(POLL_S)
         await self._refuse_dead_shards("ShardFailed")
         raise LaunchError("WebserverFailed", f"the router {describe_end(status)}")
 
     async def _watch_shards(self) -> None:
-        """On a node without the router: return at a stop signal; raise when a shard ends or the first node is gone."""
+        """On a node without the router: as `_watch`, and raise when the first node is gone."""
         logger.info("The router is on the first node")
         missed = 0
         while not self._stop.is_set():
@@ -238,7 +238,7 @@ class _Supervisor:
         return Scope("shard-manager", {"rank": rank}, as_one=self._plan.config.json_output)
 
     async def _shut_down(self) -> None:
-        """The router first, then all shards together. A second stop signal kills what is left at once."""
+        """Stop the router first, then all shards together. A second stop signal kills them at once."""
         if self._router is not None:
             logger.info("Stopping the router")
             await self._end(self._router)
@@ -255,7 +255,7 @@ class _Supervisor:
         self._guardian.forget(child)
 
     async def _first(self, *children: Child) -> None:
-        """Wait until a child has ended or a stop is asked for."""
+        """Wait until a child process has ended or a stop is requested."""
         tasks = [asyncio.create_task(child.wait()) for child in children]
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -276,7 +276,7 @@ class _Supervisor:
 
 
 def shard_address(plan: LaunchPlan, prefix: str, rank: int) -> str:
-    """Where a shard listens: a socket's path, or with several nodes a TCP url. Raises ArgumentError."""
+    """The address of a shard: a socket's path, or with several nodes a TCP url. Raises ArgumentError."""
     if plan.config.num_nodes == 1:
         return f"{prefix}-{rank}"
     try:
@@ -286,7 +286,7 @@ def shard_address(plan: LaunchPlan, prefix: str, rank: int) -> str:
 
 
 async def _is_ready(address: str) -> bool:
-    """Whether a shard answers Health at its address; a socket file alone is not enough."""
+    """Whether a shard answers Health at its address."""
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
             shard = await GrpcShard.open(address)

@@ -1,13 +1,22 @@
-"""A cached batch: an ordered list of sequences and its receipt. Joining and filtering are list work."""
+"""A cached batch: an ordered list of sequences and its receipt. Concatenating and filtering are list work."""
 
-from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from reference_server.errors import ShardError
 from reference_server.messages import CachedBatch
+from reference_server.model_server.decoding.sampling import TokenChooser
 from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.step_state import DecodePlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowChooser:
+    """The token chooser of these sequences, in this order."""
+
+    rows: tuple[Sequence, ...]
+    chooser: TokenChooser
 
 
 class PendingStep(Protocol):
@@ -15,7 +24,17 @@ class PendingStep(Protocol):
 
     @property
     def rows(self) -> tuple[Sequence, ...]:
-        """The sequences that it processes."""
+        """The sequences that it computes."""
+        ...
+
+    @property
+    def plan(self) -> DecodePlan | None:
+        """Its plan, which the next step may reuse."""
+        ...
+
+    @property
+    def chooser(self) -> RowChooser | None:
+        """Its chooser, which the next step may reuse."""
         ...
 
 
@@ -23,16 +42,16 @@ class PendingStep(Protocol):
 class SequenceBatch:
     """Sequences that are stepped together. A change of membership makes a new batch.
 
-    `pending` are the steps whose tokens nobody has asked for yet; what they hold of other sequences counts for nothing.
-    `memo` keeps what is derived from the rows of a forward alone, beside those rows: block tables, the sampler's
-    tensors, gather indices.
+    `pending` are the launched steps whose tokens no call has returned yet; tokens of sequences that have left the batch
+    are ignored. `plan` and `chooser` are those of the latest step, reused as long as the same rows are stepped.
     """
 
     id: int
     sequences: tuple[Sequence, ...]
     block_size: int
-    pending: tuple["PendingStep", ...] = ()
-    memo: dict[Hashable, Any] = field(default_factory=dict)
+    pending: tuple[PendingStep, ...] = ()
+    plan: DecodePlan | None = None
+    chooser: RowChooser | None = None
 
     @classmethod
     def concatenate(cls, batches: SequenceOf["SequenceBatch"]) -> "SequenceBatch":
@@ -51,17 +70,21 @@ class SequenceBatch:
         unknown = [request_id for request_id in request_ids if request_id not in by_id]
         if unknown:
             raise ShardError(f"Batch ID {self.id} has no request {unknown[0]}")
-        kept = tuple(by_id[request_id] for request_id in request_ids)
-        return SequenceBatch(self.id, kept, self.block_size, self.pending, self.memo)
+        return self._of(tuple(by_id[request_id] for request_id in request_ids))
 
     def without(self, dropped: set[int]) -> "SequenceBatch":
-        """The batch after some requests failed on their own."""
-        kept = tuple(sequence for sequence in self.sequences if sequence.id not in dropped)
-        return SequenceBatch(self.id, kept, self.block_size, self.pending, self.memo)
+        """The batch without requests that failed by themselves."""
+        return self._of(tuple(sequence for sequence in self.sequences if sequence.id not in dropped))
 
-    def waiting_for(self, *steps: PendingStep) -> "SequenceBatch":
-        """The same batch with these steps pending, in the place of those before."""
-        return replace(self, pending=steps)
+    def _of(self, sequences: tuple[Sequence, ...]) -> "SequenceBatch":
+        return SequenceBatch(self.id, sequences, self.block_size, self.pending, self.plan, self.chooser)
+
+    def with_pending(self, *steps: PendingStep) -> "SequenceBatch":
+        """The same batch with these pending steps instead of its own."""
+        plan, chooser = self.plan, self.chooser
+        for step in steps:
+            plan, chooser = step.plan or plan, step.chooser or chooser
+        return SequenceBatch(self.id, self.sequences, self.block_size, steps, plan, chooser)
 
     @property
     def is_prefill(self) -> bool:
@@ -69,11 +92,11 @@ class SequenceBatch:
 
     @property
     def live(self) -> tuple[Sequence, ...]:
-        """The sequences that the next forward processes."""
+        """The sequences that the next forward computes."""
         return tuple(sequence for sequence in self.sequences if not sequence.stopped)
 
     def receipt(self) -> CachedBatch:
-        """What the router is told: the capacity reserved, and the tokens of the next forward."""
+        """The batch as the router sees it: the reserved capacity, and the tokens of the next forward."""
         return CachedBatch(
             id=self.id,
             request_ids=tuple(sequence.id for sequence in self.sequences),
@@ -83,10 +106,10 @@ class SequenceBatch:
 
 
 def plan_chunks(sequences: SequenceOf[Sequence], max_prefill_tokens: int) -> None:
-    """Give every sequence its part of the next forward, after one in which something was in prefill.
+    """Set the tokens of every sequence in the next forward, after a forward with prompts.
 
-    `max_prefill_tokens` is already a multiple of the block size. Walks from last to first, as the router does
-    (grpc.md section 6.2); a sequence that has its whole prompt takes one token.
+    `max_prefill_tokens` is a multiple of the block size. Walks from last to first, as the router does when it checks
+    `current_tokens`; a sequence that has its whole prompt takes one token.
     """
     budget = max_prefill_tokens - (len(sequences) - 1)
     for sequence in reversed(sequences):

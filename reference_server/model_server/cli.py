@@ -1,6 +1,6 @@
 """`text-generation-server`: serve one shard of a model, download its weights, or quantize it.
 
-torch is imported by `serve` and `quantize` alone, once the settings are known to be good.
+Only `serve` and `quantize` import torch, after the settings have been checked.
 """
 
 import asyncio
@@ -29,37 +29,37 @@ from reference_server.transport.address import tcp_url, unix_url
 from reference_server.transport.service import serving
 from reference_server.transport.shard import Shard
 
-# Not __name__, which is __main__ under `python -m`.
+# `__name__` is `__main__` under `python -m`.
 logger = logging.getLogger("reference_server.model_server.cli")
 
-WORDS = ("serve", "download-weights", "quantize")
+COMMAND_NAMES = ("serve", "download-weights", "quantize")
 USAGE = f"""Usage: text-generation-server COMMAND [OPTIONS]
 
-Commands: {", ".join(WORDS)}. `text-generation-server COMMAND --help` lists the options of one.
+Commands: {", ".join(COMMAND_NAMES)}. `text-generation-server COMMAND --help` lists the options of one command.
 
-Exit codes: 0 done, or stopped by a signal while serving, 1 the model could not be served or written, 2 usage,
-130 and 143 `quantize` was interrupted or terminated."""
+Exit codes: 0 done, or stopped by a signal while serving; 1 the model could not be served or written; 2 usage;
+130 `quantize` was interrupted; 143 `quantize` was terminated."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
-    word, *rest = (sys.argv[1:] if argv is None else argv) or [""]
-    if word in ("-h", "--help"):
+    """Run one command and return its exit code."""
+    command, *options = (sys.argv[1:] if argv is None else argv) or [""]
+    if command in ("-h", "--help"):
         print(USAGE)
         return 0
-    if word not in WORDS:
-        print(f"error: {word!r} is none of the commands\n\n{USAGE}" if word else USAGE, file=sys.stderr)
+    if command not in COMMAND_NAMES:
+        print(f"error: unknown command {command!r}\n\n{USAGE}" if command else USAGE, file=sys.stderr)
         return 2
     try:
-        return _run(word, rest)
+        return _run(command, options)
     except StartupError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
 
 
-def _run(word: str, argv: Sequence[str]) -> int:
+def _run(command: str, argv: Sequence[str]) -> int:
     environ = process_environment()
-    config = load(COMMANDS[word], argv, environ).config
+    config = load(COMMANDS[command], argv, environ).config
     assert isinstance(config, ShardConfig | DownloadConfig | QuantizeConfig)
     set_up_logging(config.logger_level, LogFormat.RECORD if config.json_output else LogFormat.TEXT)
     try:
@@ -72,15 +72,15 @@ def _run(word: str, argv: Sequence[str]) -> int:
             download_weights(config)
     except StartupError as error:
         if config.json_output:
-            # The launcher shows stderr only when the process has ended; a record it shows at once.
+            # The launcher prints a log record at once, and stderr only after the process has ended.
             logger.error("%s", error)
         raise
     return 0
 
 
 def download_weights(config: DownloadConfig) -> Path:
-    """Bring the weight files to this machine, unless they are here; the directory that they are in."""
-    wanted = Weights(
+    """Download the weight files that are missing on this machine; returns their directory."""
+    weights = Weights(
         model_id=config.model_id,
         revision=config.revision,
         extension=config.extension,
@@ -90,9 +90,9 @@ def download_weights(config: DownloadConfig) -> Path:
         trust_remote_code=config.trust_remote_code,
     )
     try:
-        return Downloader(HuggingFaceHub(_token(config), config.huggingface_hub_cache)).ensure(wanted)
+        return Downloader(HuggingFaceHub(_token(config), config.huggingface_hub_cache)).ensure(weights)
     except OSError as error:
-        raise StartupError(f"the weights of {config.model_id} could not be had: {error}") from error
+        raise StartupError(f"could not load the weights of {config.model_id}: {error}") from error
 
 
 def _token(config: HubConfig) -> str | None:
@@ -100,10 +100,10 @@ def _token(config: HubConfig) -> str | None:
 
 
 def quantize(config: QuantizeConfig) -> None:
-    """Write the GPTQ form of a model to a new directory; SIGTERM and Ctrl-C leave none."""
+    """Write a GPTQ checkpoint of a model to a new directory; SIGTERM and Ctrl-C remove what was written."""
     download_weights(config.part(DownloadConfig))
-    from reference_server.model_server.models.quantize_checkpoint import CalibrationSet, quantize_checkpoint
-    from reference_server.model_server.quantization.gptq import GPTQSettings
+    from reference_server.model_server.gptq.quantize_checkpoint import CalibrationSet, quantize_checkpoint
+    from reference_server.model_server.gptq.round_weight import GPTQSettings
 
     settings = GPTQSettings(
         bits=config.bits,
@@ -116,13 +116,14 @@ def quantize(config: QuantizeConfig) -> None:
     options = EngineOptions(
         config.model_id,
         config.revision,
+        hub_cache=config.huggingface_hub_cache,
         weights_override=config.weights_cache_override,
         trust_remote_code=config.trust_remote_code,
     )
     text = functools.partial(_calibration_text, config)
     calibration_set = CalibrationSet(text, config.nsamples, config.seqlen, config.seed)
-    # An exception, unlike a signal, unwinds what is under way.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # SystemExit unwinds the context managers, which remove partial files.
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         quantize_checkpoint(options, config.output_dir, settings, calibration_set)
     except KeyboardInterrupt:
@@ -130,14 +131,14 @@ def quantize(config: QuantizeConfig) -> None:
     except StartupError:
         raise
     except Exception as error:
-        logger.exception("the model could not be quantized")
-        raise StartupError(f"{config.model_id} could not be quantized: {error}") from error
+        logger.exception("could not quantize the model")
+        raise StartupError(f"could not quantize {config.model_id}: {error}") from error
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _calibration_text(config: QuantizeConfig) -> str:
-    from reference_server.model_server.quantization import calibration
+    from reference_server.model_server.gptq import calibration
 
     if config.calibration_file is not None:
         return calibration.read_text(config.calibration_file)
@@ -150,32 +151,32 @@ def _calibration_text(config: QuantizeConfig) -> str:
 
 
 def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:
-    """Load one shard and serve it until a signal comes or it fails beyond repair.
+    """Load one shard and serve it until a signal arrives or a fatal error occurs.
 
-    The process leaves without waiting for a step in flight, hence not by the interpreter's own way out.
+    The process ends with `os._exit`: the interpreter's own exit would wait for a step in flight.
     """
     if rank.rank > 0 and not logger.isEnabledFor(logging.DEBUG):
-        # Every rank would say the same.
+        # Every rank would log the same lines.
         logging.getLogger("reference_server.model_server").setLevel(logging.WARNING)
     urls = group_urls(config, rank)
-    # The group is told by the names that routers dial, which 0.0.0.0 is not.
-    own = urls[rank.rank] if config.listen is None else tcp_url(config.listen)
+    # `urls` are the addresses that routers connect to; this rank may listen on 0.0.0.0.
+    url = urls[rank.rank] if config.listen is None else tcp_url(config.listen)
     shard = _load(config, rank)
     freeze_collector()
-    code = uvloop.run(serve_until_stopped(shard, own, urls))
+    code = uvloop.run(serve_until_stopped(shard, url, urls))
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
 
 
 def freeze_collector() -> None:
-    """Leave what is loaded out of every later collection: looking through it takes 0.4 s, within some step."""
+    """Exclude all loaded objects from later garbage collections: scanning them takes 0.4 s, in the middle of a step."""
     gc.collect()
     gc.freeze()
 
 
 def group_urls(config: ShardConfig, rank: RankConfig) -> list[str]:
-    """Where each rank listens, in rank order. Raises ArgumentError."""
+    """The address of each rank, in rank order. Raises ArgumentError."""
     if config.listen is None:
         return [unix_url(f"{config.uds_path}-{number}") for number in range(rank.world_size)]
     try:
@@ -190,13 +191,14 @@ def group_urls(config: ShardConfig, rank: RankConfig) -> list[str]:
 
 
 def engine_options(config: ShardConfig) -> EngineOptions:
-    """What the engine needs of the settings. An unset prefix cache is off here: the launcher decides."""
+    """The engine's part of the settings. An unset `prefix_caching` is off here: the launcher resolves the default."""
     rope = None
     if config.rope_scaling is not None or config.rope_factor is not None:
         rope = RopeOverride(config.rope_scaling or "linear", config.rope_factor or 1.0)
     return EngineOptions(
         model_id=config.model_id,
         revision=config.revision,
+        hub_cache=config.huggingface_hub_cache,
         dtype=config.dtype,
         quantize=config.quantize,
         load_format=config.load_format,
@@ -221,7 +223,7 @@ def engine_options(config: ShardConfig) -> EngineOptions:
 
 
 async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str]) -> int:
-    """Serve `shard` at `url` until SIGTERM, SIGINT or SIGHUP, or its own end; the exit code."""
+    """Serve `shard` at `url` until SIGTERM, SIGINT, SIGHUP or a fatal error; returns the exit code."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -232,7 +234,7 @@ async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str]) -> i
         if not service.fatal.done():
             logger.info("Signal received. Shutting down")
             return 0
-        logger.critical("the shard failed beyond repair: %s", service.fatal.result())
+        logger.critical("the shard stops after a fatal error: %s", service.fatal.result())
         return 1
 
 
@@ -240,7 +242,7 @@ def _load(config: ShardConfig, rank: RankConfig) -> Shard:
     try:
         from reference_server.model_server.device import choose_device
         from reference_server.model_server.distributed import Rendezvous, open_group
-        from reference_server.model_server.shard import LocalShard
+        from reference_server.model_server.local_shard import LocalShard
 
         open_group(
             rank.rank,
@@ -252,8 +254,8 @@ def _load(config: ShardConfig, rank: RankConfig) -> Shard:
     except StartupError:
         raise
     except Exception as error:
-        logger.exception("the model could not be loaded")
-        raise StartupError(f"{config.model_id} could not be loaded: {error}") from error
+        logger.exception("could not load the model")
+        raise StartupError(f"could not load {config.model_id}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which device a shard computes on: decided here, once. Its memory, and the errors that are its own."""
+"""The device that a shard computes on, its memory, and the errors that it raises."""
 
 import logging
 import warnings
@@ -13,15 +13,15 @@ from reference_server.errors import StartupError, UnsupportedError
 logger = logging.getLogger(__name__)
 
 SERVED = {"cuda": "NVIDIA GPUs, and AMD's by a torch for ROCm"}
-"""Accelerators that a shard computes on where there is one, by torch's name for them."""
+"""Supported accelerators, by torch's name for them."""
 UNUSED = {"mps": "Apple's GPUs"}
-"""Accelerators that this version leaves alone, to compute on the CPU."""
+"""Accelerators that are not used: the CPU computes instead."""
 
 
 def choose_device(rank: int = 0) -> torch.device:
-    """The device of a rank on this machine, an accelerator where torch sees one that is served.
+    """The device of a rank on this machine: a supported accelerator, else the CPU.
 
-    Raises UnsupportedError naming an accelerator that nothing here serves.
+    Raises UnsupportedError for an accelerator that is not supported.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type in UNUSED:
@@ -35,19 +35,19 @@ def choose_device(rank: int = 0) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Let kernels and allocations without a device of their own go there. Raises StartupError if it cannot be used."""
+    """Make `device` the default of kernels and allocations. Raises StartupError if it cannot be used."""
     if device.type == "cpu":
         return
     try:
         torch.accelerator.set_device_index(device.index)
     except RuntimeError as error:
-        raise StartupError(f"{device} cannot be used: {error}") from error
+        raise StartupError(f"could not use {device}: {error}") from error
 
 
 def prepare(device: torch.device, memory_fraction: float) -> None:
-    """Settings of this process for an accelerator: how much it may hold, and float32 products on tensor cores.
+    """Limit this process to a fraction of an accelerator's memory, and use tensor cores for float32 products.
 
-    Beyond `memory_fraction` of the device's memory an allocation fails as if there were no more.
+    An allocation beyond `memory_fraction` of the device's memory fails as out of memory.
     """
     if device.type != "cuda":
         return
@@ -56,53 +56,53 @@ def prepare(device: torch.device, memory_fraction: float) -> None:
 
 
 def release_unused(device: torch.device) -> None:
-    """Give back memory that the allocator keeps and nothing holds. A device that has failed is left alone."""
+    """Return unused memory of the allocator to the device. An error of a failed device is only logged."""
     if device.type != "cuda":
         return
     try:
         torch.cuda.empty_cache()
     except RuntimeError as error:
-        logger.warning("no memory could be given back: %s", first_line(error))
+        logger.warning("could not return unused memory to the device: %s", first_line(error))
 
 
 @contextmanager
 def no_waits() -> Iterator[None]:
-    """Raise RuntimeError inside the block where the host would wait for what a GPU's stream computes."""
-    before = torch.cuda.get_sync_debug_mode()
+    """Raise RuntimeError inside the block where the host would synchronize with a GPU stream."""
+    previous_mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # That it may overlook some.
+        # The warning: some synchronizations may not be detected.
         warnings.filterwarnings("ignore", "Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.set_sync_debug_mode(previous_mode)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """An accelerator's allocator has a class for it; a CPU's says it in words."""
+    """Whether an allocation failed. The CPU allocator raises a plain RuntimeError, recognised by its text."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def is_of_device(error: Exception) -> bool:
-    """Whether no further work can be expected: no memory is left, or the device itself has failed."""
+    """Whether the error is fatal for the device: out of memory, or a failed accelerator."""
     return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
 
 
 def first_line(error: Exception) -> str:
-    """What happened, with its numbers; advice on debugging follows in further lines."""
+    """The first line of an error's message; torch appends debugging advice in further lines."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of an accelerator's memory: what no process holds, and all there is."""
+    """Free and total memory of an accelerator, in bytes, over all processes."""
 
     free_bytes: int
     total_bytes: int
 
     @classmethod
     def of(cls, device: torch.device) -> "DeviceMemory":
-        """Once everything that was launched is done, with what the allocator keeps for itself counted as taken."""
+        """Synchronize, then read. Memory that this process's allocator caches counts as used."""
         torch.cuda.synchronize(device)
         return cls(*torch.cuda.mem_get_info(device))

@@ -1,7 +1,7 @@
-"""The process group of a sharded model: who this rank is, and the few collectives that are not the model's own.
+"""The process group of a sharded model, and the collectives outside of the model's own.
 
-One rank is no group: nothing is initialised and every collective is the identity. Several meet by TCP at the master's
-address, or at a file when they share a machine, and talk NCCL on CUDA and gloo on a CPU.
+One rank needs no group: nothing is initialised and every collective is the identity. Several ranks meet by TCP at the
+master's address, or at a file if they share a machine, and use NCCL on CUDA and gloo on a CPU.
 """
 
 import socket
@@ -18,12 +18,12 @@ from torch.distributed.rendezvous import rendezvous as meet
 from reference_server.errors import StartupError
 
 TIMEOUT = timedelta(seconds=120)
-"""How long a rank waits for the others, at the rendezvous and in each collective."""
+"""Timeout of the rendezvous and of each collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of a group meet; `file`, when given, goes before the address."""
+    """Where the ranks of a group meet; `file`, if set, is used instead of the address."""
 
     master_addr: str = "localhost"
     master_port: int = 29500
@@ -39,23 +39,23 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """One rank among `world_size`. Every rank makes the same collective calls in the same order."""
+    """One rank of `world_size`. All ranks make the same collective calls in the same order."""
 
     rank: int = 0
     world_size: int = 1
 
     def owns(self, request_id: int) -> bool:
-        """Whether this rank does the text work of a request, and answers for it."""
+        """Whether this rank detokenizes a request and returns its generation."""
         return request_id % self.world_size == self.rank
 
     def broadcast(self, ids: Tensor) -> Tensor:
-        """Rank 0's `ids`, written into every rank's; shape and dtype are equal on all."""
+        """Copy rank 0's `ids` into those of every rank; shape and dtype are equal on all ranks."""
         if self.world_size > 1:
             dist.broadcast(ids, src=0)
         return ids
 
     def minimum(self, value: int) -> int:
-        """The least `value` of any rank."""
+        """The smallest `value` of all ranks."""
         if self.world_size == 1:
             return value
         least = torch.tensor(value, dtype=torch.int64, device=_collective_device())
@@ -63,7 +63,7 @@ class RankGroup:
         return int(least)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         if self.world_size > 1:
             dist.barrier()
 
@@ -73,7 +73,7 @@ class RankGroup:
 
 
 class Store(Protocol):
-    """What ranks tell each other before there is a group, as torch's stores do."""
+    """Key-value store that the ranks share before the group exists, as torch's stores."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -83,22 +83,22 @@ class Store(Protocol):
 
 
 def open_group(rank: int, world_size: int, rendezvous: Rendezvous, device_type: str) -> RankGroup:
-    """Meet the other ranks; `device_type` is `cuda` or `cpu`. Raises StartupError when that cannot be.
+    """Meet the other ranks; `device_type` is `cuda` or `cpu`. Raises StartupError if that fails.
 
-    On CUDA rank r takes device r of those that are visible, counted round, and makes it the current one.
+    On CUDA, rank r makes visible device `r % device_count` the current one.
     """
     if world_size > 1:
         try:
             initialise(rank, world_size, rendezvous, device_type)
         except (RuntimeError, ValueError, OSError) as error:
             raise StartupError(
-                f"rank {rank} of {world_size} did not meet the others at {rendezvous.init_method}: {error}"
+                f"rank {rank} of {world_size} could not join the others at {rendezvous.init_method}: {error}"
             ) from error
     return RankGroup(rank, world_size)
 
 
 def initialise(rank: int, world_size: int, rendezvous: Rendezvous, device_type: str) -> None:
-    """Start torch's process group, of one rank too: NCCL where each has a GPU of its own, gloo on CPUs."""
+    """Start torch's process group, also for one rank: NCCL with one GPU for each rank, gloo on CPUs."""
     store, _, _ = next(meet(rendezvous.init_method, rank, world_size, timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
     backend: dict[str, Any] = {"backend": "gloo"}
@@ -113,9 +113,9 @@ def initialise(rank: int, world_size: int, rendezvous: Rendezvous, device_type: 
 
 
 def refuse_shared_devices(store: Store, rank: int, world_size: int, device: str) -> None:
-    """Raise StartupError on every rank where two compute on one device, which NCCL does not do.
+    """Raise StartupError on every rank if two ranks have the same device, which NCCL does not support.
 
-    device: a name that no other device of any node has. How many a node has is no matter: ranks may be on several.
+    device: a name of this rank's device that is unique over all nodes.
     """
     store.set(f"device of rank {rank}", device)
     ranks: dict[str, int] = {}
@@ -124,7 +124,7 @@ def refuse_shared_devices(store: Store, rank: int, world_size: int, device: str)
         first = ranks.setdefault(name, other)
         if first != other:
             raise StartupError(
-                f"ranks {first} and {other} share one GPU ({name}): each of {world_size} shards needs a GPU of its own"
+                f"ranks {first} and {other} share one GPU ({name}): each of the {world_size} shards needs its own GPU"
             )
 
 

@@ -3,8 +3,8 @@
     layer buffer   [num_blocks, 2, num_kv_heads, block_size, head_dim]     0 is keys, 1 is values
     slot           block * block_size + offset: one token's place, the same number in every layer
 
-A block's keys of one head lie together, so the torch kernel gathers a batch's keys and values with one
-`index_select` of long rows, already in the order that a batched product wants.
+A block's keys of one head lie together, so the torch kernel gathers the keys and values of a batch with one
+`index_select` of long rows, in the order that a batched product reads.
 """
 
 import math
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 64
@@ -20,7 +21,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """K/V geometry of one layer on this rank, as the probe saw it."""
+    """K/V geometry of one layer on this rank, as the probe recorded it."""
 
     num_kv_heads: int
     head_dim: int
@@ -28,6 +29,32 @@ class LayerShape:
     @property
     def elements_per_token(self) -> int:
         return 2 * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCache:
+    """One layer's blocks.
+
+    k_scale, v_scale: [num_kv_heads] float32, the factors of keys and values that are stored in 8 bits; None if they are
+    stored as computed.
+    """
+
+    buffer: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    @property
+    def shape(self) -> LayerShape:
+        return LayerShape(self.buffer.shape[2], self.buffer.shape[4])
+
+    @property
+    def block_size(self) -> int:
+        return self.buffer.shape[3]
+
+    def pages(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [num_blocks, block_size, num_kv_heads, head_dim], without a copy."""
+        keys, values = self.buffer.unbind(1)
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
 
 class KVCache:
@@ -38,13 +65,20 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers: tuple[Tensor, ...] = tuple(
-            _zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype, device) for shape in shapes
+        self.layers = tuple(
+            LayerCache(_zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype, device))
+            for shape in shapes
         )
 
     @property
     def num_slots(self) -> int:
         return self.num_blocks * self.block_size
+
+    def zero_nonfinite(self, blocks: NDArray[np.int64]) -> None:
+        """Replace NaN and infinite elements of some blocks by 0: kernels read whole pages, a new owner's too."""
+        for layer in self.layers:
+            index = torch.from_numpy(blocks).to(layer.buffer.device)
+            layer.buffer[index] = torch.nan_to_num(layer.buffer[index], nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -58,7 +92,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def bytes_per_block(shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes in all layers of this rank."""
+    """Bytes of one block in all layers of this rank."""
     return sum(shape.elements_per_token for shape in shapes) * block_size * dtype.itemsize
 
 

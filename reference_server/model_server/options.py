@@ -1,4 +1,4 @@
-"""What the engine needs of the configuration, as a plain frozen dataclass; no reading of flags or environment here."""
+"""The part of the configuration that the engine needs, as a plain frozen dataclass; reads no flags or environment."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ Tier = Literal["ragged", "padded", "encoder_decoder", "recurrent"]
 
 @dataclass(frozen=True, slots=True)
 class RopeOverride:
-    """`--rope-scaling` and `--rope-factor`: replace what the model's config says about position scaling."""
+    """`--rope-scaling` and `--rope-factor`: replace the position scaling of the model's config."""
 
     type: Literal["linear", "dynamic"]
     factor: float
@@ -19,18 +19,18 @@ class RopeOverride:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How one model is loaded and run.
+    """The settings with which one model is loaded and run.
 
-    `weights_override` is a flat directory that holds the weight files. `quantize` None takes what the checkpoint is
-    quantized with, if it is. `dtype` None takes bfloat16 where the CPU multiplies it natively, else float32.
-    `cpu_memory_gib` is the memory that counts as the device's on a CPU, for all
-    ranks together; None takes the smaller of 4 GiB and half of what is available. `wiggle_room` scales
-    `memory_fraction` on accelerators only. `compute_threads` None takes cores - 1. `tier` None takes the family's own.
-    `cuda_graphs` are the row counts to capture; (0,) captures none, None takes the shard's list.
+    weights_override: a flat directory that holds the weight files. quantize: None is the checkpoint's own quantization.
+    dtype: None is bfloat16 where the CPU multiplies it natively, else float32. cpu_memory_gib: the memory that counts
+    as the device's on a CPU, for all ranks together; None is the smaller of 4 GiB and half of the available memory.
+    wiggle_room: scales `memory_fraction` on accelerators only. compute_threads: None is cores - 1. tier: None is the
+    family's own. cuda_graphs: the row counts to capture; (0,) captures none, None is the shard's list.
     """
 
     model_id: str
     revision: str | None = None
+    hub_cache: Path | None = None
     dtype: Literal["float16", "bfloat16", "float32"] | None = None
     quantize: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"

@@ -1,4 +1,4 @@
-"""One request's mutable decoding state on this shard. It knows no tensors but its own ids and block table."""
+"""One request's mutable decoding state on this shard, without tensors."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,13 @@ from reference_server.model_server.decoding.stopping import StoppingCriteria
 class Sequence:
     """A request while it is in a batch.
 
-    ids: the prompt after truncation, then what was generated. cache_len: leading tokens whose K/V exist. input_len:
-    tokens that the next forward processes. blocks: pages in order of token position. prompt_logprobs: one per prompt
-    token seen so far, filled only if asked for. stopped: it has ended and waits to be filtered out. unread: tokens
-    that were chosen and are not in `ids` yet; their K/V is what the next forward adds.
+    ids: the prompt after truncation, then the generated ids. cache_len: leading tokens whose K/V exist. input_len:
+    tokens that the next forward computes. blocks: pages in order of token position. prompt_logprobs: one per prompt
+    token computed so far, if requested. stopped: it has ended and the router has not filtered it out yet. unread:
+    tokens that were chosen and are not in `ids` yet; the next forward adds their K/V.
 
-    Behind an encoder the prompt is `encoder_ids`, and `ids` begins with the decoder's start token. `state` is what a
-    recurrent forward keeps of the past. `grammar` is where its output stands in its grammar.
+    With an encoder the prompt is `encoder_ids`, and `ids` begins with the decoder's start token. state: of a recurrent
+    forward. grammar: the state of the output in its grammar.
 
         ids     |---- prompt ----|-- generated --|- unread -|
         cache   |---- cache_len ---------------|- input_len -|
@@ -48,12 +48,12 @@ class Sequence:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether prompt tokens remain whose K/V do not exist."""
+        """Whether the K/V of prompt tokens are missing."""
         return self.cache_len < self.prompt_len
 
     @property
-    def finishes_prefill(self) -> bool:
-        """Whether the next forward gives logits for a token that has not been chosen yet."""
+    def is_sampled(self) -> bool:
+        """Whether the next forward computes the last known token, so that the token after it is chosen."""
         return self.cache_len + self.input_len == len(self.ids) + self.unread
 
     @property

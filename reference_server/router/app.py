@@ -1,7 +1,7 @@
-"""The FastAPI application: CORS, routing, key, method, body and errors, in the order of http-api.md section 0.1.
+"""The FastAPI application: CORS, route, API key, method, body and errors, checked in this order.
 
-FastAPI routes a request and turns exceptions into answers. Handlers write their answers straight to the server, so a
-streamed token never passes through the framework.
+FastAPI routes requests and turns exceptions into answers. Handlers write their answers directly to the server, so a
+streamed token does not pass through the framework.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from starlette import routing
 from starlette.exceptions import HTTPException
 
 from reference_server.errors import RequestError
-from reference_server.router.exchange import ClientGoneError, Exchange, Receive, Refusal, Route, Scope, Send
-from reference_server.router.request_context import CURRENT, RequestContext
-from reference_server.router.routes.generate import GenerateRoutes
+from reference_server.router.http_call import AsgiScope, ClientGoneError, HttpCall, HttpError, Receive, Route
+from reference_server.router.routes.native import NativeRoutes
 from reference_server.router.routes.openai import OpenAiRoutes
 from reference_server.router.routes.ops import OpsRoutes
 from reference_server.router.routes.platforms import PlatformRoutes
 from reference_server.router.services import Services
-from reference_server.router.sse import Header
-from reference_server.router.tracing import Tracing
+from reference_server.router.sse import Header, Send
+from reference_server.router.telemetry.request_context import RequestContext
+from reference_server.router.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ _PREFLIGHT: list[Header] = [
 ]
 _PROBES = ("/health", "/ping")
 _TGI_NAMES = {"chat": "chat_completions", "vertex": "vertex_compatibility"}
-#: Where the scope of a request keeps its `Exchange`.
-_EXCHANGE = "reference_server.exchange"
+#: Key of the `HttpCall` in a request's scope.
+_HTTP_CALL = "reference_server.http_call"
 
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """The settings that act before a handler."""
+    """Settings that apply before a handler runs."""
 
     payload_limit: int = 2_000_000
     api_key: str | None = None
@@ -53,14 +53,14 @@ class TransportOptions:
 
 
 def create_app(services: Services, options: TransportOptions) -> "RouterApp":
-    """The application with all of its routes."""
-    generate, openai = GenerateRoutes(services), OpenAiRoutes(services)
-    parts = (generate, openai, OpsRoutes(services), PlatformRoutes(services, generate, openai))
+    """The application with all its routes."""
+    native, openai = NativeRoutes(services), OpenAiRoutes(services)
+    parts = (native, openai, OpsRoutes(services), PlatformRoutes(services, native, openai))
     return RouterApp([route for part in parts for route in part.routes()], options)
 
 
 class RouterApp(FastAPI):
-    """Serves `routes`; a request that is cancelled by its client leaves nothing behind."""
+    """Serves `routes`. A request ends when its client disconnects."""
 
     def __init__(self, routes: Sequence[Route], options: TransportOptions) -> None:
         by_path: dict[str, dict[str, Route]] = {}
@@ -75,19 +75,19 @@ class RouterApp(FastAPI):
             exception_handlers={
                 HTTPException: _answer_empty,
                 RequestError: _answer_request_error,
-                Refusal: _answer_decoding_in_text if options.plain_text_decode_errors else _answer_refusal,
+                HttpError: _answer_decoding_in_text if options.plain_text_decode_errors else _answer_refusal,
             },
-            # Newer FastAPI traces by itself, and would export where OTEL_* variables say.
+            # Newer FastAPI would export traces of its own, configured by OTEL_* variables.
             telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
         )
         self._origins = frozenset(origin.encode() for origin in options.cors_allow_origin)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            exchange = scope[_EXCHANGE] = Exchange(scope, receive, send)
-            exchange.add_headers(self._cors(exchange.header(b"origin")))
-            if exchange.method == "OPTIONS":
-                await exchange.answer(200, headers=_PREFLIGHT)
+            http = scope[_HTTP_CALL] = HttpCall(scope, receive, send)
+            http.add_headers(self._cors(http.header(b"origin")))
+            if http.method == "OPTIONS":
+                await http.answer(200, headers=_PREFLIGHT)
                 return
         await super().__call__(scope, receive, send)
 
@@ -100,7 +100,7 @@ class RouterApp(FastAPI):
 
 
 class PathRoute(routing.Route):
-    """All methods of one path. The key is asked for before the method is looked at, but not on `/`."""
+    """All methods of one path. The API key is checked before the method, except on `/`."""
 
     def __init__(self, path: str, methods: Mapping[str, Route], options: TransportOptions) -> None:
         super().__init__(path, Endpoint(methods, options), methods=list(methods))
@@ -110,68 +110,68 @@ class PathRoute(routing.Route):
             self._locked = {*methods, "HEAD"}
         self._locks_any_method = path != "/" and bool(self._locked)
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[_EXCHANGE]
-        is_locked = self._locks_any_method or exchange.method in self._locked
-        if self._expected is not None and is_locked and not self._is_authorized(exchange, self._expected):
-            await exchange.answer(401)
+    async def handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        http: HttpCall = scope[_HTTP_CALL]
+        is_locked = self._locks_any_method or http.method in self._locked
+        if self._expected is not None and is_locked and not self._is_authorized(http, self._expected):
+            await http.answer(401)
         else:
             await super().handle(scope, receive, send)
 
-    def _is_authorized(self, exchange: Exchange, expected: bytes) -> bool:
-        given = exchange.header(b"authorization")
-        return given is not None and hmac.compare_digest(given.lower(), expected)
+    def _is_authorized(self, http: HttpCall, expected: bytes) -> bool:
+        key = http.header(b"authorization")
+        return key is not None and hmac.compare_digest(key.lower(), expected)
 
 
 class Endpoint:
-    """Reads the body that a route wants and runs its handler for as long as the client stays."""
+    """Reads the body of a route and runs its handler until the client disconnects."""
 
     def __init__(self, methods: Mapping[str, Route], options: TransportOptions) -> None:
         self._methods = {"HEAD": methods["GET"], **methods} if "GET" in methods else methods
         self._payload_limit = options.payload_limit
         self._tracing = options.tracing
 
-    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
-        exchange: Exchange = scope[_EXCHANGE]
+    async def __call__(self, scope: AsgiScope, _receive: Receive, _send: Send) -> None:
+        http: HttpCall = scope[_HTTP_CALL]
         try:
-            await self._handle(self._methods[exchange.method], exchange)
-        except (RequestError, Refusal):
+            await self._handle(self._methods[http.method], http)
+        except (RequestError, HttpError):
             raise
         except ClientGoneError:
             pass
         except Exception:
-            logger.exception("%s %s failed", exchange.method, exchange.path)
-            if exchange.has_answered:
+            logger.exception("%s %s failed", http.method, http.path)
+            if http.has_answered:
                 raise
-            await exchange.answer_error(500, "Internal error", "internal")
+            await http.answer_error(500, "Internal error", "internal")
 
-    async def _handle(self, route: Route, exchange: Exchange) -> None:
+    async def _handle(self, route: Route, http: HttpCall) -> None:
         if not route.bodies:
-            await route.handler(exchange, None)
+            await route.handler(http, None)
             return
-        with self._context(route, exchange):
-            request = await exchange.read(route.bodies, self._payload_limit)
-            async with cancelled_with_client(exchange.receive):
-                await route.handler(exchange, request)
+        with self._request_context(route, http):
+            request = await http.read(route.bodies, self._payload_limit)
+            async with cancelled_with_client(http.receive):
+                await route.handler(http, request)
 
     @contextmanager
-    def _context(self, route: Route, exchange: Exchange) -> Iterator[None]:
-        """Tells the rest of the program whose request this is."""
+    def _request_context(self, route: Route, http: HttpCall) -> Iterator[None]:
+        """Set the call's context; with tracing, inside the request's spans."""
         name = route.handler.__name__
         handler = _TGI_NAMES.get(name, name)
         if self._tracing is None:
-            CURRENT.set(RequestContext(handler, exchange.client))
+            http.context = RequestContext(handler, http.client)
             yield
             return
-        traceparent = exchange.header(b"traceparent")
-        with self._tracing.request(exchange.method, exchange.path, handler, traceparent) as trace:
-            CURRENT.set(RequestContext(handler, exchange.client, trace))
+        traceparent = http.header(b"traceparent")
+        with self._tracing.request(http.method, http.path, handler, traceparent) as span:
+            http.context = RequestContext(handler, http.client, span)
             yield
 
 
 @asynccontextmanager
 async def cancelled_with_client(receive: Receive) -> AsyncIterator[None]:
-    """Cancels the block when the client closes the connection, and then raises `ClientGoneError`."""
+    """Cancel the block when the client closes the connection, and raise `ClientGoneError`."""
     task = asyncio.current_task()
     assert task is not None, "handlers run in tasks"
     is_gone = False
@@ -195,7 +195,7 @@ async def cancelled_with_client(receive: Receive) -> AsyncIterator[None]:
 
 
 async def _answer_empty(request: Request, error: Exception) -> Response:
-    """404 and 405: no body, and the methods that a path has in the order of the specification."""
+    """404 and 405: no body; `allow` lists the path's methods in alphabetical order."""
     assert isinstance(error, HTTPException), "registered for these"
     allowed = (error.headers or {}).get("Allow", "")
     headers = {"allow": ",".join(sorted(allowed.split(", ")))} if allowed else {}
@@ -209,18 +209,18 @@ async def _answer_request_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal), "registered for these"
+    assert isinstance(error, HttpError), "registered for these"
     logger.error("%s", error)
     response = _error_response(request, error.status, str(error), error.error_type)
     if error.status == 413:
-        # What is left of the body has not been read.
+        # The rest of the body has not been read.
         response.headers["connection"] = "close"
     return response
 
 
 async def _answer_decoding_in_text(request: Request, error: Exception) -> Response:
-    """TGI's own form of a body that cannot be decoded, under `--plain-text-decode-errors`."""
-    assert isinstance(error, Refusal), "registered for these"
+    """A body that cannot be decoded, with `--plain-text-decode-errors`: plain text, as in TGI."""
+    assert isinstance(error, HttpError), "registered for these"
     if not error.is_decoding:
         return await _answer_refusal(request, error)
     logger.error("%s", error)
@@ -232,7 +232,7 @@ def _error_response(request: Request, status: int, error: str, error_type: str) 
 
 
 def _with_headers(request: Request, response: Response) -> Response:
-    """The headers that every answer of this request carries."""
-    exchange: Exchange = request.scope[_EXCHANGE]
-    response.raw_headers.extend(exchange.headers)
+    """Add the headers that every answer to this request has."""
+    http: HttpCall = request.scope[_HTTP_CALL]
+    response.raw_headers.extend(http.headers)
     return response

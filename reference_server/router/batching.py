@@ -1,16 +1,14 @@
-"""The batching loop: carries the Scheduler's calls to the shard, and each request's tokens to its stream.
+"""The batching loop: sends the Scheduler's calls to the shard, and each request's tokens to its stream.
 
-It decides nothing. The next call is on its way before readers of the last one's tokens run, so that the shard computes
-while the router writes.
+It makes no decisions. The next call is sent before the readers of the previous tokens run, so that the shard computes
+while the router writes to its clients.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from reference_server.errors import (
     GenerationError,
@@ -24,117 +22,36 @@ from reference_server.messages import (
     Batch,
     CachedBatch,
     ChooserParameters,
-    GeneratedText,
-    Generation,
     Request,
     StepResult,
     StoppingParameters,
     Timings,
-    Tokens,
 )
-from reference_server.router.observer import BatchObserver, NullObserver
-from reference_server.router.queue import Entry
-from reference_server.router.request import ValidGenerateRequest
-from reference_server.router.scheduler import Call, Clear, Decode, Deliveries, Filter, Idle, Prefill, Scheduler
-from reference_server.router.trace import NullTrace, Trace
+from reference_server.router.generation_stream import GenerationStream, events_of
+from reference_server.router.scheduling.queue import Entry
+from reference_server.router.scheduling.request import ValidGenerateRequest
+from reference_server.router.scheduling.scheduler import (
+    Call,
+    Clear,
+    Decode,
+    Deliveries,
+    Filter,
+    Idle,
+    Prefill,
+    Scheduler,
+)
+from reference_server.router.telemetry.observer import BatchObserver, NullObserver
+from reference_server.router.telemetry.step_trace import StepListener
 from reference_server.transport.shard import Shard
 
 logger = logging.getLogger(__name__)
 
 LIVENESS_ID = 2**64 - 1
-"""Batch and request id of the liveness probe."""
-
-
-class GeneratedToken(NamedTuple):
-    """One token as clients see it."""
-
-    id: int
-    text: str
-    logprob: float
-    special: bool
-
-
-class PrefillDone(NamedTuple):
-    """The prompt's tokens, where they were asked for."""
-
-    tokens: Tokens
-
-
-class TokenArrived(NamedTuple):
-    """A token that is not the last."""
-
-    token: GeneratedToken
-    top_tokens: tuple[GeneratedToken, ...]
-
-
-class Finished(NamedTuple):
-    """The last token, and how the segment ended. Times are of the Batcher's clock."""
-
-    token: GeneratedToken
-    top_tokens: tuple[GeneratedToken, ...]
-    generated_text: GeneratedText
-    queued_ns: int
-    started_ns: int
-    cached_input_tokens: int
-
-
-Event = PrefillDone | TokenArrived | Finished
-
-
-class GenerationStream:
-    """What one queued request brings, in order: an async iterator that ends after `Finished` or raises.
-
-    `GenerationError` when its batch failed, `IncompleteGenerationError` when the loop ended. Closing it, at any time,
-    frees what the request holds. One reader.
-    """
-
-    __slots__ = ("_close", "_events", "_is_over", "_waiter", "queued_ns")
-
-    def __init__(self, queued_ns: int, close: Callable[[], None]) -> None:
-        self.queued_ns = queued_ns
-        self._close = close
-        self._events: deque[Event | RequestError] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_over = False
-
-    def __aiter__(self) -> "GenerationStream":
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if self._is_over:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        event = self._events.popleft()
-        if isinstance(event, RequestError):
-            raise event
-        return event
-
-    async def aclose(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nobody reads any more."""
-        if not self._is_over:
-            self._is_over = True
-            self._close()
-        self._events.clear()
-        self._wake()
-
-    def push(self, events: Iterable[Event | RequestError], *, is_last: bool) -> None:
-        """Hand events to the reader and wake it once. For the Batcher."""
-        self._events.extend(events)
-        self._is_over = is_last
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+"""Batch id and request id of the liveness probe."""
 
 
 class Batcher:
-    """Drives one Scheduler over one Shard. `run` is the loop; everything else may be called beside it."""
+    """Drives one Scheduler over one Shard. `run` is the loop; the other methods may be called while it runs."""
 
     def __init__(
         self,
@@ -142,41 +59,41 @@ class Batcher:
         scheduler: Scheduler,
         *,
         observer: BatchObserver | None = None,
-        trace: Trace | None = None,
+        trace: StepListener | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._shard = shard
         self._scheduler = scheduler
         self._observer: BatchObserver = NullObserver() if observer is None else observer
-        self._trace: Trace = NullTrace() if trace is None else trace
+        self._trace = trace
         self._now_ns = now_ns
         self._streams: dict[int, GenerationStream] = {}
         self._arrival = asyncio.Event()
-        self._shard_turn = asyncio.Lock()  # one call at a time, the health probe included
+        self._shard_turn = asyncio.Lock()  # one call at a time, including the health probe
         self._is_healthy = True
         self._is_over = False
-        self._must_clear = False  # the shard may still hold a batch that failed, which could not be cleared
+        self._must_clear = False  # the shard may still hold a failed batch that could not be cleared
         self._num_discarded = 0
         self._step: _Step | None = None
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the last step or probe went well."""
+        """Whether the last step or probe succeeded."""
         return self._is_healthy and not self._is_over
 
     def submit(self, request: ValidGenerateRequest) -> GenerationStream:
-        """Queue a request. Raises `ValidationError` if it could never run."""
+        """Queue a request. Raises `ValidationError` if it can never be admitted."""
         if self._is_over:
             raise IncompleteGenerationError
         entry = self._scheduler.append(request, self._now_ns())
-        stream = GenerationStream(entry.queued_ns, lambda: self._abandon(entry))
+        stream = GenerationStream(lambda: self._abandon(entry))
         self._streams[entry.id] = stream
         self._observer.on_queue(self._scheduler.queue_size)
         self._arrival.set()
         return stream
 
     async def health(self) -> bool:
-        """Ask the shard: whether it can touch its device, or after a failure whether it can run a forward again."""
+        """Probe the shard: its device, or after a failure a whole forward."""
         if self._is_over:
             return False
         try:
@@ -193,7 +110,7 @@ class Batcher:
         return self.is_healthy
 
     async def run(self) -> None:
-        """Carry calls until cancelled. Any other way out is fatal to the router: every request has been ended then."""
+        """Send calls until cancelled. Any other end is fatal to the router; it ends every request first."""
         deliveries = Deliveries()
         try:
             while True:
@@ -206,9 +123,9 @@ class Batcher:
                     await self._arrival.wait()
                     continue
                 async with self._shard_turn:
-                    answer = asyncio.ensure_future(self._carry(call))
+                    answer = asyncio.ensure_future(self._send(call))
                     try:
-                        # The call leaves first, then the readers of what the last one brought get to run.
+                        # The call is sent first; then the readers of the previous tokens run.
                         await asyncio.sleep(0)
                         self._deliver(deliveries)
                         deliveries = Deliveries()
@@ -220,12 +137,12 @@ class Batcher:
                         answer.cancel()
                 deliveries = self._on_reply(call, reply)
         except Exception:
-            logger.exception("the batching loop ends")
+            logger.exception("the batching loop failed")
             raise
         finally:
             self._end_all(deliveries)
 
-    async def _carry(self, call: Call) -> StepResult | CachedBatch | None:
+    async def _send(self, call: Call) -> StepResult | CachedBatch | None:
         match call:
             case Prefill():
                 if self._must_clear and self._scheduler.running is None:
@@ -239,7 +156,7 @@ class Batcher:
             case Clear():
                 await self._shard.clear_cache(call.batch_id)
             case Idle():
-                raise AssertionError("nothing to carry")
+                raise AssertionError("Idle is not sent")
         return None
 
     def _on_reply(self, call: Call, reply: StepResult | CachedBatch | None) -> Deliveries:
@@ -247,7 +164,7 @@ class Batcher:
             self._step.answered_ns = self._now_ns()
             self._step.timings = reply.timings
         deliveries = self._scheduler.on_reply(call, reply)
-        if isinstance(reply, StepResult):
+        if isinstance(reply, StepResult) and self._trace is not None:
             self._trace.on_reply(call, deliveries, reply.timings, self._scheduler)
         return deliveries
 
@@ -262,13 +179,14 @@ class Batcher:
             self._observer.on_call_failed(self._step.method)
             self._step = None
         self._fail(self._scheduler.on_error(call), generation_error(error))
-        self._trace.on_error(self._scheduler)
+        if self._trace is not None:
+            self._trace.on_error(self._scheduler)
         if isinstance(error, StepTimeoutError):
-            # Nothing more can be asked of a shard that hangs.
+            # No further call can be sent to a shard that hangs.
             self._fail(self._scheduler.fail_all(), generation_error(error))
             raise error
         if isinstance(error, ShardConnectionError):
-            # The link may come back, and then everything is cleared before the next batch.
+            # If the connection comes back, everything is cleared before the next batch.
             self._must_clear = True
             return
         if isinstance(call, Filter | Clear):
@@ -321,13 +239,15 @@ class Batcher:
         self._observer.on_queue(0)
 
     def _observe(self, call: Call) -> None:
-        """Tell the observer what the Scheduler decided. A step is told as done once its batch has been filtered."""
+        """Report the next call to the observer, and the previous step as done: its batch has been filtered by now."""
         observer, scheduler, now_ns = self._observer, self._scheduler, self._now_ns()
-        self._trace.on_call(call, scheduler, now_ns)
+        if self._trace is not None:
+            self._trace.on_call(call, scheduler, now_ns)
         if isinstance(call, Filter | Clear):
             return
         if self._step is not None:
-            observer.on_call_done(*self._step.told_at(now_ns))
+            step = self._step
+            observer.on_call_done(step.method, step.timings, now_ns - step.sent_ns, now_ns - step.answered_ns)
             self._step = None
         observer.on_queue(scheduler.queue_size)
         if scheduler.queue.num_discarded > self._num_discarded:
@@ -345,49 +265,25 @@ class Batcher:
 
 
 class _Step:
-    """When a step was asked for and answered."""
+    """When a step was sent and answered."""
 
-    __slots__ = ("answered_ns", "asked_ns", "method", "timings")
+    __slots__ = ("answered_ns", "method", "sent_ns", "timings")
 
-    def __init__(self, method: str, asked_ns: int) -> None:
+    def __init__(self, method: str, sent_ns: int) -> None:
         self.method = method
-        self.asked_ns = self.answered_ns = asked_ns
+        self.sent_ns = self.answered_ns = sent_ns
         self.timings = Timings()
-
-    def told_at(self, now_ns: int) -> tuple[str, Timings, int, int]:
-        return self.method, self.timings, now_ns - self.asked_ns, now_ns - self.answered_ns
-
-
-def events_of(entry: Entry, generation: Generation) -> list[Event]:
-    """What one step's output of one request reads as on its stream."""
-    events: list[Event] = []
-    if generation.prefill_tokens is not None:
-        events.append(PrefillDone(generation.prefill_tokens))
-    tokens, top_tokens = generation.tokens, generation.top_tokens
-    for i, token in enumerate(map(GeneratedToken, tokens.ids, tokens.texts, tokens.logprobs, tokens.is_special)):
-        events.append(TokenArrived(token, _tokens(top_tokens[i]) if i < len(top_tokens) else ()))
-    if generation.generated_text is not None:
-        last = events[-1]
-        assert isinstance(last, TokenArrived), f"request {entry.id} ended without a token"
-        events[-1] = Finished(
-            *last, generation.generated_text, entry.queued_ns, entry.started_ns, entry.cached_input_tokens
-        )
-    return events
-
-
-def _tokens(tokens: Tokens) -> tuple[GeneratedToken, ...]:
-    return tuple(map(GeneratedToken, tokens.ids, tokens.texts, tokens.logprobs, tokens.is_special))
 
 
 def generation_error(error: ShardError) -> GenerationError:
-    """A shard's failure in TGI's words."""
+    """A shard's failure with TGI's text."""
     if isinstance(error, ShardConnectionError):
         return GenerationError(f"Could not connect to Text Generation server: {error}")
     return GenerationError(f"Server error: {error}")
 
 
 def liveness_batch() -> Batch:
-    """One token of one request, in the block that no other request is given."""
+    """One token of one request, in block 0, which no other request uses."""
     request = Request(
         id=LIVENESS_ID,
         chunks=("liveness",),

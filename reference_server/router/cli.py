@@ -17,16 +17,16 @@ from reference_server.settings import load, process_environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal; 0 after a graceful end, 1 when it cannot start or go on, 2 for a wrong flag.
+    """Serve until a signal. Returns 0 after a graceful stop, 1 if the router fails, 2 for a wrong flag.
 
-    `print-schema` writes the OpenAPI document instead and contacts nothing.
+    `print-schema` prints the OpenAPI document instead, without any connection.
     """
-    words = sys.argv[1:] if argv is None else argv
-    if list(words) == ["print-schema"]:
+    args = sys.argv[1:] if argv is None else argv
+    if list(args) == ["print-schema"]:
         print(json.dumps(openapi_document(metadata.version("tgi-bench")), indent=2))
         return 0
     try:
-        loaded = load(RouterConfig, words, process_environment())
+        loaded = load(RouterConfig, args, process_environment())
         set_up_logging(loaded.config.log_level, LogFormat.JSON if loaded.config.json_output else LogFormat.TEXT)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(loaded))

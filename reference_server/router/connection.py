@@ -1,7 +1,7 @@
-"""One client connection: uvicorn's HTTP/1.1 protocol with an end to everything (reliability.md Q1 to Q3 and Q16).
+"""One client connection: uvicorn's HTTP/1.1 protocol with limits on size and time.
 
-httptools bounds neither header bytes nor fields, and uvicorn's keep-alive timer starts again with every byte and does
-not run before the first one. So bytes and fields are counted here, and a request has to arrive in absolute time.
+httptools limits neither bytes nor fields of a header, and uvicorn's keep-alive timer restarts with every byte and does
+not run before the first one. Here bytes and fields are counted, and each request has a deadline.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MAX_URL_BYTES = 16 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 MAX_UNREAD_BYTES = 256 * 1024
-#: Beyond the limit of connections, so many may still ask whether the server is well.
+#: Connections beyond the limit that may still request a health probe.
 RESERVE = 16
 PROBES = (b"/health", b"/ping")
 
@@ -32,14 +32,14 @@ _ANSWERS = {
 
 
 def default_max_connections() -> int:
-    """What the process may open, less what it needs itself."""
+    """The process's limit of open files, minus those it needs itself."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 16_384 if soft == resource.RLIM_INFINITY else max(16, min(16_384, soft - 512))
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long and how many, in seconds and connections."""
+    """Limits of a connection, in seconds, and the number of connections."""
 
     head_s: float = 30.0
     request_s: float = 60.0
@@ -49,11 +49,11 @@ class ConnectionLimits:
 
 
 class _LimitError(Exception):
-    """Ends the parsing of a request; the answer's status is on the connection."""
+    """Stops parsing a request; the connection holds the answer's status."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection that is closed when its client sends too much, too slowly, or reads nothing."""
+    """A connection that closes if its client sends too much, sends too slowly, or does not read."""
 
     _last_warning_s = float("-inf")
 
@@ -73,11 +73,11 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES)
         self._arm(self._limits.head_s)
-        open_now, most = len(self.connections), self._limits.max_connections
-        if open_now > most:
+        open_now, limit = len(self.connections), self._limits.max_connections
+        if open_now > limit:
             self._only_probes = True
-            self._warn_of_connections(most)
-        if open_now > most + RESERVE:
+            self._warn_of_connections(limit)
+        if open_now > limit + RESERVE:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -90,7 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._arm(self._limits.head_s)
         self._raw_bytes += len(data)
         super().data_received(data)
-        # A header that does not end is in no callback yet.
+        # httptools calls back only for complete headers.
         if self._in_head and self._raw_bytes > MAX_URL_BYTES + MAX_HEAD_BYTES and not self.transport.is_closing():
             self._status = 431 if self._num_headers or self.url else 400
             self.send_400_response("")
@@ -126,8 +126,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._disarm()
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's words for what is no request
-        """Close, after the answer to what broke a limit or the parser."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text for a malformed request
+        """Answer a broken limit or a malformed request, and close."""
         if not self.transport.is_closing():
             if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
                 reason = _ANSWERS[self._status]
@@ -155,12 +155,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stall = self.loop.call_later(self._limits.stall_s, self._on_stall, unread)
 
     def _on_stall(self, unread_before: int) -> None:
-        """What waits is not added to while writing is paused: less of it means that somebody reads."""
+        """While writing is paused nothing is added to the buffer, so a smaller buffer means that the client reads."""
         unread = self.transport.get_write_buffer_size()
         if unread < unread_before:
             self._watch_reader(unread)
         else:
-            logger.info("a client has read nothing for %g s: closing its connection", self._limits.stall_s)
+            logger.info("a client has not read for %g s: closing its connection", self._limits.stall_s)
             self.transport.abort()
 
     def _arm(self, after_s: float) -> None:
@@ -174,7 +174,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _on_deadline(self) -> None:
-        left_s = self._began_s + self._whole_s() - self.loop.time()
+        left_s = self._began_s + self._request_limit_s() - self.loop.time()
         if self._in_request and not self._in_head and left_s > 0:
             self._deadline = self.loop.call_later(left_s, self._on_deadline)
         elif self._in_request:
@@ -183,14 +183,14 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
-    def _whole_s(self) -> float:
-        """What the request in progress may take, by the length that it announces."""
+    def _request_limit_s(self) -> float:
+        """Time limit of the current request, by its content length."""
         announced = next((value for name, value in self.headers or () if name == b"content-length"), b"0")
         length = int(announced) if announced.isdigit() else 0
         return self._limits.request_s + min(length, 1 << 32) / self._limits.bytes_per_s
 
-    def _warn_of_connections(self, most: int) -> None:
+    def _warn_of_connections(self, limit: int) -> None:
         now_s = self.loop.time()
         if now_s - LimitedProtocol._last_warning_s >= 10:
             LimitedProtocol._last_warning_s = now_s
-            logger.warning("%d connections are open, the most this process may have: others are refused", most)
+            logger.warning("all %d connections are in use: refusing others", limit)

@@ -1,7 +1,7 @@
-"""Bytes of a request body -> JSON value: the only place where a client's JSON is parsed.
+"""Parses the bytes of a request body into a JSON value. A client's JSON is parsed nowhere else.
 
-Syntax, Unicode and number range are refused here with 400 (http-api.md section 0.1, step 8). Keys that an object gives
-twice are kept on the value, because only the schema knows which of them it knows; it answers 422.
+Wrong syntax, Unicode or numbers are a 400. Keys that an object repeats are recorded on the value: only the schema knows
+which keys matter, and refuses those with 422.
 """
 
 import json
@@ -14,7 +14,7 @@ import pydantic
 
 MAX_DEPTH = 128
 MAX_DIGITS = 1000
-#: Bodies above this are decoded in a thread.
+#: Larger bodies are decoded in a thread.
 INLINE_BYTES = 64 * 1024
 
 _LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
@@ -24,15 +24,15 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
 class MalformedJsonError(ValueError):
-    """The body is not JSON that this server reads: 400."""
+    """The body is not JSON, or not within this server's limits: 400."""
 
 
 class WrongShapeError(ValueError):
-    """The body is JSON but not the JSON this route takes: 422."""
+    """The body does not match the route's schema: 422."""
 
 
 class JsonObject(dict[str, Any]):
-    """A JSON object that remembers which keys its text gave more than once."""
+    """A JSON object that records the keys that its text repeats."""
 
     repeated: frozenset[str] = frozenset()
 
@@ -46,13 +46,13 @@ class JsonObject(dict[str, Any]):
 
 
 def decode_json(body: bytes) -> Any:
-    """The value that `body` spells; objects come as `JsonObject`.
+    """The value of `body`, with objects as `JsonObject`.
 
     Linear in the size of the body. Raises `MalformedJsonError`.
     """
     try:
-        # orjson is the judge of syntax, UTF-8, surrogates and infinities; it merges repeated keys and turns integers
-        # above 64 bits into floats, so the value itself is read by the standard library.
+        # orjson checks syntax, UTF-8, surrogates and infinities. It merges repeated keys and turns integers above
+        # 64 bits into floats, so the standard library parses the value.
         orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise MalformedJsonError(_shorten(str(error))) from None
@@ -62,7 +62,7 @@ def decode_json(body: bytes) -> Any:
         value = _DECODER.decode(body.decode())
     except RecursionError:
         raise MalformedJsonError(f"nested deeper than {MAX_DEPTH} levels") from None
-    # An object or list opens with one of these, so most bodies need no walk.
+    # Every object or list opens with one of these, so most bodies need no walk.
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
         raise MalformedJsonError(f"nested deeper than {MAX_DEPTH} levels")
     return value
@@ -82,7 +82,7 @@ def decode_model(model: type[Model], value: Any) -> Model:
 
 
 def decode_first(models: Sequence[type[pydantic.BaseModel]], value: Any) -> pydantic.BaseModel:
-    """`value` as the first of `models` that takes it. Raises `WrongShapeError` with all of their reasons."""
+    """`value` as the first of `models` that accepts it. Raises `WrongShapeError` with the reasons of all."""
     reasons = []
     for model in models:
         try:
@@ -107,7 +107,7 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
 
 
 def _has_long_number(body: bytes) -> bool:
-    """Whether a run of digits stands outside strings; the body is valid JSON."""
+    """Whether a long run of digits is outside of strings. The body is valid JSON."""
     return _LONG_NUMBER.search(_STRING.sub(b"", body)) is not None
 
 

@@ -1,4 +1,4 @@
-"""Runs generations: a permit, validation, the token stream across segments, best-of (scheduling.md section 5)."""
+"""Runs generations: permit, validation, the event stream across segments, best-of."""
 
 import asyncio
 from collections import Counter
@@ -11,17 +11,19 @@ import numpy
 
 from reference_server.errors import IncompleteGenerationError, OverloadedError, ValidationError
 from reference_server.messages import GeneratedText, Tokens
-from reference_server.router.batching import Batcher, Event, Finished, GeneratedToken, PrefillDone, TokenArrived
-from reference_server.router.metrics import Metrics
-from reference_server.router.request_context import CURRENT
-from reference_server.router.segments import Progress
-from reference_server.router.validation import Continuation, GenerateCall, Validated, Validator, check_best_of
+from reference_server.router.batching import Batcher
+from reference_server.router.generation_stream import Event, Finished, GeneratedToken, PrefillDone, TokenArrived
+from reference_server.router.request_rules import check_best_of
+from reference_server.router.scheduling.request import ValidGenerateRequest
+from reference_server.router.scheduling.segments import SegmentProgress
+from reference_server.router.telemetry.metrics import Metrics
+from reference_server.router.validation import Continuation, GenerateCall, Validator
 
 T = TypeVar("T")
 
 
 class Permits:
-    """How many generations may be in the server at once, and how many of them one client's; nobody waits for one."""
+    """Limits concurrent generations, in all and per client. A permit is granted or refused at once."""
 
     def __init__(self, limit: int, per_client: int | None = None) -> None:
         self.free = limit
@@ -30,7 +32,7 @@ class Permits:
 
     @contextmanager
     def take(self, client: str = "") -> Iterator[None]:
-        """Hold one. Raises `OverloadedError`."""
+        """Hold a permit. Raises `OverloadedError` if none is free."""
         if self.free <= 0 or self.held[client] >= self._per_client:
             raise OverloadedError
         self.free -= 1
@@ -45,8 +47,8 @@ class Permits:
 
 
 @dataclass(slots=True)
-class Answer:
-    """A whole generation. Times are of the batcher's clock."""
+class CompletedGeneration:
+    """A whole generation. Times are from the batcher's clock."""
 
     input_len: int
     tokens: list[GeneratedToken] = field(default_factory=list)
@@ -56,7 +58,7 @@ class Answer:
 
     @property
     def finished(self) -> Finished:
-        assert self.end is not None, "an answer is handed out when it is complete"
+        assert self.end is not None, "the generation has not finished"
         return self.end
 
     @property
@@ -65,29 +67,29 @@ class Answer:
 
     @property
     def mean_logprob(self) -> float:
-        """What best-of compares, in single precision."""
+        """Best-of compares this value, in single precision."""
         total = numpy.float32(0)
         for token in self.tokens:
             total += numpy.float32(token.logprob)
         return float(total / numpy.float32(len(self.tokens)))
 
 
-class Running:
-    """One generation in progress: iterate it for its events. `input_len` is the first segment's."""
+class RunningGeneration:
+    """A generation in progress: an async iterable of its events. `input_len` is the first segment's."""
 
-    def __init__(self, infer: "Infer", call: GenerateCall, first: Validated) -> None:
-        self.input_len = first.request.input_len
+    def __init__(self, infer: "Infer", call: GenerateCall, first: ValidGenerateRequest) -> None:
+        self.input_len = first.input_len
         self._infer = infer
         self._call = call
         self._first = first
-        self._stream = infer.batcher.submit(first.request)
+        self._stream = infer.batcher.submit(first)
 
     def close(self) -> None:
-        """Give up what has not ended; its blocks are freed."""
+        """Cancel the generation if it has not ended; frees its blocks."""
         self._stream.close()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        progress = Progress(self._first.request.requested_tokens)
+        progress = SegmentProgress(self._first.requested_tokens)
         start: Finished | None = None
         while True:
             end: Finished | None = None
@@ -105,11 +107,11 @@ class Running:
                 return
             yield TokenArrived(end.token, end.top_tokens)
 
-    async def _continue(self, progress: Progress) -> bool:
-        """Queue the next segment; what it may not ask for any more ends the generation as it stands."""
+    async def _continue(self, progress: SegmentProgress) -> bool:
+        """Queue the next segment; returns False if its longer prompt exceeds a limit, which ends the generation."""
         try:
             following = await self._infer.validate(self._call, Continuation(self._first, progress))
-            stream = self._infer.batcher.submit(following.request)
+            stream = self._infer.batcher.submit(following)
         except ValidationError:
             return False
         self._stream.close()
@@ -118,7 +120,7 @@ class Running:
 
 
 class Infer:
-    """What the routes call."""
+    """Entry point of the routes."""
 
     def __init__(self, batcher: Batcher, validator: Validator, permits: Permits, metrics: Metrics) -> None:
         self.batcher = batcher
@@ -127,55 +129,55 @@ class Infer:
         self._metrics = metrics
 
     @asynccontextmanager
-    async def start(self, call: GenerateCall) -> AsyncIterator[Running]:
-        """Admit and queue a generation; leaving the block ends it, whatever has become of it.
+    async def start(self, call: GenerateCall) -> AsyncIterator[RunningGeneration]:
+        """Take a permit, validate and queue a generation. Leaving the block cancels it if it has not ended.
 
-        Raises `OverloadedError` before anything is looked at, then `ValidationError`.
+        Raises `OverloadedError` before the request is validated, then `ValidationError`.
         """
         with ExitStack() as held:
             try:
-                held.enter_context(self.permits.take(CURRENT.get().client))
-                running = Running(self, call, await self.validate(call))
+                held.enter_context(self.permits.take(call.context.client))
+                running = RunningGeneration(self, call, await self.validate(call))
             except (OverloadedError, ValidationError) as error:
                 self._metrics.request_failure.add(label=error.error_type)
                 raise
             held.callback(running.close)
             yield running
 
-    async def validate(self, call: GenerateCall, after: Continuation | None = None) -> Validated:
-        """One segment's request, observed."""
-        validated = await self.validator.validate(call, after)
-        self._metrics.request_input_length.observe(validated.request.input_len)
-        self._metrics.request_max_new_tokens.observe(validated.request.stopping.max_new_tokens)
-        return validated
+    async def validate(self, call: GenerateCall, after: Continuation | None = None) -> ValidGenerateRequest:
+        """Validate one segment and observe its lengths."""
+        request = await self.validator.validate(call, after)
+        self._metrics.request_input_length.observe(request.input_len)
+        self._metrics.request_max_new_tokens.observe(request.wire.stopping.max_new_tokens)
+        return request
 
-    async def generate(self, call: GenerateCall) -> Answer:
+    async def generate(self, call: GenerateCall) -> CompletedGeneration:
         """Run one generation to its end."""
         async with self.start(call) as running:
-            answer = Answer(running.input_len)
+            done = CompletedGeneration(running.input_len)
             async for event in running:
                 match event:
                     case PrefillDone():
-                        answer.prefill = event.tokens
+                        done.prefill = event.tokens
                     case TokenArrived() | Finished():
-                        answer.tokens.append(event.token)
+                        done.tokens.append(event.token)
                         if event.top_tokens:
-                            answer.top_tokens.append(event.top_tokens)
+                            done.top_tokens.append(event.top_tokens)
                 if isinstance(event, Finished):
-                    answer.end = event
-            return answer
+                    done.end = event
+            return done
 
-    async def generate_best(self, call: GenerateCall) -> tuple[Answer, list[Answer]]:
-        """The likeliest of `best_of` generations, and the others in the order they were started."""
+    async def generate_best(self, call: GenerateCall) -> tuple[CompletedGeneration, list[CompletedGeneration]]:
+        """The most likely of `best_of` generations, and the others in start order."""
         best_of = call.parameters.best_of or 1
         check_best_of(best_of, self.validator.limits)
-        answers = await all_or_nothing([self.generate(call) for _ in range(best_of)])
-        winner = max(range(len(answers)), key=lambda index: answers[index].mean_logprob)
-        return answers.pop(winner), answers
+        generations = await all_or_nothing([self.generate(call) for _ in range(best_of)])
+        best = max(generations, key=lambda each: each.mean_logprob)
+        return best, [each for each in generations if each is not best]
 
 
 async def all_or_nothing(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run together; the first failure cancels the others and is raised."""
+    """Run concurrently; the first failure cancels the others and is raised."""
     if len(works) == 1:
         return [await works[0]]
     try:
@@ -186,8 +188,8 @@ async def all_or_nothing(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def _joined(start: Finished, end: Finished, progress: Progress) -> Finished:
-    """The last message of a generation: its first segment's times, its last one's token, the text of all."""
+def _joined(start: Finished, end: Finished, progress: SegmentProgress) -> Finished:
+    """The end of a generation: the first segment's times, the last one's token, the text of all."""
     if start is end:
         return end
     assert progress.generated is not None, "a segment has ended"

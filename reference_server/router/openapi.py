@@ -1,6 +1,6 @@
-"""The OpenAPI 3.0.3 document: requests read off their pydantic models, answers written down here.
+"""The OpenAPI 3.0.3 document: requests from their pydantic models, answers from the table below.
 
-It describes what is really sent, extensions (`x-extension`) and `engine` included (http-api.md section 10).
+Our extensions to TGI are included; their fields are marked `x-extension`.
 """
 
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from reference_server.router.facts import Platforms
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest
 from reference_server.router.schemas.platforms import InferRequest, VertexRequest
 from reference_server.router.schemas.tgi import CompatGenerateRequest, GenerateRequest
+from reference_server.router.server_info import Platforms
 
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 _REQUESTS = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest, VertexRequest, InferRequest)
 _PLATFORM_SCHEMAS = {
@@ -22,42 +22,44 @@ _PLATFORM_SCHEMAS = {
                "MetadataServerResponse", "MetadataModelResponse"),
 }  # fmt: skip
 _REF = "#/components/schemas/{model}"
+#: TGI's component names of the models whose class has another name.
+_TGI_COMPONENTS = {"ChatMessage": "Message", "RequestGrammar": "GrammarType"}
 
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_FLAG: Schema = {"type": "boolean"}
-_NUMBER: Schema = {"type": "number", "format": "float"}
+_TEXT: JsonSchema = {"type": "string"}
+_COUNT: JsonSchema = {"type": "integer", "minimum": 0}
+_FLAG: JsonSchema = {"type": "boolean"}
+_NUMBER: JsonSchema = {"type": "number", "format": "float"}
 
 
-def _ref(name: str) -> Schema:
+def _ref(name: str) -> JsonSchema:
     return {"$ref": _REF.format(model=name)}
 
 
-def _list(items: Schema) -> Schema:
+def _list(items: JsonSchema) -> JsonSchema:
     return {"type": "array", "items": items}
 
 
-def _nullable(schema: Schema) -> Schema:
+def _nullable(schema: JsonSchema) -> JsonSchema:
     return {"allOf": [schema], "nullable": True} if "$ref" in schema else {**schema, "nullable": True}
 
 
-def _object(optional: Mapping[str, Schema] | None = None, **required: Schema) -> Schema:
+def _object(optional: Mapping[str, JsonSchema] | None = None, **required: JsonSchema) -> JsonSchema:
     return {"type": "object", "required": list(required), "properties": {**required, **(optional or {})}}
 
 
-def _one_of(*values: str) -> Schema:
+def _one_of(*values: str) -> JsonSchema:
     return {"type": "string", "enum": list(values)}
 
 
 _FINISH = _ref("FinishReason")
 _OPENAI_FINISH = _one_of("stop", "length")
 _CHAT_FINISH = _one_of("stop", "length", "tool_calls")
-_CACHED: Schema = {
+_CACHED: JsonSchema = {
     **_COUNT,
     "description": "Prompt tokens found in the prefix cache; absent when 0.",
     "x-extension": True,
 }
-_ARGUMENTS: Schema = {**_TEXT, "description": "JSON of an object; of a stream's deltas, all of them together."}
+_ARGUMENTS: JsonSchema = {**_TEXT, "description": "JSON of an object; in a stream, the deltas joined."}
 _SEQUENCE = {
     "finish_reason": _FINISH,
     "generated_tokens": _COUNT,
@@ -68,7 +70,7 @@ _SEQUENCE = {
 _TOP_TOKENS = {"top_tokens": _list(_list(_ref("Token")))}
 _OPENAI_FRAME = {"id": _TEXT, "created": _COUNT, "model": _TEXT, "system_fingerprint": _TEXT}
 
-ANSWERS: Mapping[str, Schema] = {
+ANSWERS: Mapping[str, JsonSchema] = {
     "ErrorResponse": _object(error=_TEXT, error_type=_TEXT),
     "ErrorEvent": _object(error=_object(message=_TEXT, http_status_code=_COUNT)),
     "Done": _one_of("[DONE]"),
@@ -213,7 +215,7 @@ ANSWERS: Mapping[str, Schema] = {
 _GENERATING = {
     "400": "The body is not JSON",
     "413": "The body is too large",
-    "415": "The body is not called JSON",
+    "415": "The content type is not JSON",
     "422": "Validation error",
     "424": "Generation error",
     "429": "Model is overloaded",
@@ -222,8 +224,8 @@ _GENERATING = {
 _READING = {status: text for status, text in _GENERATING.items() if status not in ("424", "500")}
 
 
-def openapi_document(version: str, platforms: Platforms | None = None) -> Schema:
-    """The document for this version of the router, with the routes that are served."""
+def openapi_document(version: str, platforms: Platforms | None = None) -> JsonSchema:
+    """The document for this version, with the routes that are served."""
     platforms = platforms or Platforms()
     stream = _events("StreamResponse", "ErrorResponse")
     chat = {**_json(_ref("ChatCompletion")), **_events("ChatCompletionChunk", "ErrorEvent", "Done")}
@@ -235,23 +237,23 @@ def openapi_document(version: str, platforms: Platforms | None = None) -> Schema
     any_events = _events("StreamResponse", "ErrorResponse", "ChatCompletionChunk", "Chunk", "ErrorEvent", "Done")
     any_content = {**_json(any_answer), **any_events}
     paths = {
-        "/": {**healthy, **_post("Generate, or stream if asked to", "CompatGenerateRequest", compat, _GENERATING)},
+        "/": {**healthy, **_post("Generate, or stream with `stream`", "CompatGenerateRequest", compat, _GENERATING)},
         "/generate": _post("Generate", "GenerateRequest", _json(_ref("GenerateResponse")), _GENERATING),
         "/generate_stream": _post("Stream tokens as events", "GenerateRequest", stream, _GENERATING),
         "/v1/completions": _post("Complete prompts", "CompletionRequest", completion, _GENERATING),
         "/v1/chat/completions": _post("Chat", "ChatRequest", chat, _GENERATING),
-        "/invocations": _post("Any of the others' requests, for SageMaker", any_request, any_content, _GENERATING),
+        "/invocations": _post("As `/`, chat or completions, for SageMaker", any_request, any_content, _GENERATING),
         "/tokenize": _post("Tokenize", "GenerateRequest", _json(_ref("TokenizeResponse")), _READING),
         "/chat_tokenize": _post(
             "Render a template and tokenize", "ChatRequest", _json(_ref("ChatTokenizeResponse")), _READING
         ),
-        "/info": _get("Facts about the server", _json(_ref("Info"))),
+        "/info": _get("Properties of the server", _json(_ref("Info"))),
         "/health": healthy,
         "/ping": healthy,
         "/metrics": _get("Prometheus text", {"text/plain": {"schema": _TEXT}}),
         "/v1/models": _get("The model and its adapters", _json(_ref("ModelsInfo"))),
         "/config": _get(
-            "Every setting and where it came from",
+            "Every setting and its source",
             _json({"type": "object", "additionalProperties": _ref("Setting")}),
         ),
     }
@@ -268,7 +270,7 @@ def openapi_document(version: str, platforms: Platforms | None = None) -> Schema
     }
 
 
-def _vertex_paths(platforms: Platforms) -> Schema:
+def _vertex_paths(platforms: Platforms) -> JsonSchema:
     if not platforms.vertex:
         return {}
     predict = _post("Predict, for Vertex AI", "VertexRequest", _json(_ref("VertexResponse")), _GENERATING)
@@ -281,16 +283,16 @@ def _vertex_paths(platforms: Platforms) -> Schema:
     return paths
 
 
-def _kserve_paths(platforms: Platforms) -> Schema:
+def _kserve_paths(platforms: Platforms) -> JsonSchema:
     if not platforms.kserve:
         return {}
     live = _get("Liveness", _json(_ref("LiveResponse")))
     model = "/v2/models/{name}/versions/{version}"
     paths = {
-        "/v2": _get("Facts about the server", _json(_ref("MetadataServerResponse"))),
+        "/v2": _get("Properties of the server", _json(_ref("MetadataServerResponse"))),
         "/v2/health/live": live,
         "/v2/health/ready": live,
-        model: _get("Facts about the model", _json(_ref("MetadataModelResponse"))),
+        model: _get("Properties of the model", _json(_ref("MetadataModelResponse"))),
         f"{model}/ready": live,
         f"{model}/infer": _post("Infer", "InferRequest", _json(_ref("InferResponse")), _GENERATING),
     }
@@ -301,16 +303,16 @@ def _kserve_paths(platforms: Platforms) -> Schema:
     }
 
 
-def _json(schema: Schema) -> Schema:
+def _json(schema: JsonSchema) -> JsonSchema:
     return {"application/json": {"schema": schema}}
 
 
-def _events(*names: str) -> Schema:
-    """An event stream: what the data of one event may be."""
+def _events(*names: str) -> JsonSchema:
+    """An event stream: the schemas of an event's data."""
     return {"text/event-stream": {"schema": {"anyOf": [_ref(name) for name in names]}}}
 
 
-def _responses(content: Schema, errors: Mapping[str, str]) -> Schema:
+def _responses(content: JsonSchema, errors: Mapping[str, str]) -> JsonSchema:
     answer = {"description": "Done"} | ({"content": content} if content else {})
     refused = {
         status: {"description": text, "content": _json(_ref("ErrorResponse"))} for status, text in errors.items()
@@ -318,22 +320,26 @@ def _responses(content: Schema, errors: Mapping[str, str]) -> Schema:
     return {"200": answer, **refused}
 
 
-def _get(summary: str, content: Schema, errors: Mapping[str, str] | None = None) -> Schema:
+def _get(summary: str, content: JsonSchema, errors: Mapping[str, str] | None = None) -> JsonSchema:
     return {"get": {"summary": summary, "responses": _responses(content, errors or {})}}
 
 
-def _post(summary: str, body: str | Schema, content: Schema, errors: Mapping[str, str]) -> Schema:
+def _post(summary: str, body: str | JsonSchema, content: JsonSchema, errors: Mapping[str, str]) -> JsonSchema:
     request = {"required": True, "content": _json(_ref(body) if isinstance(body, str) else body)}
     return {"post": {"summary": summary, "requestBody": request, "responses": _responses(content, errors)}}
 
 
-def _request_schemas() -> Schema:
+def _request_schemas() -> JsonSchema:
     _, schema = models_json_schema([(model, "validation") for model in _REQUESTS], ref_template=_REF)
-    return {name: _as_openapi(each) for name, each in schema["$defs"].items()}
+    return {_component_name(name): _as_openapi(each) for name, each in schema["$defs"].items()}
+
+
+def _component_name(model: str) -> str:
+    return _TGI_COMPONENTS.get(model, model)
 
 
 def _as_openapi(schema: Any) -> Any:
-    """JSON Schema 2020-12 as OpenAPI 3.0 writes it: `nullable` for a null type, `enum` for a const, no null default."""
+    """JSON Schema 2020-12 as OpenAPI 3.0: `nullable` for a null type, `enum` for a const, no null default."""
     if isinstance(schema, list):
         return [_as_openapi(item) for item in schema]
     if not isinstance(schema, dict):
@@ -343,6 +349,8 @@ def _as_openapi(schema: Any) -> Any:
         for key, value in schema.items()
         if not (key == "title" and isinstance(value, str)) and not (key == "default" and not value)
     }
+    if "$ref" in plain:
+        plain["$ref"] = _ref(_component_name(plain["$ref"].rpartition("/")[2]))["$ref"]
     if "const" in plain:
         plain["enum"] = [plain.pop("const")]
     choices = plain.get("anyOf")

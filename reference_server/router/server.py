@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a socket bound beforehand, stopped by the command and not by signals of its own."""
+"""The HTTP server: uvicorn on a socket that is bound beforehand; startup.py handles signals."""
 
 import contextlib
 import functools
@@ -21,9 +21,9 @@ BACKLOG = 2048
 
 
 def bind(hostname: str, port: int) -> socket.socket:
-    """Claim an address without listening yet: connections are refused until the model is warm.
+    """Bind an address without listening: connections are refused until the model is warm.
 
-    Raises `StartupError` when it is taken.
+    Raises `StartupError` if the address is in use.
     """
     host = _address(hostname)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -43,12 +43,12 @@ def _address(hostname: str) -> str:
     try:
         return str(ipaddress.ip_address(hostname))
     except ValueError:
-        logger.warning("the hostname %r is no IP address: listening on 0.0.0.0", hostname)
+        logger.warning("the hostname %r is not an IP address: listening on 0.0.0.0", hostname)
         return "0.0.0.0"
 
 
 def _detect_vanished_clients(listener: socket.socket) -> None:
-    """Let the system notice, within two minutes, a client that went without a packet; connections inherit this."""
+    """Detect clients that vanished, within two minutes. Accepted connections inherit these options."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", 60),
@@ -61,7 +61,7 @@ def _detect_vanished_clients(listener: socket.socket) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """One application on one socket. `should_exit` stops it once what is in flight has ended; `force_exit` at once."""
+    """One application on one socket. `should_exit` stops it after its open requests, `force_exit` at once."""
 
     def __init__(self, app: RouterApp, listener: socket.socket, limits: ConnectionLimits | None = None) -> None:
         protocol: Any = functools.partial(LimitedProtocol, limits=limits or ConnectionLimits())
@@ -82,10 +82,10 @@ class HttpServer(uvicorn.Server):
         self._listener = listener
 
     async def run_to_end(self) -> None:
-        """Listen, and serve until told to stop."""
+        """Listen, and serve until `should_exit` is set."""
         await self.serve(sockets=[self._listener])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the command."""
+        """Install no signal handlers."""
         yield

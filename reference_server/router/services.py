@@ -1,44 +1,53 @@
-"""What a handler works with, gathered in one value."""
+"""The collaborators of the route handlers."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from reference_server.errors import UnhealthyError
-from reference_server.router.facts import ServerFacts
+from reference_server.router.chat.tools import ToolOffer
+from reference_server.router.generation_stream import Finished
 from reference_server.router.infer import Infer
-from reference_server.router.metrics import Metrics
-from reference_server.router.schemas.openai import Message
+from reference_server.router.schemas.openai import ChatMessage
+from reference_server.router.server_info import ServerInfo
 from reference_server.router.sse import Header
-from reference_server.router.tools import ToolOffer
+from reference_server.router.telemetry.metrics import Metrics
+from reference_server.router.telemetry.times import RequestTimes
+from reference_server.router.validation import GenerateCall
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a request needs from the server.
+    """Collaborators and properties that handlers use.
 
-    `render` makes a prompt of a conversation and the tools it offers; None where the model has no template. `clock_ns`
-    is the batcher's clock; `wall_s` tells the Unix time in answers.
+    `render` turns a conversation and its tools into a prompt; None if the model has no chat template. `clock_ns` is the
+    batcher's clock; `wall_s` is Unix time.
     """
 
     infer: Infer
     metrics: Metrics
-    facts: ServerFacts
-    render: Callable[[Sequence[Message], ToolOffer | None], Awaitable[str]] | None = None
+    info: ServerInfo
+    render: Callable[[Sequence[ChatMessage], ToolOffer | None], Awaitable[str]] | None = None
     clock_ns: Callable[[], int] = time.perf_counter_ns
     wall_s: Callable[[], float] = time.time
 
     @property
     def compute_type(self) -> Header:
-        return b"x-compute-type", self.facts.compute_type.encode()
+        return b"x-compute-type", self.info.compute_type.encode()
 
     async def check_health(self) -> None:
-        """Ask the model server. Raises `UnhealthyError`."""
+        """Probe the model server. Raises `UnhealthyError`."""
         if not await self.infer.batcher.health():
             raise UnhealthyError
 
+    def observe_success(self, call: GenerateCall, arrived_ns: int, end: Finished) -> RequestTimes:
+        """Count and log a generation that ends now; returns its times."""
+        times = RequestTimes.of(arrived_ns, end, self.clock_ns())
+        times.observe(self.metrics, call.context, call.parameters, end.generated_text.seed)
+        return times
+
     def stream_headers(self, characters: int) -> list[Header]:
-        """What every token stream's answer carries."""
+        """Headers of every token stream."""
         return [
             self.compute_type,
             (b"x-compute-characters", b"%d" % characters),

@@ -1,7 +1,7 @@
-"""Event-stream framing (http-api.md section 0.5): one `data:` line an event, comments while nothing happens."""
+"""Event-stream framing: one `data:` line per event, comments while no event is sent."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any
 
@@ -12,9 +12,10 @@ DONE = b"data: [DONE]\n\n"
 _COMMENT = b":\n\n"
 
 Header = tuple[bytes, bytes]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 
-#: float32 scalars print in the shortest form that reads back as single precision; not-a-number is null.
+#: float32 scalars are written in the shortest form that reads back as single precision; NaN is null.
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -28,10 +29,7 @@ def render_event(value: Any) -> bytes:
 
 
 class EventStream:
-    """A 200 answer whose body is events; `async with` it, then `send` each frame.
-
-    ASGI messages go straight to the server: nothing stands between an event and the socket.
-    """
+    """A 200 answer whose body is events: enter it with `async with`, then `send` each frame."""
 
     def __init__(self, send: Send, headers: Iterable[Header], keep_alive_s: float = KEEP_ALIVE_S) -> None:
         self._send = send
@@ -63,7 +61,7 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _on_timer(self) -> None:
-        """One timer a stream, set again for what is left: an event costs it a clock reading."""
+        """One timer per stream, set again for the remaining time; an event only reads the clock."""
         quiet_s = self._loop.time() - self._last_s
         if quiet_s >= self._keep_alive_s:
             self._comment = asyncio.ensure_future(self.send(_COMMENT))

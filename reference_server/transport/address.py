@@ -1,4 +1,4 @@
-"""Where a shard listens: a unix socket's path, or a TCP endpoint, as urls of ServiceDiscovery and as gRPC targets."""
+"""Addresses of shards, a unix socket or a TCP endpoint, as urls of ServiceDiscovery and as gRPC targets."""
 
 from ipaddress import ip_address
 
@@ -28,7 +28,7 @@ def is_tcp(url: str) -> bool:
 
 
 def grpc_target(url: str) -> str:
-    """What gRPC dials or binds for a url; one without a scheme is a socket path."""
+    """The gRPC target of a url; one without a scheme is a socket path."""
     return url.removeprefix(TCP) if is_tcp(url) else f"unix:{socket_path(url)}"
 
 

@@ -1,7 +1,7 @@
-"""`GrpcShard`: a shard at the other end of a channel, and `connect`, which finds all shards of a model.
+"""`GrpcShard`: a shard behind a gRPC channel, and `connect`, which finds all shards of a model.
 
-Calls have no deadline: a step takes as long as it takes. A shard that is gone closes its end, and where the link itself
-can go, over TCP, pings find out. A channel reconnects by itself when the next call is made.
+Calls have no deadline: the router limits steps. A shard that ends closes its socket; over TCP, keepalive pings detect a
+broken link. A channel reconnects at the next call.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from reference_server.errors import ShardConnectionError, ShardError
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.transport.address import UNIX, grpc_target, is_tcp, socket_path, tcp_url
 from reference_server.transport.codec import WireCodec
-from reference_server.transport.schema import Message, Schema, load_schema
 from reference_server.transport.shard import ShardGroup, lowest_limits, lowest_present_limits
+from reference_server.transport.wire_schema import Message, WireSchema, load_schema
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 REFLECTION_METHOD = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 KEEPALIVE_S = 20.0
-"""How long a TCP link may be silent before it is pinged, and then how long the answer may take."""
+"""Idle time before a TCP link is pinged, and the time limit of the answer."""
 
-# The authority is a dummy because a socket path is no host name. A proxy from the environment is not for these calls,
-# and a channel of its own keeps one client's reconnection pauses from another.
+# A socket path is not a host name, so the authority is a dummy. Proxies of the environment are ignored. With its own
+# subchannel pool, a client does not share the reconnection backoff of another.
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -33,19 +33,19 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # which is how long an attempt may take, 20 s if not said
+    ("grpc.min_reconnect_backoff_ms", 5000),  # also the limit of an attempt; the default is 20 s
 )
 
 
 async def connect(addresses: str | Sequence[str], version: str = "v3", keepalive_s: float = KEEPALIVE_S) -> ShardGroup:
-    """Reach every shard of the model whose rank 0 is at the first address.
+    """Connect to every shard of the model whose rank 0 is at the first address.
 
-    An address is a socket path, `unix://path` or `tcp://host:port`. Several are the whole group in rank order and must
-    be what the first one's ServiceDiscovery says. `version` is one of `schema.VERSIONS`; nothing is negotiated.
-    A single shard over TCP is reached where it was found, whatever name it has for itself.
-    Raises `ShardConnectionError`. Close the group when done.
+    An address is a socket path, `unix://path` or `tcp://host:port`. Several addresses are the whole group in rank order
+    and must equal the first shard's ServiceDiscovery. `version` is one of `wire_schema.VERSIONS`. A single shard is
+    called at the given address, even if it reports another one.
+    Raises `ShardConnectionError`. The caller closes the group.
     """
-    given = [addresses] if isinstance(addresses, str) else list(addresses)
+    requested = [addresses] if isinstance(addresses, str) else list(addresses)
     shards: list[GrpcShard] = []
 
     async def close() -> None:
@@ -53,34 +53,34 @@ async def connect(addresses: str | Sequence[str], version: str = "v3", keepalive
             await shard.close()
 
     try:
-        for url in await _discovered(given, version):
-            shards.append(await GrpcShard.open(url, version, keepalive_s))  # noqa: PERF401  # one refused, the earlier ones are closed
+        for url in await _discovered(requested, version):
+            shards.append(await GrpcShard.open(url, version, keepalive_s))  # noqa: PERF401  # if one fails, all are closed
     except ShardError:
         await close()
         raise
     return ShardGroup(shards, lowest_present_limits if version == "v2" else lowest_limits, close)
 
 
-async def _discovered(given: list[str], version: str) -> list[str]:
-    master = await GrpcShard.open(given[0], version)
+async def _discovered(addresses: list[str], version: str) -> list[str]:
+    master = await GrpcShard.open(addresses[0], version)
     try:
         urls = await master.discover()
     finally:
         await master.close()
-    if len(given) > 1 and [_canonical(url) for url in urls] != [_canonical(url) for url in given]:
-        raise ShardConnectionError(f"the model server at {given[0]} names the group {urls}, expected {list(given)}")
-    return given if len(given) == len(urls) else urls
+    if len(addresses) > 1 and [_canonical(url) for url in urls] != [_canonical(url) for url in addresses]:
+        raise ShardConnectionError(f"the model server at {addresses[0]} reports the group {urls}, expected {addresses}")
+    return addresses if len(addresses) == len(urls) else urls
 
 
 def _canonical(address: str) -> str:
-    """One spelling for what is the same address."""
+    """The same text for spellings of the same address."""
     return tcp_url(address) if is_tcp(address) else socket_path(address)
 
 
 class GrpcShard:
     """`Shard` over a channel of `grpc.aio`."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, schema: Schema) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel, schema: WireSchema) -> None:
         self.address = address
         self._channel = channel
         self._messages = schema.messages
@@ -98,7 +98,7 @@ class GrpcShard:
 
     @classmethod
     async def open(cls, address: str, version: str = "v3", keepalive_s: float = KEEPALIVE_S) -> "GrpcShard":
-        """Dial `address` and wait until the transport stands. Raises `ShardConnectionError` when it is refused."""
+        """Connect to `address`. Raises `ShardConnectionError` if it is refused."""
         options = CHANNEL_OPTIONS + (_keepalive(keepalive_s) if is_tcp(address) else ())
         channel = grpc.aio.insecure_channel(grpc_target(address), options=options)
         is_connected = False
@@ -118,7 +118,7 @@ class GrpcShard:
         """Addresses of the whole group, in rank order."""
         reply = await self._call("ServiceDiscovery", self._messages["ServiceDiscoveryRequest"]())
         if not reply.urls:
-            raise ShardConnectionError(f"the model server at {self.address} names no shard")
+            raise ShardConnectionError(f"the model server at {self.address} reports no shard")
         return [url.removeprefix(UNIX) for url in reply.urls]
 
     async def info(self) -> ModelInfo:
@@ -163,12 +163,12 @@ class GrpcShard:
                 offered = await self._offered()
                 raise ShardConnectionError(
                     f"the model server at {self.address} lacks the interface {self._service}; "
-                    f"{'it offers ' + offered if offered else 'it does not say what it offers'}"
+                    f"{'it offers ' + offered if offered else 'what it offers is unknown'}"
                 ) from error
             raise self._translated(error) from error
 
     async def _offered(self) -> str:
-        """The services that the other end's reflection lists."""
+        """The services in the server's reflection, joined; empty if there is none."""
         ask = self._channel.stream_stream(
             REFLECTION_METHOD,
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -191,13 +191,13 @@ class GrpcShard:
 
 
 def _keepalive(limit_s: float) -> tuple[tuple[str, int], ...]:
-    # The answer's limit has two names; grpc waits for the longer one.
+    # The limit of the answer has two names; gRPC uses the longer one.
     names = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     return tuple((name, round(limit_s * 1000)) for name in names)
 
 
 async def _has_connected(channel: grpc.aio.Channel) -> bool:
-    """Whether the first attempt to connect succeeds."""
+    """Whether the first connection attempt succeeds."""
     state = channel.get_state(try_to_connect=True)
     while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
         await channel.wait_for_state_change(state)

@@ -1,8 +1,7 @@
 """`reference_server.messages` to protobuf and back, for either schema.
 
-One codec serves both: it fills the fields that the schema has and reads the defaults of those it lacks. Under v2 a
-prompt is one string and K/V placement stays in the shard. Replies are on the hot path of every step and are written
-out field by field; requests cross once in a generation and take the readable way.
+One codec serves both: fields that a schema lacks are not written and read as defaults. Under v2 a prompt is one string
+and the shard places K/V. Replies are on the hot path of every step and are written field by field.
 """
 
 from base64 import b64encode
@@ -30,7 +29,7 @@ from reference_server.messages import (
     WarmupReply,
     WarmupRequest,
 )
-from reference_server.transport.schema import Message, Schema
+from reference_server.transport.wire_schema import Message, WireSchema
 
 T = TypeVar("T")
 
@@ -43,8 +42,8 @@ _GRAMMAR_NUMBERS = {grammar: number for number, grammar in GRAMMAR_TYPES.items()
 
 
 def expand_slots(blocks: Sequence[int], num_slots: int, block_size: int) -> list[int]:
-    """Number of the K/V slot of each of the first `num_slots` tokens. Fewer blocks than that, those of a sliding
-    window, are used in turn.
+    """Number of the K/V slot of each of the first `num_slots` tokens. Fewer blocks than needed, as
+    for a sliding window, are reused in turn.
 
     >>> expand_slots([3, 9], 6, block_size=4)
     [12, 13, 14, 15, 36, 37]
@@ -64,13 +63,13 @@ def flatten(chunks: Sequence[InputChunk]) -> str:
 
 
 class WireCodec:
-    """`encode_*` give a message of `schema`, `decode_*` read one.
+    """`encode_*` return a message of `schema`, `decode_*` read one.
 
-    What protobuf cannot carry (an integer out of range, text that is not Unicode) is a ValueError; what a peer sends
-    and nobody here knows is a ShardError.
+    A value that protobuf cannot encode (an integer out of range, text that is not Unicode) is a ValueError; an unknown
+    enum value from the peer is a ShardError.
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: WireSchema) -> None:
         self._messages = schema.messages
         self._fields = {name: frozenset(kind.DESCRIPTOR.fields_by_name) for name, kind in schema.messages.items()}
         self._has_current_tokens = "current_tokens" in self._fields["CachedBatch"]
@@ -87,6 +86,7 @@ class WireCodec:
             use_prefix_caching=info.use_prefix_caching,
             attention_impl=info.attention_impl,
             block_size=info.block_size,
+            accepts_schemas=info.accepts_schemas,
         )
 
     def decode_info(self, message: Message) -> ModelInfo:
@@ -106,6 +106,7 @@ class WireCodec:
             device_type=message.device_type,
             window_size=message.window_size if message.HasField("window_size") else None,
             speculate=message.speculate,
+            accepts_schemas=message.accepts_schemas,
             **placement,
         )
 
@@ -140,12 +141,12 @@ class WireCodec:
             backends=dict(reply.backends),
         )
 
-    def decode_warmup_reply(self, message: Message, asked: WarmupRequest) -> WarmupReply:
-        """Under v2 the limits in force are those `asked` for: the reply does not repeat them."""
+    def decode_warmup_reply(self, message: Message, request: WarmupRequest) -> WarmupReply:
+        """Read a reply. Under v2 it lacks the limits in force, which are those of `request`."""
         return WarmupReply(
             max_supported_total_tokens=_optional(message, "max_supported_total_tokens"),
-            max_input_tokens=getattr(message, "max_input_tokens", asked.max_input_tokens or 0),
-            max_total_tokens=getattr(message, "max_total_tokens", asked.max_total_tokens or 0),
+            max_input_tokens=getattr(message, "max_input_tokens", request.max_input_tokens or 0),
+            max_total_tokens=getattr(message, "max_total_tokens", request.max_total_tokens or 0),
             weight_bytes=_optional(message, "weight_bytes"),
             prefill_peak_bytes=_optional(message, "prefill_peak_bytes"),
             graph_bytes=_optional(message, "graph_bytes"),
@@ -310,7 +311,7 @@ class WireCodec:
         )
 
     def _make(self, kind: str, **values: object) -> Message:
-        """A message of those values that are given and known to the schema."""
+        """A message of the values that are not None and that the schema has."""
         known = self._fields[kind]
         return self._messages[kind](**{k: v for k, v in values.items() if v is not None and k in known})
 
@@ -319,9 +320,9 @@ def _optional(message: Message, field: str) -> Message:
     return getattr(message, field) if message.HasField(field) else None
 
 
-def _member(members: Mapping[int, T], number: int, what: str) -> T:
+def _member(members: Mapping[int, T], number: int, enum: str) -> T:
     if number not in members:
-        raise ShardError(f"the other side of the wire sent the {what} {number}, which is unknown here")
+        raise ShardError(f"the peer sent the unknown {enum} {number}")
     return members[number]
 
 
@@ -389,7 +390,7 @@ def _encode_tokens(tokens: Tokens, message: Message) -> None:
 
 
 def _decode_tokens(message: Message) -> Tokens:
-    # A slice of a repeated field is a list, made at once; a tuple straight from the field asks it for each item.
+    # A slice of a repeated field is one call; `tuple` of the field itself is one for each item.
     return Tokens(
         tuple(message.ids[:]), tuple(message.logprobs[:]), tuple(message.texts[:]), tuple(message.is_special[:])
     )

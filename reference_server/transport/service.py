@@ -1,8 +1,8 @@
-"""Any `Shard` on the wire: both schemas and reflection on one unix socket or TCP endpoint.
+"""Serves a `Shard` over gRPC: both schemas and reflection on one unix socket or TCP endpoint.
 
-Calls run one at a time, in order of arrival; the event loop stays free because a shard computes in a thread of its
-own. An exception becomes status INTERNAL with its text. A `RuntimeError` that escapes the shard is one of the forward
-pass, a collective or the device: its reply is still sent, and then the process must go.
+Calls run one at a time, in order of arrival; a shard computes in its own thread, so the event loop stays free. An
+exception becomes status INTERNAL with its text. A `RuntimeError` of the shard comes from the forward pass, a collective
+or the device: its reply is sent, and then the process must end.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from grpc_reflection.v1alpha import reflection
 from reference_server.errors import StartupError
 from reference_server.transport.address import grpc_target, is_loopback, is_tcp, socket_path
 from reference_server.transport.codec import WireCodec
-from reference_server.transport.schema import VERSIONS, Message, Method, Schema, load_pool, load_schema
 from reference_server.transport.shard import Shard
+from reference_server.transport.wire_schema import VERSIONS, Message, Method, WireSchema, load_pool, load_schema
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 REPLY_GRACE_S = 1.0
-"""How long a failed step's reply may take to leave before the process does."""
+"""Time to send the reply of a failed step before the process ends."""
 
-# Without SO_REUSEPORT a port in use is an error and not a port shared. A router may ping a long step as it likes.
+# Without SO_REUSEPORT a port in use is an error. A router may ping often during a long step.
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -39,14 +39,14 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-# A client refuses more than 8 KiB of metadata, and an error's text goes there twice, escaped.
+# gRPC clients refuse more than 8 KiB of metadata, which has an error's text twice, escaped.
 MAX_ERROR_BYTES = 1500
 MAX_SOCKET_PATH_BYTES = 107
 
 
 @asynccontextmanager
 async def serving(shard: Shard, url: str, group: Sequence[str]) -> AsyncIterator["ShardService"]:
-    """Serve `shard` at `url` while the context lasts; `group` is what ServiceDiscovery answers.
+    """Serve `shard` at `url` inside the context; `group` is the answer of ServiceDiscovery.
 
     Leave the context when `ShardService.fatal` is done. Raises `StartupError` when `url` cannot be bound.
     """
@@ -67,7 +67,7 @@ async def serving(shard: Shard, url: str, group: Sequence[str]) -> AsyncIterator
 
 
 class ShardService:
-    """The eight RPCs over one shard. `fatal` is done once the shard has failed beyond repair."""
+    """The eight RPCs of a shard. `fatal` is done once the shard has failed for good."""
 
     def __init__(self, shard: Shard, group: Sequence[str]) -> None:
         self.fatal: asyncio.Future[RuntimeError] = asyncio.get_running_loop().create_future()
@@ -85,8 +85,8 @@ class ShardService:
             "Health": self._health,
         }
 
-    def handlers(self, schema: Schema) -> "grpc.GenericRpcHandler[Message, Message]":
-        """What grpc calls for the methods of one schema."""
+    def handlers(self, schema: WireSchema) -> "grpc.GenericRpcHandler[Message, Message]":
+        """The RPC handlers of one schema."""
         codec = WireCodec(schema)
         return grpc.method_handlers_generic_handler(
             schema.service, {name: self._handler(codec, method) for name, method in schema.methods.items()}
@@ -96,7 +96,7 @@ class ShardService:
         rpc = self._rpcs[method.name]
 
         async def handle(request: Message, context: "grpc.aio.ServicerContext[Message, Message]") -> Message:
-            # A caller that leaves does not interrupt a step: the shard's state would be anyone's guess.
+            # A cancelled call must not interrupt a step: the shard's state would be undefined.
             answer = await asyncio.shield(self._answer(rpc, codec, method, request))
             if not isinstance(answer, Exception):
                 return answer
@@ -113,7 +113,7 @@ class ShardService:
         method: Method,
         request: Message,
     ) -> Message | Exception:
-        # The group's addresses are not the shard's to tell, so they need not wait for its step.
+        # ServiceDiscovery does not use the shard and need not wait for its step.
         async with nullcontext() if method.name == "ServiceDiscovery" else self._turn:
             try:
                 return await rpc(codec, method, request)
@@ -163,7 +163,7 @@ def _bind(server: grpc.aio.Server, url: str) -> None:
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise StartupError(f"the socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes")
     _remove_stale_socket(Path(path))
-    # The socket is the owner's alone (mode 0600) from the moment it exists.
+    # The socket is created with mode 0600.
     mask = os.umask(0o177)
     try:
         _add_port(server, url)
@@ -186,7 +186,7 @@ def _add_port(server: grpc.aio.Server, url: str) -> None:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Free `path` of a socket that nobody serves any more; whatever else is there is refused."""
+    """Remove a socket without a server; refuse any other file at `path`."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -203,7 +203,7 @@ def _remove_stale_socket(path: Path) -> None:
 
 
 def _cut(text: str) -> str:
-    """The first line, which says what happened; a device's errors go on with advice on debugging."""
+    """The first line, shortened; the other lines of device errors are advice on debugging."""
     text = next(iter(text.splitlines()), text)
     return text.encode()[:MAX_ERROR_BYTES].decode(errors="ignore")
 

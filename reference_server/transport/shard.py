@@ -1,6 +1,6 @@
 """The seam between router and model: anything that can run a batch.
 
-A local model, a gRPC stub and a group of shards all implement `Shard`; the router never knows which it holds.
+A local model, a gRPC stub and a group of shards implement `Shard`.
 """
 
 import asyncio
@@ -26,8 +26,7 @@ T = TypeVar("T")
 class Shard(Protocol):
     """Runs batches. Calls are made one at a time; each raises `ShardError` when it fails.
 
-    `prefill`, `decode` and `filter_batch` consume the receipts they are given: after an error nothing is left
-    under those ids.
+    `prefill`, `decode` and `filter_batch` consume their cached batches: after an error these ids are gone.
     """
 
     async def info(self) -> ModelInfo: ...
@@ -54,7 +53,7 @@ class Shard(Protocol):
 
 
 def lowest_limits(replies: Sequence[WarmupReply]) -> WarmupReply:
-    """The reply with the lowest (supported, input, total), an absent value being lowest: the rule of v3."""
+    """The reply with the lowest (supported, input, total), where None is the lowest: the rule of v3."""
     return min(
         replies,
         key=lambda reply: (
@@ -66,16 +65,15 @@ def lowest_limits(replies: Sequence[WarmupReply]) -> WarmupReply:
 
 
 def lowest_present_limits(replies: Sequence[WarmupReply]) -> WarmupReply:
-    """As `lowest_limits`, with absent values ignored: the rule of v2."""
+    """As `lowest_limits`, without replies of None: the rule of v2."""
     return lowest_limits([reply for reply in replies if reply.max_supported_total_tokens is not None] or replies)
 
 
 class ShardGroup:
-    """All shards of one tensor-parallel model as one `Shard`: asks every rank and combines the answers.
+    """All shards of one tensor-parallel model as one `Shard`: calls every rank and combines the replies.
 
-    Each rank answers for the requests with `id % world_size == rank`, so that text work is spread over the ranks,
-    while all of them compute every token. An error of any rank is the group's error, and so is any disagreement:
-    ranks that have parted company would hang in their next collective. `close` ends what the group was given to end.
+    All ranks compute every token; each returns the text of the requests with `id % world_size == rank`. An error of any
+    rank is an error of the group, and so is a disagreement: diverged ranks would hang in their next collective.
     """
 
     def __init__(
@@ -97,14 +95,14 @@ class ShardGroup:
             await self._close()
 
     async def info(self) -> ModelInfo:
-        return _agreed("Info", await self._ask(lambda shard: shard.info()))
+        return _agreed("Info", await self._call_all(lambda shard: shard.info()))
 
     async def health(self) -> None:
-        await self._ask(lambda shard: shard.health())
+        await self._call_all(lambda shard: shard.health())
 
     async def warmup(self, request: WarmupRequest) -> WarmupReply:
         """The lowest limits; of each byte count the largest; rank 0's backends."""
-        replies = await self._ask(lambda shard: shard.warmup(request))
+        replies = await self._call_all(lambda shard: shard.warmup(request))
         return replace(
             self._lowest(replies),
             weight_bytes=_largest(reply.weight_bytes for reply in replies),
@@ -114,20 +112,20 @@ class ShardGroup:
         )
 
     async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
-        return _combined("Prefill", await self._ask(lambda shard: shard.prefill(batch, cached)))
+        return _combined("Prefill", await self._call_all(lambda shard: shard.prefill(batch, cached)))
 
     async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
-        return _combined("Decode", await self._ask(lambda shard: shard.decode(batches)))
+        return _combined("Decode", await self._call_all(lambda shard: shard.decode(batches)))
 
     async def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch:
-        return _agreed("FilterBatch", await self._ask(lambda shard: shard.filter_batch(batch_id, request_ids)))
+        return _agreed("FilterBatch", await self._call_all(lambda shard: shard.filter_batch(batch_id, request_ids)))
 
     async def clear_cache(self, batch_id: int | None = None) -> None:
-        await self._ask(lambda shard: shard.clear_cache(batch_id))
+        await self._call_all(lambda shard: shard.clear_cache(batch_id))
 
-    async def _ask(self, call: Callable[[Shard], Coroutine[Any, Any, T]]) -> list[T]:
-        """Every shard's answer in rank order. The first error ends the call: the other ranks may be waiting, in a
-        collective, for the one that failed.
+    async def _call_all(self, call: Callable[[Shard], Coroutine[Any, Any, T]]) -> list[T]:
+        """The replies in rank order. The first error ends the call, since other ranks may wait for the failed one in a
+        collective.
         """
         if len(self._shards) == 1:
             return [await call(self._shards[0])]

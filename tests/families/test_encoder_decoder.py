@@ -1,4 +1,4 @@
-"""Encoder-decoder models: what a batch generates equals generate alone, at unequal decoder lengths too."""
+"""Encoder-decoder models: a batch generates the ids of generate alone, also with unequal decoder lengths."""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pytest
 
 from reference_server.errors import ShardError
 from reference_server.messages import ChooserParameters, FinishReason, StoppingParameters
-from reference_server.model_server.shard import LocalShard
-from tests.support.lower_tiers import (
+from reference_server.model_server.local_shard import LocalShard
+from tests.support.models.lower_tiers import (
     ENCODER_DECODER,
     PROMPTS,
     Loaded,
@@ -22,8 +22,10 @@ from tests.support.lower_tiers import (
     serve_model,
     unplaced,
 )
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_shards import SEEDED, tiny_options, warm_up
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_shards import SEEDED, tiny_options, warm_up
+
+pytestmark = pytest.mark.xdist_group("encoder-decoder")
 
 
 @pytest.fixture(scope="module", params=ENCODER_DECODER)
@@ -60,7 +62,7 @@ async def test_model_server_M31_requests_of_different_length_filter_and_concaten
     assert await join_and_leave(loaded.shard) == as_joined(loaded.expected)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 async def test_five_random_models_at_other_decoder_lengths(tmp_path: Path, seed: int) -> None:
     model = save_model(tmp_path, ENCODER_DECODER["t5"], seed=seed)
     shard = LocalShard.load(tiny_options(tmp_path))
@@ -71,20 +73,26 @@ async def test_five_random_models_at_other_decoder_lengths(tmp_path: Path, seed:
     assert joined == as_joined([generate_alone(model, prompt) for prompt in PROMPTS])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "equal_lengths"), [("t5", False), ("bart", False), ("led, by no record", True)])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("t5", "bfloat16"), ("bart", "bfloat16"), ("led, by no record", "float32")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("t5", "float32"), ("bart", "float32"))),
+        pytest.param("led, by no record", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_only_a_decoder_with_one_position_for_all_rows_runs_one_length_at_a_time(
-    tmp_path: Path, name: str, equal_lengths: bool, dtype: str
+    tmp_path: Path, name: str, dtype: str
 ) -> None:
     save_model(tmp_path, ENCODER_DECODER[name])
 
     shard = LocalShard.load(tiny_options(tmp_path, dtype=dtype))
     shard.close()
 
-    assert shard._engine._model.forward._equal_lengths is equal_lengths  # type: ignore[attr-defined]
+    assert shard.engine.model.forward._equal_lengths is name.startswith("led")  # type: ignore[attr-defined]
 
 
-async def test_what_an_encoder_decoder_tells_the_router(loaded: Loaded) -> None:
+async def test_an_encoder_decoder_reports_its_limits(loaded: Loaded) -> None:
     info = await loaded.shard.info()
     reply = await warm_up(loaded.shard, max_prefill_tokens=40)
 
@@ -104,7 +112,7 @@ async def test_prompt_details_are_the_start_token_alone(driver: ShardDriver) -> 
     assert math.isnan(logprob)
 
 
-async def test_each_prompt_is_cut_to_its_own_last_tokens(driver: ShardDriver) -> None:
+async def test_each_prompt_is_truncated_to_its_own_last_tokens(driver: ShardDriver) -> None:
     [short] = await driver.run(unplaced(driver, 0, PROMPTS[1][-7:]))
     cut, whole = await driver.run(unplaced(driver, 1, PROMPTS[1], truncate=7), unplaced(driver, 2, PROMPTS[1]))
     [alone] = await driver.run(unplaced(driver, 3, PROMPTS[1]))
@@ -113,7 +121,7 @@ async def test_each_prompt_is_cut_to_its_own_last_tokens(driver: ShardDriver) ->
     assert whole.ids == alone.ids
 
 
-async def test_a_seed_and_penalties_do_not_see_batch_mates(driver: ShardDriver) -> None:
+async def test_seeds_and_penalties_are_independent_of_the_batch(driver: ShardDriver) -> None:
     kinds = [SEEDED, ChooserParameters(repetition_penalty=1.3), ChooserParameters(frequency_penalty=0.7), SEEDED]
     alone = [
         (await driver.run(unplaced(driver, id_, prompt, parameters=kind)))[0].ids
@@ -130,7 +138,7 @@ async def test_a_seed_and_penalties_do_not_see_batch_mates(driver: ShardDriver) 
     assert [outcome.ids for outcome in together] == alone
 
 
-async def test_a_penalty_counts_what_the_decoder_wrote_not_the_prompt(driver: ShardDriver) -> None:
+async def test_a_penalty_counts_generated_tokens_but_not_the_prompt(driver: ShardDriver) -> None:
     [plain] = await driver.run(unplaced(driver, 0, PROMPTS[1], 1))
     prompt_holding_it = [plain.ids[0], *PROMPTS[1]]
     [free] = await driver.run(unplaced(driver, 1, prompt_holding_it, 1))
@@ -140,7 +148,7 @@ async def test_a_penalty_counts_what_the_decoder_wrote_not_the_prompt(driver: Sh
     )
 
     assert penalized.ids == free.ids
-    # The start token is the decoder's own, so its share of the probability changes a little.
+    # The penalty applies to the start token, which changes the normalisation a little.
     assert penalized.logprobs == pytest.approx(free.logprobs, abs=0.01)
 
 
@@ -177,11 +185,11 @@ async def test_an_eos_of_the_decoder_ends_a_generation(tmp_path: Path) -> None:
     assert outcome.ids[-1] == eos
 
 
-async def test_prompts_that_find_no_room_fail_alone(t5: LocalShard) -> None:
+async def test_a_prompt_that_does_not_fit_fails_alone(t5: LocalShard) -> None:
     await warm_up(t5)
     driver = ShardDriver(t5)
     running = await driver.prefill(unplaced(driver, 0, PROMPTS[0]))
-    # The tiny cache of this shard holds less than this many tokens.
+    # More tokens than the tiny cache of this shard has.
     huge = replace(unplaced(driver, 1, PROMPTS[1]), stopping=StoppingParameters(1_000_000))
 
     with pytest.raises(ShardError, match="--max-batch-total-tokens"):

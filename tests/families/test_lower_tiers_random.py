@@ -1,6 +1,6 @@
-"""Random calls to models that run padded, behind an encoder or recurrently: no request depends on its batch mates.
+"""Random calls to padded, encoder-decoder and recurrent models: no request depends on the rest of its batch.
 
-Sixty calls a model here, six hundred in the long mode.
+Sixty calls per model; six hundred in the slow tests.
 """
 
 import random
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from reference_server.messages import CachedBatch, ChooserParameters, Request
-from reference_server.model_server.shard import LocalShard
-from tests.support.lower_tiers import ENCODER_DECODER, PADDED, RECURRENT, save_model, unplaced
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import random_prompt
-from tests.support.tiny_shards import tiny_options, warm_up
+from reference_server.model_server.local_shard import LocalShard
+from tests.support.models.lower_tiers import ENCODER_DECODER, PADDED, RECURRENT, save_model, unplaced
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import random_prompt
+from tests.support.models.tiny_shards import tiny_options, warm_up
 
 MODELS = {
     "gpt-neo": PADDED["gpt-neo"],
@@ -32,7 +32,7 @@ KINDS = [
 
 @pytest.mark.parametrize("num_calls", [60, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
-async def test_no_request_depends_on_what_else_is_called(tmp_path: Path, name: str, num_calls: int) -> None:
+async def test_no_request_depends_on_other_calls(tmp_path: Path, name: str, num_calls: int) -> None:
     save_model(tmp_path, MODELS[name])
     shard = LocalShard.load(tiny_options(tmp_path))
     await warm_up(shard)
@@ -52,7 +52,7 @@ async def test_no_request_depends_on_what_else_is_called(tmp_path: Path, name: s
 
 
 async def random_calls(driver: ShardDriver, chance: random.Random, num_calls: int) -> tuple[dict[int, int], set[int]]:
-    """The kind of each request that was sent, and those whose clients left."""
+    """Make random calls; returns the kind of each request, and the ids of cancelled requests."""
     sent: dict[int, int] = {}
     left: set[int] = set()
     batches: list[CachedBatch] = []

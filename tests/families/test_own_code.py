@@ -1,4 +1,4 @@
-"""Models that bring their code: run only where that was allowed, and then like any other that pads."""
+"""Models with their own code: it runs only with `trust_remote_code`, in the padded tier."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 from transformers import dynamic_module_utils
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.shard import LocalShard
-from tests.support.lower_tiers import PADDED, PROMPTS, generate_alone, run_together, save_model
-from tests.support.tiny_shards import tiny_options, warm_up
+from reference_server.model_server.local_shard import LocalShard
+from tests.support.models.lower_tiers import PADDED, PROMPTS, generate_alone, run_together, save_model
+from tests.support.models.tiny_shards import tiny_options, warm_up
 
 CODE = """
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
@@ -36,8 +36,11 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return model
 
 
-def test_code_of_a_model_is_not_run_unasked(directory: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"of-its-own: its code .* runs only with `--trust-remote-code`"):
+def test_code_of_a_model_does_not_run_by_default(directory: Path) -> None:
+    with pytest.raises(
+        UnsupportedError,
+        match=r"of-its-own: it needs the code in its repository, .*runs only with `--trust-remote-code`",
+    ):
         LocalShard.load(tiny_options(directory))
 
     assert not (directory.parent / "modules").exists()
@@ -54,7 +57,7 @@ async def test_trusted_code_runs_padded(
     shard.close()
 
     assert together == [generate_alone(same_weights, prompt) for prompt in PROMPTS]
-    assert "running own_code.OwnModel, code that came with" in caplog.text
+    assert "running own_code.OwnModel, code in the repository of" in caplog.text
 
 
 async def test_a_served_family_never_runs_the_code_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Decoders outside our attention, padded: what a batch generates equals Transformers' generate alone."""
+"""Decoders of the padded tier: a batch generates the ids of Transformers' generate alone."""
 
 import math
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import torch
 
 from reference_server.errors import ShardError, UnsupportedError
 from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import loader
-from reference_server.model_server.shard import LocalShard
-from tests.support.lower_tiers import (
+from tests.support.models.lower_tiers import (
     PADDED,
     PROMPTS,
     Loaded,
@@ -22,13 +22,16 @@ from tests.support.lower_tiers import (
     serve_model,
     unplaced,
 )
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_configs import CONFIGS
-from tests.support.tiny_models import make_tiny_model, save_tiny_model
-from tests.support.tiny_shards import tiny_options, warm_up
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_configs import CONFIGS
+from tests.support.models.tiny_models import make_tiny_model, save_tiny_model
+from tests.support.models.tiny_shards import tiny_options, warm_up
 
-# Families that have a faster tier, forced through this one.
+# Families of the ragged tier, forced into this one.
 FORCED = ("llama", "mistral-window", "gpt2", "bloom", "gpt-neox", "opt")
+
+
+pytestmark = pytest.mark.xdist_group("padded")
 
 
 @pytest.fixture(scope="module", params=[*PADDED, *FORCED])
@@ -55,7 +58,7 @@ async def test_padded_requests_join_and_leave_midway(loaded: Loaded) -> None:
     assert await join_and_leave(loaded.shard) == as_joined(loaded.expected)
 
 
-async def test_what_a_padded_model_tells_the_router(loaded: Loaded) -> None:
+async def test_a_padded_model_reports_its_limits(loaded: Loaded) -> None:
     info = await loaded.shard.info()
     reply = await warm_up(loaded.shard, max_prefill_tokens=40)
 
@@ -69,7 +72,7 @@ async def test_what_a_padded_model_tells_the_router(loaded: Loaded) -> None:
 
 async def test_prompt_logprobs_of_padded_rows_equal_a_full_forward(tmp_path: Path) -> None:
     model = save_model(tmp_path, PADDED["gpt-neo"])
-    # No REQUEST_LOGPROBS: it is the packed path that has to be told.
+    # Only the ragged tier needs `request_logprobs`.
     shard = LocalShard.load(tiny_options(tmp_path, request_logprobs=False))
     await warm_up(shard)
     driver = ShardDriver(shard)
@@ -106,16 +109,14 @@ async def test_a_cache_too_small_for_one_request_fails_the_warm_up(tmp_path: Pat
     ],
     ids=["sees later tokens", "has no cache"],
 )
-def test_a_model_that_would_answer_wrongly_is_refused_by_name(
-    tmp_path: Path, settings: dict[str, object], reason: str
-) -> None:
+def test_a_model_that_fails_the_self_check_is_refused(tmp_path: Path, settings: dict[str, object], reason: str) -> None:
     model = save_model(tmp_path, {"num_hidden_layers": 2, **settings})
 
     with pytest.raises(UnsupportedError, match=rf"{type(model).__name__} cannot be served.*{reason}"):
         LocalShard.load(tiny_options(tmp_path))
 
 
-async def test_prefix_caching_is_off_for_a_model_that_pads_and_says_so(
+async def test_prefix_caching_is_off_for_a_padded_model_and_a_log_line_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_model(tmp_path, PADDED["codegen"])
@@ -131,9 +132,7 @@ async def test_prefix_caching_is_off_for_a_model_that_pads_and_says_so(
 @pytest.mark.parametrize(
     ("settings", "name"), [(PADDED["gpt-neo"], "GPT-Neo"), (PADDED["biogpt, by no record"], "biogpt")]
 )
-def test_two_ranks_of_a_model_that_pads_are_refused_by_name(
-    tmp_path: Path, settings: dict[str, object], name: str
-) -> None:
+def test_a_padded_model_cannot_be_sharded(tmp_path: Path, settings: dict[str, object], name: str) -> None:
     save_model(tmp_path, settings)
     options = tiny_options(tmp_path)
 
@@ -141,5 +140,5 @@ def test_two_ranks_of_a_model_that_pads_are_refused_by_name(
         loader.load(options, loader.locate(options), RankGroup(0, 2))
 
 
-def test_the_forced_families_are_ragged_by_themselves() -> None:
+def test_the_forced_families_are_ragged_by_default() -> None:
     assert set(FORCED) <= set(CONFIGS)

@@ -1,46 +1,59 @@
-"""Every family, prompts that begin alike, found in the prefix cache: the ids that Transformers gives each alone."""
+"""Prompts with a common prefix, found in the prefix cache: the ids equal those of Transformers' generate."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-from reference_server.messages import ChooserParameters, StoppingParameters
+from reference_server.messages import ChooserParameters, Request, StoppingParameters
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.shard import LocalShard
-from reference_server.router.batching import Batcher, Finished
-from reference_server.router.request import ValidGenerateRequest
-from reference_server.router.scheduler import Scheduler, SchedulerOptions
-from reference_server.router.warmup import AskedLimits, resolve_limits, warmup_request
-from tests.support.tiny_configs import CONFIGS
-from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of
+from reference_server.router.batching import Batcher
+from reference_server.router.generation_stream import Finished
+from reference_server.router.scheduling.request import ValidGenerateRequest
+from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from tests.support.models.tiny_configs import CONFIGS
+from tests.support.models.tiny_models import (
+    SavedModel,
+    SavedModels,
+    generate_alone,
+    one_group_each,
+    random_prompt,
+    text_of,
+)
 
 SHARED = random_prompt(40, seed=9)
 PROMPTS = [[*SHARED[:length], *random_prompt(3, seed=i)] for i, length in enumerate((40, 40, 33, 40, 17))]
 NEW_TOKENS = 6
 
 
-# Transformers 5.17's GPT-BigCode, when torch is newer than that release.
+# GPT-BigCode of Transformers 5.17 with a newer torch.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
-# Dynamic rope scaling and prefix caching are refused together.
+# Dynamic rope scaling cannot be combined with prefix caching.
 NAMES = sorted(set(CONFIGS) - {"llama-dynamic-rope"})
-WHOLE_TOO = ("llama", "bloom", "gemma2", "deepseek-v3")
-CASES = [
-    *((name, 16) for name in NAMES),
-    *(pytest.param(name, 256, marks=() if name in WHOLE_TOO else pytest.mark.slow) for name in NAMES),
-]
+# One of each attention: rotary, window, softcap, learned positions, ALiBi, latent, shims. The others are slow tests.
+SHORT = ("llama", "mistral-window", "gemma2", "gpt2", "bloom", "deepseek-v3", "falcon-alibi", "mpt", "gptj", "phi")
+UNCHUNKED = ("llama", "bloom")
 
 
-@pytest.mark.parametrize(("name", "chunk_tokens"), CASES)
-async def test_cached_prefixes_change_no_token(name: str, chunk_tokens: int, tmp_path: Path):
-    directory = save_tiny_model(tmp_path, name)
+@pytest.mark.parametrize("name", one_group_each(NAMES, slow=set(NAMES) - set(SHORT)))
+async def test_prefixes_cached_in_chunks_change_no_token(name: str, saved_models: SavedModels):
+    await check_cached_prefixes(saved_models[name], chunk_tokens=16)
+
+
+@pytest.mark.parametrize("name", one_group_each(NAMES, slow=set(NAMES) - set(UNCHUNKED)))
+async def test_prefixes_cached_at_once_change_no_token(name: str, saved_models: SavedModels):
+    await check_cached_prefixes(saved_models[name], chunk_tokens=256)
+
+
+async def check_cached_prefixes(saved: SavedModel, chunk_tokens: int) -> None:
     options = EngineOptions(
-        str(directory), dtype="float32", cpu_memory_gib=0.01, compute_threads=1, prefix_caching=True
+        str(saved.directory), dtype="float32", cpu_memory_gib=0.01, compute_threads=1, prefix_caching=True
     )
     shard = LocalShard.load(options)
     info = await shard.info()
-    asked = AskedLimits(chunk_tokens)
+    asked = ConfiguredLimits(chunk_tokens)
     limits = resolve_limits(asked, await shard.warmup(warmup_request(asked)), info)
     scheduler = Scheduler(
         SchedulerOptions(
@@ -55,14 +68,9 @@ async def test_cached_prefixes_change_no_token(name: str, chunk_tokens: int, tmp
     loop = asyncio.create_task(batcher.run())
 
     async def ask(prompt: list[int]) -> tuple[list[int], int]:
-        request = ValidGenerateRequest(
-            chunks=(text_of(prompt),),
-            input_ids=tuple(prompt),
-            truncate=len(prompt),
-            parameters=ChooserParameters(),
-            stopping=StoppingParameters(NEW_TOKENS, ignore_eos_token=True),
-            requested_tokens=NEW_TOKENS,
-        )
+        stopping = StoppingParameters(NEW_TOKENS, ignore_eos_token=True)
+        wire = Request(0, (text_of(prompt),), len(prompt), ChooserParameters(), stopping)
+        request = ValidGenerateRequest(wire, tuple(prompt), NEW_TOKENS)
         events = [event async for event in batcher.submit(request)]
         assert isinstance(events[-1], Finished)
         return [event.token.id for event in events], events[-1].cached_input_tokens  # type: ignore[union-attr]
@@ -72,6 +80,5 @@ async def test_cached_prefixes_change_no_token(name: str, chunk_tokens: int, tmp
     await asyncio.wait([loop])
     shard.close()
 
-    model = make_tiny_model(name)
     assert [cached for _, cached in answers] == [0, 32, 32, 32, 16]
-    assert [ids for ids, _ in answers] == [generate_alone(model, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    assert [ids for ids, _ in answers] == [generate_alone(saved.model, prompt, NEW_TOKENS) for prompt in PROMPTS]

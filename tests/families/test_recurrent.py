@@ -1,4 +1,4 @@
-"""State-space models: what a batch generates equals Transformers' generate alone, and no request keeps K/V."""
+"""State-space models: a batch generates the ids of Transformers' generate alone, without K/V."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.shard import LocalShard
-from tests.support.lower_tiers import (
+from reference_server.model_server.local_shard import LocalShard
+from tests.support.models.lower_tiers import (
     PROMPTS,
     RECURRENT,
     Loaded,
@@ -19,8 +19,10 @@ from tests.support.lower_tiers import (
     serve_model,
     unplaced,
 )
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_shards import SEEDED, tiny_options, warm_up
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_shards import SEEDED, tiny_options, warm_up
+
+pytestmark = pytest.mark.xdist_group("recurrent")
 
 
 @pytest.fixture(scope="module", params=RECURRENT)
@@ -42,7 +44,7 @@ async def test_recurrent_requests_join_and_leave_midway(loaded: Loaded) -> None:
     assert await join_and_leave(loaded.shard) == as_joined(loaded.expected)
 
 
-async def test_what_a_recurrent_model_tells_the_router(loaded: Loaded) -> None:
+async def test_a_recurrent_model_reports_its_limits(loaded: Loaded) -> None:
     info = await loaded.shard.info()
     reply = await warm_up(loaded.shard, max_prefill_tokens=40)
 
@@ -52,7 +54,7 @@ async def test_what_a_recurrent_model_tells_the_router(loaded: Loaded) -> None:
     assert (reply.max_input_tokens, reply.max_total_tokens) == (39, 40)
 
 
-async def test_a_seed_does_not_see_batch_mates(loaded: Loaded) -> None:
+async def test_a_seed_is_independent_of_the_batch(loaded: Loaded) -> None:
     await warm_up(loaded.shard)
     driver = ShardDriver(loaded.shard)
     [alone] = await driver.run(unplaced(driver, 0, PROMPTS[1], parameters=SEEDED))
@@ -81,7 +83,7 @@ async def test_prompt_logprobs_of_a_recurrent_model_equal_a_full_forward(loaded:
         assert outcome.prefill_tokens.logprobs[1:] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_hybrid_of_states_and_keys_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_hybrid_of_states_and_attention_is_refused(tmp_path: Path) -> None:
     attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 80}
     save_model(tmp_path, {"model_type": "jamba", **sizes, **attention})

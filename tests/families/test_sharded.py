@@ -1,8 +1,11 @@
-"""Every family that is sharded, over gloo on one machine: what the ranks generate together is what one generates."""
+"""Sharded families, over gloo on one machine: the ranks together generate the ids that one rank generates."""
 
-import asyncio
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,60 +17,134 @@ from reference_server.model_server.models import loader
 from reference_server.model_server.models.families import FAMILIES
 from reference_server.model_server.models.parallel import PLANS
 from reference_server.model_server.options import EngineOptions
-from tests.support.rank_process import run_load
-from tests.support.tiny_configs import CONFIGS
-from tests.support.tiny_models import save_tiny_model
+from tests.support.models.quantized_checkpoints import save_quantized
+from tests.support.models.rank_process import run_load
+from tests.support.models.tiny_configs import CONFIGS
+from tests.support.models.tiny_models import save_tiny_model
 
-# One config a family; K/V heads are shared by two ranks in Qwen2, and cut elsewhere.
+# One config per family. Two ranks share a K/V head in Qwen2 and divide them elsewhere.
 ONE_OF_EACH = {config["model_type"]: name for name, config in reversed(CONFIGS.items())}
 AT_TWO = [*(ONE_OF_EACH[model_type] for model_type in PLANS), "bloom-6-heads", "llama-tied-llama3-rope"]
 AT_FOUR = ("llama", "bloom", "mixtral")
+# All own plans, and one family for each way to build on Transformers' plans. The others run in the slow test.
+SHORT = (
+    *("llama-tied-llama3-rope", "qwen2", "gemma", "gpt-neox", "mixtral", "bloom-6-heads", "gpt2", "opt", "phi3"),
+    *("phimoe", "qwen2-moe", "cohere", "deepseek-v3"),
+)
+
+# GPT-2 has transposed weights, Phi-3 packed projections; with act-order, groups are spread over the ranks.
+QUANTIZED = [
+    *(("llama", method) for method in ("gptq-act-order", "awq", "fp8-block", "ct-int4-zeros", "ct-int8")),
+    *(("gpt2", "gptq"), ("phi3", "awq"), ("mixtral", "gptq")),
+]
+QUANTIZED_SHORT = [case for case in QUANTIZED if case not in (("llama", "awq"), ("mixtral", "gptq"))]
+
+RankResults = list[dict[str, Any]]
+"""Results of one model, by rank."""
 
 
-async def run_ranks(world_size: int, rendezvous: Path, directories: list[Path]) -> list[list[dict[str, Any]]]:
-    """Per rank, what `rank_process` printed: one result a model."""
+def run_ranks(world_size: int, directories: dict[Any, Path], rendezvous: Path) -> dict[Any, RankResults]:
+    """Run the scripted load on each model in `world_size` processes; results by the keys of `directories`."""
+    command = [sys.executable, "-m", "tests.support.models.rank_process"]
+    arguments = [str(world_size), str(rendezvous), *map(str, directories.values())]
     processes = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.support.rank_process"),
-            *(str(rank), str(world_size), str(rendezvous), *map(str, directories)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        subprocess.Popen(
+            [*command, str(rank), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         for rank in range(world_size)
     ]
+    outputs = []
     try:
-        outputs = await asyncio.gather(*(process.communicate() for process in processes))
+        for process in processes:
+            output, errors = process.communicate()
+            assert process.returncode == 0, errors[-2000:]
+            outputs.append(json.loads(output.splitlines()[-1]))
     finally:
         for process in processes:
-            if process.returncode is None:
-                process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors.decode()[-2000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+            process.kill()
+            process.communicate()
+    return dict(zip(directories, map(list, zip(*outputs, strict=True)), strict=True))
 
 
-async def sharded_equals_alone(world_size: int, names: list[str], directory: Path) -> None:
-    directories = [save_tiny_model(directory / name, name) for name in names]
-
-    ranks = await run_ranks(world_size, directory / "rendezvous", directories)
-
-    for name, path, results in zip(names, directories, zip(*ranks, strict=True), strict=True):
-        alone = await run_load(path, rank=0, world_size=1)
-        # Each request is answered by one rank: the one whose number its id has, modulo the ranks.
-        assert [set(rank["outcomes"]) for rank in results] == [
-            {str(id_) for id_ in range(5) if id_ % world_size == rank} for rank in range(world_size)
-        ]
-        assert {id_: ids for rank in results for id_, ids in rank["outcomes"].items()} == alone["outcomes"], name
-        assert len({rank["tokens"] for rank in results}) == 1
-        assert all(rank["bytes"] < 0.7 * alone["bytes"] for rank in results), name
+def save_plain(directory: Path, names: Iterable[str]) -> dict[Any, Path]:
+    return {name: save_tiny_model(directory / name, name) for name in names}
 
 
-async def test_model_server_M23_two_ranks_generate_what_one_does(tmp_path: Path) -> None:
-    await sharded_equals_alone(2, AT_TWO, tmp_path)
+def save_all_quantized(directory: Path, cases: Iterable[tuple[str, str]]) -> dict[Any, Path]:
+    sizes = {"llama": {"hidden_size": 64, "intermediate_size": 128}, "gpt2": {"n_embd": 64}}
+    sizes |= {"phi3": sizes["llama"], "mixtral": {"hidden_size": 64}}
+    return {
+        (name, method): save_quantized(directory / f"{name}-{method}", name, method, **sizes[name])[0]
+        for name, method in cases
+    }
 
 
-async def test_model_server_M23_four_ranks_generate_what_one_does(tmp_path: Path) -> None:
-    await sharded_equals_alone(4, list(AT_FOUR), tmp_path)
+async def assert_equal_to_one_rank(results: RankResults, directory: Path, max_bytes: float) -> None:
+    world_size, alone = len(results), await run_load(directory, rank=0, world_size=1)
+    # Request i is answered by rank i % world_size.
+    assert [set(rank["outcomes"]) for rank in results] == [
+        {str(id_) for id_ in range(5) if id_ % world_size == rank} for rank in range(world_size)
+    ]
+    assert {id_: ids for rank in results for id_, ids in rank["outcomes"].items()} == alone["outcomes"], directory
+    assert len({rank["tokens"] for rank in results}) == 1
+    assert all(rank["bytes"] < max_bytes * alone["bytes"] for rank in results), directory
+
+
+@dataclass(frozen=True)
+class TwoRanks:
+    """Checkpoints, and the results of two ranks on them."""
+
+    directories: dict[Any, Path]
+    results: dict[Any, RankResults]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
+    """One pair of processes for all models of the short suite."""
+    directory = tmp_path_factory.mktemp("two-ranks")
+    directories = save_plain(directory, SHORT) | save_all_quantized(directory, QUANTIZED_SHORT)
+    return TwoRanks(directories, run_ranks(2, directories, directory / "rendezvous"))
+
+
+@pytest.mark.xdist_group("two ranks")
+@pytest.mark.timeout(400)
+async def test_model_server_M23_two_ranks_generate_the_ids_of_one(two_ranks: TwoRanks) -> None:
+    for name in SHORT:
+        await assert_equal_to_one_rank(two_ranks.results[name], two_ranks.directories[name], max_bytes=0.7)
+
+
+@pytest.mark.xdist_group("two ranks")
+@pytest.mark.timeout(400)
+async def test_two_ranks_with_quantized_weights_generate_the_ids_of_one(two_ranks: TwoRanks) -> None:
+    for case in QUANTIZED_SHORT:
+        await assert_equal_to_one_rank(two_ranks.results[case], two_ranks.directories[case], max_bytes=0.75)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_two_ranks_generate_the_ids_of_one_for_all_other_models(tmp_path: Path) -> None:
+    plain = save_plain(tmp_path, set(AT_TWO) - set(SHORT))
+    quantized = save_all_quantized(tmp_path, set(QUANTIZED) - set(QUANTIZED_SHORT))
+
+    results = run_ranks(2, plain | quantized, tmp_path / "rendezvous")
+
+    for case, directory in (plain | quantized).items():
+        await assert_equal_to_one_rank(results[case], directory, max_bytes=0.75 if case in quantized else 0.7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_model_server_M23_four_ranks_generate_the_ids_of_one(tmp_path: Path) -> None:
+    directories = save_plain(tmp_path, AT_FOUR)
+
+    results = run_ranks(4, directories, tmp_path / "rendezvous")
+
+    for name, directory in directories.items():
+        await assert_equal_to_one_rank(results[name], directory, max_bytes=0.7)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.model_type not in PLANS])
@@ -82,8 +159,8 @@ def test_a_family_without_a_plan_is_refused_by_name(tmp_path: Path, family: Any)
 @pytest.mark.parametrize(
     ("name", "world_size", "reason"),
     [
-        ("llama", 3, "num_attention_heads is 4 and its num_key_value_heads 2, which 3 shards cannot divide"),
-        ("bloom-6-heads", 4, "num_attention_heads is 6 and its num_key_value_heads 6, which 4 shards cannot divide"),
+        ("llama", 3, "num_attention_heads 4 and num_key_value_heads 2, which cannot be divided over 3 shards"),
+        ("bloom-6-heads", 4, "num_attention_heads 6 and num_key_value_heads 6, which cannot be divided over 4 shards"),
     ],
 )
 def test_heads_that_do_not_divide_are_refused_by_name(tmp_path: Path, name: str, world_size: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What runs where there is a GPU: `pytest -m gpu tests/gpu`. Without one every test here fails, none is left out."""
+"""Tests that need a GPU: `pytest -m gpu tests/gpu`. Without a GPU they fail; none is skipped."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from reference_server.model_server.device import choose_device, make_current
-from reference_server.model_server.shard import LocalShard
-from tests.support.tiny_models import save_tiny_model
-from tests.support.tiny_shards import tiny_options
+from reference_server.model_server.local_shard import LocalShard
+from tests.support.models.tiny_models import save_tiny_model
+from tests.support.models.tiny_shards import tiny_options
 
 MEMORY_FRACTION = 0.2
 GRAPH_SIZES = (1, 2, 4)
@@ -30,24 +30,24 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shard(gpu: torch.device, directory: Path) -> Iterator[LocalShard]:
-    """A tiny float32 Llama as it is served: run-ahead on, decode steps of one, two and four rows captured."""
+    """A tiny float32 Llama with run-ahead, and CUDA graphs for decode steps of one, two and four rows."""
     yield from loaded(directory)
 
 
 @pytest.fixture
 def plain(gpu: torch.device, directory: Path) -> Iterator[LocalShard]:
-    """The same without graphs and without run-ahead."""
+    """The same model without graphs and run-ahead."""
     yield from loaded(directory, cuda_graphs=(0,), run_ahead=False)
 
 
 def loaded(directory: Path, **changes: object) -> Iterator[LocalShard]:
     options = {"memory_fraction": MEMORY_FRACTION, "cuda_graphs": GRAPH_SIZES, **changes}
     shard = LocalShard.load(tiny_options(directory, **options))
-    # Serving takes tensor cores; ids are compared with those of full float32.
+    # Serving uses tensor cores; the expected ids are those of full float32.
     torch.set_float32_matmul_precision("highest")
     yield shard
     shard.close()
-    if shard._engine._model.graphs is not None:
-        shard._engine._model.graphs.release()
-    shard._engine._state.cache = None
+    if shard.engine.model.graphs is not None:
+        shard.engine.model.graphs.release()
+    shard.engine.state.cache = None
     torch.cuda.empty_cache()

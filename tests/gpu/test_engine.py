@@ -1,4 +1,4 @@
-"""The engine on a GPU: the same ids as on any device, graphs or not, and no wait but the one on a copy."""
+"""The engine on a GPU: the same ids as on a CPU, with and without graphs; the host waits once a step, on a copy."""
 
 from pathlib import Path
 from typing import Any
@@ -8,19 +8,19 @@ import torch
 
 from reference_server.messages import ChooserParameters
 from reference_server.model_server.device import no_waits
-from reference_server.model_server.shard import LocalShard
+from reference_server.model_server.local_shard import LocalShard
 from tests.gpu.conftest import GRAPH_SIZES, loaded
-from tests.support.random_calls import RandomCalls
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model
-from tests.support.tiny_shards import SEEDED, warm_up
+from tests.support.models.random_calls import RandomCalls
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model
+from tests.support.models.tiny_shards import SEEDED, warm_up
 
 pytestmark = pytest.mark.gpu
 
 PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
 
 
-async def test_model_server_M1_ids_are_those_of_generate_alone(shard: LocalShard) -> None:
+async def test_model_server_M1_ids_equal_generate_alone(shard: LocalShard) -> None:
     await warm_up(shard, max_total_tokens=128)
     driver, model = ShardDriver(shard), make_tiny_model("llama")
 
@@ -32,15 +32,15 @@ async def test_model_server_M1_ids_are_those_of_generate_alone(shard: LocalShard
 async def test_steps_are_captured(shard: LocalShard) -> None:
     await warm_up(shard, max_total_tokens=128)
 
-    graphs = shard._engine._model.graphs
+    graphs = shard.engine.model.graphs
     assert graphs is not None
     assert graphs.sizes == list(GRAPH_SIZES)
 
 
-async def test_a_step_that_waits_is_not_captured_and_runs_as_it_is(
+async def test_a_step_that_synchronizes_is_not_captured_and_still_runs(
     gpu: torch.device, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """DBRX's experts look at which of them are hit."""
+    """DBRX reads on the host which experts are used."""
     for shard in loaded(save_tiny_model(tmp_path, "dbrx")):
         await warm_up(shard, max_total_tokens=128)
         driver = ShardDriver(shard)
@@ -60,7 +60,7 @@ async def test_graphs_and_run_ahead_change_no_token(shard: LocalShard, plain: Lo
     assert results[0] == results[1]
 
 
-async def test_model_server_M4_seeded_sampling_is_its_own(shard: LocalShard) -> None:
+async def test_model_server_M4_seeded_sampling_is_independent_of_the_batch(shard: LocalShard) -> None:
     await warm_up(shard, max_total_tokens=128)
     driver = ShardDriver(shard)
     alone = (await driver.run(driver.request(0, PROMPTS[1], parameters=SEEDED)))[0]
@@ -76,7 +76,7 @@ async def test_model_server_M4_seeded_sampling_is_its_own(shard: LocalShard) -> 
     [ChooserParameters(), SEEDED, ChooserParameters(repetition_penalty=1.2, frequency_penalty=0.3)],
     ids=["greedy", "sampled", "penalised"],
 )
-async def test_a_decode_step_waits_once_and_on_a_copy_alone(
+async def test_a_decode_step_waits_once_on_a_copy(
     shard: LocalShard, parameters: ChooserParameters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await warm_up(shard, max_total_tokens=128)

@@ -1,44 +1,43 @@
-"""Every kernel that this GPU has, against dense float64 and against plain torch."""
+"""Every kernel of this GPU against dense float64 and plain torch."""
 
 import pytest
 import torch
 
-from reference_server.model_server.attention import backend
-from reference_server.model_server.attention.backend import AttentionBackend, AttentionNeeds
+from reference_server.model_server.attention import select
 from reference_server.model_server.attention.conformance import CASES, ROWS, Case, run
+from reference_server.model_server.attention.kernel import AttentionNeeds
+from reference_server.model_server.attention.select import AttentionBackend
+from reference_server.model_server.attention.store import TorchStore
+from reference_server.model_server.attention.torch_backend import TorchDecode, TorchPrefill
 from reference_server.model_server.measure.correctness import LIMITS, SHAPES
-from reference_server.model_server.models.triton_operators import TritonOperators
-from reference_server.model_server.models.walk import Norm, TorchOperators
+from reference_server.model_server.models.operators import Norm, TorchOperators, TritonOperators
 from reference_server.model_server.options import EngineOptions
 
 pytestmark = pytest.mark.gpu
 
-DEVICE_BACKENDS = [backend.FLASH, backend.VARLEN, backend.TRITON, backend.FLASHINFER]
+DEVICE_BACKENDS = [select.FLASH, select.VARLEN, select.TRITON, select.FLASHINFER]
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("case", [*CASES.values(), *SHAPES.values()], ids=[*CASES, *SHAPES])
 @pytest.mark.parametrize("each", DEVICE_BACKENDS, ids=lambda each: each.name)
-def test_what_a_backend_offers_it_computes(
+def test_a_backend_computes_every_case_it_supports(
     each: AttentionBackend, case: Case, dtype: torch.dtype, gpu: torch.device
 ) -> None:
     needs = case.needs(gpu, dtype)
-    torch_decode = backend.TORCH.decode
-    assert torch_decode is not None
-    pairs = {"prefill": (each.prefill, torch_decode), "decode": (backend.TORCH.prefill, each.decode)}
-    for phase, (prefill, decode) in pairs.items():
-        kernel = prefill if phase == "prefill" else decode
-        if decode is None or kernel is None or not kernel.supports(needs):
+    pairs = {"prefill": (each.prefill, TorchDecode, TorchStore), "decode": (TorchPrefill, each.decode, each.store)}
+    for phase, (prefill, decode, store) in pairs.items():
+        if decode is None or not (prefill if phase == "prefill" else decode).supports(needs):
             continue
 
-        outcome = run(prefill, decode, case, ROWS[phase], gpu, dtype)
+        outcome = run(prefill(), decode(), store(), case, ROWS[phase], gpu, dtype)
 
         assert outcome.relative_error <= LIMITS[dtype], phase
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), *SHAPES.values()], ids=[*CASES, *SHAPES])
-def test_no_case_is_left_to_plain_torch(case: Case, gpu: torch.device) -> None:
-    """Prefill and decode have a kernel of the device's for every mask, and decode one that graphs capture."""
+def test_every_case_has_a_kernel_other_than_plain_torch(case: Case, gpu: torch.device) -> None:
+    """Prefill and decode have a GPU kernel for every mask; graphs can capture that of decode."""
     needs = AttentionNeeds(
         gpu.type,
         torch.bfloat16,
@@ -48,7 +47,7 @@ def test_no_case_is_left_to_plain_torch(case: Case, gpu: torch.device) -> None:
         has_alibi=case.alibi,
     )
 
-    choice = backend.choose(EngineOptions("model"), needs)
+    choice = select.choose(EngineOptions("model"), needs)
 
     assert "torch" not in (choice.prefill.name, choice.decode.name)
     assert choice.decode.is_capturable
@@ -56,7 +55,7 @@ def test_no_case_is_left_to_plain_torch(case: Case, gpu: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("hidden", [192, 2048, 4096])
-def test_operators_between_products_are_torchs(hidden: int, dtype: torch.dtype, gpu: torch.device) -> None:
+def test_operators_between_products_equal_those_of_torch(hidden: int, dtype: torch.dtype, gpu: torch.device) -> None:
     generator = torch.Generator(gpu).manual_seed(2)
 
     def drawn(*shape: int) -> torch.Tensor:

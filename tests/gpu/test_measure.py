@@ -1,4 +1,4 @@
-"""The measuring command on a GPU, in small: everything is checked and nothing fails."""
+"""The measure command on a GPU with small shapes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The NCCL branch, as far as this machine's GPUs go: one rank; two ranks, on a GPU each or refused on one."""
+"""NCCL: one rank; two ranks on two GPUs, or refused on one GPU."""
 
 import subprocess
 import sys
@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from reference_server.model_server.distributed import Rendezvous, _collective_device, initialise
-from reference_server.model_server.shard import LocalShard
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import random_prompt
-from tests.support.tiny_shards import warm_up
+from reference_server.model_server.local_shard import LocalShard
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import random_prompt
+from tests.support.models.tiny_shards import warm_up
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ group.close()
 """
 
 
-def test_a_group_of_one_rank_talks_nccl(gpu: torch.device, tmp_path: Path) -> None:
+def test_a_group_of_one_rank_uses_nccl(gpu: torch.device, tmp_path: Path) -> None:
     initialise(0, 1, Rendezvous(file=tmp_path / "rendezvous"), gpu.type)
     try:
         assert dist.get_backend() == "nccl"
@@ -53,7 +53,7 @@ def test_a_group_of_one_rank_talks_nccl(gpu: torch.device, tmp_path: Path) -> No
         dist.destroy_process_group()
 
 
-async def test_ids_are_the_same_beside_a_process_group(plain: LocalShard, gpu: torch.device, tmp_path: Path) -> None:
+async def test_a_process_group_does_not_change_the_ids(plain: LocalShard, gpu: torch.device, tmp_path: Path) -> None:
     await warm_up(plain)
     driver = ShardDriver(plain)
     alone = (await driver.run(driver.request(1, random_prompt(9), 6)))[0].ids

@@ -41,12 +41,12 @@ def test_an_empty_server_config_is_valid_and_served() -> None:
         ({"sharded": True, "num_shard": 1}, "`sharded` is true but `num_shard` is 1"),
         ({"num_shard": 0}, "`num_shard` is 0"),
         ({"ngrok": True}, "`ngrok` needs"),
-        ({"no_shards": True}, "need each other"),
-        ({"shard_addr": "127.0.0.1:1"}, "need each other"),
+        ({"no_shards": True}, "only work together"),
+        ({"shard_addr": "127.0.0.1:1"}, "only work together"),
         ({"node_rank": 1}, "`node_rank` is 1 but `num_nodes` is 1"),
         ({"num_nodes": 2}, "`num_nodes` needs `master_addr`, and `shard_addr`"),
         ({"num_nodes": 2, "master_addr": "a"}, "`num_nodes` needs `master_addr`, and `shard_addr`"),
-        ({"attention": "paged", "prefix_caching": True}, "not possible with `attention` paged"),
+        ({"attention": "paged", "prefix_caching": True}, "does not work with `attention` paged"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], message: str) -> None:

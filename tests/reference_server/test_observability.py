@@ -8,7 +8,7 @@ import pytest
 from reference_server import observability
 from reference_server.errors import ArgumentError
 from reference_server.observability import LogFormat, set_up_logging
-from tests.support.logs import kept_logging
+from tests.support.samples.logs import kept_logging
 
 logger = logging.getLogger("reference_server.tested")
 

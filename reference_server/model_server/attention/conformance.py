@@ -1,25 +1,28 @@
-"""What every attention kernel has to compute: cases over block tables in random order, against dense float64.
+"""The conformance suite of attention kernels: cases over block tables in random order, against dense float64.
 
-Tests run it on a CPU, Triton's kernels in its interpreter among them; `measure` runs it on the device it measures.
+Tests run it on a CPU, also with Triton's kernels in its interpreter; `measure` runs it on the measured device.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_server.model_server.attention.backend import (
-    AttentionChoice,
+from reference_server.model_server.attention.kernel import (
     AttentionKernel,
     AttentionNeeds,
-    DecodeKernel,
+    AttentionOptions,
+    CacheStore,
 )
 from reference_server.model_server.attention.paged import PagedLayer
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions, AttentionState
+from reference_server.model_server.attention.select import AttentionChoice
+from reference_server.model_server.attention.staging import tensors_on
 from reference_server.model_server.kv_cache import KVCache, LayerShape
+from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
 
 # New tokens, and tokens whose K/V exist after the step, of each row.
 Rows = Sequence[tuple[int, int]]
@@ -27,7 +30,7 @@ DECODES: Rows = [(1, 1), (1, 17), (1, 40)]
 # The last one is longer than the torch kernel's rows of a mask.
 PREFILLS: Rows = [(4, 4), (20, 20), (5, 33), (2, 16), (280, 290)]
 ROWS: Mapping[str, Rows] = {"decode": DECODES, "prefill": PREFILLS, "mixed": [*DECODES, *PREFILLS]}
-# What no row owns must never be read: the cache is filled with this first.
+# No kernel may read blocks that no row owns: the cache is filled with this first.
 POISON = 3e4
 
 
@@ -71,7 +74,7 @@ CASES: Mapping[str, Case] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a kernel gave and what it should have: [tokens, num_heads, head_dim], both in float64 on the host."""
+    """A kernel's result and the dense one: [tokens, num_heads, head_dim], both in float64 on the host."""
 
     output: Tensor
     expected: Tensor
@@ -85,14 +88,20 @@ class Outcome:
 
 def run(
     prefill: AttentionKernel,
-    decode: DecodeKernel,
+    decode: AttentionKernel,
+    store: CacheStore,
     case: Case,
     rows: Rows,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     seed: int = 7,
+    make_tensors: Callable[[StepMetadata], StepTensors] | None = None,
 ) -> Outcome:
-    """Store what earlier steps have seen, then attend the step under test."""
+    """Store the K/V of earlier steps, then attend the step under test.
+
+    make_tensors: None makes the tensors that a model on this device uses.
+    """
+    make_tensors = make_tensors or partial(tensors_on, device)
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -101,11 +110,11 @@ def run(
     keys_values = [drawn(seqlen_k, 2, case.num_kv_heads, case.head_dim) for _, seqlen_k in rows]
     queries = [drawn(seqlen_q, case.num_heads, case.head_dim) for seqlen_q, _ in rows]
     table, num_blocks = shuffled_table([seqlen_k for _, seqlen_k in rows], case.block_size)
-    layer = paged_layer(case, num_blocks, prefill, decode, device, dtype)
+    layer = paged_layer(case, num_blocks, prefill, decode, store, device, dtype)
     before = [(index, (0, k - q)) for index, (q, k) in enumerate(rows) if k > q]
-    _attend(layer, before, table, keys_values, None, case, device)
+    _attend(layer, before, table, keys_values, None, case, device, make_tensors)
     step = [(index, (k - q, k)) for index, (q, k) in enumerate(rows)]
-    output = _attend(layer, step, table, keys_values, queries, case, device)
+    output = _attend(layer, step, table, keys_values, queries, case, device, make_tensors)
     slopes = case.slopes()
     expected = [
         dense(
@@ -127,8 +136,9 @@ def _attend(
     queries: Sequence[Tensor] | None,
     case: Case,
     device: torch.device,
+    make_tensors: Callable[[StepMetadata], StepTensors],
 ) -> Tensor:
-    """One step of some rows, each with its span of positions; queries None: whatever, since only the K/V count."""
+    """One step of some rows, each with its span of positions. queries: None if only the K/V are of interest."""
     spans = _decodes_first(spans)
     if not spans:
         return torch.empty(0)
@@ -138,7 +148,7 @@ def _attend(
         query = torch.zeros(len(key_value), case.num_heads, case.head_dim, dtype=key_value.dtype)
     else:
         query = torch.cat([queries[index] for index, _ in spans])
-    with layer.state.use(metadata):
+    with layer.state.use(Step(metadata, make_tensors(metadata))):
         return layer(query.to(device), key_value.to(device))
 
 
@@ -173,7 +183,7 @@ def shuffled_table(lengths: Sequence[int], block_size: int) -> tuple[NDArray[np.
     return table, sum(blocks) + 1
 
 
-def metadata_of(table: NDArray[np.int64], spans: Sequence[tuple[int, int]], block_size: int) -> AttentionMetadata:
+def metadata_of(table: NDArray[np.int64], spans: Sequence[tuple[int, int]], block_size: int) -> StepMetadata:
     """The geometry of a step that computes these positions of its rows."""
     slots = [
         row[position // block_size] * block_size + position % block_size
@@ -181,12 +191,12 @@ def metadata_of(table: NDArray[np.int64], spans: Sequence[tuple[int, int]], bloc
         for position in range(first, last)
     ]
     seqlen_q = np.array([last - first for first, last in spans], dtype=np.int64)
-    return AttentionMetadata(
+    return StepMetadata(
         slots=np.array(slots, dtype=np.int64),
         block_table=table,
         seqlen_q=seqlen_q,
         seqlen_k=np.array([last for _, last in spans], dtype=np.int64),
-        num_decode_rows=int((seqlen_q == 1).sum()),
+        num_single_rows=int((seqlen_q == 1).sum()),
     )
 
 
@@ -194,15 +204,16 @@ def paged_layer(
     case: Case,
     num_blocks: int,
     prefill: AttentionKernel,
-    decode: DecodeKernel,
+    decode: AttentionKernel,
+    store: CacheStore,
     device: torch.device,
     dtype: torch.dtype,
 ) -> PagedLayer:
     """One layer over a poisoned cache."""
-    state = AttentionState()
+    state = StepState()
     state.cache = KVCache([LayerShape(case.num_kv_heads, case.head_dim)], num_blocks, case.block_size, dtype, device)
-    state.cache.layers[0].fill_(POISON)
-    choice = AttentionChoice(prefill, decode, case.block_size, decode.name, "conformance")
+    state.cache.layers[0].buffer.fill_(POISON)
+    choice = AttentionChoice(prefill, decode, store, case.block_size, decode.name, "conformance")
     slopes = case.slopes()
     slopes = None if slopes is None else slopes.to(device)
     return PagedLayer(state, 0, choice, AttentionOptions(case.head_dim**-0.5, case.window, case.softcap, slopes))

@@ -2,17 +2,15 @@
 
 import functools
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference_server.model_server.attention import triton_backend, varlen_backend
-from reference_server.model_server.attention.staging import on_device
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
-
-if TYPE_CHECKING:
-    from reference_server.model_server.attention.backend import AttentionNeeds
+from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
+from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.step_state import Step
 
 PAGE = 256
 
@@ -24,22 +22,23 @@ class FlashPrefill:
     block_size = PAGE
     is_capturable = False
 
-    def supports(self, needs: "AttentionNeeds", /) -> bool:
+    @staticmethod
+    def supports(needs: AttentionNeeds, /) -> bool:
         return _is_offered(needs)
 
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        placed = on_device(metadata, cache.device)
-        rows = slice(metadata.num_decode_rows, None)
-        keys, values = varlen_backend.pages(cache)
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
+        metadata, tensors = step.metadata, step.tensors
+        rows = slice(metadata.num_single_rows, None)
+        keys, values = cache.pages()
         attended: Tensor = package().flash_attn_varlen_func(
             q=query,
             k=keys,
             v=values,
-            cu_seqlens_q=placed.cu_seqlen_q,
-            cu_seqlens_k=placed.cu_seqlen_k,
+            cu_seqlens_q=tensors.cu_seqlen_q,
+            cu_seqlens_k=tensors.cu_seqlen_k,
             max_seqlen_q=int(metadata.seqlen_q[rows].max()),
             max_seqlen_k=int(metadata.seqlen_k[rows].max()),
-            block_table=placed.block_table[rows],
+            block_table=tensors.block_table[rows],
             **_options(options),
         )
         return attended
@@ -51,21 +50,21 @@ class FlashDecode:
     name = "flash"
     block_size = PAGE
     is_capturable = True
-    store = staticmethod(triton_backend.store)
 
-    def supports(self, needs: "AttentionNeeds", /) -> bool:
+    @staticmethod
+    def supports(needs: AttentionNeeds, /) -> bool:
+        # Triton stores the K/V.
         return _is_offered(needs) and triton_backend.is_offered(needs)
 
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        placed = on_device(metadata, cache.device)
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
         rows = len(query)
-        keys, values = varlen_backend.pages(cache)
+        keys, values = cache.pages()
         attended: Tensor = package().flash_attn_with_kvcache(
             q=query[:, None],
             k_cache=keys,
             v_cache=values,
-            cache_seqlens=placed.seqlen_k[:rows],
-            block_table=placed.block_table[:rows],
+            cache_seqlens=step.tensors.seqlen_k[:rows],
+            block_table=step.tensors.block_table[:rows],
             **_options(options),
         )
         return attended[:, 0]
@@ -73,7 +72,7 @@ class FlashDecode:
 
 @functools.cache
 def package() -> Any:
-    """flash-attn, imported when a kernel is first asked for."""
+    """flash-attn, imported when a kernel is first called."""
     import flash_attn
 
     return flash_attn
@@ -89,7 +88,7 @@ def _options(options: AttentionOptions) -> dict[str, Any]:
     }
 
 
-def _is_offered(needs: "AttentionNeeds") -> bool:
+def _is_offered(needs: AttentionNeeds) -> bool:
     return (
         needs.device_type == "cuda"
         and needs.dtype in varlen_backend.DTYPES

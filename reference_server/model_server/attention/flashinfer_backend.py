@@ -1,13 +1,13 @@
-"""Paged decode and prefill by the flashinfer package, where it is installed and `--attention flashinfer` asks for it.
+"""Paged decode and prefill by the flashinfer package, where it is installed and `--attention flashinfer` is set.
 
-Its wrappers plan a forward on the host and keep the plan on the device, so they are not captured in graphs; the cache
-has the layout that the package calls HND. ALiBi stays with the other kernels.
+Its wrappers plan a forward on the host and keep the plan on the device, so no CUDA graph captures them; the cache has
+the layout that the package calls HND. ALiBi is left to the other kernels.
 """
 
 import functools
 import importlib.util
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reference_server.model_server.attention import triton_backend, varlen_backend
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
-
-if TYPE_CHECKING:
-    from reference_server.model_server.attention.backend import AttentionNeeds
+from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
+from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.step_state import Step, StepMetadata
 
 WORKSPACE_BYTES = 128 << 20
 PAGE = 1
 LAYOUT = "HND"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers of one kind share a plan."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    softcap: float | None
+
+    @classmethod
+    def of(cls, query: Tensor, cache: LayerCache, options: AttentionOptions) -> "LayerKind":
+        return cls(query.shape[1], cache.shape.num_kv_heads, query.shape[2], options.window, options.softcap)
+
+
+@dataclass(slots=True)
+class PlannedWrapper:
+    """A wrapper of the package, and the step that it is planned for."""
+
+    wrapper: Any
+    step: Step | None = None
 
 
 class FlashInferPrefill:
@@ -32,22 +54,29 @@ class FlashInferPrefill:
     block_size = PAGE
     is_capturable = False
 
-    def supports(self, needs: "AttentionNeeds", /) -> bool:
+    def __init__(self) -> None:
+        self._wrappers: dict[LayerKind, PlannedWrapper] = {}
+
+    @staticmethod
+    def supports(needs: AttentionNeeds, /) -> bool:
         return _is_offered(needs)
 
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        rows = slice(metadata.num_decode_rows, None)
-        key = ("flashinfer prefill", *query.shape[1:], cache.shape[2], options.window, options.softcap)
-        wrapper = prefill_wrapper(cache.device, key)
-        if key not in metadata.step_memo:
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
+        metadata, kind = step.metadata, LayerKind.of(query, cache, options)
+        if kind not in self._wrappers:
+            make = package().BatchPrefillWithPagedKVCacheWrapper
+            self._wrappers[kind] = PlannedWrapper(make(workspace(cache.buffer.device), LAYOUT))
+        planned = self._wrappers[kind]
+        if planned.step is not step:
+            rows = slice(metadata.num_single_rows, None)
             ends = np.concatenate(([0], np.cumsum(metadata.seqlen_q[rows]))).astype(np.int32)
-            wrapper.plan(
-                *(torch.from_numpy(ends), *_page_plan(metadata, rows, cache.shape[3]), *_heads(query, cache)),
+            planned.wrapper.plan(
+                *(torch.from_numpy(ends), *_page_plan(metadata, rows, cache.block_size), *_heads(kind, cache)),
                 **_options(query, options),
                 causal=True,
             )
-            metadata.step_memo[key] = "planned"
-        attended: Tensor = wrapper.run(query, cache)
+            planned.step = step
+        attended: Tensor = planned.wrapper.run(query, cache.buffer)
         return attended
 
 
@@ -57,65 +86,60 @@ class FlashInferDecode:
     name = "flashinfer"
     block_size = PAGE
     is_capturable = False
-    store = staticmethod(triton_backend.store)
 
-    def supports(self, needs: "AttentionNeeds", /) -> bool:
+    def __init__(self) -> None:
+        self._wrappers: dict[LayerKind, PlannedWrapper] = {}
+
+    @staticmethod
+    def supports(needs: AttentionNeeds, /) -> bool:
+        # Triton stores the K/V.
         return _is_offered(needs) and triton_backend.is_offered(needs)
 
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        rows = slice(0, len(query))
-        key = ("flashinfer decode", *query.shape[1:], cache.shape[2], options.window, options.softcap)
-        wrapper = decode_wrapper(cache.device, key, query.shape[1] // cache.shape[2])
-        if key not in metadata.step_memo:
-            plan = _page_plan(metadata, rows, cache.shape[3])
-            wrapper.plan(*plan, *_heads(query, cache), **_options(query, options))
-            metadata.step_memo[key] = "planned"
-        attended: Tensor = wrapper.run(query, cache)
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
+        kind = LayerKind.of(query, cache, options)
+        if kind not in self._wrappers:
+            # The kernel without tensor cores is compiled for these group sizes only.
+            is_special = kind.num_heads // kind.num_kv_heads in (1, 2, 4, 8)
+            make = package().BatchDecodeWithPagedKVCacheWrapper
+            wrapper = make(workspace(cache.buffer.device), LAYOUT, use_tensor_cores=not is_special)
+            self._wrappers[kind] = PlannedWrapper(wrapper)
+        planned = self._wrappers[kind]
+        if planned.step is not step:
+            plan = _page_plan(step.metadata, slice(0, len(query)), cache.block_size)
+            planned.wrapper.plan(*plan, *_heads(kind, cache), **_options(query, options))
+            planned.step = step
+        attended: Tensor = planned.wrapper.run(query, cache.buffer)
         return attended
 
 
 @functools.cache
 def package() -> Any:
-    """flashinfer, imported when a kernel is first asked for."""
+    """flashinfer, imported when a kernel is first called."""
     import flashinfer
 
     return flashinfer
 
 
 @functools.cache
-def prefill_wrapper(device: torch.device, _key: Hashable) -> Any:
-    """One for each kind of layer: a plan holds for the layers that are alike."""
-    return package().BatchPrefillWithPagedKVCacheWrapper(workspace(device), LAYOUT)
-
-
-@functools.cache
-def decode_wrapper(device: torch.device, _key: Hashable, group: int) -> Any:
-    """One for each kind of layer; `group` is the query heads that share a K/V head."""
-    # Those that the kernel without tensor cores is compiled for.
-    is_special = group in (1, 2, 4, 8)
-    return package().BatchDecodeWithPagedKVCacheWrapper(workspace(device), LAYOUT, use_tensor_cores=not is_special)
-
-
-@functools.cache
 def workspace(device: torch.device) -> Tensor:
-    """What all wrappers of a device share."""
+    """Scratch memory that all wrappers of a device share."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
-def _page_plan(metadata: AttentionMetadata, rows: slice, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each row's pages begin in a list of all, that list, and how full each row's last page is."""
+def _page_plan(metadata: StepMetadata, rows: slice, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The start of each row's pages in a list of all pages, that list, and the tokens in each row's last page."""
     lengths, table = metadata.seqlen_k[rows], metadata.block_table[rows]
     counts = -(-lengths // block_size)
     indptr: NDArray[np.int64] = np.concatenate(([0], np.cumsum(counts)))
     indices = np.concatenate([row[:count] for row, count in zip(table, counts, strict=True)])
     last_page = lengths - (counts - 1) * block_size
-    whole, listed, last = (torch.from_numpy(array.astype(np.int32)) for array in (indptr, indices, last_page))
-    return whole, listed, last
+    starts, pages, last = (torch.from_numpy(array.astype(np.int32)) for array in (indptr, indices, last_page))
+    return starts, pages, last
 
 
-def _heads(query: Tensor, cache: Tensor) -> tuple[int, int, int, int]:
-    """Query heads, K/V heads, head size, page: by place, since the two plans name the head size differently."""
-    return query.shape[1], cache.shape[2], query.shape[2], cache.shape[3]
+def _heads(kind: LayerKind, cache: LayerCache) -> tuple[int, int, int, int]:
+    """Positional arguments, since the two plans name the head size differently."""
+    return kind.num_heads, kind.num_kv_heads, kind.head_dim, cache.block_size
 
 
 def _options(query: Tensor, options: AttentionOptions) -> dict[str, Any]:
@@ -128,7 +152,7 @@ def _options(query: Tensor, options: AttentionOptions) -> dict[str, Any]:
     }
 
 
-def _is_offered(needs: "AttentionNeeds") -> bool:
+def _is_offered(needs: AttentionNeeds) -> bool:
     return (
         needs.device_type == "cuda"
         and needs.dtype in varlen_backend.DTYPES

@@ -1,19 +1,20 @@
-"""Attention of one layer over the paged cache: store the new K/V, then attend, prefill and decode rows apart."""
+"""Attention of one layer over the paged cache: store the new K/V, then attend short and long rows separately."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from reference_server.model_server.attention.backend import AttentionChoice
-from reference_server.model_server.attention.state import AttentionOptions, AttentionState
+from reference_server.model_server.attention.kernel import AttentionOptions
+from reference_server.model_server.attention.select import AttentionChoice
+from reference_server.model_server.step_state import StepState
 
 
 @dataclass(slots=True)
 class PagedLayer:
-    """What an attention module calls; it stays attached to the module for the model's life."""
+    """The callable that an attention module keeps for the model's life."""
 
-    state: AttentionState
+    state: StepState
     index: int
     choice: AttentionChoice
     options: AttentionOptions
@@ -24,16 +25,16 @@ class PagedLayer:
         query: [tokens, num_heads, head_dim], any stride. key_value: [tokens, 2, num_kv_heads, head_dim], any stride.
         Returns [tokens, num_heads, head_dim].
         """
-        metadata, cache = self.state.metadata, self.state.cache
-        assert metadata is not None, "attention outside a step"
+        step, cache = self.state.step, self.state.cache
+        assert step is not None, "attention outside a step"
         assert cache is not None, "attention before the cache is allocated"
         layer = cache.layers[self.index]
-        self.choice.decode.store(key_value, layer, metadata)
-        num_decode = metadata.num_decode_rows
-        if num_decode == metadata.num_rows:
-            return self.choice.decode(query, layer, metadata, self.options)
-        if num_decode == 0:
-            return self.choice.prefill(query, layer, metadata, self.options)
-        decoded = self.choice.decode(query[:num_decode], layer, metadata, self.options)
-        prefilled = self.choice.prefill(query[num_decode:], layer, metadata, self.options)
+        self.choice.store(key_value, layer, step)
+        num_single = step.metadata.num_single_rows
+        if num_single == step.metadata.num_rows:
+            return self.choice.decode(query, layer, step, self.options)
+        if num_single == 0:
+            return self.choice.prefill(query, layer, step, self.options)
+        decoded = self.choice.decode(query[:num_single], layer, step, self.options)
+        prefilled = self.choice.prefill(query[num_single:], layer, step, self.options)
         return torch.cat((decoded, prefilled))

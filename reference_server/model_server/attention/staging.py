@@ -1,7 +1,6 @@
-"""What kernels on an accelerator read of a step: the host's plan, brought over in one copy that nothing waits for."""
+"""Copies host arrays to an accelerator: one buffer in pinned memory, one asynchronous copy, one view for each array."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,51 +8,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_server.model_server.attention.state import AttentionMetadata
+from reference_server.model_server.step_state import StepMetadata, StepTensors, cumulative
 
-# Where an array begins in the buffer of a step: kernels read aligned words.
+# Kernels read aligned words, so each array begins at a multiple of this in the buffer.
 ALIGNMENT = 16
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMetadata:
-    """The tensors of an AttentionMetadata that kernels read on the device.
-
-    slots: [tokens] int64. block_table: [rows, blocks] int32. seqlen_k: [rows] int32. cu_seqlen_q, cu_seqlen_k:
-    [rows of several tokens + 1] int32, counted from the first token that is no decode row's.
-    """
-
-    slots: Tensor
-    block_table: Tensor
-    seqlen_k: Tensor
-    cu_seqlen_q: Tensor
-    cu_seqlen_k: Tensor
-
-
-def host_arrays(metadata: AttentionMetadata) -> list[NDArray[Any]]:
-    """The arrays of a DeviceMetadata, in its fields' order."""
-    prefill = slice(metadata.num_decode_rows, None)
+def host_arrays(metadata: StepMetadata) -> list[NDArray[Any]]:
+    """The arrays of a step's StepTensors, in the order of its fields."""
+    long_rows = slice(metadata.num_single_rows, None)
     return [
         metadata.slots,
         metadata.block_table.astype(np.int32),
         metadata.seqlen_k.astype(np.int32),
-        _cumulative(metadata.seqlen_q[prefill]),
-        _cumulative(metadata.seqlen_k[prefill]),
+        cumulative(metadata.seqlen_q[long_rows]),
+        cumulative(metadata.seqlen_k[long_rows]),
     ]
 
 
-def on_device(metadata: AttentionMetadata, device: torch.device) -> DeviceMetadata:
-    """The step's tensors, brought over once."""
-    placed: DeviceMetadata | None = metadata.step_memo.get(DeviceMetadata)
-    if placed is None:
-        placed = metadata.step_memo[DeviceMetadata] = DeviceMetadata(*stage(host_arrays(metadata), device))
-    return placed
+def upload(metadata: StepMetadata, device: torch.device) -> StepTensors:
+    """A step's tensors by one copy."""
+    return StepTensors(*stage(host_arrays(metadata), device))
+
+
+def tensors_on(device: torch.device, metadata: StepMetadata) -> StepTensors:
+    """A step's tensors: views of the host's arrays on a CPU, copies on any other device."""
+    return StepTensors.of_host(metadata) if device.type == "cpu" else upload(metadata, device)
 
 
 def stage(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """The arrays as tensors of a device: one buffer in pinned memory, one copy, one view for each.
+    """The arrays as tensors of a device; nothing waits for the copy.
 
-    The buffer may be let go at once: the allocator of pinned memory keeps it until the copy is done.
+    The buffer may be released at once: the allocator of pinned memory keeps it until the copy is done.
     """
     offsets = layout(arrays)
     if device.type == "cuda":
@@ -67,7 +53,7 @@ def stage(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
 
 
 def layout(arrays: Sequence[NDArray[Any]]) -> list[int]:
-    """Where each array begins, and last the size of them all.
+    """The offset of each array, then the size of the buffer.
 
     >>> layout([np.zeros(3, np.int64), np.zeros(1, np.int32)])
     [0, 32, 48]
@@ -79,13 +65,13 @@ def layout(arrays: Sequence[NDArray[Any]]) -> list[int]:
 
 
 def fill(buffer: NDArray[np.uint8], arrays: Sequence[NDArray[Any]], offsets: Sequence[int]) -> None:
-    """Write each array at its place."""
+    """Write each array at its offset."""
     for array, first in zip(arrays, offsets, strict=False):
         buffer[first : first + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
 
 
 def views(buffer: Tensor, arrays: Sequence[NDArray[Any]], offsets: Sequence[int]) -> list[Tensor]:
-    """What `fill` wrote, as tensors."""
+    """A tensor for each array that `fill` wrote."""
     return [
         buffer[first : first + array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
         for array, first in zip(arrays, offsets, strict=False)
@@ -94,9 +80,3 @@ def views(buffer: Tensor, arrays: Sequence[NDArray[Any]], offsets: Sequence[int]
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}[dtype]
-
-
-def _cumulative(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-    ends = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=ends[1:])
-    return ends

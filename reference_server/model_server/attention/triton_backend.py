@@ -1,28 +1,26 @@
 """Paged attention in Triton: any page size, window, softcap and ALiBi; decode in splits of a row's keys.
 
-The number of splits follows from the number of rows alone, so that one captured graph serves every length.
+The number of splits depends on the number of rows only, so that one captured graph serves every length.
 """
 
 import functools
 import importlib.util
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from reference_server.model_server.attention.staging import on_device
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
-
-if TYPE_CHECKING:
-    from reference_server.model_server.attention.backend import AttentionNeeds
+from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
+from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.step_state import Step
 
 logger = logging.getLogger(__name__)
 
 MAX_SPLITS = 32
-# What an H200 has: where the device is not asked.
+# Those of an H200, for devices that are not CUDA's.
 DEFAULT_PROCESSORS = 132
-# The least rows of a tensor-core product.
+# Least rows of a tensor-core product.
 LEAST_TILE = 16
 DECODE_TILE = 64
 PREFILL_QUERIES = 128
@@ -30,14 +28,14 @@ PREFILL_TILE = 64
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def is_offered(needs: "AttentionNeeds") -> bool:
+def is_offered(needs: AttentionNeeds) -> bool:
     """Whether the device computes with Triton's kernels."""
     return needs.device_type == "cuda" and needs.dtype in DTYPES and launches()
 
 
 @functools.cache
 def launches() -> bool:
-    """Whether Triton is installed, compiles here, which takes a C compiler, and launches what it compiled."""
+    """Whether Triton is installed, compiles a kernel here (with a C compiler) and launches it."""
     if importlib.util.find_spec("triton") is None or not torch.cuda.is_available():
         return False
     try:
@@ -45,32 +43,17 @@ def launches() -> bool:
         cache, key_value = torch.zeros(1, 2, 1, 16, 16, device="cuda"), torch.ones(1, 2, 1, 16, device="cuda")
         kernels().store[(1, 2)](key_value, cache, slots, 32, 16, 16, 1, 16, 16, HEADS=1, DIM=16)
         return bool(cache.sum() == 32)
-    except Exception as error:  # whatever a compiler, a driver or an installation gives
-        logger.warning("Triton is installed but launches nothing here, so its kernels are left out: %s", error)
+    except Exception as error:  # of a compiler, a driver or an installation
+        logger.warning("Triton is installed but launches no kernel here, so its kernels are not used: %s", error)
         return False
 
 
 @functools.cache
 def kernels() -> Any:
-    """The kernels' module, which only a machine with Triton can import."""
+    """The module of the kernels; only a machine with Triton can import it."""
     from reference_server.model_server.attention import triton_kernels
 
     return triton_kernels
-
-
-def store(key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
-    """Write new keys and values into their slots, as the torch backend's `store`."""
-    _, _, num_kv_heads, block_size, head_dim = cache.shape
-    if key_value.stride(3) != 1:
-        key_value = key_value.contiguous()
-    kernels().store[(len(key_value), 2)](
-        *(key_value, cache, on_device(metadata, cache.device).slots),
-        *(key_value.stride(0), key_value.stride(1), key_value.stride(2)),
-        *(num_kv_heads, head_dim, block_size),
-        HEADS=power_of_two(num_kv_heads),
-        DIM=power_of_two(head_dim),
-        num_warps=2,
-    )
 
 
 class TritonDecode:
@@ -79,26 +62,26 @@ class TritonDecode:
     name = "triton"
     block_size = 16
     is_capturable = True
-    store = staticmethod(store)
 
-    def supports(self, needs: "AttentionNeeds", /) -> bool:
+    @staticmethod
+    def supports(needs: AttentionNeeds, /) -> bool:
         return is_offered(needs)
 
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        _, _, num_kv_heads, block_size, head_dim = cache.shape
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
+        _, _, num_kv_heads, block_size, head_dim = cache.buffer.shape
         rows, num_heads, _ = query.shape
         group, dim = num_heads // num_kv_heads, power_of_two(head_dim, LEAST_TILE)
-        placed = on_device(metadata, cache.device)
+        tensors = step.tensors
         query = query if query.stride(2) == 1 else query.contiguous()
-        splits = splits_for(rows, num_kv_heads, processors(cache.device))
+        splits = splits_for(rows, num_kv_heads, processors(query.device))
         output = torch.empty((rows, num_heads, head_dim), dtype=query.dtype, device=query.device)
         partial = maxima = sums = output
         if splits > 1:
             room = torch.empty(rows * num_heads * splits * (dim + 2), dtype=torch.float32, device=query.device)
             partial, maxima, sums = torch.split(room, [rows * num_heads * splits * size for size in (dim, 1, 1)])
         kernels().decode[(rows, num_kv_heads, splits)](
-            *(query, cache, placed.block_table, placed.seqlen_k, _slopes(options, query), output),
-            *(partial, maxima, sums, query.stride(0), query.stride(1), placed.block_table.stride(0)),
+            *(query, cache.buffer, tensors.block_table, tensors.seqlen_k, _slopes(options, query), output),
+            *(partial, maxima, sums, query.stride(0), query.stride(1), tensors.block_table.stride(0)),
             *(num_kv_heads, head_dim, block_size, options.scaling, options.softcap or 1.0),
             GROUP=group,
             GROUP_TILE=power_of_two(group, LEAST_TILE),
@@ -116,28 +99,30 @@ class TritonDecode:
 
 
 class TritonPrefill:
-    """Several query tokens a row, over the cache as it lies: prefixes and earlier chunks are not gathered."""
+    """Several query tokens a row, over the cache in place: prefixes and earlier chunks are not gathered."""
 
     name = "triton"
     block_size = 16
     is_capturable = False
 
-    def supports(self, needs: "AttentionNeeds", /) -> bool:
+    @staticmethod
+    def supports(needs: AttentionNeeds, /) -> bool:
         return is_offered(needs)
 
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        _, _, num_kv_heads, block_size, head_dim = cache.shape
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
+        _, _, num_kv_heads, block_size, head_dim = cache.buffer.shape
         _, num_heads, _ = query.shape
         dim = power_of_two(head_dim, LEAST_TILE)
-        placed = on_device(metadata, cache.device)
+        tensors = step.tensors
         query = query if query.stride(2) == 1 else query.contiguous()
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        first = metadata.num_decode_rows
+        metadata = step.metadata
+        first = metadata.num_single_rows
         queries = tile_for(dim, query.dtype, PREFILL_QUERIES)
         tiles = -(-int(metadata.seqlen_q[first:].max()) // queries)
         kernels().prefill[(tiles, num_heads, metadata.num_rows - first)](
-            *(query, cache, placed.block_table[first:], placed.cu_seqlen_q, placed.seqlen_k[first:]),
-            *(_slopes(options, query), output, query.stride(0), query.stride(1), placed.block_table.stride(0)),
+            *(query, cache.buffer, tensors.block_table[first:], tensors.cu_seqlen_q, tensors.seqlen_k[first:]),
+            *(_slopes(options, query), output, query.stride(0), query.stride(1), tensors.block_table.stride(0)),
             *(num_kv_heads, head_dim, block_size, options.scaling, options.softcap or 1.0),
             GROUP=num_heads // num_kv_heads,
             DIM=dim,
@@ -158,12 +143,12 @@ def _masks(options: AttentionOptions) -> dict[str, Any]:
 
 
 def _slopes(options: AttentionOptions, query: Tensor) -> Tensor:
-    """A kernel without ALiBi is given some pointer, and does not read it."""
+    """The slopes; a kernel without ALiBi gets any pointer and does not read it."""
     return query if options.alibi_slopes is None else options.alibi_slopes
 
 
 def splits_for(rows: int, num_kv_heads: int, processors: int) -> int:
-    """Parts of each row's keys: enough programs to fill the processors about twice, a power of two, at most 32.
+    """Parts of each row's keys: a power of two up to 32 that gives about two programs for each processor.
 
     >>> [splits_for(rows, 8, 132) for rows in (1, 4, 16, 64)]
     [32, 8, 2, 1]
@@ -173,12 +158,12 @@ def splits_for(rows: int, num_kv_heads: int, processors: int) -> int:
 
 
 def tile_for(dim: int, dtype: torch.dtype, most: int) -> int:
-    """Rows of a tile that a processor's shared memory holds beside the others, for heads of `dim` padded elements."""
+    """Rows of a tile that fits in shared memory beside the other tiles, for heads of `dim` padded elements."""
     return power_of_two(min(most, most * 256 // (dim * dtype.itemsize)), LEAST_TILE)
 
 
 def power_of_two(number: int, least: int = 1) -> int:
-    """The least power of two that is neither below `number` nor below `least`.
+    """The smallest power of two that is at least `number` and at least `least`.
 
     >>> [power_of_two(number) for number in (1, 8, 24, 128)]
     [1, 8, 32, 128]

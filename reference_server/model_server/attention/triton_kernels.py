@@ -1,7 +1,7 @@
-"""Triton's side of attention: storing K/V, one query token a row in splits, several query tokens a row.
+"""The Triton kernels of attention: store K/V, decode in splits (one query token a row), prefill (several tokens a row).
 
-All read the cache where it lies (kv_cache.py), for any page size and head size. Importing this needs Triton. Positions
-are per row, slots and addresses 64-bit: a cache of 141 GB has more than 2^31 elements.
+All read the cache in place (kv_cache.py), for any page size and head size. Importing this needs Triton. Positions are
+per row; slots and addresses are 64-bit, since a cache of 141 GB has more than 2^31 elements.
 """
 
 # mypy: ignore-errors
@@ -17,7 +17,7 @@ def store(
     num_kv_heads, head_dim, block_size,
     HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Keys (program 1 is 0) or values (1) of one token into its slot; a negative slot is left out."""
+    """Store the keys (program 1 is 0) or values (1) of one token; a negative slot is skipped."""
     token = tl.program_id(0).to(tl.int64)
     plane = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token)
@@ -100,7 +100,7 @@ def decode(
 
     head = row * num_kv_heads * GROUP + heads
     if SPLITS == 1:
-        # A row without keys gives zeros.
+        # The result of a row without keys is 0.
         attended = attended / tl.where(total > 0, total, 1.0)[:, None]
         target = output + head[:, None] * head_dim + dims[None, :]
         tl.store(target, attended.to(output.dtype.element_ty), mask=in_group[:, None] & in_head[None, :])
@@ -113,7 +113,7 @@ def decode(
 
 @triton.jit
 def merge(partial, maxima, sums, output, head_dim, SPLITS: tl.constexpr, DIM: tl.constexpr):
-    """Join the splits of one row and head by their maxima."""
+    """Combine the splits of one row and head by their maxima."""
     head = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
     dims = tl.arange(0, DIM)
@@ -142,7 +142,7 @@ def prefill(
     head = tl.program_id(1)
     first_token = tl.load(cu_seqlen_q + row)
     seqlen_q = tl.load(cu_seqlen_q + row + 1) - first_token
-    # The last tiles have the most keys: they begin first.
+    # The last tiles have the most keys, so they start first.
     tile = tl.cdiv(seqlen_q, QUERIES) - 1 - tl.program_id(0)
     if tile < 0:
         return
@@ -184,7 +184,7 @@ def prefill(
             seen = seen & (distance > -WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
-        # A token whose window begins after this tile has seen nothing yet.
+        # A token whose window begins after this tile has no key yet.
         reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp(scores - reference[:, None])
         shrink = tl.exp(largest - reference)

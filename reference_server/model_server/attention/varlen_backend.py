@@ -1,14 +1,15 @@
 """Paged attention by `torch.nn.attention.varlen`, torch's own flash attention: CUDA, 16-bit, no softcap, no ALiBi.
 
-From torch 2.12 the operator reads block tables and serves both phases. Before, it serves prompts: their keys and values
-are gathered from the cache first, one copy beside which the attention of a prompt is long. What the operator takes is
-read off its signature, and whether it computes grouped heads, packed and by tables, is tried on the device.
+From torch 2.12 the operator reads block tables and serves both phases. Before, it serves prompts only: their keys and
+values are first gathered from the cache, in a copy that is short beside a prompt's attention. The operator's signature
+tells its parameters; a trial on the device tells whether it computes grouped heads, packed and by tables.
 """
 
 import functools
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +18,11 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from reference_server.model_server.attention import triton_backend
-from reference_server.model_server.attention.staging import on_device, stage
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
+from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions, PerStep
+from reference_server.model_server.attention.staging import stage
 from reference_server.model_server.device import first_line
-
-if TYPE_CHECKING:
-    from reference_server.model_server.attention.backend import AttentionNeeds
+from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.step_state import Step, StepMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ PARAMETERS = frozenset(inspect.signature(varlen.varlen_attn).parameters)
 READS_TABLES = "block_table" in PARAMETERS
 # torch 2.11 has no such argument and checks no head counts.
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in PARAMETERS else {}
-# Its arguments are another release's too, so no release's types are held against them.
+# The arguments of two releases: no release's types fit both.
 _attend: Any = varlen.varlen_attn
 
 
@@ -46,22 +46,27 @@ class VarlenPrefill:
     block_size = PAGE if READS_TABLES else triton_backend.TritonPrefill.block_size
     is_capturable = False
 
-    def supports(self, needs: "AttentionNeeds", /) -> bool:
+    def __init__(self) -> None:
+        self._index: PerStep[list[Tensor]] = PerStep()
+
+    @staticmethod
+    def supports(needs: AttentionNeeds, /) -> bool:
         return _is_offered(needs)
 
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        placed = on_device(metadata, cache.device)
-        rows = slice(metadata.num_decode_rows, None)
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
+        metadata, tensors = step.metadata, step.tensors
+        rows = slice(metadata.num_single_rows, None)
         max_q, max_k = int(metadata.seqlen_q[rows].max()), int(metadata.seqlen_k[rows].max())
-        if READS_TABLES and cache.shape[3] % PAGE == 0 and computes(query.dtype, by_tables=True):
-            keys, values = pages(cache)
-            paged: dict[str, Tensor] = {"seqused_k": placed.seqlen_k[rows], "block_table": placed.block_table[rows]}
+        if READS_TABLES and cache.block_size % PAGE == 0 and computes(query.dtype, by_tables=True):
+            keys, values = cache.pages()
+            paged: dict[str, Tensor] = {"seqused_k": tensors.seqlen_k[rows], "block_table": tensors.block_table[rows]}
             cu_seqlen_k = None
         else:
-            keys, values = gathered(cache, metadata)
-            paged, cu_seqlen_k = {}, placed.cu_seqlen_k
+            index = self._index.of(step, lambda: token_index(metadata, cache.block_size, cache.buffer.device))
+            keys, values = gathered(cache, index)
+            paged, cu_seqlen_k = {}, tensors.cu_seqlen_k
         attended: Tensor = _attend(
-            *(query.contiguous(), keys, values, placed.cu_seqlen_q, cu_seqlen_k, max_q, max_k),
+            *(query.contiguous(), keys, values, tensors.cu_seqlen_q, cu_seqlen_k, max_q, max_k),
             scale=options.scaling,
             window_size=window_of(options),
             **_GROUPED,
@@ -76,9 +81,12 @@ class VarlenDecode:
     name = "varlen"
     block_size = PAGE
     is_capturable = True
-    store = staticmethod(triton_backend.store)
 
-    def supports(self, needs: "AttentionNeeds", /) -> bool:
+    def __init__(self) -> None:
+        self._cu_seqlen_q: PerStep[Tensor] = PerStep()
+
+    @staticmethod
+    def supports(needs: AttentionNeeds, /) -> bool:
         return (
             READS_TABLES
             and (needs.block_size or PAGE) % PAGE == 0
@@ -87,23 +95,18 @@ class VarlenDecode:
             and computes(needs.dtype, by_tables=True)
         )
 
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
-        placed = on_device(metadata, cache.device)
-        keys, values = pages(cache)
-        rows = len(query)
-        key = ("one token a row", rows)
-        cu_seqlen_q = metadata.step_memo.get(key)
-        if cu_seqlen_q is None:
-            cu_seqlen_q = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
-            metadata.step_memo[key] = cu_seqlen_q
-        # The most that the tables hold, not what the rows have: a captured graph serves every length.
-        max_k = placed.block_table.shape[1] * cache.shape[3]
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
+        tensors, rows = step.tensors, len(query)
+        keys, values = cache.pages()
+        cu_seqlen_q = self._cu_seqlen_q.of(step, lambda: torch.arange(rows + 1, dtype=torch.int32, device=query.device))
+        # The capacity of the tables and not the rows' lengths: a captured graph serves every length.
+        max_k = tensors.block_table.shape[1] * cache.block_size
         attended: Tensor = _attend(
             *(query.contiguous(), keys, values, cu_seqlen_q, None, 1, max_k),
             scale=options.scaling,
             window_size=window_of(options),
-            seqused_k=placed.seqlen_k[:rows],
-            block_table=placed.block_table[:rows],
+            seqused_k=tensors.seqlen_k[:rows],
+            block_table=tensors.block_table[:rows],
             **_GROUPED,
         )
         return attended
@@ -114,29 +117,23 @@ def window_of(options: AttentionOptions) -> tuple[int, int]:
     return (-1 if options.window is None else options.window - 1, 0)
 
 
-def pages(cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values as the operators see a paged cache: [blocks, block_size, num_kv_heads, head_dim], no copy."""
-    keys, values = cache.unbind(1)
-    return keys.transpose(1, 2), values.transpose(1, 2)
-
-
-def gathered(cache: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
-    """Keys and values of the rows of several tokens, one row after the other: [keys, num_kv_heads, head_dim]."""
-    block_size = cache.shape[3]
-    index = metadata.step_memo.get("gathered")
-    if index is None:
-        rows = range(metadata.num_decode_rows, metadata.num_rows)
-        places = [np.divmod(np.arange(metadata.seqlen_k[row]), block_size) for row in rows]
-        blocks = [metadata.block_table[row, page] for row, (page, _) in zip(rows, places, strict=True)]
-        arrays = [np.concatenate(blocks), np.concatenate([offset for _, offset in places])]
-        index = metadata.step_memo["gathered"] = stage(arrays, cache.device)
+def gathered(cache: LayerCache, index: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values at `token_index`, each [keys, num_kv_heads, head_dim]."""
     block, offset = index
     # One copy, to [keys, 2, num_kv_heads, head_dim].
-    keys, values = cache[block, :, :, offset].unbind(1)
+    keys, values = cache.buffer[block, :, :, offset].unbind(1)
     return keys, values
 
 
-def _is_offered(needs: "AttentionNeeds") -> bool:
+def token_index(metadata: StepMetadata, block_size: int, device: torch.device) -> list[Tensor]:
+    """Block and offset of each key of the long rows, one row after the other: [keys] int64 each."""
+    rows = range(metadata.num_single_rows, metadata.num_rows)
+    places = [np.divmod(np.arange(metadata.seqlen_k[row]), block_size) for row in rows]
+    blocks = [metadata.block_table[row, page] for row, (page, _) in zip(rows, places, strict=True)]
+    return stage([np.concatenate(blocks), np.concatenate([offset for _, offset in places])], device)
+
+
+def _is_offered(needs: AttentionNeeds) -> bool:
     return (
         needs.device_type == "cuda"
         and needs.dtype in DTYPES
@@ -150,22 +147,22 @@ def _is_offered(needs: "AttentionNeeds") -> bool:
 
 @functools.cache
 def computes(dtype: torch.dtype, by_tables: bool, device: str = "cuda") -> bool:
-    """Whether three tokens of four heads on two give what SDPA gives, packed or in the third page of a cache."""
+    """Whether three tokens of four heads on two equal SDPA's result, packed or in the third page of a cache."""
     generator = torch.Generator().manual_seed(5)
     query, keys, values = (torch.randn((3, heads, 64), generator=generator).to(device, dtype) for heads in (4, 2, 2))
     ends = torch.tensor([0, 3], dtype=torch.int32).to(device)
-    given: tuple[Tensor | None, ...] = (keys, values, ends, ends)
+    tensors: tuple[Tensor | None, ...] = (keys, values, ends, ends)
     paged: dict[str, Tensor] = {}
     if by_tables:
         cache = torch.zeros((3, 2, 2, PAGE, 64), dtype=dtype, device=device)
         cache[2, :, :, :3] = torch.stack((keys, values)).transpose(1, 2)
-        given = (*pages(cache), ends, None)
+        tensors = (*LayerCache(cache).pages(), ends, None)
         paged = {"seqused_k": ends[1:], "block_table": torch.tensor([[2]], dtype=torch.int32).to(device)}
     masks = {"scale": 64**-0.5, "window_size": (-1, 0)}
     try:
-        attended = _attend(query, *given, 3, PAGE if by_tables else 3, **masks, **_GROUPED, **paged)
+        attended = _attend(query, *tensors, 3, PAGE if by_tables else 3, **masks, **_GROUPED, **paged)
     except (RuntimeError, ValueError, TypeError) as error:
-        logger.warning("torch's varlen attention does not compute here, so it is left out: %s", first_line(error))
+        logger.warning("torch's varlen attention does not compute here, so it is not used: %s", first_line(error))
         return False
     queries, keys, values = (tensor.transpose(0, 1)[None].float() for tensor in (query, keys, values))
     expected = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)

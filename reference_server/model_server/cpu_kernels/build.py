@@ -1,7 +1,7 @@
-"""The compiled CPU kernels: built by the machine's own compiler when first asked for, then read from a cache.
+"""The compiled CPU kernels: built at first use by the machine's own compiler, then read from a cache.
 
-They are an addition: without a compiler, or where the build fails, `kernels` says why once and gives None, and the
-plain torch versions run. Nothing is built when this module is imported.
+They are optional: without a compiler, or if the build fails, `kernels` logs the reason once and returns None, and the
+plain torch versions run. Importing this module builds nothing.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 COMPILERS = ("c++", "g++", "clang++")
 SOURCES = ("linear.cpp", "attention.cpp", "elementwise.cpp")
 HEADERS = ("rows.h",)
-# The last names torch's stable interface as of 2.11, the oldest release supported.
+# The last flag selects torch's stable interface of 2.11, the oldest supported release.
 FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-fno-math-errno"),
     *(
@@ -44,7 +44,7 @@ BUILD_TIMEOUT_S = 180
 
 @functools.cache
 def kernels() -> Any | None:
-    """The operators (`torch.ops.reference_server_cpu`), or None where they cannot be had; the reason is logged once."""
+    """The operators (`torch.ops.reference_server_cpu`), or None if they cannot be built; logs the reason once."""
     try:
         library = build(_cache_directory())
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
@@ -57,14 +57,14 @@ def kernels() -> Any | None:
 
 
 def build(directory: Path) -> Path:
-    """The library for this source, torch and processor in `directory`, compiled if it is not there.
+    """The library for this source, torch and processor in `directory`, compiled if it is missing.
 
-    Of several processes one compiles and the others wait; a build that is killed leaves nothing that would be taken
-    for a library. Raises OSError or subprocess.SubprocessError.
+    Of several processes one compiles and the others wait; a killed build leaves no library. Raises OSError or
+    subprocess.SubprocessError.
     """
     compiler = find_compiler()
     if compiler is None:
-        raise FileNotFoundError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
+        raise FileNotFoundError(f"no C++ compiler found ({', '.join(COMPILERS)})")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     library = directory / f"{_key(compiler)}.so"
     if library.is_file():
@@ -84,8 +84,8 @@ def _compile(compiler: str, library: Path) -> None:
     logger.info("compiling the CPU kernels into %s", library)
     source = Path(__file__).parent
     torch_root = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as place:
-        unfinished = Path(place) / library.name
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as temporary:
+        unfinished = Path(temporary) / library.name
         words = [compiler, *_flags(), f"-I{torch_root}/include", *(str(source / name) for name in SOURCES)]
         words += ["-o", str(unfinished), f"-L{torch_root}/lib", "-ltorch_cpu", "-lc10"]
         subprocess.run(words, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
@@ -93,12 +93,12 @@ def _compile(compiler: str, library: Path) -> None:
 
 
 def _flags() -> Sequence[str]:
-    """Vectors of 512 bits are a matter of x86 alone."""
+    """The compiler flags; only x86 has vectors of 512 bits."""
     return FLAGS if platform.machine() == "x86_64" else [flag for flag in FLAGS if "vector-width" not in flag]
 
 
 def _key(compiler: str) -> str:
-    """Names everything that the library depends on; a home directory may be shared by unlike machines."""
+    """A digest of all that the library depends on; machines that differ may share a home directory."""
     digest = hashlib.sha256()
     for name in (*HEADERS, *SOURCES):
         digest.update((Path(__file__).parent / name).read_bytes())
@@ -116,14 +116,14 @@ def _processor() -> str:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when that process ends, however it ends."""
+    """A lock of one process at a time; the system releases it when the process ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _cache_directory() -> Path:
-    """In the user's cache; for a user without a writable home a directory of this process's own, built anew."""
+    """In the user's cache; without a writable home a new directory of this process."""
     directory = Path.home() / ".cache" / "tgi-bench" / "kernels"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def _cache_directory() -> Path:
 
 
 def _reason(error: Exception) -> str:
-    """What the compiler said first, or the error itself."""
+    """The compiler's first error, or the exception's text."""
     if isinstance(error, subprocess.CalledProcessError):
         first = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
         return f"the compiler failed: {first}"

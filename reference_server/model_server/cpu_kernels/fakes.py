@@ -1,4 +1,4 @@
-"""What torch has to know of the compiled operators beside their code: shapes of results, for tracing and checks."""
+"""The result shapes of the compiled operators, which torch needs for tracing and checks."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def register(operators: Any) -> None:
-    """Tell torch the shape of every operator's result."""
+    """Register the shape function of every operator."""
     if hasattr(operators, "linear"):
         torch.library.register_fake("reference_server_cpu::linear")(_linear)
     torch.library.register_fake("reference_server_cpu::attend_decode")(_like_the_query)

@@ -1,16 +1,16 @@
-"""Token ids to streamed text: every token's piece as soon as its characters are whole."""
+"""Token ids to streamed text: each token's piece as soon as its characters are complete."""
 
 from collections.abc import Sequence
 
 from reference_server.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# How many prompt tokens the first piece is decoded with; TGI's number.
+# Prompt tokens that the first piece is decoded with; TGI's number.
 _PROMPT_CONTEXT = 5
 
 
 class IncrementalDetokenizer:
-    """The streamed text of one sequence; special tokens are part of it.
+    """The streamed text of one sequence, special tokens included.
 
     Keeps the tokens from `prefix_offset` on, of which the first `read_offset - prefix_offset` have been emitted:
 
@@ -26,7 +26,7 @@ class IncrementalDetokenizer:
         self._at_boundary = False
 
     def append(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is unfinished."""
+        """The text that `token_id` completes; empty while a character is incomplete."""
         if self._at_boundary and (text := self._whole_text(token_id)):
             self._window = [token_id]
             self._read = 1
@@ -47,16 +47,16 @@ class IncrementalDetokenizer:
         return piece
 
     def _whole_text(self, token_id: int) -> str | None:
-        """The token's text if it needs no neighbours: bytewise decoding, and no part of a character in it."""
+        """The token's text, or None if it has part of a character. For tokenizers that decode byte by byte."""
         text = self._tokenizer.text_of(token_id)
         return None if _REPLACEMENT in text else text
 
 
 def final_text(tokenizer: Tokenizer, ids: Sequence[int], prompt_len: int) -> str:
-    """The generated text without special tokens; ids: the prompt and what followed it.
+    """The generated text without special tokens. ids: the prompt and the output.
 
-    One prompt token is decoded along, so that a leading space is right. A character that the output ends in the
-    middle of shows as U+FFFD; TGI returns no text at all then.
+    One prompt token is decoded with it, so that a leading space is right. An incomplete last character is U+FFFD, where
+    TGI returns no text.
     """
     context_start = max(prompt_len - 1, 0)
     context = tokenizer.decode(ids[context_start:prompt_len], skip_special_tokens=True)

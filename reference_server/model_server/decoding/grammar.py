@@ -1,7 +1,8 @@
-"""Grammars in a batch: which tokens may come next in each row that has one, from its regex.
+"""Grammars in a batch: the tokens that may come next in each row that has a grammar.
 
-llguidance walks the regex's automaton over the bytes of the tokens and builds its states as they are met, so that
-nothing waits for a compilation and a step's cost is bounded (grammars/regex_limits.py). docs/grammars.md says why it.
+llguidance walks a regex or a JSON schema over the bytes of the tokens and builds states when they are met, so that
+nothing waits for a compilation and the cost of a step is limited (grammars/limits.py). docs/grammars.md compares
+libraries.
 """
 
 import logging
@@ -9,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,26 +18,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reference_server.errors import ValidationError
-from reference_server.grammars.packages import missing_packages
-from reference_server.grammars.pool import MAX_STEP_NS
+from reference_server.grammars.pool import MAX_STEP_NS, missing_packages
+from reference_server.messages import Grammar, GrammarType
 from reference_server.tokenizer import FastTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
 
 logger = logging.getLogger(__name__)
 
-MAX_KEPT = 32
-MAX_KEPT_BYTES = 256 << 20
-#: A step that takes longer has built states, and so memory is asked for.
+MAX_CACHED = 32
+MAX_CACHED_BYTES = 256 << 20
+#: A longer step has built states; only then is the process's memory read.
 _BUILDING_NS = 1_000_000
 _PAGE_BYTES = 4096
-_WALKED_AT_ONCE = 64
+_TOKENS_PER_CHECK = 64
 
 
 class GrammarError(Exception):
-    """A grammar cannot be enforced; the text says why."""
+    """A grammar cannot be enforced; the text gives the reason."""
 
 
 class Grammars:
-    """The automata over one model's tokens. Those of the last regexes are kept, and shared by their sequences."""
+    """Automata over one model's tokens. The last ones are cached, and shared by their sequences."""
 
     def __init__(
         self,
@@ -48,68 +53,69 @@ class Grammars:
         self._tokenizer = tokenizer
         self._eos_ids = sorted(id_ for id_ in eos_ids if 0 <= id_ < tokenizer.vocab_size)
         self.clock_ns = clock_ns
-        self._resident_bytes = resident_bytes or _resident_bytes
-        self._slow: OrderedDict[str, None] = OrderedDict()
+        self._resident_bytes = resident_bytes or read_resident_bytes
+        self._too_slow: OrderedDict[Grammar, None] = OrderedDict()
         self._engine: _Engine | None = None
-        self._kept: OrderedDict[str, Automaton] = OrderedDict()
+        self._cached: OrderedDict[Grammar, Automaton] = OrderedDict()
 
-    def state(self, regex: str, passed: str = "") -> "GrammarState":
-        """The start of a sequence, or where it stands behind the text `passed`.
+    @property
+    def cached(self) -> list[Grammar]:
+        """The least recently used first."""
+        return list(self._cached)
 
-        Never raises: what cannot be enforced fails its own row.
+    def state(self, grammar: Grammar, prefix: str = "") -> "GrammarState":
+        """The state of a new sequence, or of one that continues after the output `prefix`.
+
+        Never raises: a grammar that cannot be enforced fails its own row.
         """
-        return GrammarState(self, regex, passed)
-
-    def failed_state(self) -> "GrammarState":
-        """Of a grammar that never became a regex."""
-        return GrammarState(self, None)
+        return GrammarState(self, grammar, prefix)
 
     def prepare(self) -> None:
-        """Lay out the tokens now, if grammars can be served at all: the first request should not wait for it."""
+        """Index the vocabulary now, if grammars can be served, so that the first request does not wait for it."""
         try:
             self._loaded_engine()
         except GrammarError as error:
             logger.info("requests with a grammar are refused: %s", error)
 
-    def automaton(self, regex: str) -> "Automaton":
-        """Raises GrammarError for a regex that is none, or that has held up a batch before."""
-        if regex in self._slow:
+    def automaton(self, grammar: Grammar) -> "Automaton":
+        """Raises GrammarError for a grammar that does not compile, or that was too slow before."""
+        if grammar in self._too_slow:
             raise GrammarError("it has taken too long before")
-        kept = self._kept.get(regex)
-        if kept is None:
+        cached = self._cached.get(grammar)
+        if cached is None:
             self._loaded_engine()
             started = self.clock_ns()
-            kept = self.fresh_automaton(regex)
+            cached = self.fresh_automaton(grammar)
             if self.clock_ns() - started > MAX_STEP_NS:
-                self.give_up(regex)
+                self.refuse(grammar)
                 raise GrammarError("its automaton takes too long to start")
-            self._kept[regex] = kept
-        self._kept.move_to_end(regex)
-        while len(self._kept) > MAX_KEPT or (len(self._kept) > 1 and self._kept_bytes() > MAX_KEPT_BYTES):
-            self._kept.popitem(last=False)
-        return kept
+            self._cached[grammar] = cached
+        self._cached.move_to_end(grammar)
+        while len(self._cached) > MAX_CACHED or (len(self._cached) > 1 and self._cached_bytes() > MAX_CACHED_BYTES):
+            self._cached.popitem(last=False)
+        return cached
 
-    def fresh_automaton(self, regex: str) -> "Automaton":
-        return Automaton(self._loaded_engine(), regex, self._resident_bytes)
+    def fresh_automaton(self, grammar: Grammar) -> "Automaton":
+        return Automaton(self._loaded_engine(), grammar, self._resident_bytes)
 
     def ids_of(self, text: str) -> list[int]:
-        """Tokens that are `text`, byte for byte. Raises GrammarError where none are."""
+        """Tokens that spell `text`, byte for byte. Raises GrammarError if there are none."""
         return self._loaded_engine().ids_of(text) if text else []
 
-    def forget(self, regex: str, automaton: "Automaton") -> None:
-        """Keep an automaton no longer that has reached its limits."""
-        if self._kept.get(regex) is automaton:
-            del self._kept[regex]
+    def drop(self, grammar: Grammar, automaton: "Automaton") -> None:
+        """Remove an automaton that has reached its limits from the cache."""
+        if self._cached.get(grammar) is automaton:
+            del self._cached[grammar]
 
-    def give_up(self, regex: str) -> None:
-        """Refuse a regex whose steps take too long, for as long as it is remembered."""
-        self._kept.pop(regex, None)
-        self._slow[regex] = None
-        if len(self._slow) > MAX_KEPT:
-            self._slow.popitem(last=False)
+    def refuse(self, grammar: Grammar) -> None:
+        """Refuse a grammar whose steps take too long, while it is among the last ones refused."""
+        self._cached.pop(grammar, None)
+        self._too_slow[grammar] = None
+        if len(self._too_slow) > MAX_CACHED:
+            self._too_slow.popitem(last=False)
 
-    def _kept_bytes(self) -> int:
-        return sum(automaton.num_bytes for automaton in self._kept.values())
+    def _cached_bytes(self) -> int:
+        return sum(automaton.num_bytes for automaton in self._cached.values())
 
     def _loaded_engine(self) -> "_Engine":
         if self._engine is None:
@@ -118,7 +124,7 @@ class Grammars:
 
 
 class _Engine:
-    """llguidance with this model's tokens. Raises GrammarError where that cannot be."""
+    """llguidance with this model's tokens. Raises GrammarError if the model cannot have grammars."""
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: list[int]) -> None:
         missing = missing_packages()
@@ -130,41 +136,44 @@ class _Engine:
             raise GrammarError("the model has no end-of-sequence token")
         import llguidance
 
-        from reference_server.grammars.regex_limits import check_size, parser_detail, parser_limits
-
-        spelled = tokenizer.token_bytes()
-        if spelled is None:
+        token_bytes = tokenizer.token_bytes()
+        if token_bytes is None:
             raise GrammarError("its tokenizer joins tokens neither as bytes nor as SentencePiece does")
-        self._vocabulary = _Vocabulary(tokenizer, spelled, eos_ids)
+        self._vocabulary = _Vocabulary(tokenizer, token_bytes, eos_ids)
         self.tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._vocabulary), eos_token=eos_ids)
-        self._matcher = llguidance.LLMatcher
-        self._limits = parser_limits()
-        self._check_size = check_size
-        self._detail = parser_detail
 
-    def compile(self, regex: str) -> "llguidance.LLMatcher":  # type: ignore[name-defined] # noqa: F821
+    def compile(self, grammar: Grammar) -> "llguidance.LLMatcher":
+        import llguidance
+
+        from reference_server.grammars.limits import check_size, parser_detail, parser_limits
+        from reference_server.grammars.schema import read_schema, schema_grammar
+
         try:
-            # A peer's router may not have looked.
-            self._check_size(regex)
+            # Another router may not have checked it.
+            if grammar.type is GrammarType.JSON:
+                source = schema_grammar(read_schema(grammar.text))
+            else:
+                check_size(grammar.text)
+                source = llguidance.LLMatcher.grammar_from_regex(grammar.text)
         except ValidationError as error:
             raise GrammarError(error.detail) from error
-        matcher = self._matcher(self.tokens, self._matcher.grammar_from_regex(regex), log_level=0, limits=self._limits)
+        matcher = llguidance.LLMatcher(self.tokens, source, log_level=0, limits=parser_limits())
         if matcher.is_error():
-            raise GrammarError(self._detail(matcher.get_error()))
+            raise GrammarError(parser_detail(matcher.get_error()))
         return matcher
 
     def ids_of(self, text: str) -> list[int]:
         found: list[int] = self.tokens.greedy_tokenize(text)
         if not self._vocabulary.spells(found, text.encode()):
-            # A word without all its letters among the tokens.
+            # The vocabulary lacks some of the text's bytes as tokens.
             found = self._vocabulary(text.encode())
             if not self._vocabulary.spells(found, text.encode()):
-                raise GrammarError("no tokens are the text that it has let through")
+                raise GrammarError("no tokens spell the output so far")
         return found
 
 
 class _Vocabulary:
-    """Tokens as llguidance asks for them, and the tokenizing of text that a grammar forces."""
+    """The vocabulary as llguidance reads it, and the tokenization of text that a grammar forces."""
 
     bos_token_id = None
 
@@ -178,7 +187,7 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokenizer's own ids where they are this text and nothing else; the longest tokens where they are not."""
+        """The tokenizer's ids if they spell exactly this text; otherwise the longest tokens that do."""
         ids = self._tokenizer.encode(text.decode(errors="replace"), add_special_tokens=False)
         return ids if self.spells(ids, text) else self._longest_tokens(text)
 
@@ -197,17 +206,17 @@ class _Vocabulary:
 
 
 class Automaton:
-    """A regex's automaton as far as it is built; `num_bytes` is what building it has added to the process."""
+    """A grammar's automaton, built as far as it was walked; `num_bytes`: the memory that this has added."""
 
-    def __init__(self, engine: _Engine, regex: str, resident_bytes: Callable[[], int]) -> None:
+    def __init__(self, engine: _Engine, grammar: Grammar, resident_bytes: Callable[[], int]) -> None:
         self._resident_bytes = resident_bytes
         self.num_bytes = 0
         before = resident_bytes()
-        self.start = engine.compile(regex)
+        self.start = engine.compile(grammar)
         self.num_bytes += max(0, resident_bytes() - before)
 
-    def fill(self, matcher: "llguidance.LLMatcher", row: NDArray[np.int32], clock_ns: Callable[[], int]) -> int:  # type: ignore[name-defined] # noqa: F821
-        """The tokens that may come next, a bit each, and how long that took.
+    def fill(self, matcher: "llguidance.LLMatcher", row: NDArray[np.int32], clock_ns: Callable[[], int]) -> int:
+        """Write the tokens that may come next, a bit each; returns the ns that this took.
 
         row: [ceil(vocab_size / 32)], the tokenizer's vocabulary.
         """
@@ -220,26 +229,24 @@ class Automaton:
 
 
 class GrammarState:
-    """Where one sequence stands in its grammar. It never raises: a state that has failed allows nothing any more."""
+    """One sequence's state in its grammar. It never raises: after a failure no token is allowed."""
 
-    def __init__(self, grammars: Grammars, regex: str | None, passed: str = "") -> None:
+    def __init__(self, grammars: Grammars, grammar: Grammar, prefix: str = "") -> None:
         self.num_words = -(-grammars.vocab_size // 32)
         self._grammars = grammars
-        self._regex = regex or ""
+        self._grammar = grammar
         self._accepted: list[int] = []
-        self._is_alone = False
+        self._has_own_automaton = False
         self._automaton: Automaton | None = None
-        if regex is None:
-            return
         try:
-            self._accepted = grammars.ids_of(passed)
-            self._automaton = grammars.automaton(regex)
+            self._accepted = grammars.ids_of(prefix)
+            self._automaton = grammars.automaton(grammar)
         except GrammarError as error:
             logger.warning("a grammar cannot be enforced: %s", error)
             return
         self._matcher = self._automaton.start.deep_copy()
         if not self._walk(self._accepted):
-            self._start_again()
+            self._restart()
 
     @property
     def must_end(self) -> bool:
@@ -247,45 +254,45 @@ class GrammarState:
         return self._automaton is not None and self._matcher.is_stopped() and not self._matcher.is_error()
 
     def fill(self, row: NDArray[np.int32]) -> None:
-        """The tokens that may come next, a bit each; none once the state has failed."""
+        """Write the tokens that may come next, a bit each; none after a failure."""
         if self._automaton is not None:
             spent_ns = self._automaton.fill(self._matcher, row, self._grammars.clock_ns)
             if self._matcher.is_error():
-                self._start_again()
+                self._restart()
                 if self._automaton is not None:
                     spent_ns += self._automaton.fill(self._matcher, row, self._grammars.clock_ns)
             if spent_ns > MAX_STEP_NS:
-                self._give_up(spent_ns)
+                self._fail_slow(spent_ns)
         if self._automaton is None or self._matcher.is_error():
             row[:] = 0
 
     def accept(self, token_id: int) -> None:
-        """`token_id` has been chosen."""
+        """Advance by the token that was chosen."""
         self._accepted.append(token_id)
         if self._automaton is None or self._matcher.is_stopped():
             return
         if not self._walk([token_id]):
-            self._start_again()
+            self._restart()
 
     def _walk(self, ids: Sequence[int]) -> bool:
-        """Take `ids`, a few at a time: the others in the batch wait for it. False if they cannot be taken."""
+        """Advance by `ids`, checking the time every few tokens, since the batch waits. False if one is not allowed."""
         started = self._grammars.clock_ns()
-        for first in range(0, len(ids), _WALKED_AT_ONCE):
-            if not self._matcher.consume_tokens(ids[first : first + _WALKED_AT_ONCE]):
+        for first in range(0, len(ids), _TOKENS_PER_CHECK):
+            if not self._matcher.consume_tokens(list(ids[first : first + _TOKENS_PER_CHECK])):
                 return False
             spent_ns = self._grammars.clock_ns() - started
             if spent_ns > MAX_STEP_NS:
-                self._give_up(spent_ns)
+                self._fail_slow(spent_ns)
                 break
         return True
 
-    def _start_again(self) -> None:
-        """Go on with an automaton of its own, once: others may have used up the limits of the one that they shared."""
+    def _restart(self) -> None:
+        """Continue with an automaton of its own, once: other sequences may have used up the shared one's limits."""
         assert self._automaton is not None
         reason = self._matcher.get_error().partition("\n")[0]
-        self._grammars.forget(self._regex, self._automaton)
-        was_shared, self._is_alone = not self._is_alone, True
-        self._automaton = self._grammars.fresh_automaton(self._regex) if was_shared else None
+        self._grammars.drop(self._grammar, self._automaton)
+        was_shared, self._has_own_automaton = not self._has_own_automaton, True
+        self._automaton = self._grammars.fresh_automaton(self._grammar) if was_shared else None
         if self._automaton is not None:
             self._matcher = self._automaton.start.deep_copy()
             if self._walk(self._accepted):
@@ -293,30 +300,34 @@ class GrammarState:
         logger.warning("a grammar's state has failed: %s", reason)
         self._automaton = None
 
-    def _give_up(self, spent_ns: int) -> None:
-        """End this row, and refuse the regex from now on: the next step would hold up the batch again."""
-        logger.warning("a grammar is given up: one step of its automaton took %d ms", spent_ns // 1_000_000)
-        self._grammars.give_up(self._regex)
+    def _fail_slow(self, spent_ns: int) -> None:
+        """End this row and refuse the grammar from now on, so that it does not delay the batch again."""
+        logger.warning(
+            "a request ends: a step of its grammar took %d ms, of %d ms",
+            spent_ns // 1_000_000,
+            MAX_STEP_NS // 1_000_000,
+        )
+        self._grammars.refuse(self._grammar)
         self._automaton = None
 
 
 class GrammarRows:
     """The rows of a batch that have a grammar.
 
-    states: row -> where it stands. vocab_size: of the model's logits, which the tokenizer may exceed.
+    states: by row. vocab_size: of the model's logits; the tokenizer's may be larger.
     """
 
     def __init__(
         self, states: Mapping[int, GrammarState], num_rows: int, vocab_size: int, device: torch.device
     ) -> None:
         self._states = states
-        self._is_everywhere = len(states) == num_rows
+        self._in_every_row = len(states) == num_rows
         self._vocab_size = vocab_size
         self._device = device
 
     @classmethod
     def of(cls, states: Sequence[GrammarState | None], vocab_size: int, device: torch.device) -> "GrammarRows | None":
-        """None where no row has one."""
+        """None if no row has a grammar."""
         found = {row: state for row, state in enumerate(states) if state is not None}
         return cls(found, len(states), vocab_size, device) if found else None
 
@@ -328,13 +339,13 @@ class GrammarRows:
         return words
 
     def ending(self) -> set[int]:
-        """The rows in which nothing but an end may come."""
+        """Rows in which only an end-of-sequence token may come next."""
         return {row for row, state in self._states.items() if state.must_end}
 
     def apply_(self, scores: Tensor, allowed: NDArray[np.int32]) -> None:
-        """scores: [rows, vocab_size]; what is not allowed goes to -inf."""
+        """Set the scores of tokens that are not allowed to -inf. scores: [rows, vocab_size]."""
         forbidden = ~_bits(allowed, self._vocab_size, self._device)
-        if self._is_everywhere:
+        if self._in_every_row:
             scores.masked_fill_(forbidden, -torch.inf)
             return
         for row, each in zip(self._states, forbidden, strict=True):
@@ -346,12 +357,12 @@ def _bits(words: NDArray[np.int32], count: int, device: torch.device) -> Tensor:
     if device.type == "cpu":
         bits = np.unpackbits(words.view(np.uint8), axis=1, count=count, bitorder="little")
         return torch.from_numpy(bits.view(np.bool_))
-    # The packed words are a thirty-second of what would be copied.
+    # Copying the packed words moves a thirty-second of the bytes.
     packed = torch.from_numpy(words).to(device, non_blocking=True)
     shifts = torch.arange(32, dtype=torch.int32, device=device)
     return ((packed[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :count]
 
 
-def _resident_bytes() -> int:
-    """Of this process. /proc is read in 3 us; getrusage knows the peak only."""
+def read_resident_bytes() -> int:
+    """Memory of this process. Reading /proc takes 3 us; getrusage reports the peak only."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES

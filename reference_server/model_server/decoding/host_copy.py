@@ -1,4 +1,4 @@
-"""Small tensors on their way between host and device; nothing waits for the device but reading."""
+"""Copies small tensors between host and device; only reading waits for the device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from torch import Tensor
 def to_device(
     values: Sequence[Any] | NDArray[Any], device: torch.device, dtype: type[np.number[Any]] | None = None
 ) -> Tensor:
-    """The values on a device, by pinned memory: `torch.tensor(values, device=...)` would wait for the copy.
+    """The values on a device, through pinned memory: `torch.tensor(values, device=...)` would wait for the copy.
 
-    Lists of floats become float32, of integers int64, unless `dtype` says otherwise.
+    Lists of floats become float32 and lists of integers int64, unless `dtype` is set.
     """
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=dtype)
     host = torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
@@ -26,7 +26,7 @@ def to_device(
 
 
 class HostCopy:
-    """Copies of some tensors, begun when made. Reading waits for them alone, not for what was launched after them."""
+    """Copies of some tensors, started at construction. Reading waits for these copies, not for later launches."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors

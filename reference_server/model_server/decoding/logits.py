@@ -1,7 +1,7 @@
-"""From a model's logits to the distribution that a token is chosen from: penalties, then warpers.
+"""Logits to the distribution that a token is chosen from: watermark, penalties, minimum length, grammar, warpers.
 
-Everything is batched over rows, and every operation leaves a row that did not ask for it bit for bit unchanged, so
-that a request's distribution never depends on its batch mates. Order and formulas: model-server.md section 6.
+Everything is batched over rows, and no operation changes a bit of a row that does not use it, so that a request's
+distribution never depends on the other requests of its batch. Order and formulas are those of TGI.
 """
 
 import math
@@ -18,16 +18,16 @@ from reference_server.model_server.decoding.grammar import GrammarRows, GrammarS
 from reference_server.model_server.decoding.host_copy import to_device
 from reference_server.model_server.decoding.watermark import Watermark
 
-# Parameters are clamped so that finite logits stay finite in float32, whatever a peer sends.
+# Parameters are clamped so that finite logits stay finite in float32.
 _TINIEST, _LARGEST = 1e-30, 1e30
 _LARGEST_LOGIT = 1e38
 
 
 @dataclass(frozen=True, slots=True)
 class RowParameters:
-    """What one row of the logits asks for. A row is a request; `prompt_len` counts its ids before the first output.
+    """The parameters of one row of the logits, which is a request. prompt_len: its ids before the first output.
 
-    `grammar` follows the row's output by itself.
+    grammar: updated by the sequence as its output grows.
     """
 
     chooser: ChooserParameters
@@ -44,8 +44,8 @@ class RowParameters:
 class LogitsPipeline:
     """Watermark, penalties, minimum length, grammars and warpers of one batch.
 
-    Built once for a membership; it follows the sequences as they grow, so `process` is called once per step with
-    the ids of the same sequences in the same order.
+    Built once for a membership. `process` is called once per step, with the ids of the same sequences in the same
+    order.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class LogitsPipeline:
             self._minimum_length = MinimumLength(rows, vocab_size, eos_ids, device)
         if any(_is_warped(chooser) for chooser in choosers):
             self._warpers = Warpers(choosers, vocab_size, device)
-        # Whether no row asks for anything: greedy, or plain sampling.
+        # All rows are greedy or plainly sampled.
         self.is_identity = not (
             self._watermarked or self._penalties or self._minimum_length or self._grammars or self._warpers
         )
 
     @property
     def needs_host_ids(self) -> bool:
-        """Whether a row's newest id is needed on the host: the next step cannot be launched before it is read."""
+        """Whether a row's newest id must be read on the host before the next step."""
         return bool(self._watermarked or self._grammars)
 
     def process(self, logits: Tensor, ids: Sequence[Sequence[int]], newest: Tensor | None) -> Tensor:
-        """The final scores, [rows, vocab_size] in float32; filtered ids are at -inf. `logits` is left as it was.
+        """The final scores, [rows, vocab_size] in float32; filtered ids are at -inf. `logits` is not changed.
 
-        ids: prompt and output of each row, as far as the host knows them. newest: [rows], the one id of every row
-        that was chosen on the device and is not in `ids` yet, or None.
+        ids: prompt and output of each row, as far as the host knows them. newest: [rows], the one id of every row that
+        is on the device only and not in `ids`, or None.
         """
         if self.is_identity:
             return logits.float()
@@ -98,7 +98,7 @@ class LogitsPipeline:
             self._penalties.apply_(scores, ids, lengths, newest)
         allowed = self._grammars.allowed() if self._grammars else None
         if self._minimum_length:
-            # A grammar that allows nothing but the end wins.
+            # A grammar that allows only the end has priority.
             self._minimum_length.apply_(scores, lengths, self._grammars.ending() if self._grammars else set())
         if self._grammars and allowed is not None:
             self._grammars.apply_(scores, allowed)
@@ -106,32 +106,32 @@ class LogitsPipeline:
 
 
 class MinimumLength:
-    """No end-of-sequence id before a row's `min_new_tokens` are out."""
+    """Filters end-of-sequence ids until a row has `min_new_tokens`."""
 
     def __init__(self, rows: Sequence[RowParameters], vocab_size: int, eos_ids: Set[int], device: torch.device) -> None:
         eos = sorted(id_ for id_ in eos_ids if 0 <= id_ < vocab_size)
         self._eos = to_device(eos, device)
-        # The sequence length from which on a row may end.
+        # The sequence length at which a row may end.
         self._floors = {
             row: each.prompt_len + each.min_new_tokens
             for row, each in enumerate(rows)
             if eos and each.min_new_tokens > 0
         }
-        self._muted: list[int] = []
-        self._muted_rows = torch.empty(0, 1, dtype=torch.int64, device=device)
+        self._filtered: list[int] = []
+        self._filtered_rows = torch.empty(0, 1, dtype=torch.int64, device=device)
 
     def apply_(self, scores: Tensor, lengths: Sequence[int], ending: Set[int] = frozenset()) -> None:
-        """`ending` are rows that have to end now."""
-        muted = [row for row, floor in self._floors.items() if lengths[row] < floor and row not in ending]
-        if not muted:
+        """ending: rows that must end now."""
+        filtered = [row for row, floor in self._floors.items() if lengths[row] < floor and row not in ending]
+        if not filtered:
             return
-        if muted != self._muted:
-            self._muted = muted
-            self._muted_rows = to_device(muted, scores.device)[:, None]
-        if len(muted) == len(scores):
+        if filtered != self._filtered:
+            self._filtered = filtered
+            self._filtered_rows = to_device(filtered, scores.device)[:, None]
+        if len(filtered) == len(scores):
             scores.index_fill_(1, self._eos, -math.inf)
         else:
-            scores[self._muted_rows, self._eos] = -math.inf
+            scores[self._filtered_rows, self._eos] = -math.inf
 
 
 class Penalties:
@@ -158,7 +158,7 @@ class Penalties:
     ) -> None:
         flat = scores.view(-1)
         if self._counted_rows:
-            cells, owners = self._counted.follow(ids, newest)
+            cells, owners = self._counted.update(ids, newest)
             if self._has_repetition:
                 # Several occurrences of one id write the same value to its cell.
                 score, penalty = flat[cells], self._repetition[owners]
@@ -169,14 +169,14 @@ class Penalties:
                 length = to_device([lengths[row] for row in self._counted_rows], scores.device)
                 flat.index_add_(0, cells, (-self._frequency / length)[owners])
         if self._has_presence:
-            cells, owners = self._generated.follow(ids, newest)
+            cells, owners = self._generated.update(ids, newest)
             flat[cells] = flat[cells] - self._presence[owners]
 
 
 class Occurrences:
-    """Every id that some rows hold from a start position on, as flat cells of [rows, vocab_size].
+    """Every id of some rows from a start position on, as flat cells of [rows, vocab_size].
 
-    Kept on the device and extended by what is new in a step, so nothing is padded and nothing counted twice.
+    Kept on the device and extended in each step by the new ids, so nothing is padded or counted twice.
     """
 
     def __init__(self, rows: Sequence[int], starts: Sequence[int], vocab_size: int, device: torch.device) -> None:
@@ -189,8 +189,8 @@ class Occurrences:
         self._cells = torch.empty(0, dtype=torch.int64, device=device)
         self._owners = torch.empty(0, dtype=torch.int64, device=device)
 
-    def follow(self, ids: Sequence[Sequence[int]], newest: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Take in what is new; the cells, and for each the index of its row among `rows`."""
+    def update(self, ids: Sequence[Sequence[int]], newest: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add the new ids; returns the cells, and for each the index of its row in `rows`."""
         fresh: list[np.ndarray] = []
         owners: list[np.ndarray] = []
         for owner, row in enumerate(self._rows):
@@ -220,7 +220,7 @@ class Occurrences:
 
 
 class Warpers:
-    """Temperature, top-k, top-p and typical-p; each works on the rows that ask for it."""
+    """Temperature, top-k, top-p and typical-p; each changes only the rows that use it."""
 
     def __init__(self, choosers: Sequence[ChooserParameters], vocab_size: int, device: torch.device) -> None:
         temperatures = [_or_off(chooser.temperature, positive=True, off=1.0) for chooser in choosers]
@@ -228,8 +228,8 @@ class Warpers:
         top_k = [min(max(chooser.top_k, 0), vocab_size) for chooser in choosers]
         self._top_k = _Rows(top_k, 0, device)
         self._keep_top_k = partial(keep_top_k, largest_k=max(top_k, default=0))
-        self._top_p = _Rows([_share(chooser.top_p) for chooser in choosers], 1.0, device)
-        self._typical_p = _Rows([_share(chooser.typical_p) for chooser in choosers], 1.0, device)
+        self._top_p = _Rows([_mass_or_off(chooser.top_p) for chooser in choosers], 1.0, device)
+        self._typical_p = _Rows([_mass_or_off(chooser.typical_p) for chooser in choosers], 1.0, device)
 
     def __call__(self, scores: Tensor) -> Tensor:
         for rows, warp in (
@@ -265,17 +265,17 @@ def divide_by_temperature(scores: Tensor, temperature: Tensor) -> Tensor:
 
 
 def keep_top_k(scores: Tensor, k: Tensor, largest_k: int) -> Tensor:
-    """Keep the k largest of each row and what equals the k-th. k: [rows], 1 to `largest_k`, which the host knows."""
+    """Keep the k largest of each row and all equal to the k-th. k: [rows], 1 to `largest_k`."""
     largest = scores.topk(largest_k, dim=-1).values
     kth = largest.gather(1, k[:, None] - 1)
     return scores.masked_fill(scores < kth, -math.inf)
 
 
 def keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
-    """Keep the most probable ids that hold `top_p` of each row; the best one always. top_p: [rows].
+    """Keep the most probable ids whose probabilities reach `top_p`, at least one. top_p: [rows].
 
-    Drops, in ascending order, what has a cumulative probability of at most 1 - top_p; of equal scores the lower ids
-    go first, as in a stable sort, but only the scores are sorted.
+    Drops, in ascending order, ids up to a cumulative probability of 1 - top_p; of equal scores the lower ids first, as
+    in a stable sort, although only the scores are sorted.
     """
     ascending = _sorted(scores)
     num_dropped = (ascending.softmax(-1).cumsum(-1) <= (1 - top_p)[:, None]).sum(-1, keepdim=True)
@@ -283,7 +283,7 @@ def keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
     below = scores < lowest_kept
     tied = scores == lowest_kept
     num_tied_dropped = num_dropped - below.sum(-1, keepdim=True)
-    # The best id is the last of its ties, so it stays where rounding would drop every id.
+    # The best id is the last of its ties, so it is kept even if rounding would drop every id.
     num_tied_dropped = num_tied_dropped.minimum(tied.sum(-1, keepdim=True) - 1)
     return scores.masked_fill(below | (tied & (tied.cumsum(-1) <= num_tied_dropped)), -math.inf)
 
@@ -296,7 +296,7 @@ def _sorted(scores: Tensor) -> Tensor:
 
 
 def keep_typical(scores: Tensor, mass: Tensor) -> Tensor:
-    """Keep the ids whose surprise is nearest the entropy, up to `mass` of each row (arXiv 2202.00666). mass: [rows]."""
+    """Keep the ids with surprise nearest the entropy, up to `mass` of each row (arXiv 2202.00666). mass: [rows]."""
     log_probs = scores.log_softmax(-1)
     probs = log_probs.exp()
     entropy = -(log_probs * probs).nansum(-1, keepdim=True)
@@ -315,19 +315,19 @@ def _is_warped(chooser: ChooserParameters) -> bool:
     return (
         chooser.temperature not in (0, 1)
         or chooser.top_k > 0
-        or _share(chooser.top_p) != 1
-        or _share(chooser.typical_p) != 1
+        or _mass_or_off(chooser.top_p) != 1
+        or _mass_or_off(chooser.typical_p) != 1
     )
 
 
 def _or_off(value: float, *, positive: bool = False, off: float = 0.0) -> float:
-    """`value` clamped to what float32 survives; `off` if it is no usable number. Zero is off everywhere."""
+    """`value` clamped to float32's safe range; `off` if it is not a usable number. Zero is always off."""
     if math.isnan(value) or (positive and value <= 0):
         return off
     smallest = _TINIEST if positive else -_LARGEST
     return min(max(value, smallest), _LARGEST)
 
 
-def _share(value: float) -> float:
-    """A probability mass below 1; everything else is off."""
+def _mass_or_off(value: float) -> float:
+    """A probability mass between 0 and 1; any other value is off, 1."""
     return value if 0 < value < 1 else 1.0

@@ -1,6 +1,6 @@
-"""One token per row: greedily, or drawn with a uniform number that is a function of seed and position alone.
+"""Chooses one token per row: greedily, or with a uniform number that depends on seed and position only.
 
-No generator object exists: filter, concatenate, chunks, run-ahead and drafts cannot shift a draw.
+There is no generator state, so filter, concatenate, chunks, run-ahead and drafts cannot change a draw.
 """
 
 import math
@@ -23,8 +23,8 @@ TopTokens = tuple[list[int], list[float]]
 class HostChoice:
     """One step's choices on the host, a list entry per row.
 
-    `failed` marks rows whose logits were not finite; their other entries mean nothing. `top_tokens` are (ids,
-    logprobs) in descending order, empty for a row that asked for none.
+    failed: rows whose logits were not finite; their other entries are meaningless. top_tokens: (ids, logprobs) in
+    descending order, empty for a row that requests none.
     """
 
     ids: list[int]
@@ -37,7 +37,7 @@ class HostChoice:
 class Choice:
     """One step's choices on the device: ids [rows] int64 and logprobs [rows] float32, of the warped distribution.
 
-    A logprob that is not finite marks a row for which nothing could be chosen. `tops` share no rows.
+    A logprob that is not finite marks a row without a choice. `tops` share no rows.
     """
 
     ids: Tensor
@@ -46,26 +46,26 @@ class Choice:
 
     @classmethod
     def of_rows(cls, choices: "Sequence[Choice]") -> "Choice":
-        """Choices of one row each, made apart, as one."""
+        """Join choices of one row each."""
         tops = tuple(replace(top, rows=(row,)) for row, choice in enumerate(choices) for top in choice.tops)
         return cls(
             torch.cat([choice.ids for choice in choices]), torch.cat([choice.logprobs for choice in choices]), tops
         )
 
-    def send(self) -> "ChoiceOnItsWay":
-        """Start copying to the host; what is launched after this is not waited for."""
+    def send(self) -> "PendingChoice":
+        """Start the copy to the host; reading it does not wait for later launches."""
         tensors = [self.ids, self.logprobs]
         for top in self.tops:
             tensors += [top.counts, top.values, top.ids]
-        return ChoiceOnItsWay(HostCopy(tensors), self.tops)
+        return PendingChoice(HostCopy(tensors), self.tops)
 
     def to_host(self) -> HostChoice:
-        """Wait for the device and read everything."""
+        """Wait for the device and read all choices."""
         return self.send().read()
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceOnItsWay:
+class PendingChoice:
     """Choices that are being copied to the host."""
 
     copy: HostCopy
@@ -117,8 +117,8 @@ class TokenChooser:
     def choose(self, logits: Tensor, ids: Sequence[Sequence[int]], newest: Tensor | None = None) -> Choice:
         """One token per row; nothing waits for the device.
 
-        logits: [rows, vocab_size], any float dtype, unchanged. ids: each row's prompt and output. newest: [rows]
-        int64, each row's last id where that is on the device only and not in `ids` yet (a step launched ahead).
+        logits: [rows, vocab_size], any float dtype, unchanged. ids: each row's prompt and output. newest: [rows] int64,
+        each row's last id if it is on the device only and not in `ids` (a step launched ahead).
         """
         scores = self._pipeline.process(logits, ids, newest)
         if not self._sampled:
@@ -138,7 +138,7 @@ class TokenChooser:
 
 
 class TopN:
-    """The most probable ids of the rows that ask for them; `top_n` is row -> how many, at least one."""
+    """The most probable ids of the rows that request them. top_n: row -> number of ids, at least one."""
 
     def __init__(self, top_n: dict[int, int], vocab_size: int, device: torch.device) -> None:
         self._n = {row: min(n, vocab_size) for row, n in top_n.items()}
@@ -149,7 +149,7 @@ class TopN:
         """log_probs: [rows, vocab_size]."""
         log_probs = log_probs[self._index]
         values, ids = log_probs.topk(max(self._n.values()), dim=-1)
-        # Filtered ids are no candidates, however few are left.
+        # Only unfiltered ids count, even if fewer than n remain.
         threshold = values.gather(1, self._nth).clamp(min=torch.finfo(values.dtype).min)
         counts = (log_probs >= threshold).sum(-1)
         return DeviceTop(tuple(self._n), log_probs, values, ids, counts)
@@ -157,7 +157,7 @@ class TopN:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTop:
-    """Top tokens before they are read. `counts`: [rows], ids no less probable than each row's n-th, so ties exceed n.
+    """Top tokens on the device. counts: [rows], ids at least as probable as each row's n-th, so more than n with ties.
 
     log_probs: [rows, vocab_size]; values, ids: [rows, the largest n].
     """
@@ -169,7 +169,7 @@ class DeviceTop:
     counts: Tensor
 
     def sorted(self, counts: list[int], values: list[list[float]], ids: list[list[int]]) -> list[TopTokens]:
-        """Per row (ids, logprobs): descending, ties by id. Ties beyond the prepared columns cost a second read.
+        """Per row (ids, logprobs): descending, ties by id. Ties beyond the prepared columns need a second read.
 
         counts, values, ids: this record's own tensors on the host.
         """

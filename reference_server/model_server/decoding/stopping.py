@@ -1,4 +1,4 @@
-"""When a generation ends: by length, by an end-of-sequence token, or by a stop string in the streamed text."""
+"""Ends a generation by length, by an end-of-sequence token or by a stop string in the streamed text."""
 
 from collections.abc import Set
 
@@ -9,7 +9,7 @@ _TAIL_KEPT, _TAIL_LIMIT = 200, 300
 
 
 class StoppingCriteria:
-    """The stopping state of one request; `num_tokens` have been told to it so far."""
+    """The stopping state of one request. num_tokens: tokens counted so far."""
 
     def __init__(self, parameters: StoppingParameters, eos_ids: Set[int]) -> None:
         self._max_new_tokens = parameters.max_new_tokens
@@ -25,10 +25,10 @@ class StoppingCriteria:
         return self._max_new_tokens - self.num_tokens
 
     def finish_reason(self, token_id: int, text: str) -> FinishReason | None:
-        """Count one token; why the generation ends with it, or None. To be called once per token.
+        """Count one token; returns why the generation ends with it, or None. Call it once per token.
 
-        text: what the token added to the stream. A stop string is found where the text ends with it, or with it and
-        one newline; a token on which the text goes on after the stop string does not end the generation.
+        text: the token's part of the stream. A stop string is found if the text ends with it, or with it and one
+        newline; a token whose text continues after the stop string does not end the generation.
         """
         self.num_tokens += 1
         if self.num_tokens >= self._max_new_tokens:

@@ -1,4 +1,4 @@
-"""Green-list watermark: a bias on the half of the vocabulary that the last token picks (arXiv 2301.10226)."""
+"""Green-list watermark: a bias on a part of the vocabulary that depends on the last token (arXiv 2301.10226)."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ _HASH_KEY = 15_485_863
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """`gamma`: the green share of the vocabulary; `delta`: what is added to a green id's logit."""
+    """gamma: the green share of the vocabulary. delta: the bias that is added to the logit of a green id."""
 
     gamma: float = 0.5
     delta: float = 2.0
 
     def green_ids(self, last_id: int, vocab_size: int, device: torch.device) -> Tensor:
-        """The favoured ids after `last_id`, [int(vocab_size * gamma)].
+        """The green ids after `last_id`: [int(vocab_size * gamma)].
 
-        A permutation made by the device's own generator: CPU and CUDA pick different ids, as in TGI.
+        The device's own generator permutes the vocabulary: CPU and CUDA choose different ids, as in TGI.
         """
         generator = torch.Generator(device=device)
         generator.manual_seed(_HASH_KEY * last_id)

@@ -1,10 +1,10 @@
 """The encoder-decoder forward: prompts through the encoder once, then one decoder token a row and step.
 
-A sequence's blocks hold the decoder's K/V first and the encoder's, as the cross attention projects them, behind:
+A sequence's blocks hold the decoder's K/V, then the encoder's as the cross attention projects them:
 
     tokens   |- max_new_tokens of the decoder -|---- prompt ----|
 
-The decoder begins with the start token alone, so every step of it, the first included, is one token a row.
+The decoder begins with the start token only, so each of its steps, also the first, is one token a row.
 """
 
 import inspect
@@ -18,29 +18,29 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.paged_cache import (
     PaddedStep,
     PagedKeys,
     Places,
+    SlotWriter,
     layer_of,
     shapes_of,
     split,
-    store_pair,
 )
 from reference_server.model_server.kv_cache import LayerShape
 from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.step_state import StepMetadata, StepState
 
 
 class EncoderDecoderForward:
     """Logits of a batch of decoder rows.
 
-    `equal_lengths`: run rows of different decoder lengths one length at a time, for a decoder that gives every row the
-    same position. A decoder with learned positions is told each row's own where its embedding takes them.
+    equal_lengths: run rows of different decoder lengths one length at a time, for a decoder that gives every row the
+    same position. A decoder with learned positions gets each row's own if its embedding accepts them.
     """
 
-    def __init__(self, model: Any, state: AttentionState, device: torch.device, *, equal_lengths: bool) -> None:
+    def __init__(self, model: Any, state: StepState, device: torch.device, *, equal_lengths: bool) -> None:
         self._model = model
         self._state = state
         self._device = device
@@ -52,7 +52,7 @@ class EncoderDecoderForward:
 
     @torch.no_grad()
     def probe(self) -> tuple[LayerShape, ...]:
-        """Run two tokens and a start; the K/V geometry of every layer, or ValueError for a model that keeps none."""
+        """Run two tokens and a start; returns the K/V geometry of every layer. Raises ValueError without K/V."""
         caches = DynamicCache(), DynamicCache()
         prompt, start = torch.tensor([[1, 2]], device=self._device), torch.tensor([[1]], device=self._device)
         encoded = self._encode(prompt, torch.ones_like(prompt))
@@ -71,17 +71,17 @@ class EncoderDecoderForward:
     def __call__(self, inputs: RaggedInputs) -> Tensor:
         """[rows, vocab_size], in the model's dtype; the rows are `inputs.sampled` in order."""
         ids = torch.as_tensor(inputs.input_ids, device=self._device)
-        lengths = inputs.attention.seqlen_k
+        lengths = inputs.metadata.seqlen_k
         if not self._equal_lengths or (lengths == lengths[0]).all():
-            return self._run(inputs.sampled, ids, inputs.attention)
+            return self._run(inputs.sampled, ids, inputs.metadata)
         logits: dict[int, Tensor] = {}
         for length in np.unique(lengths):
             rows = np.flatnonzero(lengths == length)
-            part = self._run(tuple(inputs.sampled[row] for row in rows), ids[rows], _some(inputs.attention, rows))
+            part = self._run(tuple(inputs.sampled[row] for row in rows), ids[rows], _rows_of(inputs.metadata, rows))
             logits.update(zip(rows.tolist(), part, strict=True))
         return torch.stack([logits[row] for row in range(len(lengths))])
 
-    def _run(self, sequences: tuple[Sequence, ...], ids: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def _run(self, sequences: tuple[Sequence, ...], ids: Tensor, metadata: StepMetadata) -> Tensor:
         cache = self._state.cache
         assert cache is not None, "a forward before the cache is allocated"
         step = PaddedStep(metadata, cache.block_size, self._device)
@@ -91,7 +91,7 @@ class EncoderDecoderForward:
         if is_first[0]:
             encoded = self._encode(cross.pad(sequences, self._pad_id), cross.keys.is_real.long())
         else:
-            # Looked at for its shape only: the cross attention finds its keys and values in the cache.
+            # Only its shape is read: the cross attention has its keys and values in the cache.
             encoded = torch.zeros(1, device=self._device, dtype=self._model.dtype)
             encoded = encoded.expand(len(sequences), cross.keys.is_real.shape[1], self._width)
         num_layers = len(cache.layers)
@@ -113,13 +113,13 @@ class EncoderDecoderForward:
         return logits
 
     def _encode(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """[rows, prompt, hidden_size] of prompts padded on the right, as absolute positions want it."""
+        """[rows, prompt, hidden_size] of prompts padded on the right, for the sake of absolute positions."""
         encoded: Tensor = self._model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         return encoded
 
 
 class _CrossStep:
-    """The prompts of the rows: which slots hold their cross K/V."""
+    """The prompts of the rows and the slots of their cross K/V."""
 
     def __init__(
         self, sequences: tuple[Sequence, ...], table: NDArray[np.int64], block_size: int, device: torch.device
@@ -133,7 +133,7 @@ class _CrossStep:
         places = Places.of(first[:, None] + np.where(is_real, columns, 0), table, block_size, device)
         self.keys = Places(places.block, places.offset, torch.from_numpy(is_real).to(device))
         slots = (places.block * block_size + places.offset).cpu().numpy()
-        self.metadata = AttentionMetadata(slots[is_real], table, lengths, lengths, num_decode_rows=0)
+        self.writer = SlotWriter(StepMetadata(slots[is_real], table, lengths, lengths, num_single_rows=0))
 
     def pad(self, sequences: tuple[Sequence, ...], pad_id: int) -> Tensor:
         """[rows, prompt] ids, padded on the right."""
@@ -144,10 +144,10 @@ class _CrossStep:
 
 
 class _CrossKeys(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's cross-attention K/V: written by the first step, read from the cache by every one after it."""
+    """One layer's cross-attention K/V: the first step writes them, every later step reads them from the cache."""
 
-    def __init__(self, state: AttentionState, index: int, step: _CrossStep, key_dims: tuple[int, int]) -> None:
-        # Not the base's, which would assign what is read here.
+    def __init__(self, state: StepState, index: int, step: _CrossStep, key_dims: tuple[int, int]) -> None:
+        # Not the base's, which assigns `keys` and `values`.
         self.is_initialized = True
         self._state = state
         self._index = index
@@ -171,7 +171,7 @@ class _CrossKeys(CacheLayerMixin):  # type: ignore[misc]
         """key_states, value_states: [rows, num_kv_heads, prompt, head_dim], padded on the right."""
         is_real = self._step.keys.is_real
         new = (key_states.transpose(1, 2)[is_real], value_states.transpose(1, 2)[is_real])
-        store_pair(new, layer_of(self._state, self._index), self._step.metadata)
+        self._step.writer.write(new, layer_of(self._state, self._index))
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -188,10 +188,10 @@ class _CrossKeys(CacheLayerMixin):  # type: ignore[misc]
 
 
 class _DecoderPositions:
-    """Gives each decoder row its own position where the model would give all rows the same.
+    """Gives each decoder row its own position if the model gives all rows the same.
 
     Decoders with absolute positions count from the cache's length, one number for the whole batch. Their position
-    embedding takes the positions of one row of tokens; the batch's newest tokens are shown to it as that row.
+    embedding takes the positions of one row of tokens; it gets the batch's newest tokens as that row.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -212,21 +212,21 @@ class _DecoderPositions:
         self._positions = None
 
     def _embed(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        """In place of `output`: [rows, 1, hidden_size]."""
+        """Replaces `output`: [rows, 1, hidden_size]."""
         if self._positions is None:
             return output
         row = arguments[0].transpose(0, 1) if isinstance(arguments[0], Tensor) else arguments[0]
-        # `forward`, because calling the module would come back here.
+        # `forward`, because calling the module would call this hook again.
         embedded: Tensor = module.forward(row, position_ids=self._positions)
         return embedded.reshape(-1, 1, embedded.shape[-1])
 
 
-def _some(metadata: AttentionMetadata, rows: NDArray[np.int64]) -> AttentionMetadata:
+def _rows_of(metadata: StepMetadata, rows: NDArray[np.int64]) -> StepMetadata:
     """The geometry of some rows of a forward with one token a row."""
-    return AttentionMetadata(
+    return StepMetadata(
         metadata.slots[rows],
         metadata.block_table[rows],
         metadata.seqlen_q[rows],
         metadata.seqlen_k[rows],
-        num_decode_rows=len(rows),
+        num_single_rows=len(rows),
     )

@@ -1,6 +1,6 @@
-"""The padded forward: the model's own attention over [rows, longest], for decoders that our attention cannot enter.
+"""The padded forward: the model's own attention over [rows, longest], for decoders that cannot call ours.
 
-K/V lie in the same paged cache as everywhere; rows of any lengths, prompts and decodes alike, make one forward.
+K/V are in the same paged cache as elsewhere; one forward takes rows of any length, prompts and decodes.
 """
 
 import inspect
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from reference_server.model_server.attention.state import AttentionState
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.paged_cache import PaddedStep, PagedKeys, shapes_of
 from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.step_state import StepState
 
 
 class PaddedForward:
-    """Logits of a packed batch from a model that sees it padded on the left."""
+    """Logits of a packed batch, which the model gets padded on the left."""
 
-    def __init__(self, model: Any, state: AttentionState, device: torch.device) -> None:
+    def __init__(self, model: Any, state: StepState, device: torch.device) -> None:
         self._model = model
         self._state = state
         self._device = device
@@ -30,7 +30,7 @@ class PaddedForward:
 
     @torch.no_grad()
     def probe(self) -> tuple[LayerShape, ...]:
-        """Run two tokens; the K/V geometry of every layer. Raises ValueError for a model that keeps none."""
+        """Run two tokens; returns the K/V geometry of every layer. Raises ValueError for a model without K/V."""
         cache = DynamicCache()
         tokens = torch.tensor([[1, 2]], device=self._device)
         self._model(input_ids=tokens, past_key_values=cache, use_cache=True)
@@ -39,7 +39,7 @@ class PaddedForward:
     def __call__(self, inputs: RaggedInputs) -> Tensor:
         """[logit rows, vocab_size], in the model's dtype."""
         assert self._state.cache is not None, "a forward before the cache is allocated"
-        step = PaddedStep(inputs.attention, self._state.cache.block_size, self._device)
+        step = PaddedStep(inputs.metadata, self._state.cache.block_size, self._device)
         layers = [PagedKeys(self._state, index, step) for index in range(len(self._state.cache.layers))]
         index = slice(None) if inputs.logits_index is None else inputs.logits_index
         rows, columns = step.rows[index], step.columns[index]

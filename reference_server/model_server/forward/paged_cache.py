@@ -1,9 +1,9 @@
-"""Transformers' cache protocol over the paged cache, for the forwards that pad: rows side by side, ends aligned.
+"""Transformers' cache protocol over the paged cache, for the forwards that pad: rows aligned at their ends.
 
 A step of three rows with 2, 4 and 3 tokens in all, one new token each:
 
     keys      |  .  .  0  1  |      `.` is padding: masked, and read from the row's own first slot, so that
-              |  0  1  2  3  |      nothing of another row is ever seen
+              |  0  1  2  3  |      no other row is read
               |  .  0  1  2  |
     queries            ^ the last columns
 """
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
-from reference_server.model_server.attention.torch_backend import store
-from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.attention.store import TorchStore
+from reference_server.model_server.kv_cache import LayerCache, LayerShape
+from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where each key of a padded step lies. block, offset: [rows, keys]; is_real: [rows, keys] bool."""
+    """The place of each key of a padded step. block, offset: [rows, keys]; is_real: [rows, keys] bool."""
 
     block: Tensor
     offset: Tensor
@@ -40,17 +40,17 @@ class Places:
         arrays = (block, inside % block_size, positions >= 0)
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
-    def gather(self, layer: Tensor) -> Tensor:
+    def gather(self, layer: LayerCache) -> Tensor:
         """[rows, keys, 2, num_kv_heads, head_dim] of one layer of the cache."""
-        return layer[self.block, :, :, self.offset]
+        return layer.buffer[self.block, :, :, self.offset]
 
 
 class PaddedStep:
-    """The geometry of one padded forward: which cells of [rows, longest] hold the packed tokens, and their keys."""
+    """The geometry of one padded forward: the cells of [rows, longest] that hold the packed tokens, and their keys."""
 
-    def __init__(self, metadata: AttentionMetadata, block_size: int, device: torch.device) -> None:
+    def __init__(self, metadata: StepMetadata, block_size: int, device: torch.device) -> None:
         seqlen_q, seqlen_k = metadata.seqlen_q, metadata.seqlen_k
-        self.metadata = metadata
+        self.writer = SlotWriter(metadata)
         self.num_rows = metadata.num_rows
         self.query_len = int(seqlen_q.max())
         self.key_len = metadata.max_k
@@ -74,9 +74,9 @@ class PaddedStep:
 
 
 class PagedKeys(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's self-attention K/V: new ones go to the step's slots, and all of the rows' come back."""
+    """One layer's self-attention K/V: stores the new ones in the step's slots and returns all of the rows'."""
 
-    def __init__(self, state: AttentionState, index: int, step: PaddedStep) -> None:
+    def __init__(self, state: StepState, index: int, step: PaddedStep) -> None:
         super().__init__()
         self._state = state
         self._index = index
@@ -87,7 +87,7 @@ class PagedKeys(CacheLayerMixin):  # type: ignore[misc]
         layer = layer_of(self._state, self._index)
         rows, columns = self._step.cells
         new = (key_states[rows, :, columns], value_states[rows, :, columns])
-        store_pair(new, layer, self._step.metadata)
+        self._step.writer.write(new, layer)
         gathered = self._step.keys.gather(layer).to(key_states.dtype)
         return split(gathered, key_states.shape[-1], value_states.shape[-1])
 
@@ -104,17 +104,23 @@ class PagedKeys(CacheLayerMixin):  # type: ignore[misc]
         """The cache is allocated by the engine."""
 
 
-def layer_of(state: AttentionState, index: int) -> Tensor:
-    """[num_blocks, 2, num_kv_heads, block_size, head_dim]"""
+def layer_of(state: StepState, index: int) -> LayerCache:
     assert state.cache is not None, "attention before the cache is allocated"
     return state.cache.layers[index]
 
 
-def store_pair(pair: tuple[Tensor, Tensor], layer: Tensor, metadata: AttentionMetadata) -> None:
-    """Write packed keys and values, each [tokens, num_kv_heads, head_dim], padded to the width of the cache."""
-    width = layer.shape[-1]
-    padded = [F.pad(part, (0, width - part.shape[-1])) for part in pair]
-    store(torch.stack(padded, dim=1).to(layer.dtype), layer, metadata)
+class SlotWriter:
+    """Writes packed keys and values into the slots of one forward, layer by layer."""
+
+    def __init__(self, metadata: StepMetadata) -> None:
+        self._step = Step(metadata, StepTensors.of_host(metadata))
+        self._store = TorchStore()
+
+    def write(self, pair: tuple[Tensor, Tensor], layer: LayerCache) -> None:
+        """pair: keys and values, each [tokens, num_kv_heads, head_dim]; padded to the width of the cache."""
+        width = layer.shape.head_dim
+        padded = [F.pad(part, (0, width - part.shape[-1])) for part in pair]
+        self._store(torch.stack(padded, dim=1).to(layer.buffer.dtype), layer, self._step)
 
 
 def split(gathered: Tensor, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
@@ -124,9 +130,9 @@ def split(gathered: Tensor, key_dim: int, value_dim: int) -> tuple[Tensor, Tenso
 
 
 def shapes_of(caches: SequenceOf[Cache]) -> tuple[LayerShape, ...]:
-    """The geometry of what a probe left in one or more dynamic caches that will share the paged one's layers.
+    """The geometry of one or more dynamic caches that a probe filled and that will share the paged one's layers.
 
-    Raises ValueError where some layer kept nothing, or the caches differ in their heads.
+    Raises ValueError if a layer kept nothing, or if the caches differ in their heads.
     """
     shapes = []
     for layers in zip(*(cache.layers for cache in caches), strict=True):
@@ -138,5 +144,5 @@ def shapes_of(caches: SequenceOf[Cache]) -> tuple[LayerShape, ...]:
             raise ValueError(f"its attentions keep {sorted(heads)} heads in one layer")
         shapes.append(LayerShape(heads.pop(), max(tensor.shape[-1] for tensor in tensors)))
     if not shapes:
-        raise ValueError("it keeps nothing in the cache that it is given")
+        raise ValueError("it keeps nothing in the cache")
     return tuple(shapes)

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from reference_server.model_server.attention.staging import DeviceMetadata, host_arrays, stage
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
+from reference_server.model_server.attention.staging import host_arrays, stage
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.models.fuse import Decoder
+from reference_server.model_server.step_state import Step, StepState, StepTensors
 
 
 class RaggedForward:
@@ -15,54 +15,47 @@ class RaggedForward:
     `decoder` is the model's layers in fused form where its structure allows, else None: the model's own modules.
     """
 
-    def __init__(self, model: nn.Module, state: AttentionState, device: torch.device, decoder: Decoder | None) -> None:
+    def __init__(self, model: nn.Module, state: StepState, device: torch.device, decoder: Decoder | None) -> None:
         self.device = device
         self._state = state
-        self._run: Decoder
-        self._run = decoder if decoder is not None else _ModelCall(model)
+        self._run: Decoder = decoder if decoder is not None else _ModelCall(model)
 
     def __call__(self, inputs: RaggedInputs) -> Tensor:
         """[logit rows, vocab_size], in the model's dtype."""
-        input_ids, positions, index = _here(inputs) if self.device.type == "cpu" else _placed(inputs, self.device)
-        return self.run(input_ids, positions, index, inputs.attention, inputs.attention.max_k - 1)
+        input_ids, positions, index, tensors = _cpu(inputs) if self.device.type == "cpu" else _cuda(inputs, self.device)
+        return self.run(input_ids, positions, index, Step(inputs.metadata, tensors), inputs.metadata.max_k - 1)
 
     def run(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        logits_index: Tensor | None,
-        attention: AttentionMetadata,
-        max_position: int,
+        self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, step: Step, max_position: int
     ) -> Tensor:
         """The same from tensors of the device: [tokens] int64 each, and [logit rows]."""
-        with self._state.use(attention):
+        with self._state.use(step):
             return self._run(input_ids, positions, logits_index, max_position)
 
 
-def _here(inputs: RaggedInputs) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Where host and device are one, the plan's own arrays."""
+Placed = tuple[Tensor, Tensor, Tensor | None, StepTensors]
+"""Ids, positions, logits index and the step's tensors, on the device."""
+
+
+def _cpu(inputs: RaggedInputs) -> Placed:
+    """Views of the plan's own arrays."""
     ids = inputs.input_ids if isinstance(inputs.input_ids, Tensor) else torch.from_numpy(inputs.input_ids)
     index = None if inputs.logits_index is None else torch.from_numpy(inputs.logits_index)
-    return ids, torch.from_numpy(inputs.positions), index
+    return ids, torch.from_numpy(inputs.positions), index, StepTensors.of_host(inputs.metadata)
 
 
-def _placed(inputs: RaggedInputs, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-    """On a device of its own: the whole plan in one copy, attention's tables with it."""
+def _cuda(inputs: RaggedInputs, device: torch.device) -> Placed:
+    """The whole plan in one copy."""
     arrays = [inputs.positions]
     if not isinstance(inputs.input_ids, Tensor):
         arrays.append(inputs.input_ids)
     if inputs.logits_index is not None:
         arrays.append(inputs.logits_index)
-    tables = host_arrays(inputs.attention)
-    own, rest = _split(stage([*arrays, *tables], device), len(arrays))
-    inputs.attention.step_memo[DeviceMetadata] = DeviceMetadata(*rest)
+    staged = stage([*arrays, *host_arrays(inputs.metadata)], device)
+    own, tensors = staged[: len(arrays)], StepTensors(*staged[len(arrays) :])
     index = own.pop() if inputs.logits_index is not None else None
     ids = inputs.input_ids if isinstance(inputs.input_ids, Tensor) else own.pop()
-    return ids, own[0], index
-
-
-def _split(tensors: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
-    return tensors[:count], tensors[count:]
+    return ids, own[0], index, tensors
 
 
 class _ModelCall:

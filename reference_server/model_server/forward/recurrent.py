@@ -1,6 +1,6 @@
-"""The recurrent forward: state-space models, whose past is one state per sequence instead of K/V.
+"""The recurrent forward: state-space models, which keep one state per sequence instead of K/V.
 
-A state lies with the rows that were stepped together last; when other rows meet, theirs are copied side by side.
+The states of rows that were stepped together are one tensor; other combinations of rows are copied into a new one.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from reference_server.model_server.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """One sequence's state: a row of the states of `num_rows` sequences, which the next step may write in place."""
+    """One sequence's state: a row of the states of `num_rows` sequences; the next step may overwrite it in place."""
 
     states: Cache
     row: int
@@ -26,7 +26,7 @@ class RecurrentState:
 
 
 class RecurrentForward:
-    """Logits of a batch. Prompts run one by one, so no state ever sees padding; decodes run together."""
+    """Logits of a batch. Prompts run one by one, so no state depends on padding; decodes run together."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model = model
@@ -36,7 +36,7 @@ class RecurrentForward:
 
     @torch.no_grad()
     def probe(self) -> None:
-        """Run two tokens; raises ValueError for a model that keeps anything but a recurrent state."""
+        """Run two tokens; raises ValueError for a model that keeps more than a recurrent state."""
         _, states = self._run(torch.tensor([[1, 2]], device=self._device), self._new_states())
         kinds = {type(layer) for layer in states.layers}
         if kinds != {LinearAttentionLayer}:
@@ -47,11 +47,9 @@ class RecurrentForward:
         sequences = inputs.sampled
         if all(sequence.cache_len > 0 for sequence in sequences):
             return self._decode(sequences, torch.as_tensor(inputs.input_ids, device=self._device))
-        # By sequence and not by id: the prompts of the warm-up all have the same one.
+        # By sequence and not by id: all prompts of the warm-up have the same id.
         prompts = {sequence: self._prefill(sequence) for sequence in sequences}
-        last = [prompts[sequence][-1:] for sequence in sequences]
-        spans = [prompts[span.sequence][: len(span.target_ids)] for span in inputs.prompt_spans]
-        return torch.cat([*last, *spans])
+        return torch.cat([prompts[span.sequence][-span.count :] for span in inputs.spans])
 
     def _prefill(self, sequence: Sequence) -> Tensor:
         """[prompt, vocab_size]"""
@@ -70,7 +68,7 @@ class RecurrentForward:
         return logits[:, -1]
 
     def _together(self, held: SequenceOf[RecurrentState]) -> Cache:
-        """The states of these rows in this order; copied unless they are exactly the ones of the last step."""
+        """The states of these rows in this order; copied unless they are exactly those of the last step."""
         first = held[0]
         if first.num_rows == len(held) and all(
             state.states is first.states and state.row == row for row, state in enumerate(held)

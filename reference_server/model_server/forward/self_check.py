@@ -1,7 +1,7 @@
-"""Does a forward over the cache compute what the model computes alone? Asked of a few tokens before serving.
+"""Compares a forward over the cache with the model alone, on a few tokens before serving.
 
-The forwards of the lower tiers run model code that nobody has looked at. What a model does with padding, positions or
-its cache is found out here, so that one which would answer wrongly is refused instead.
+The forwards of the lower tiers run model code that was not reviewed. A model that handles padding, positions or its
+cache in another way is found here and refused, instead of giving wrong answers.
 """
 
 import math
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from reference_server.messages import ChooserParameters, Request, StoppingParameters
-from reference_server.model_server.attention.state import AttentionState
 from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.stopping import StoppingCriteria
@@ -20,9 +19,10 @@ from reference_server.model_server.forward.inputs import Forward, build_inputs
 from reference_server.model_server.kv_cache import KVCache, LayerShape, blocks_for
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.step_state import StepState
 from reference_server.tokenizer import Tokenizer
 
-# Share of the logits' spread. Rounding stays well below these, a seen neighbour or a wrong mask far above.
+# Share of the logits' spread. Rounding stays well below these; a wrong mask or another row's K/V is far above.
 FLOAT32_LIMIT, HALF_LIMIT = 1e-3, 0.15
 
 _PROMPT_LENGTHS = (3, 6, 1)
@@ -35,11 +35,11 @@ def distance_from_alone(
     forward: Forward,
     loaded: LoadedModel,
     tokenizer: Tokenizer,
-    state: AttentionState,
+    state: StepState,
     shapes: tuple[LayerShape, ...],
     block_size: int,
 ) -> float:
-    """How far rows of unequal lengths that join and leave get from the logits of each alone; see `limit_of`."""
+    """The largest distance between the logits of rows that join and leave and those of each row alone."""
     with_encoder = bool(loaded.config.is_encoder_decoder)
     sequences = [
         _sequence(number, length, loaded, tokenizer, block_size, with_encoder)
@@ -64,12 +64,12 @@ def distance_from_alone(
 
 
 def limit_of(dtype: torch.dtype) -> float:
-    """The distance that rounding explains."""
+    """The largest distance that rounding causes."""
     return FLOAT32_LIMIT if dtype == torch.float32 else HALF_LIMIT
 
 
 def _alone(model: Any, sequence: Sequence) -> Tensor:
-    """[vocab_size], of the sequence's next token from the model's own forward without any cache."""
+    """[vocab_size]: the next token's logits from the model's own forward, without a cache."""
     ids = torch.tensor([sequence.ids], device=model.device)
     if sequence.encoder_ids:
         prompt = torch.tensor([sequence.encoder_ids], device=model.device)
@@ -80,9 +80,9 @@ def _alone(model: Any, sequence: Sequence) -> Tensor:
     return logits
 
 
-def _distance(got: Tensor, expected: Tensor) -> float:
+def _distance(found: Tensor, expected: Tensor) -> float:
     spread = (expected.float() - expected.float().mean()).norm()
-    return float((got.float() - expected.float()).norm() / spread)
+    return float((found.float() - expected.float()).norm() / spread)
 
 
 def _sequence(
@@ -107,7 +107,7 @@ def _sequence(
 
 
 def _token(loaded: LoadedModel, number: int) -> int:
-    """Some id that means nothing special to the model."""
+    """An id that is not special to the model."""
     special = {getattr(loaded.config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos", "decoder_start")}
     vocab_size: int = loaded.config.vocab_size
     return next(id_ for step in range(vocab_size) if (id_ := (13 + 29 * number + step) % vocab_size) not in special)

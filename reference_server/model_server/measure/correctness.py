@@ -1,4 +1,4 @@
-"""Whether what is going to be timed computes the right thing: kernels, a small model, captured steps."""
+"""Check results before anything is timed: attention kernels, a small model, captured steps."""
 
 import time
 from collections.abc import Iterator
@@ -11,23 +11,26 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.attention import backend, conformance
-from reference_server.model_server.attention.backend import AttentionBackend
+from reference_server.model_server.attention import conformance, select
 from reference_server.model_server.attention.conformance import CASES, ROWS, Case
+from reference_server.model_server.attention.kernel import AttentionKernel, CacheStore
+from reference_server.model_server.attention.select import AttentionBackend
+from reference_server.model_server.attention.store import TorchStore
+from reference_server.model_server.attention.torch_backend import TorchDecode, TorchPrefill
 from reference_server.model_server.device import first_line
 from reference_server.model_server.forward.inputs import build_inputs
-from reference_server.model_server.measure.record import Plan, Record
+from reference_server.model_server.measure.record import MeasurePlan, Record
 from reference_server.model_server.measure.rig import Rig
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 
 LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
-# The torch kernels round the scores to the cache's type, which the others keep in float32.
+# Torch kernels round the scores to the type of the cache; the others keep them in float32.
 TORCH_SLACK = 5
 OTHER_TYPES = ("grouped", "softcap, grouped, window", "alibi")
 LOGITS_LIMIT = 2e-2
 MODEL = "tiny-llama"
-# The shapes of the presets, beside those of the conformance suite.
+# Shapes of the presets, in addition to those of the conformance suite.
 SHAPES = {
     "llama 8B": Case(32, 8, head_dim=128),
     "llama 8B, page of 256": Case(32, 8, head_dim=128, block_size=256),
@@ -37,50 +40,49 @@ SHAPES = {
 }
 
 
-def check(record: Record, plan: Plan) -> None:
-    """Every kernel that this device has, then the model as a whole."""
-    for each in backend.BACKENDS:
-        record.attempt(f"{each.name} attention", partial(_check_backend, record, each))
+def check(record: Record, plan: MeasurePlan) -> None:
+    """Check every kernel of this device, then the whole model."""
+    for each in select.BACKENDS:
+        record.attempt(f"{each.name} attention", partial(check_backend, record, each))
     record.attempt(f"{MODEL} against eager", lambda: _check_logits(record, plan))
     record.attempt("graphs against eager", lambda: _check_graphs(record, plan))
 
 
-def _check_backend(record: Record, each: AttentionBackend) -> None:
-    """Each phase in each type, with a torch kernel for the other phase; inputs are new in every run."""
+def check_backend(record: Record, each: AttentionBackend) -> None:
+    """Check each phase in each type, with a torch kernel for the other phase; every run draws new inputs."""
     seed = time.time_ns() % (1 << 31)
     worst: dict[tuple[str, torch.dtype], tuple[float, str]] = {}
-    assert backend.TORCH.decode is not None
     for name, case, dtype in _cases():
         needs = case.needs(record.device, dtype)
-        pairs = {
-            "prefill": (each.prefill, backend.TORCH.decode),
-            "decode": (backend.TORCH.prefill, each.decode),
+        pairs: dict[str, tuple[type[AttentionKernel], type[AttentionKernel] | None, type[CacheStore]]] = {
+            "prefill": (each.prefill, TorchDecode, TorchStore),
+            "decode": (TorchPrefill, each.decode, each.store),
         }
-        for phase, (prefill, decode) in pairs.items():
-            kernel = prefill if phase == "prefill" else decode
-            if decode is None or kernel is None or not kernel.supports(needs):
+        for phase, (prefill, decode, store) in pairs.items():
+            if decode is None or not (prefill if phase == "prefill" else decode).supports(needs):
                 continue
+            kernels = prefill(), decode(), store()
             try:
-                outcome = conformance.run(prefill, decode, case, ROWS[phase], record.device, dtype, seed)
+                outcome = conformance.run(*kernels, case, ROWS[phase], record.device, dtype, seed)
             except torch.AcceleratorError:
                 raise
-            except RuntimeError as error:
-                # It says that it serves this.
-                record.note(f"{each.name} {phase}, {dtype}, {name}: {first_line(error)}")
+            except RuntimeError as raised:
+                # A kernel must compute what it claims to support.
+                record.note(f"{each.name} {phase}, {dtype}, {name}: {first_line(raised)}")
                 worst[phase, dtype] = (float("inf"), name)
                 continue
-            found = outcome.relative_error
-            if found >= worst.get((phase, dtype), (-1.0, ""))[0]:
-                worst[phase, dtype] = (found, name)
+            error = outcome.relative_error
+            if error >= worst.get((phase, dtype), (-1.0, ""))[0]:
+                worst[phase, dtype] = (error, name)
     if not worst:
-        record.note(f"{each.name} attention offers nothing here")
-    for (phase, dtype), (found, name) in worst.items():
-        limit = LIMITS[dtype] * (TORCH_SLACK if each is backend.TORCH else 1)
-        record.check(f"{each.name} {phase}, {dtype}, worst case: {name}", found, limit)
+        record.note(f"{each.name} attention supports no case on this device")
+    for (phase, dtype), (error, name) in worst.items():
+        limit = LIMITS[dtype] * (TORCH_SLACK if each is select.TORCH else 1)
+        record.check(f"{each.name} {phase}, {dtype}, worst case: {name}", error, limit)
 
 
 def _cases() -> Iterator[tuple[str, Case, torch.dtype]]:
-    """Everything in the type that is served; of the others a few, as each is a kernel to compile first."""
+    """All cases in bfloat16; a few in the other types, as each kernel has to be compiled first."""
     for name, case in {**CASES, **SHAPES}.items():
         yield name, case, torch.bfloat16
     for name in OTHER_TYPES:
@@ -88,8 +90,8 @@ def _cases() -> Iterator[tuple[str, Case, torch.dtype]]:
         yield name, CASES[name], torch.float32
 
 
-def _check_logits(record: Record, plan: Plan) -> None:
-    """The served forward against Transformers' own model, and both greedy in float32."""
+def _check_logits(record: Record, plan: MeasurePlan) -> None:
+    """Compare logits with Transformers' own model; in float32 the greedy ids too."""
     directory = loader.locate(EngineOptions(f"preset:{MODEL}")).directory
     types: tuple[Literal["bfloat16", "float32"], ...] = ("bfloat16", "float32")
     for dtype in types:
@@ -112,12 +114,12 @@ def _eager(directory: Path, rig: Rig) -> Any:
 
 
 def _different_ids(rig: Rig, eager: Any, steps: int = 24) -> float:
-    """How many of the tokens that follow a prompt differ."""
+    """The number of generated tokens that differ."""
     batch = rig.batch(2, 20, steps, is_prefilled=False)
     prompts = torch.tensor([sequence.ids for sequence in batch.sequences], device=rig.device)
     for _ in range(steps):
-        launched = rig.generator.launch(batch, batch.live)
-        rig.generator.read(batch, [launched])
+        launched = rig.stepper.launch(batch, batch.live)
+        rig.stepper.read(batch, [launched])
     ours = torch.tensor([sequence.generated_ids for sequence in batch.sequences])
     expected = _greedy(eager, prompts, steps)
     return float((ours != expected.cpu()).sum())
@@ -130,20 +132,20 @@ def _greedy(model: Any, prompts: Tensor, steps: int) -> Tensor:
     return ids[:, prompts.shape[1] :]
 
 
-def _check_graphs(record: Record, plan: Plan) -> None:
-    """A replayed step gives bit for bit what the same size gives without a graph, padding rows and all."""
+def _check_graphs(record: Record, plan: MeasurePlan) -> None:
+    """Compare a replayed step bit for bit with a step of the same size without a graph, padding rows included."""
     if record.device.type != "cuda":
-        record.note("CUDA graphs are not checked: there is no GPU")
+        record.note("CUDA graphs are not checked: no GPU")
         return
     rig = Rig(MODEL, plan, load_format="auto")
-    _compare_graphs(record, rig)
+    compare_graphs(record, rig)
     rig.close()
 
 
-def _compare_graphs(record: Record, rig: Rig) -> None:
+def compare_graphs(record: Record, rig: Rig) -> None:
     graphs = rig.prepared.graphs
     if graphs is None or not graphs.sizes:
-        raise UnsupportedError("no step could be captured")
+        raise UnsupportedError("no decode step could be captured")
     for rows in sorted({1, 3, graphs.sizes[-1]}):
         inputs = build_inputs(rig.batch(rows, 40, 8, is_prefilled=True), prompt_logprobs=False)
         expected = graphs.computed(inputs).clone()

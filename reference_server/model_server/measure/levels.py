@@ -1,4 +1,4 @@
-"""Level S, one step from ids to chosen ids by the device's clock; level E, the engine's own loop by the wall's."""
+"""Level S: one step, from ids to chosen ids, in device time. Level E: the engine's loop, in wall time."""
 
 import time
 from collections.abc import Callable
@@ -12,37 +12,38 @@ from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.logits import RowParameters
 from reference_server.model_server.decoding.sampling import TokenChooser
 from reference_server.model_server.forward.inputs import build_inputs
-from reference_server.model_server.measure.record import Plan, Record, median_and_spread, synchronize
-from reference_server.model_server.measure.rig import ROOM, Floors, Rig
-from reference_server.model_server.run_ahead import RunAhead
+from reference_server.model_server.measure.record import MeasurePlan, Record
+from reference_server.model_server.measure.rig import MAX_NEW_TOKENS, Floors, Rig
+from reference_server.model_server.measure.timing import median_and_spread, synchronize
+from reference_server.model_server.stepper import RunAhead
 
 
-def measure_steps(record: Record, plan: Plan, rig: Rig, until: float) -> None:
-    """Decode at each batch and context, prefill at each shape."""
+def measure_steps(record: Record, plan: MeasurePlan, rig: Rig, until: float) -> None:
+    """Time decode at each batch size and context length, prefill at each shape."""
     floors = Floors(rig.preset, record.ceilings)
     for context in plan.contexts:
         for rows in plan.batches:
             name = f"{rig.preset}: S decode b={rows} ctx={context}"
-            if _may_measure(record, rig, until, rows, context + ROOM, name):
+            if _may_measure(record, rig, until, rows, context + MAX_NEW_TOKENS, name):
                 record.attempt(name, partial(_decode, record, plan, rig, floors, rows, context))
     for rows, length in plan.prefills:
         name = f"{rig.preset}: S prefill {rows}x{length}"
-        if _may_measure(record, rig, until, rows, length + ROOM, name):
+        if _may_measure(record, rig, until, rows, length + MAX_NEW_TOKENS, name):
             record.attempt(name, partial(_prefill, record, plan, rig, floors, rows, length))
 
 
-def _may_measure(record: Record, rig: Rig, until: float, rows: int, tokens: int, what: str) -> bool:
+def _may_measure(record: Record, rig: Rig, until: float, rows: int, tokens: int, name: str) -> bool:
     if record.elapsed > until or record.seconds_left <= 0:
-        record.note(f"{what}: not begun, its time is up")
+        record.note(f"{name}: skipped, its time is up")
         return False
-    if not rig.holds(rows, tokens):
-        record.note(f"{what}: the cache holds no such batch beside the weights")
+    if not rig.fits(rows, tokens):
+        record.note(f"{name}: skipped, the batch does not fit in the K/V cache")
         return False
     return True
 
 
-def _decode(record: Record, plan: Plan, rig: Rig, floors: Floors, rows: int, context: int) -> None:
-    batch = rig.batch(rows, context, ROOM, is_prefilled=True)
+def _decode(record: Record, plan: MeasurePlan, rig: Rig, floors: Floors, rows: int, context: int) -> None:
+    batch = rig.batch(rows, context, MAX_NEW_TOKENS, is_prefilled=True)
     inputs = build_inputs(batch, prompt_logprobs=False)
     graphs = rig.prepared.graphs
     replay = None if graphs is None else graphs.replay_of(inputs)
@@ -59,8 +60,8 @@ def _decode(record: Record, plan: Plan, rig: Rig, floors: Floors, rows: int, con
     )
 
 
-def _prefill(record: Record, plan: Plan, rig: Rig, floors: Floors, rows: int, length: int) -> None:
-    batch = rig.batch(rows, length, ROOM, is_prefilled=False)
+def _prefill(record: Record, plan: MeasurePlan, rig: Rig, floors: Floors, rows: int, length: int) -> None:
+    batch = rig.batch(rows, length, MAX_NEW_TOKENS, is_prefilled=False)
     inputs = build_inputs(batch, prompt_logprobs=False)
     step = _with_choice(rig, batch, lambda: rig.prepared.forward(inputs), rows)
     value, spread = median_and_spread(rig.device, step, min(2, plan.warmups), min(10, plan.replays))
@@ -74,7 +75,7 @@ def _prefill(record: Record, plan: Plan, rig: Rig, floors: Floors, rows: int, le
 
 
 def _with_choice(rig: Rig, batch: SequenceBatch, forward: Callable[[], Tensor], rows: int) -> Callable[[], object]:
-    """The forward with a greedy choice behind it."""
+    """The forward, followed by a greedy choice."""
     parameters = [RowParameters.of(sequence.request, sequence.prompt_len) for sequence in batch.sequences]
     chooser = TokenChooser(parameters, rig.loaded.config.vocab_size, frozenset(), rig.device)
     ids = [sequence.ids for sequence in batch.sequences]
@@ -82,7 +83,7 @@ def _with_choice(rig: Rig, batch: SequenceBatch, forward: Callable[[], Tensor], 
 
 
 def count_kernels(device: torch.device, step: Callable[[], object]) -> int | None:
-    """Kernels that one call launches; operators where host and device are one."""
+    """Number of kernels that one call launches; on a CPU, of operators."""
     from torch.profiler import ProfilerActivity, profile
 
     on_device = device.type == "cuda"
@@ -92,7 +93,7 @@ def count_kernels(device: torch.device, step: Callable[[], object]) -> int | Non
             step()
             synchronize(device)
     except RuntimeError:
-        # Counting is not allowed on every machine.
+        # Some machines do not allow profiling.
         return None
     events = profiler.events() or []
     if on_device:
@@ -100,19 +101,19 @@ def count_kernels(device: torch.device, step: Callable[[], object]) -> int | Non
     return sum(1 for event in events if str(event.name).startswith("aten::"))
 
 
-def measure_engine(record: Record, plan: Plan, rig: Rig, until: float) -> None:
-    """Steady decode through the engine's loop, text work included, with run-ahead off and on."""
+def measure_engine(record: Record, plan: MeasurePlan, rig: Rig, until: float) -> None:
+    """Time steady decode in the engine's loop, detokenization included, with run-ahead off and on."""
     context = plan.contexts[0]
     steps = {result.batch: result.value for result in record.results if _is_step(result, rig.preset, context)}
     for rows in plan.engine_batches:
         for ahead in (False, True):
             name = f"{rig.preset}: E decode b={rows} run-ahead {'on' if ahead else 'off'}"
-            # A little later than the steps, which may have used all of the time.
+            # 10 s more than the steps, which may have used all of the time.
             if _may_measure(record, rig, until + 10, rows, context + plan.engine_steps + 2, name):
                 record.attempt(name, partial(_engine, record, plan, rig, rows, ahead, steps.get(rows)))
 
 
-def _engine(record: Record, plan: Plan, rig: Rig, rows: int, ahead: bool, step_ms: float | None) -> None:
+def _engine(record: Record, plan: MeasurePlan, rig: Rig, rows: int, ahead: bool, step_ms: float | None) -> None:
     context = plan.contexts[0]
     measured = _loop(plan, rig, rows, context, ahead)
     value = measured.pop("ms_per_step")
@@ -121,39 +122,39 @@ def _engine(record: Record, plan: Plan, rig: Rig, rows: int, ahead: bool, step_m
 
 
 def _is_step(result: Any, preset: str, context: int) -> bool:
-    own = (result.preset, result.level, result.phase, result.context)
-    return bool(own == (preset, "S", "decode", context))
+    key = (result.preset, result.level, result.phase, result.context)
+    return bool(key == (preset, "S", "decode", context))
 
 
-def _loop(plan: Plan, rig: Rig, rows: int, context: int, ahead: bool) -> dict[str, float]:
-    """Wall time a step, processor time a token, and the share of the wall's time in which no step was on the device."""
-    generator, marks = rig.generator, _Marks(rig.device)
-    run_ahead = RunAhead(generator, ahead, launches_first=rig.device.type != "cpu")
+def _loop(plan: MeasurePlan, rig: Rig, rows: int, context: int, ahead: bool) -> dict[str, float]:
+    """Wall time per step, host CPU time per token, and the fraction of time with no step on the device."""
+    stepper, timer = rig.stepper, _LaunchTimer(rig.device)
+    stepper.run_ahead = rig.run_ahead if ahead else RunAhead.OFF
     batch = rig.batch(rows, context, plan.engine_steps + 2, is_prefilled=True)
-    first = run_ahead.step(batch).batch
+    first = stepper.step(batch).batch
     assert first is not None
     batch = first
     synchronize(rig.device)
-    generator.launch = marks.around(generator.launch)  # type: ignore[method-assign]
+    stepper.launch = timer.around(stepper.launch)  # type: ignore[method-assign]
     try:
         started, processor = time.perf_counter(), time.process_time()
         for _ in range(plan.engine_steps - 2):
-            output = run_ahead.step(batch)
+            output = stepper.step(batch)
             assert output.batch is not None
-            batch = output.batch if run_ahead.launches_first else run_ahead.launch(output.batch)
+            batch = stepper.launch_ahead(output.batch)
         synchronize(rig.device)
         wall, processor = time.perf_counter() - started, time.process_time() - processor
     finally:
-        del generator.launch
-    taken = plan.engine_steps - 2
-    measured = {"ms_per_step": wall / taken * 1e3, "host_us_per_token": processor / taken / rows * 1e6}
-    if (busy := marks.busy_s()) is not None:
+        del stepper.launch
+    steps = plan.engine_steps - 2
+    measured = {"ms_per_step": wall / steps * 1e3, "host_us_per_token": processor / steps / rows * 1e6}
+    if (busy := timer.busy_s()) is not None:
         measured["idle_share"] = max(0.0, 1 - busy / wall)
     return measured
 
 
-class _Marks:
-    """Events before and behind what each launch puts on the device."""
+class _LaunchTimer:
+    """Records a device event before and after each launch."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_device = device.type == "cuda"
@@ -163,7 +164,7 @@ class _Marks:
         if not self._on_device:
             return launch
 
-        def marked(*args: Any, **kwargs: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             first.record()
             launched = launch(*args, **kwargs)
@@ -171,7 +172,7 @@ class _Marks:
             self._pairs.append((first, last))
             return launched
 
-        return marked
+        return timed
 
     def busy_s(self) -> float | None:
         if not self._pairs:

@@ -1,21 +1,19 @@
-"""What a measuring run finds, written to a file after every part."""
+"""Results of a measuring run, written to a file after every part."""
 
 import gc
-import itertools
 import json
 import math
 import platform
 import signal
-import statistics
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,18 +21,15 @@ import transformers
 
 from reference_server.model_server.device import first_line, release_unused
 
-if TYPE_CHECKING:
-    from reference_server.model_server.measure.rig import Rig
-
 SCHEMA = 1
-# What a part that was begun in time may take beyond it.
+# Time that a part may take beyond the limit of the run.
 OVERTIME_S = 60.0
 SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "compute_mode")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Which shapes are measured, and how often."""
+class MeasurePlan:
+    """Shapes to measure, and repetitions."""
 
     batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     contexts: tuple[int, ...] = (512, 2048)
@@ -52,8 +47,8 @@ class Plan:
     square: int = 8192
 
     @classmethod
-    def quick(cls) -> "Plan":
-        """Small enough for a CPU."""
+    def quick(cls) -> "MeasurePlan":
+        """A plan small enough for a CPU."""
         return cls(
             batches=(1, 4),
             contexts=(32,),
@@ -73,8 +68,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One number. level: K kernel, S step, E engine. floor: what the ceilings of this run allow, in the same unit."""
+class Measurement:
+    """One number. level: K kernel, S step, E engine. floor: least time by this run's ceilings, in the same unit."""
 
     preset: str
     level: str
@@ -99,7 +94,7 @@ class Record:
     limit_s: float
     path: Path | None
     settings: dict[str, Any]
-    results: list[Result] = field(default_factory=list)
+    results: list[Measurement] = field(default_factory=list)
     ceilings: dict[str, float] = field(default_factory=dict)
     models: dict[str, Any] = field(default_factory=dict)
     checks: list[dict[str, Any]] = field(default_factory=list)
@@ -107,7 +102,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
     is_valid: bool = True
-    # An error of the device, after which nothing can run on it in this process.
+    # A fatal error of the device: nothing can run on it any more in this process.
     device_error: str | None = None
     device_facts: dict[str, Any] = field(init=False)
     _started: float = field(default_factory=time.monotonic)
@@ -129,16 +124,16 @@ class Record:
         return any(part["error"] is not None for part in self.parts)
 
     def attempt(self, name: str, part: Callable[[], object], limit_s: float | None = None) -> None:
-        """Run a part unless time is up, for at most `limit_s`, by default what is left and OVERTIME_S.
+        """Run a part unless time is up. limit_s: default is the remaining time and OVERTIME_S.
 
-        What goes wrong in it is kept, and the rest goes on; only a device that has failed ends the run.
+        Errors are recorded and the run continues; after a failed device, further parts are skipped.
         """
         reason = "the device has failed" if self.device_error else "the time is up" if self.seconds_left <= 0 else None
         if reason is not None:
-            self.note(f"{name}: not begun, {reason}")
+            self.note(f"{name}: skipped, {reason}")
             return
         print(f"[{self.elapsed:6.1f} s] {name}", file=sys.stderr, flush=True)
-        begun, error = self.elapsed, None
+        started, error = self.elapsed, None
         try:
             with deadline(self.seconds_left + OVERTIME_S if limit_s is None else limit_s):
                 part()
@@ -151,35 +146,32 @@ class Record:
         if error is not None:
             gc.collect()
         self.parts.append(
-            {"name": name, "begun_s": round(begun, 1), "s": round(self.elapsed - begun, 1), "error": error}
+            {"name": name, "begun_s": round(started, 1), "s": round(self.elapsed - started, 1), "error": error}
         )
         self.write()
         release_unused(self.device)
 
     def add(self, preset: str, level: str, phase: str, batch: int, context: int, value: float, **more: Any) -> None:
-        """Keep a number; with a floor in its unit, its efficiency is what a floor is of a time."""
+        """Store a number. The efficiency of a time is `floor / value`."""
         floor = more.get("floor")
         efficiency = more.pop("efficiency", None if floor is None else floor / value)
         unit = more.pop("unit", "ms")
         self.results.append(
-            Result(
+            Measurement(
                 preset, level, phase, batch, context, value, unit, efficiency=efficiency, valid=self.is_valid, **more
             )
         )
 
     def check(self, name: str, found: float, limit: float) -> None:
-        """A relative error against its limit; one that is beyond makes every later number invalid."""
+        """Compare a relative error with its limit; a failed check makes every later number invalid."""
         passed = found <= limit
-        # JSON has no infinity, which stands for a result that is none.
+        # JSON has no infinity, the error of a kernel that raised.
         self.checks.append(
             {"name": name, "found": found if math.isfinite(found) else None, "limit": limit, "passed": passed}
         )
         if not passed:
             self.is_valid = False
-            self.note(f"failed: {name}: {found:.3g} is beyond {limit:.3g}")
-
-    def describe(self, preset: str, rig: "Rig") -> None:
-        self.models[preset] = {**rig.facts(), "loaded_s": round(rig.loaded_s, 1)}
+            self.note(f"failed: {name}: error {found:.3g}, limit {limit:.3g}")
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -204,27 +196,27 @@ class Record:
         }
 
     def write(self) -> None:
-        """Replace the file as a whole, so that a run that is killed leaves the parts before."""
+        """Replace the file atomically: a killed run keeps the results of earlier parts."""
         if self.path is not None:
-            beside = self.path.with_suffix(".partial")
-            beside.write_text(json.dumps(self.as_dict(), indent=1))
-            beside.replace(self.path)
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps(self.as_dict(), indent=1))
+            partial.replace(self.path)
 
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside the block once `seconds` have passed. It interrupts waiting, not a call into C."""
+    """Raise TimeoutError inside the block after `seconds`. A call into C is not interrupted."""
 
-    def over(*_: object) -> None:
+    def expire(*_: object) -> None:
         raise TimeoutError(f"not done after {seconds:.0f} s")
 
-    before = signal.signal(signal.SIGALRM, over)
-    others_s, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    previous_handler = signal.signal(signal.SIGALRM, expire)
+    previous_s, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, others_s)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, previous_s)
+        signal.signal(signal.SIGALRM, previous_handler)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
@@ -247,7 +239,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def smi_facts(device: torch.device) -> dict[str, str]:
-    """What nvidia-smi says of a GPU at this moment; nothing where it is not there or says nothing."""
+    """Clocks and limits of a GPU from nvidia-smi, now; empty if it is missing or fails."""
     if device.type != "cuda":
         return {}
     command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader"]
@@ -275,39 +267,3 @@ def versions() -> dict[str, str | None]:
         "triton": triton_version,
         "numpy": np.__version__,
     }
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def timed_ms(device: torch.device, call: Callable[[], object], repeats: int) -> list[float]:
-    """Milliseconds of each call: between device events on a GPU, by the wall clock elsewhere."""
-    if device.type != "cuda":
-        times = []
-        for _ in range(repeats):
-            started = time.perf_counter()
-            call()
-            times.append((time.perf_counter() - started) * 1e3)
-        return times
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]
-    marks[0].record()
-    for mark in marks[1:]:
-        call()
-        mark.record()
-    synchronize(device)
-    return [first.elapsed_time(second) for first, second in itertools.pairwise(marks)]
-
-
-def median_and_spread(
-    device: torch.device, call: Callable[[], object], warmups: int, repeats: int
-) -> tuple[float, float]:
-    """The median of two rounds, and how far the rounds' medians lie apart, relatively."""
-    for _ in range(warmups):
-        call()
-    synchronize(device)
-    rounds: Sequence[list[float]] = [timed_ms(device, call, max(2, repeats // 2)) for _ in range(2)]
-    medians = [statistics.median(times) for times in rounds]
-    middle = statistics.median([time for times in rounds for time in times])
-    return middle, abs(medians[0] - medians[1]) / middle

@@ -1,4 +1,4 @@
-"""One preset on the device with seeded random weights, its cache filled with noise, and batches as if prefilled."""
+"""A preset on the device: seeded random weights, a cache filled with noise, batches as after prefill."""
 
 import gc
 import itertools
@@ -10,35 +10,35 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from reference_server.messages import ChooserParameters, Request, StoppingParameters
-from reference_server.model_server.attention.state import AttentionState
 from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.forward import tiers
 from reference_server.model_server.forward.cuda_graph import graph_sizes
-from reference_server.model_server.generate import ChoosingOptions, Generator
+from reference_server.model_server.forward.prepare import prepare_model
 from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
-from reference_server.model_server.measure.record import Plan
+from reference_server.model_server.measure.record import MeasurePlan
+from reference_server.model_server.memory import available_bytes
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.sequence import Sequence
-from reference_server.model_server.warmup import available_bytes
+from reference_server.model_server.step_state import StepState
+from reference_server.model_server.stepper import ChoosingOptions, RunAhead, Stepper
 from reference_server.tokenizer import load_tokenizer
 
 # Tokens that a sequence may grow by while it is timed.
-ROOM = 320
-MEMORY_SHARE = 0.9
+MAX_NEW_TOKENS = 320
+MEMORY_FRACTION = 0.9
 
 
 class Rig:
-    """A model as the engine holds it, with the parts in reach."""
+    """A model as the engine loads it, with access to its parts."""
 
     def __init__(
         self,
         preset: str,
-        plan: Plan,
+        plan: MeasurePlan,
         attention: str | None = None,
         *,
         dtype: Literal["bfloat16", "float32"] = "bfloat16",
@@ -58,40 +58,41 @@ class Rig:
         self.loaded = loader.load(options, files, RankGroup())
         self.device = self.loaded.device
         self.tokenizer = load_tokenizer(files.tokenizer_directory, self.loaded.config.vocab_size)
-        self.state = AttentionState()
-        self.prepared = tiers.prepare(self.loaded, options, self.tokenizer, self.state)
+        self.state = StepState()
+        self.prepared = prepare_model(self.loaded, options, self.tokenizer, self.state)
         self.block_size = self.prepared.choice.block_size
-        self.max_total = max(*plan.contexts, *(length for _, length in plan.prefills)) + ROOM
+        self.max_total = max(*plan.contexts, *(length for _, length in plan.prefills)) + MAX_NEW_TOKENS
         self.state.cache = self._cache(plan)
         if self.prepared.graphs is not None:
             sizes = sorted({*plan.batches, *plan.engine_batches})
             self.prepared.graphs.capture(graph_sizes(tuple(sizes), self.state.cache.num_blocks - 1), self.max_total)
         choosing = ChoosingOptions(self.loaded.eos_ids, Watermark(0.5, 2.0), prompt_logprobs=False)
-        self.generator = Generator(self.prepared.forward, self.tokenizer, RankGroup(), choosing)
+        self.stepper = Stepper(self.prepared.forward, self.state, self.tokenizer, RankGroup(), choosing, RunAhead.OFF)
+        self.run_ahead = RunAhead.AFTER_REPLY if self.device.type == "cpu" else RunAhead.BEFORE_READ
         self.loaded_s = time.monotonic() - started
 
-    def _cache(self, plan: Plan) -> KVCache:
-        """Room for the largest batch, or for what the memory holds."""
+    def _cache(self, plan: MeasurePlan) -> KVCache:
+        """A cache for the largest batch, or as large as fits in memory."""
         dtype, shapes = self.loaded.dtype, self.prepared.shapes
-        wanted = max(
-            max(plan.batches) * blocks_for(max(plan.contexts) + ROOM, self.block_size),
-            *(rows * blocks_for(length + ROOM, self.block_size) for rows, length in plan.prefills),
+        needed = max(
+            max(plan.batches) * blocks_for(max(plan.contexts) + MAX_NEW_TOKENS, self.block_size),
+            *(rows * blocks_for(length + MAX_NEW_TOKENS, self.block_size) for rows, length in plan.prefills),
         )
         free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else available_bytes() // 4
-        held = int(free * MEMORY_SHARE) // bytes_per_block(shapes, self.block_size, dtype)
-        cache = KVCache(shapes, min(wanted, held) + 1, self.block_size, dtype, self.device)
+        available = int(free * MEMORY_FRACTION) // bytes_per_block(shapes, self.block_size, dtype)
+        cache = KVCache(shapes, min(needed, available) + 1, self.block_size, dtype, self.device)
         for layer in cache.layers:
-            # Noise: a kernel over zeros is faster than one over anything else.
-            layer.normal_()
+            # Kernels run faster over zeros than over anything else.
+            layer.buffer.normal_()
         return cache
 
-    def holds(self, rows: int, tokens: int) -> bool:
-        """Whether the cache has room for so many rows."""
+    def fits(self, rows: int, tokens: int) -> bool:
+        """Whether `rows` sequences of `tokens` tokens fit in the cache."""
         assert self.state.cache is not None
         return rows * blocks_for(tokens, self.block_size) < self.state.cache.num_blocks
 
     def batch(self, rows: int, context: int, new_tokens: int, is_prefilled: bool) -> SequenceBatch:
-        """Requests of random ids, each in blocks of its own: about to be prefilled, or `context` tokens on."""
+        """Sequences of random ids in separate blocks, before their prefill or with `context` tokens in the cache."""
         random = np.random.default_rng(rows * context)
         vocab_size = self.loaded.config.vocab_size
         blocks = itertools.count(1)
@@ -101,7 +102,7 @@ class Rig:
             stopping = StoppingParameters(new_tokens, ignore_eos_token=True)
             request = Request(row, ("",), context, ChooserParameters(), stopping)
             needed = blocks_for(context + new_tokens, self.block_size)
-            own = np.array(list(itertools.islice(blocks, needed)), dtype=np.int64)
+            block_table = np.array(list(itertools.islice(blocks, needed)), dtype=np.int64)
             sequences.append(
                 Sequence(
                     request=request,
@@ -109,7 +110,7 @@ class Rig:
                     prompt_len=context,
                     cache_len=0,
                     input_len=context,
-                    blocks=own,
+                    blocks=block_table,
                     stopping=StoppingCriteria(stopping, frozenset()),
                     detokenizer=IncrementalDetokenizer(self.tokenizer, ids),
                 )
@@ -129,25 +130,26 @@ class Rig:
             "block_size": self.block_size,
             "num_blocks": self.state.cache.num_blocks,
             "graphs": [] if graphs is None else graphs.sizes,
+            "loaded_s": round(self.loaded_s, 1),
         }
 
     def close(self) -> None:
-        """Let the model, its graphs and its cache go."""
+        """Release the model, its graphs and its cache."""
         if self.prepared.graphs is not None:
             self.prepared.graphs.release()
         self.state.cache = None
-        del self.loaded, self.prepared, self.generator
+        del self.loaded, self.prepared, self.stepper
 
 
 def release() -> None:
-    """Give back what nothing holds any more."""
+    """Collect garbage and return unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 class Floors:
-    """The least time that a step takes, from the weights and shapes of a preset and the run's own ceilings."""
+    """The least time of a step, from the weights and shapes of a preset and the ceilings of this run."""
 
     def __init__(self, preset: str, ceilings: dict[str, float]) -> None:
         directory = loader.locate(EngineOptions(f"preset:{preset}")).directory
@@ -157,7 +159,7 @@ class Floors:
         embedding = {
             id(weight) for weight in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
         }
-        # A position table is looked up, not multiplied.
+        # Embedding and position tables are not multiplied.
         self.projections: int = sum(
             weight.numel()
             for name, weight in model.named_parameters()
@@ -174,7 +176,7 @@ class Floors:
 
     @property
     def bytes_per_token(self) -> int:
-        """K/V of one token in all layers."""
+        """Bytes of K/V of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
 
     def decode_ms(self, rows: int, context: float) -> float | None:

@@ -1,18 +1,18 @@
-"""The results as a table: what was found, its floor, and what the goals say."""
+"""Results as a table: values, floors, goals."""
 
 import json
 from pathlib import Path
 
-from reference_server.model_server.measure.record import Record, Result
+from reference_server.model_server.measure.record import Measurement, Record
 
-LARGE = ("llama-3.1-8b", "qwen2.5-7b")
-# Pass and goal of the efficiency at level S, by preset and the largest batch that they are for.
+LARGE_PRESETS = ("llama-3.1-8b", "qwen2.5-7b")
+# By preset: largest batch, then pass and goal of the efficiency at level S.
 DECODE_GOALS = {
     "large": ((8, 0.65, 0.82), (64, 0.62, 0.78), (256, 0.58, 0.75)),
     "llama-3.2-1b": ((8, 0.40, 0.52), (256, 0.40, 0.55)),
     "bloom-560m": ((8, 0.25, 0.38), (256, 0.40, 0.58)),
 }
-# By preset and the largest number of tokens in the step.
+# By preset: largest number of tokens in the step, then pass and goal.
 PREFILL_GOALS = {
     "large": ((512, 0.45, 0.58), (2048, 0.60, 0.72), (8192, 0.65, 0.77)),
     "llama-3.2-1b": ((512, 0.20, 0.35), (2048, 0.40, 0.55), (8192, 0.50, 0.62)),
@@ -21,16 +21,16 @@ PREFILL_GOALS = {
 
 
 def render(record: Record, before: Path | None) -> str:
-    """Device and ceilings, checks, a line for each number, peers and notes."""
+    """Device and ceilings, checks, one line per number, peers, notes."""
     try:
         earlier = _earlier(before)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        record.note(f"{before} is no earlier result to compare with: {type(error).__name__}: {error}")
+        record.note(f"could not read the earlier result {before}: {type(error).__name__}: {error}")
         earlier = {}
     lines = [
         f"\n{record.device}; ceilings: " + ", ".join(f"{name} {value:.4g}" for name, value in record.ceilings.items()),
         f"checks: {sum(check['passed'] for check in record.checks)} of {len(record.checks)} passed",
-        f"{'preset':<14}{'level':<6}{'what':<24}{'batch':>6}{'ctx':>6}{'ms':>11}{'floor':>10}{'eff.':>7}"
+        f"{'preset':<14}{'level':<6}{'phase':<24}{'batch':>6}{'ctx':>6}{'ms':>11}{'floor':>10}{'eff.':>7}"
         f"{'pass':>6}{'goal':>6}{'kernels':>8}{'spread':>8}  other",
     ]
     for result in record.results:
@@ -49,7 +49,7 @@ def render(record: Record, before: Path | None) -> str:
         lines.append(line)
     lines += [
         f"{peer['preset']}: {peer['batch']} x {peer['prompt']} in, {peer['tokens']} out: "
-        f"{peer['engine_tokens_per_s']:.1f} against {peer['peer_tokens_per_s']:.1f} tokens/s of {peer['peer']}"
+        f"{peer['engine_tokens_per_s']:.1f} tokens/s, {peer['peer']} {peer['peer_tokens_per_s']:.1f}"
         f" = {peer['ratio']:.2f} x"
         for peer in record.peers
     ]
@@ -59,9 +59,9 @@ def render(record: Record, before: Path | None) -> str:
     return "\n".join(lines)
 
 
-def goals_of(result: Result) -> tuple[float | None, float | None]:
-    """Pass and goal of a step's efficiency; None where there is none."""
-    preset = "large" if result.preset in LARGE else result.preset
+def goals_of(result: Measurement) -> tuple[float | None, float | None]:
+    """Pass and goal of a step's efficiency; None without a goal."""
+    preset = "large" if result.preset in LARGE_PRESETS else result.preset
     if result.level != "S":
         return None, None
     table, size = (DECODE_GOALS, result.batch)
@@ -81,9 +81,9 @@ def _earlier(before: Path | None) -> dict[tuple[object, ...], float]:
     if before is None:
         return {}
     results = json.loads(before.read_text())["results"]
-    return {_key(Result(**result)): result["value"] for result in results}
+    return {_key(Measurement(**result)): result["value"] for result in results}
 
 
-def _key(result: Result) -> tuple[object, ...]:
+def _key(result: Measurement) -> tuple[object, ...]:
     settings = tuple((name, result.settings[name]) for name in ("run_ahead", "kernel") if name in result.settings)
     return (result.preset, result.level, result.phase, result.batch, result.context, settings)

@@ -1,25 +1,25 @@
-"""The model families that are served: how each runs, what it needs, and what is refused by name."""
+"""The supported model families, how each runs, and the refused model types."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from reference_server.errors import UnsupportedError
-from reference_server.model_server.models import config_limits, transformers_compat
+from reference_server.errors import StartupError, UnsupportedError
+from reference_server.model_server.models import transformers_compat
 from reference_server.model_server.models.shims import bloom, falcon, gptj, mpt
 from reference_server.model_server.options import Tier
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """One architecture of Transformers and how it reaches the paged attention.
+    """One architecture of Transformers and the way it uses the paged attention.
 
-    tier: which forward runs it.
-    shim: replaces inline attention modules, for a class that does not offer Transformers' attention interface.
-    has_position_table: positions are, or may be, rows of a table, so that a longer request cannot be computed.
-    own_class: the class of a model that brings its code, as the config's `auto_map` names it.
+    tier: the forward that runs it.
+    shim: replaces inline attention modules of a class without Transformers' attention interface.
+    has_position_table: positions are (or may be) rows of a table, whose length limits a request.
+    own_class: class name in the config's `auto_map`, for a model with its own code.
     """
 
     name: str
@@ -31,7 +31,7 @@ class ModelFamily:
 
 
 def _calls_the_interface(_: nn.Module) -> None:
-    """A class that does call the attention interface, though it does not say so to the loader."""
+    """For a class that calls the attention interface without declaring it."""
 
 
 FAMILIES = (
@@ -77,7 +77,7 @@ FAMILIES = (
 )
 
 
-# What is known and not served in any tier.
+# Known model types that no tier supports.
 REFUSED = {
     "RefinedWeb": "an old name: convert the config to Transformers' `falcon`",
     "RefinedWebModel": "an old name: convert the config to Transformers' `falcon`",
@@ -87,23 +87,37 @@ REFUSED = {
             *("idefics", "idefics2", "idefics3", "llava", "llava_next", "paligemma", "qwen2_vl", "qwen2_5_vl"),
             *("mllama", "gemma3", "gemma3n", "llama4", "mistral3", "phi4_multimodal"),
         ),
-        "models that see images are not served",
+        "models with image input are not served",
     ),
 }
 
 
 _TIER_OF_OWN_CODE: dict[str, Tier] = {"AutoModelForCausalLM": "padded", "AutoModelForSeq2SeqLM": "encoder_decoder"}
-"""Keys of a config's `auto_map`, and how a model that brings its code runs."""
+"""The tier of a model with its own code, by the key in its `auto_map`."""
+
+
+# Least value, greatest value, names of the field in the families.
+LIMITS = (
+    (1, 1000, ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
+               "decoder_layers")),
+    (1, 4096, ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads", "num_kv_heads",
+               "kv_n_heads", "encoder_attention_heads", "decoder_attention_heads")),
+    (0, 4096, ("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "moe_num_experts")),
+    (1, 1 << 21, ("vocab_size",)),
+    (1, 1 << 27, ("max_position_embeddings", "n_positions", "max_seq_len", "original_max_position_embeddings")),
+    (1, 1 << 17, ("hidden_size", "n_embd", "d_model", "head_dim", "word_embed_proj_dim")),
+)  # fmt: skip
+_RANGES = {name: (first, last) for first, last, names in LIMITS for name in names}
 
 
 def find_family(config: dict[str, Any], *, trust_remote_code: bool = False) -> ModelFamily:
-    """The family of a raw `config.json`; what is not served is refused by name, and numbers out of bounds."""
-    config_limits.check(config)
+    """The family of a raw `config.json`. Raises StartupError for a model or a number that is not supported."""
+    _check_limits(config)
     model_type = config.get("model_type")
     if "ssm_cfg" in config:
-        raise UnsupportedError("this is Mamba's original format; its `-hf` checkpoints are served")
+        raise UnsupportedError("this is Mamba's original format: use a checkpoint with `-hf` in its name")
     if model_type is None:
-        raise UnsupportedError("config.json has no `model_type`, so the architecture is not known")
+        raise UnsupportedError("config.json has no `model_type`: the architecture is unknown")
     if model_type in REFUSED:
         raise UnsupportedError(f"Unsupported model type {model_type}: {REFUSED[model_type]}")
     for family in FAMILIES:
@@ -117,19 +131,36 @@ def find_family(config: dict[str, Any], *, trust_remote_code: bool = False) -> M
     for name, tier in _TIER_OF_OWN_CODE.items():
         if name in own_code and not trust_remote_code:
             raise UnsupportedError(
-                f"Unsupported model type {model_type}: its code comes with the model and runs only with "
+                f"Unsupported model type {model_type}: it needs the code in its repository, which runs only with "
                 "`--trust-remote-code`"
             )
         if name in own_code:
             return ModelFamily(model_type, model_type, tier, own_class=own_code[name], has_position_table=True)
     served = ", ".join(f"{family.name} ({family.model_type})" for family in FAMILIES)
     raise UnsupportedError(
-        f"Unsupported model type {model_type}; served are {served}, and any other that Transformers has a "
-        "causal or sequence-to-sequence language model for"
+        f"Unsupported model type {model_type}; supported are {served}, and any other causal or "
+        "sequence-to-sequence language model of Transformers"
     )
 
 
+def _check_limits(config: Mapping[str, Any]) -> None:
+    """Raise StartupError for a number out of its range; nested configs included."""
+    for name, value in _numbers(config):
+        first, last = _RANGES[name.rpartition(".")[2]]
+        if not isinstance(value, int) or not first <= value <= last:
+            raise StartupError(f"config.json: `{name}` is {value!r:.40}, but must be an integer from {first} to {last}")
+
+
+def _numbers(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of each field that has limits. A null means the default of the family."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif name in _RANGES and value is not None:
+            yield prefix + name, value
+
+
 def max_positions(config: Any) -> int | None:
-    """The longest request that the model was made for, if its config says so."""
+    """The number of positions of the model; None if its config has none."""
     names = ("max_position_embeddings", "max_seq_len")
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)

@@ -1,206 +1,247 @@
-"""Run the layers of a loaded model with fewer operators, where its structure is recognised.
+"""Runs a loaded decoder with fewer operators, if its structure is one of `LAYOUTS`.
 
-A decoder is recognised by what its modules are and hold, not by its family's name: pre-norm layers, q/k/v and gate/up
-projections (apart or packed), half-split rotary positions, a gated MLP, a plain output head; heads, attention and MLP
-may be normed, residuals scaled. Its projections of one input become one product and its layers are walked in a straight
-line (`walk.py`). Before the modules give their weights up, the first layer is run both ways; where they differ, or the
-structure is another, everything keeps Transformers' modules. Decoders with a plain MLP are those of `fuse_plain.py`.
+A decoder is recognised by its modules, not by its family's name: pre-norm layers, separate or packed projections,
+half-split rotary positions, ALiBi or a position table, a gated or a plain MLP, a plain output head. Its projections of
+one input become one product, and `Walk` runs its layers. Before the modules lose their weights, the first layer is run
+both ways: if the results differ, or the structure is unknown, the model keeps Transformers' modules.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from reference_server.model_server.models import fuse_plain
-from reference_server.model_server.models.fuse_plain import PlainDecoder, children, stand_in
-from reference_server.model_server.models.fused_linear import can_stack, is_head, is_output, shape_of, stacked, taken
-from reference_server.model_server.models.packed_linear import can_pack
-from reference_server.model_server.models.walk import (
-    ROPE_TYPES,
-    FusedLayer,
-    Heads,
-    Norm,
-    RotaryTable,
-    Walk,
-    known_norm,
-    norm_of,
-    operators_for,
+from reference_server.model_server.models.fused_linear import (
+    can_stack,
+    is_head,
+    is_output,
+    shape_of,
+    split_heads,
+    stacked,
+    take_weights,
 )
+from reference_server.model_server.models.layouts import LAYOUTS, OPT, Layout
+from reference_server.model_server.models.operators import Norm, known_norm, norm_of, operators_for
+from reference_server.model_server.models.packed_linear import can_pack
+from reference_server.model_server.models.swap import activation_of
+from reference_server.model_server.models.walk import ROPE_TYPES, Activation, FusedLayer, Heads, RotaryTable, Walk
 
 logger = logging.getLogger(__name__)
 
 Decoder = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+"""Ids, positions, logits index and the largest position -> logits."""
 
-SEPARATE = {"q_proj", "k_proj", "v_proj", "o_proj"}
-PACKED = {"qkv_proj", "o_proj"}
-HEAD_NORMS = {"q_norm", "k_norm"}
-LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-NORMED_DELTAS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 MULTIPLIERS = {"residual_multiplier", "embedding_multiplier"}
 
 
 class FusedDecoder:
-    """The whole walk from token ids to logits, for a recognised decoder."""
+    """A recognised decoder: from token ids to logits, or from their embeddings to logits."""
 
-    def __init__(self, model: Any) -> None:
-        inner = model.model
-        self._embed = inner.embed_tokens
+    def __init__(self, model: Any, layout: Layout, keep: bool = False) -> None:
+        """The modules lose their weights unless `keep`."""
+        inner = attrgetter(layout.inner)(model)
+        self.embed: nn.Module = getattr(inner, layout.embedding)
+        """Token ids -> [tokens, hidden], the `inputs_embeds` of `logits`."""
+        weight: Tensor = self.embed.weight.detach()
         self._multiplier: float = getattr(inner, "embedding_multiplier", 1.0)
-        embedding: Tensor = inner.embed_tokens.weight.detach()
-        self._rotary = RotaryTable(inner.rotary_emb, embedding)
-        heads, operators = _heads(inner.layers[0].self_attn), operators_for(embedding)
-        self._walk = Walk([_fuse_layer(layer) for layer in inner.layers], heads, operators)
-        self._norm = known_norm(inner.norm)
-        is_tied = is_head(model.lm_head) and model.lm_head.weight.data_ptr() == embedding.data_ptr()
-        self._head = taken(model.lm_head, keep=is_tied)
+        self._positions = None if layout.positions is None else getattr(inner, layout.positions)
+        self._embedding_norm = _norm(inner, layout.embedding_norm)
+        self._rotary = None if layout.rotary is None else RotaryTable(getattr(inner, layout.rotary), weight)
+        self._operators = operators_for(weight)
+        layers = list(getattr(inner, layout.layers))
+        heads = _heads(layers[0], layout)
+        self._walk = Walk([_fuse_layer(layer, layout, heads, keep) for layer in layers], heads, self._operators)
+        self._norm = known_norm(getattr(inner, layout.final_norm))
+        head = model.get_output_embeddings()
+        is_tied = head.weight.data_ptr() == weight.data_ptr()
+        self._head = head if keep else take_weights(head, keep=is_tied)
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._divisor: float = getattr(model.config, "logits_scaling", 1.0)
-        self.added_bytes = embedding.nbytes if is_tied and can_pack(embedding) else 0
+        self.added_bytes = weight.nbytes if is_tied and can_pack(weight) else 0
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, max_position: int) -> Tensor:
-        hidden = self._embed(input_ids)
-        if self._multiplier != 1:
-            hidden = hidden * self._multiplier
-        table = self._rotary.up_to(max_position)
-        logits = self._head(self._walk(hidden, table, positions, logits_index, self._norm))
+        return self.logits(self.embed(input_ids), positions, logits_index, max_position)
+
+    def logits(self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, max_position: int) -> Tensor:
+        """The logits of the tokens `index`, all if None. inputs_embeds: [tokens, hidden], overwritten."""
+        logits: Tensor = self._head(self.hidden(inputs_embeds, positions, index, max_position, self._norm))
         if self._divisor != 1:
             logits = logits / self._divisor
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
+    def hidden(
+        self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, max_position: int, final_norm: Norm
+    ) -> Tensor:
+        """The hidden states before the head, normed by `final_norm`."""
+        hidden = inputs_embeds if self._multiplier == 1 else inputs_embeds * self._multiplier
+        if self._positions is not None:
+            # OPT's table begins two rows late.
+            rows = positions + getattr(self._positions, "offset", 0)
+            hidden = hidden + F.embedding(rows, self._positions.weight)
+        if self._embedding_norm is not None:
+            hidden = self._operators.add_norm(hidden, None, self._embedding_norm)
+        table = None if self._rotary is None else self._rotary.up_to(max_position)
+        return self._walk(hidden, table, positions, index, final_norm)
 
-def fuse(model: Any) -> FusedDecoder | PlainDecoder | None:
-    """The fused walk of a model whose attention layers are attached, or None if its structure is not a known one.
 
-    The walk takes the weights over: the modules are left without them, so that nothing is held twice.
+def fuse(model: Any) -> FusedDecoder | None:
+    """The fused form of a model whose attention layers are attached, or None if it has none of the layouts.
+
+    It takes the weights over: the modules are left without them, so that no weight is held twice.
     """
-    if not _is_known_decoder(model):
-        return fuse_plain.fuse(model)
-    if not _first_layer_agrees(model):
-        logger.warning("%s looks like a decoder that is fused, but computes something else", type(model).__name__)
-        return None
-    return FusedDecoder(model)
+    layouts = [layout for layout in LAYOUTS if _fits(model, layout)]
+    for layout in layouts:
+        if _first_layer_agrees(model, layout):
+            return FusedDecoder(model, layout)
+    if layouts:
+        logger.warning("%s has the modules of a known decoder but computes something else", type(model).__name__)
+    return None
+
+
+def _fits(model: Any, layout: Layout) -> bool:
+    """Whether every module is one that the walk reproduces."""
+    first, head = layout.inner.partition(".")[0], model.get_output_embeddings()
+    if not is_head(head) or [child for name, child in model.named_children() if name != first] != [head]:
+        return False
+    inner: Any = model
+    for name in layout.inner.split("."):
+        inner = getattr(inner, name, None)
+    if inner is None or _children(inner) != layout.inner_parts or _has_unknown_multiplier(inner, layout):
+        return False
+    if layout.rotary is not None and getattr(getattr(inner, layout.rotary), "rope_type", None) not in ROPE_TYPES:
+        return False
+    norms = [getattr(inner, name) for name in (layout.final_norm, layout.embedding_norm) if name is not None]
+    return all(norm_of(norm) is not None for norm in norms) and all(
+        _is_layer(layer, layout) for layer in getattr(inner, layout.layers)
+    )
+
+
+def _children(module: Any) -> set[str]:
+    """Names of a module's children, without dropout, which does nothing in inference."""
+    return {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
+
+
+def _has_unknown_multiplier(module: Any, layout: Layout) -> bool:
+    """Whether a number of the module's own, which the walk does not know, may scale its activations."""
+    if not layout.is_gated:
+        return False
+    return any(isinstance(value, float) and name not in MULTIPLIERS for name, value in vars(module).items())
+
+
+def _is_layer(layer: Any, layout: Layout) -> bool:
+    paths = {path for path, module in layer.named_modules() if path and not isinstance(module, nn.Dropout)}
+    if paths != layout.layer_parts or _has_unknown_multiplier(layer, layout):
+        return False
+    attention = getattr(layer, layout.attention)
+    inputs = shape_of(attention.get_submodule(layout.output))[1]
+    if layout.by_head and shape_of(attention.get_submodule(layout.qkv[0]))[0] != 3 * inputs:
+        return False
+    head_norms = [norm_of(getattr(attention, name)) for name in layout.head_norms]
+    return (
+        can_stack(_projections(attention, layout))
+        and can_stack(_ups(layer, layout))
+        and is_output(getattr(attention, layout.output))
+        and is_output(attrgetter(layout.down)(layer))
+        and all(norm_of(getattr(layer, name)) is not None for name in layout.layer_norms)
+        # OLMo 2's are over all heads together.
+        and all(norm and not norm.centered and len(norm.weight) == attention.head_dim for norm in head_norms)
+    )
 
 
 @torch.no_grad()
-def _first_layer_agrees(model: Any) -> bool:
-    """Whether the first layer gives in one walk what its modules give, with a stand-in for attention in both."""
-    layer = model.model.layers[0]
-    attached = layer.self_attn.attached
-    weight = model.model.embed_tokens.weight
-    hidden = torch.randn((3, weight.shape[1]), generator=torch.Generator().manual_seed(3)).to(weight)
+def _first_layer_agrees(model: Any, layout: Layout) -> bool:
+    """Whether embedding and first layer give the same in the walk and in the modules, without attention."""
+    inner = attrgetter(layout.inner)(model)
+    weight = getattr(inner, layout.embedding).weight
     positions = torch.arange(3, device=weight.device)
-    layer.self_attn.attached = stand_in
-    try:
-        angles = model.model.rotary_emb(hidden[None], positions[None])
-        output = layer(hidden[None], attention_mask=None, position_embeddings=angles, position_ids=positions[None])
-        expected = (output[0] if isinstance(output, tuple) else output)[0]
-        fused = replace(_fuse_layer(layer, keep=True), attention=stand_in)
-        table = RotaryTable(model.model.rotary_emb, weight.detach()).up_to(3)
-        walk = Walk([fused], _heads(layer.self_attn), operators_for(weight))
-        norm = Norm(torch.ones_like(hidden[0]), 1e-6)
-        found = walk(hidden.clone(), table, positions, None, norm)
-        expected = operators_for(weight).add_norm(expected.contiguous(), None, norm)
-    finally:
-        layer.self_attn.attached = attached
+    input_ids = (positions * 7 + 1) % len(weight)
+    with _first_layer_only(inner, layout) as outputs:
+        inner(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        decoder = FusedDecoder(model, layout, keep=True)
+        # Compared through a plain norm, as the weights of the final one may be of any size.
+        norm = Norm(torch.ones_like(outputs[0][0, 0]), 1e-6)
+        found = decoder.hidden(decoder.embed(input_ids), positions, None, 3, norm)
+    expected = operators_for(weight).add_norm(outputs[0][0].contiguous(), None, norm)
     tolerance = 1e-4 if weight.dtype == torch.float32 else 6e-2
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def _is_known_decoder(model: Any) -> bool:
-    """Whether every module is one that the walk reproduces."""
-    if children(model) != {"model", "lm_head"}:
-        return False
-    inner: Any = model.model
-    return (
-        children(inner) == {"embed_tokens", "layers", "norm", "rotary_emb"}
-        and isinstance(inner.embed_tokens.weight, Tensor)
-        and is_head(model.lm_head)
-        and norm_of(inner.norm) is not None
-        and getattr(inner.rotary_emb, "rope_type", None) in ROPE_TYPES
-        and not _has_other_multiplier(inner)
-        and all(_is_known_layer(layer) for layer in inner.layers)
-    )
+@contextmanager
+def _first_layer_only(inner: Any, layout: Layout) -> Iterator[list[Tensor]]:
+    """The model with one layer and `stand_in` for its attention; gives the inputs of its final norm."""
+    layers, outputs = getattr(inner, layout.layers), []
+    attention = getattr(layers[0], layout.attention)
+    attached = attention.attached
+    hook = getattr(inner, layout.final_norm).register_forward_pre_hook(lambda _, inputs: outputs.append(inputs[0]))
+    attention.attached = stand_in
+    setattr(inner, layout.layers, nn.ModuleList([layers[0]]))
+    try:
+        yield outputs
+    finally:
+        hook.remove()
+        setattr(inner, layout.layers, layers)
+        attention.attached = attached
 
 
-def _is_known_layer(layer: Any) -> bool:
-    parts = children(layer)
-    if parts not in (LAYER, LAYER | NORMED_DELTAS) or _has_other_multiplier(layer):
-        return False
-    attention, mlp = layer.self_attn, layer.mlp
-    if children(attention) - HEAD_NORMS not in (SEPARATE, PACKED):
-        return False
-    norms = [getattr(layer, name) for name in parts if name.endswith("norm")]
-    head_norms = [getattr(attention, name) for name in HEAD_NORMS if hasattr(attention, name)]
-    return (
-        can_stack(_projections(attention))
-        and is_output(attention.o_proj)
-        and _is_known_mlp(mlp)
-        and all(norm_of(norm) is not None for norm in norms + head_norms)
-        # OLMo 2's are over all heads together.
-        and all(len(norm.weight) == attention.head_dim and not known_norm(norm).centered for norm in head_norms)
-        and len(head_norms) in (0, 2)
-    )
+def stand_in(query: Tensor, key_value: Tensor, *_: object) -> Tensor:
+    """Instead of attention: a result that changes if query, keys or values do."""
+    group = query.shape[1] // key_value.shape[2]
+    key, value = (part.repeat_interleave(group, 1) for part in key_value.unbind(1))
+    return torch.tanh(query * key) + value
 
 
-def _is_known_mlp(mlp: Any) -> bool:
-    if children(mlp) not in (
-        {"gate_proj", "up_proj", "down_proj", "act_fn"},
-        {"gate_up_proj", "down_proj", "activation_fn"},
-    ):
-        return False
-    return can_stack(_gates(mlp)) and is_output(mlp.down_proj)
-
-
-def _projections(attention: Any) -> list[Any]:
-    if hasattr(attention, "qkv_proj"):
-        return [attention.qkv_proj]
-    return [attention.q_proj, attention.k_proj, attention.v_proj]
-
-
-def _gates(mlp: Any) -> list[Any]:
-    return [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
-
-
-def _has_other_multiplier(module: Any) -> bool:
-    """Whether a plain number of the module's own, that the walk does not know, scales what passes through it."""
-    return any(isinstance(value, float) and name not in MULTIPLIERS for name, value in vars(module).items())
-
-
-def _is_silu(activation: Any) -> bool:
-    sample = torch.linspace(-3.0, 3.0, 7)
-    return torch.equal(activation(sample), F.silu(sample))
-
-
-def _heads(attention: Any) -> Heads:
-    head_dim: int = attention.head_dim
-    num_heads = shape_of(attention.o_proj)[1] // head_dim
-    rows = sum(shape_of(linear)[0] for linear in _projections(attention))
-    return Heads(num_heads, (rows // head_dim - num_heads) // 2, head_dim)
-
-
-def _fuse_layer(layer: Any, keep: bool = False) -> FusedLayer:
-    """The layer's fused form; its modules lose their weights unless told to keep them."""
-    attention, mlp = layer.self_attn, layer.mlp
-    normed_deltas = hasattr(layer, "pre_feedforward_layernorm")
-    has_head_norms = hasattr(attention, "q_norm")
-    activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+def _fuse_layer(layer: Any, layout: Layout, heads: Heads, keep: bool) -> FusedLayer:
+    attention = getattr(layer, layout.attention)
+    projections = _projections(attention, layout)
+    qkv = split_heads(projections[0], heads.num_heads, keep) if layout.by_head else stacked(*projections, keep=keep)
     return FusedLayer(
-        input_norm=known_norm(layer.input_layernorm),
-        qkv=taken(stacked(*_projections(attention), keep=keep), keep=keep),
+        input_norm=known_norm(getattr(layer, layout.input_norm)),
+        qkv=take_weights(qkv, keep),
         attention=attention.attached,
-        output=taken(attention.o_proj, keep=keep),
-        post_norm=known_norm(layer.pre_feedforward_layernorm if normed_deltas else layer.post_attention_layernorm),
-        up=taken(stacked(*_gates(mlp), keep=keep), keep=keep),
-        down=taken(mlp.down_proj, keep=keep),
-        query_norm=known_norm(attention.q_norm) if has_head_norms else None,
-        key_norm=known_norm(attention.k_norm) if has_head_norms else None,
-        attended_norm=known_norm(layer.post_attention_layernorm) if normed_deltas else None,
-        mlp_norm=known_norm(layer.post_feedforward_layernorm) if normed_deltas else None,
-        activation=None if _is_silu(activation) else activation,
+        output=take_weights(getattr(attention, layout.output), keep),
+        post_norm=_norm(layer, layout.post_norm),
+        up=take_weights(stacked(*_ups(layer, layout), keep=keep), keep),
+        down=take_weights(attrgetter(layout.down)(layer), keep),
+        query_norm=_norm(attention, layout.query_norm),
+        key_norm=_norm(attention, layout.key_norm),
+        attended_norm=_norm(layer, layout.attended_norm),
+        mlp_norm=_norm(layer, layout.mlp_norm),
+        activation=_activation(attrgetter(layout.activation)(layer)),
         multiplier=getattr(layer, "residual_multiplier", 1.0),
+        # OPT scales queries before attention, which then has a scale of one.
+        query_scale=attention.scaling if layout is OPT else 1.0,
+        is_gated=layout.is_gated,
+        is_parallel=layout.post_norm is None or getattr(layer, "use_parallel_residual", False),
     )
+
+
+def _projections(attention: Any, layout: Layout) -> list[Any]:
+    return [getattr(attention, name) for name in layout.qkv]
+
+
+def _ups(layer: Any, layout: Layout) -> list[Any]:
+    return [attrgetter(path)(layer) for path in layout.up]
+
+
+def _norm(module: Any, name: str | None) -> Norm | None:
+    return None if name is None else known_norm(getattr(module, name))
+
+
+def _activation(module: Any) -> Activation | None:
+    """None for silu, which the walk computes."""
+    sample = torch.linspace(-3.0, 3.0, 7)
+    activation: Activation = activation_of(module)
+    return None if torch.equal(module(sample), F.silu(sample)) else activation
+
+
+def _heads(layer: Any, layout: Layout) -> Heads:
+    attention = getattr(layer, layout.attention)
+    head_dim: int = attention.head_size if hasattr(attention, "head_size") else attention.head_dim
+    num_heads = shape_of(getattr(attention, layout.output))[1] // head_dim
+    rows = sum(shape_of(linear)[0] for linear in _projections(attention, layout))
+    return Heads(num_heads, (rows // head_dim - num_heads) // 2, head_dim)

@@ -1,6 +1,6 @@
-"""Linears that a walk takes over from a model's modules: stacked, brought into the order and layout it multiplies.
+"""Takes the linears of a model over into fused ones: stacked, reordered, packed.
 
-Quantized ones keep their weights; what stacks them or changes their order works on their results.
+Quantized linears keep their weights: their results are stacked and reordered instead.
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,28 @@ from reference_server.model_server.models.walk import Linear
 from reference_server.model_server.quantization.linear import QuantizedLinear
 
 CONV1D = ("Conv1D", RowParallelConv1D.__name__)
-"""Linears that keep their weight as [inputs, outputs]."""
+"""Classes whose weight is [inputs, outputs]."""
 
 
 def is_linear(module: Any) -> bool:
-    """A linear, whole on this rank or cut by its outputs."""
+    """Whether it is a linear, whole on this rank or cut by its outputs."""
     if isinstance(module, QuantizedLinear):
         return not module.sums
     return type(module) is nn.Linear or type(module).__name__ == CONV1D[0]
 
 
 def is_output(module: Any) -> bool:
-    """A linear whose inputs may be shared among the ranks, and its results summed over them."""
+    """Whether it is a linear, possibly cut by its inputs, with results summed over the ranks."""
     return is_linear(module) or type(module) in (RowParallelLinear, RowParallelConv1D, QuantizedLinear)
 
 
 def is_head(module: Any) -> bool:
-    """A linear whose outputs may be gathered from the ranks."""
+    """Whether it is a linear, possibly cut by its outputs, which are gathered from the ranks."""
     return type(module) in (nn.Linear, GatheredLinear, QuantizedLinear)
 
 
 def can_stack(linears: Sequence[Any]) -> bool:
+    """Whether `stacked` takes them: alike in quantization and bias."""
     kinds = {(isinstance(linear, QuantizedLinear), linear.bias is None) for linear in linears}
     return all(is_linear(linear) for linear in linears) and len(kinds) == 1
 
@@ -55,7 +56,7 @@ def weight_of(module: Any) -> Tensor:
 
 
 def stacked(*linears: Any, keep: bool = False) -> Any:
-    """One linear that gives the outputs of all, which are left without their weights unless told to keep them."""
+    """One linear with the outputs of all, in order. The modules lose their weights unless `keep`."""
     if len(linears) == 1:
         return linears[0]
     if isinstance(linears[0], QuantizedLinear):
@@ -67,9 +68,8 @@ def stacked(*linears: Any, keep: bool = False) -> Any:
     return whole
 
 
-def parted(linear: Any, heads: int, keep: bool = False) -> Any:
-    """All queries, then all keys, then all values, of a linear that gives them head by head."""
-
+def split_heads(linear: Any, heads: int, keep: bool = False) -> Any:
+    """A linear that gives query, key and value head by head, reordered: all queries, then all keys, then all values."""
     if isinstance(linear, QuantizedLinear):
         return lambda hidden: linear.rows(hidden).view(len(hidden), heads, 3, -1).transpose(1, 2).flatten(1)
 
@@ -82,8 +82,8 @@ def parted(linear: Any, heads: int, keep: bool = False) -> Any:
     return ordered
 
 
-def taken(module: Any, keep: bool = False) -> Linear:
-    """A linear in the form that its device multiplies fastest; the module loses its weight unless told to keep it."""
+def take_weights(module: Any, keep: bool = False) -> Linear:
+    """The linear in its device's fastest form. The module loses its weight unless `keep`."""
     if isinstance(module, QuantizedLinear):
         return module.rows
     if not is_linear(module) or not can_pack(module.weight):
@@ -92,7 +92,7 @@ def taken(module: Any, keep: bool = False) -> Linear:
     packed = PackedLinear(weight_of(module), module.bias)
     if not keep:
         _empty(module)
-    # Not the module itself, whose call costs as much as a small product.
+    # The method and not the module: a module's call costs as much as a small product.
     return packed.rows
 
 

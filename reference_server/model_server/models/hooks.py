@@ -1,8 +1,8 @@
-"""How a Transformers model reaches our attention: one registered function, a probe, and a paged layer per module.
+"""Connects a Transformers model to our attention: one registered function, a probe, a paged layer per module.
 
-An attention module first carries a `ProbeLayer`, which records K/V geometry and options from a two-token forward;
-afterwards it carries the `PagedLayer` of its place in the cache. Asking the model this way is right under tensor
-parallelism, grouped heads and nested configs alike.
+An attention module first has a `ProbeLayer`, which records K/V geometry and options in a two-token forward, then the
+`PagedLayer` of its place in the cache. A probe is right also under tensor parallelism, grouped heads and nested
+configs.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.attention.backend import AttentionChoice, AttentionNeeds
+from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
 from reference_server.model_server.attention.paged import PagedLayer
-from reference_server.model_server.attention.state import AttentionOptions, AttentionState
+from reference_server.model_server.attention.select import AttentionChoice
 from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.step_state import StepState
 
 ATTENTION_NAME = "paged_kv"
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    """What one attention module showed in the probe."""
+    """The record of one attention module in the probe."""
 
     module: nn.Module
     shape: LayerShape
@@ -33,20 +34,20 @@ class ProbedLayer:
 
 
 class ProbeLayer:
-    """Stands for the paged layer while the model is asked about itself."""
+    """Takes the place of the paged layer during the probe."""
 
-    def __init__(self, module: nn.Module, seen: list[ProbedLayer]) -> None:
+    def __init__(self, module: nn.Module, probed: list[ProbedLayer]) -> None:
         self._module = module
-        self._seen = seen
+        self._probed = probed
 
     def record(self, query: Tensor, key_value: Tensor, options: AttentionOptions) -> Tensor:
         shape = LayerShape(num_kv_heads=key_value.shape[2], head_dim=key_value.shape[3])
-        self._seen.append(ProbedLayer(self._module, shape, options))
+        self._probed.append(ProbedLayer(self._module, shape, options))
         return query
 
 
 class PagedAttentionModule(nn.Module):
-    """Base of the shims' attention modules: `paged` answers from the layer that is attached."""
+    """Base of the shims' attention modules: `paged` calls the attached layer."""
 
     attached: PagedLayer | ProbeLayer
 
@@ -61,7 +62,7 @@ def _call(layer: PagedLayer | ProbeLayer, query: Tensor, key_value: Tensor, opti
 
 
 def register() -> None:
-    """Make the attention name known to Transformers. No mask is registered under it, so none is ever built."""
+    """Register our attention with Transformers. No mask is registered under its name, so none is ever built."""
     AttentionInterface.register(ATTENTION_NAME, attention_forward)
 
 
@@ -83,35 +84,35 @@ def attention_forward(
     options = AttentionOptions(scaling or query.shape[-1] ** -0.5, sliding_window, softcap)
     value_dim = value.shape[-1]
     if value_dim != key.shape[-1]:
-        query, key, value = _of_one_width(query, key, value)
+        query, key, value = _padded_to_widest(query, key, value)
     key_value = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
     attended = _call(module.attached, query[0].transpose(0, 1), key_value, options)
     return attended[None, ..., :value_dim], None
 
 
-def _of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Zeros appended up to the widest: multi-head latent attention has keys wider than values, the cache one width."""
+def _padded_to_widest(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Pad all to the widest with zeros: latent attention has keys wider than values, the cache has one width."""
     width = max(tensor.shape[-1] for tensor in tensors)
     return tuple(F.pad(tensor, (0, width - tensor.shape[-1])) for tensor in tensors)
 
 
 @torch.no_grad()
 def probe(model: nn.Module) -> list[ProbedLayer]:
-    """Run two tokens through the model and return its attention layers in the order in which they are called."""
-    seen: list[ProbedLayer] = []
+    """Run two tokens through the model; returns its attention layers in the order of their calls."""
+    probed: list[ProbedLayer] = []
     for module in model.modules():
         if getattr(module, "layer_idx", None) is not None:
-            module.attached = ProbeLayer(module, seen)  # type: ignore[assignment]
+            module.attached = ProbeLayer(module, probed)  # type: ignore[assignment]
     device = next(model.parameters()).device
     tokens = torch.zeros((1, 2), dtype=torch.long, device=device)
     model(input_ids=tokens, position_ids=torch.arange(2, device=device)[None], use_cache=False)
-    if not seen:
+    if not probed:
         raise UnsupportedError(f"{type(model).__name__} never called the paged attention")
-    return seen
+    return probed
 
 
 def needs_of(layers: Sequence[ProbedLayer], device: torch.device, dtype: torch.dtype) -> AttentionNeeds:
-    """What a kernel has to offer for all of these layers."""
+    """The requirements of all these layers together."""
     return AttentionNeeds(
         device_type=device.type,
         dtype=dtype,
@@ -122,7 +123,7 @@ def needs_of(layers: Sequence[ProbedLayer], device: torch.device, dtype: torch.d
     )
 
 
-def attach(layers: Sequence[ProbedLayer], state: AttentionState, choice: AttentionChoice) -> None:
+def attach(layers: Sequence[ProbedLayer], state: StepState, choice: AttentionChoice) -> None:
     """Give every attention module its place in the cache."""
     for index, layer in enumerate(layers):
         layer.module.attached = PagedLayer(state, index, choice, layer.options)  # type: ignore[assignment]

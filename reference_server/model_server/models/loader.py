@@ -1,7 +1,7 @@
-"""Load one model: config, family, dtype, weights or seeded random ones; what is not served is refused by name.
+"""Load one model: config, family, dtype, weights from files or seeded random weights.
 
-The model is built without memory, cut to this rank's share, and only then given weights, so that no rank ever holds
-what is another's.
+The model is built without memory and cut to this rank's part before it gets weights, so that a rank never holds the
+weights of another rank.
 """
 
 import json
@@ -14,36 +14,28 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from reference_server.errors import ArgumentError, StartupError, UnsupportedError
+from reference_server import model_files
+from reference_server.errors import StartupError, UnsupportedError
+from reference_server.model_files import ModelPaths
 from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import parallel, rotary, transformers_compat
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
 from reference_server.model_server.models.materialize import Materializer
-from reference_server.model_server.models.quantize import Quantizer, kernels_of, quantizable, quantized_bytes
+from reference_server.model_server.models.quantizer import Quantizer, kernels_of, quantizable, quantized_bytes
 from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.model_server.quantization import schemes
 from reference_server.model_server.quantization.packed_checkpoint import PackedCheckpoint
 from reference_server.model_server.quantization.schemes import Quantization
 from reference_server.model_server.weights.checkpoint import Checkpoint
-from reference_server.presets import catalog
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """Where a model's parts lie on this machine."""
-
-    directory: Path
-    tokenizer_directory: Path
-    has_weights: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory with what the engine has to know of it."""
+    """A model in memory, with the facts that the engine needs."""
 
     model: Any
     config: PretrainedConfig
@@ -62,47 +54,26 @@ class LoadedModel:
 
     @property
     def kernels(self) -> list[str]:
-        """What multiplies the quantized weights."""
+        """Names of the kernels that multiply the quantized weights."""
         return kernels_of(self.model)
 
 
-def locate(options: EngineOptions) -> ModelFiles:
-    """Find the files: a preset, a local directory, or a hub id that has been downloaded before."""
-    try:
-        preset = catalog.find(options.model_id)
-    except ValueError as error:
-        raise ArgumentError(f"`--model-id`: {error}") from error
-    if preset is not None:
-        return ModelFiles(preset.directory, preset.tokenizer_directory, preset.has_weights)
-    directory = Path(options.model_id)
-    if not directory.is_dir():
-        directory = _hub_snapshot(options)
-    return ModelFiles(directory, directory, has_weights=True)
-
-
-def _hub_snapshot(options: EngineOptions) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.model", "*.txt", "*.safetensors"]
-    if options.load_format == "dummy":
-        patterns.remove("*.safetensors")
+def locate(options: EngineOptions) -> ModelPaths:
+    """The files of the model. Raises StartupError if there are none."""
+    patterns = ["*.json", "*.model", "*.txt"]
+    if options.load_format != "dummy":
+        patterns.append("*.safetensors")
     if options.trust_remote_code:
         patterns.append("*.py")
-    try:
-        return Path(snapshot_download(options.model_id, revision=options.revision, allow_patterns=patterns))
-    except (LocalEntryNotFoundError, OSError) as error:
-        raise StartupError(
-            f"model {options.model_id!r} is neither a preset, a local directory nor available from the hub: {error}"
-        ) from error
+    return model_files.locate(options.model_id, options.revision, options.hub_cache, patterns)
 
 
 def load(
-    options: EngineOptions, files: ModelFiles, group: RankGroup, device: torch.device | None = None
+    options: EngineOptions, files: ModelPaths, group: RankGroup, device: torch.device | None = None
 ) -> LoadedModel:
-    """Bring this rank's share of the model into memory with our attention registered, ready for the probe.
+    """Load this rank's part of the model, with the paged attention registered.
 
-    device: where it goes, by default the rank's own.
+    device: default is the device of the rank.
     """
     register()
     transformers_compat.quiet()
@@ -110,7 +81,7 @@ def load(
     family = find_family(raw, trust_remote_code=options.trust_remote_code)
     if family.own_class is not None:
         names = (family.own_class, options.model_id, files.directory)
-        logger.warning("running %s, code that came with %s, from %s", *names)
+        logger.warning("running %s, code in the repository of %s, from %s", *names)
     tier = options.tier or family.tier
     if group.world_size > 1:
         parallel.check(family, tier)
@@ -122,10 +93,10 @@ def load(
         rotary.override(config, options.rope)
     model_class = _model_class(config, files, family, tier)
     if tier == "ragged" and family.shim is None and not model_class.is_backend_compatible():
-        raise UnsupportedError(f"{model_class.__name__} does not offer Transformers' attention interface")
+        raise UnsupportedError(f"{model_class.__name__} does not support Transformers' attention interface")
     model = transformers_compat.build_empty(model_class, config, dtype)
     if tier == "ragged":
-        # The name alone keeps Transformers from building a mask; shimmed classes would refuse it in the constructor.
+        # This name stops Transformers from building a mask. Shimmed classes would reject it in the constructor.
         model.config._attn_implementation = ATTENTION_NAME
     else:
         model.set_attn_implementation("eager")
@@ -148,8 +119,8 @@ def load(
     return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config), quantization)
 
 
-def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
-    """Bytes that the whole model's parameters will take, read off its config alone."""
+def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
+    """Bytes of all parameters of the whole model, computed from its config."""
     raw = json.loads((files.directory / "config.json").read_text())
     family = find_family(raw, trust_remote_code=options.trust_remote_code)
     config = _config(files, family)
@@ -167,22 +138,22 @@ def expected_weight_bytes(options: EngineOptions, files: ModelFiles) -> int:
 
 
 def _quantization(
-    options: EngineOptions, files: ModelFiles, raw: dict[str, Any], tier: Tier, device: torch.device
+    options: EngineOptions, files: ModelPaths, raw: dict[str, Any], tier: Tier, device: torch.device
 ) -> Quantization | None:
     dummy = _is_dummy(options, files)
     return schemes.choose(options.quantize, raw, files.directory, tier=tier, device=device, dummy=dummy)
 
 
-def _is_dummy(options: EngineOptions, files: ModelFiles) -> bool:
+def _is_dummy(options: EngineOptions, files: ModelPaths) -> bool:
     return options.load_format == "dummy" or not files.has_weights
 
 
-def _config(files: ModelFiles, family: ModelFamily) -> PretrainedConfig:
-    """The config, read by code of the model's own only where `--trust-remote-code` has let its family be found."""
+def _config(files: ModelPaths, family: ModelFamily) -> PretrainedConfig:
+    """The config. The model's own code reads it only with `--trust-remote-code`, see `find_family`."""
     return AutoConfig.from_pretrained(files.directory, trust_remote_code=family.own_class is not None)
 
 
-def _model_class(config: PretrainedConfig, files: ModelFiles, family: ModelFamily, tier: Tier) -> Any:
+def _model_class(config: PretrainedConfig, files: ModelPaths, family: ModelFamily, tier: Tier) -> Any:
     if family.own_class is not None:
         return get_class_from_dynamic_module(family.own_class, files.directory)
     auto_class = AutoModelForSeq2SeqLM if tier == "encoder_decoder" else AutoModelForCausalLM
@@ -192,27 +163,26 @@ def _model_class(config: PretrainedConfig, files: ModelFiles, family: ModelFamil
 def resolve_dtype(
     options: EngineOptions, device: torch.device, config: PretrainedConfig, quantization: Quantization | None = None
 ) -> torch.dtype:
-    """`--dtype`, or the model's own on an accelerator and what the processor multiplies fastest on a CPU."""
+    """`--dtype`; else the dtype of the config on an accelerator, and the fastest dtype of the processor on a CPU."""
     if options.dtype is not None:
         return {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}[options.dtype]
     if device.type != "cpu" and quantization is not None:
-        # The type that torch's products of few bits take.
+        # The dtype of torch's int4 and int8 products.
         return torch.bfloat16
     if device.type != "cpu":
-        own = config.dtype
-        return own if isinstance(own, torch.dtype) else torch.bfloat16
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+        return config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
+    has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
 def _refuse_unloaded(model: Any) -> None:
     names = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if names:
-        raise StartupError(f"no weights were found for {', '.join(names)}")
+        raise StartupError(f"the checkpoint has no weights for {', '.join(names)}")
 
 
 def _eos_ids(directory: Path, config: PretrainedConfig) -> frozenset[int]:
-    """Every id that ends a generation: the generation config's list, else the config's."""
+    """Ids that end a generation: from the generation config, else from the config."""
     path = directory / "generation_config.json"
     listed = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
     if listed is None:

@@ -1,9 +1,9 @@
-"""A linear whose weight lies in the layout that its product reads, on a CPU in bfloat16 or float16.
+"""A linear whose weight is stored in the layout that its product reads, on a CPU in bfloat16 or float16.
 
-Two products have such a layout. The compiled kernel's is the fastest at every row count (cpu_kernels/linear.cpp): at
-192 x 576 and one row 6 us against 16, at 768 x 2304 and 8 rows 130 against 149. oneDNN's takes its place without a
-compiler or a processor that has the instruction; plain `F.linear` brings the weight into that layout on every call,
-which at few rows costs more than the product.
+Two products have such a layout. The compiled kernel's is the faster one at every row count (cpu_kernels/linear.cpp): at
+192 x 576 and one row 6 us against 16, at 768 x 2304 and 8 rows 130 against 149. oneDNN's is used without a compiler or
+without the processor's instruction. Plain `F.linear` reorders the weight on every call, which costs more than the
+product at few rows.
 """
 
 from typing import Any
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from reference_server.model_server.cpu_kernels import build
 
 PACKED_DTYPES = (torch.bfloat16, torch.float16)
-# The row count that oneDNN's layout is chosen for; it makes little difference.
+# oneDNN chooses its layout for this row count; other counts make little difference.
 TYPICAL_ROWS = 32
 # Outputs side by side in the compiled kernel's layout.
 PANEL = 32
 
 
 class PackedLinear(nn.Module):
-    """Takes the place of a linear; the plain weight is not kept."""
+    """Replaces a linear; does not keep the plain weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.nbytes = weight.nbytes
         self._product: Any
-        # What comes after the input in a call of the product; tensors the module does not list as its own.
+        # The arguments of the product after its input; not registered as parameters.
         self._operands: tuple[Any, ...]
         if can_compile(weight):
             self._product = torch.ops.reference_server_cpu.linear.default
@@ -42,18 +42,18 @@ class PackedLinear(nn.Module):
         """hidden: [..., inputs]; returns [..., outputs]."""
         if hidden.dim() == 2:
             return self.rows(hidden)
-        # Where every prompt of a step goes on in the next, no row asks for logits.
+        # A step of unfinished prompts has no logit rows.
         product = self.rows(hidden.reshape(-1, hidden.shape[-1]))
         return product.view(*hidden.shape[:-1], product.shape[-1])
 
     def rows(self, hidden: Tensor) -> Tensor:
-        """hidden: [rows, inputs], elements of a row together; returns [rows, outputs]."""
+        """hidden: [rows, inputs], contiguous rows; returns [rows, outputs]."""
         product: Tensor = self._product(hidden, *self._operands)
         return product
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this device, type and build of torch have a packed product."""
+    """Whether there is a packed product for this device, type and build of torch."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in PACKED_DTYPES
@@ -63,22 +63,22 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def can_compile(weight: Tensor) -> bool:
-    """Whether the compiled product takes it: built for this processor, bfloat16, an even number of inputs."""
+    """Whether the compiled product takes the weight: bfloat16, an even number of inputs, on a processor that has it."""
     operators = build.kernels() if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 else None
     return operators is not None and hasattr(operators, "linear")
 
 
 def in_panels(weight: Tensor) -> Tensor:
-    """[outputs, inputs] as [outputs / PANEL, inputs / 2, PANEL, 2]; the last panel is filled up with zeros."""
+    """[outputs, inputs] as [outputs / PANEL, inputs / 2, PANEL, 2]; the last panel is padded with zeros."""
     outputs, inputs = weight.shape
     whole = F.pad(weight, (0, 0, 0, -outputs % PANEL))
     return whole.view(-1, PANEL, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
 
 
 def pack_linears(model: nn.Module, tied: Tensor | None) -> int:
-    """Replace every plain linear and Conv1D by a packed one; the bytes that this adds.
+    """Replace every plain linear and Conv1D by a packed one; returns the bytes that this adds.
 
-    tied: a weight that is also an embedding table, which has to stay as it is beside its packed copy.
+    tied: a weight that is also the embedding table, which is kept beside its packed copy.
     """
     added = 0
     for name, module in list(model.named_modules()):

@@ -1,18 +1,18 @@
-"""Tensor parallelism: which part of each weight a rank holds, and the modules that put the ranks' results together.
+"""Tensor parallelism: the part of each weight that a rank holds, and the modules that combine the ranks' results.
 
-A plan is data (module pattern -> style). Transformers' plans are taken as they are; `PLANS` holds what they lack. A
-model is cut before it has any memory, so that only a rank's own part of a weight is ever read.
+A plan is data (module pattern -> style). Transformers' plans are used as they are; `PLANS` adds the missing entries. A
+model is cut before it has memory, so that a rank reads only its own part of a weight.
 
-    colwise        this rank's outputs, which are whole heads in an attention; the result stays cut
-    rowwise        this rank's inputs; partial results are summed over the ranks
-    packed_qkv     colwise, for queries, keys and values in one weight
-    packed_halves  colwise, for gate and up in one weight
-    experts        every expert's share of its inner dimension; the experts' result is summed over the ranks
-    query_heads    a weight with one row for each query head; key_heads: for each K/V head
-    replicated     the whole of it on every rank
+    colwise         this rank's outputs, whole heads in an attention; the result stays sharded
+    rowwise         this rank's inputs; partial results are summed over the ranks
+    packed_qkv      colwise, for queries, keys and values in one weight
+    packed_halves   colwise, for gate and up in one weight
+    moe_tp_experts  this rank's part of the inner dimension of every expert; the results are summed over the ranks
+    query_heads     a weight with one row per query head; key_heads: per K/V head
+    replicated      the whole weight on every rank
 
-The embedding and the head are cut by vocabulary in every family. Where there are fewer K/V heads than ranks, each rank
-holds the one that its queries read.
+The embedding and the head are cut by vocabulary in every family. With fewer K/V heads than ranks, each rank holds the
+K/V head that its queries read.
 """
 
 import copy
@@ -40,7 +40,7 @@ _GPT2: Plan = {
     "h.*.attn.c_attn": "packed_qkv", "h.*.attn.c_proj": "rowwise",
     "h.*.mlp.c_fc": "colwise", "h.*.mlp.c_proj": "rowwise",
 }  # fmt: skip
-# Each head's query, key and value lie together, so whole heads are whole rows.
+# Query, key and value of a head are adjacent, so whole heads are whole rows.
 _BLOOM: Plan = {
     "h.*.self_attention.query_key_value": "colwise", "h.*.self_attention.dense": "rowwise",
     "h.*.mlp.dense_h_to_4h": "colwise", "h.*.mlp.dense_4h_to_h": "rowwise",
@@ -54,13 +54,13 @@ _PHI3: Plan = {
     "layers.*.self_attn.qkv_proj": "packed_qkv", "layers.*.self_attn.o_proj": "rowwise",
     "layers.*.mlp.gate_up_proj": "packed_halves", "layers.*.mlp.down_proj": "rowwise",
 }  # fmt: skip
-# The latent projections are small and have no heads: they stay whole.
+# The latent projections are small and have no heads: they are replicated.
 _LATENT_ATTENTION: Plan = {
     "layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.q_b_proj": "colwise",
     "layers.*.self_attn.kv_b_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise",
 }  # fmt: skip
 
-# Transformers' plans leave some of these whole, and differ between its releases in what.
+# Transformers' plans replicate some of these weights, depending on the release.
 _EXPERTS: Plan = {"layers.*.mlp.experts": "moe_tp_experts"}
 _PHIMOE: Plan = {
     **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}, "layers.*.self_attn.o_proj": "rowwise",
@@ -70,7 +70,7 @@ _QWEN2_MOE: Plan = {
     "layers.*.mlp.shared_expert.gate_proj": "colwise", "layers.*.mlp.shared_expert.up_proj": "colwise",
     "layers.*.mlp.shared_expert.down_proj": "rowwise", **_EXPERTS,
 }  # fmt: skip
-# Command R+ normalises each head with a weight of its own.
+# Command R+ has a norm weight per head.
 _COHERE: Plan = {"layers.*.self_attn.q_norm": "query_heads", "layers.*.self_attn.k_norm": "key_heads"}
 
 PLANS: Mapping[str, Plan] = {
@@ -99,14 +99,14 @@ PLANS: Mapping[str, Plan] = {
     "qwen3_moe": _EXPERTS,
     "starcoder2": {},
 }
-"""The families that are sharded, by `model_type`, with what Transformers' own plan lacks or has in another way."""
+"""The families that are sharded, by `model_type`, with entries that add to Transformers' own plan or replace them."""
 
 
 NO_PLAN = "it has no tensor-parallel plan"
 
 
 class RowParallelLinear(nn.Module):
-    """`y = sum over ranks of x_r W_r + b`: each rank holds some input columns, the bias is added once."""
+    """`y = sum over ranks of x_r W_r + b`. Each rank holds a part of the inputs; the bias is added once."""
 
     def __init__(self, linear: Any) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class RowParallelConv1D(RowParallelLinear):
 
 
 class GatheredLinear(nn.Module):
-    """Each rank computes some outputs, every rank gets all. Shares are equal; the last may be padded with zeros."""
+    """Each rank computes a part of the outputs and gets all. Parts have equal size; the last may have zero padding."""
 
     def __init__(self, linear: Any, group: RankGroup) -> None:
         super().__init__()
@@ -139,24 +139,24 @@ class GatheredLinear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        own = F.linear(hidden, self.weight, self.bias)
-        parts = [torch.empty_like(own) for _ in range(self._world_size)]
-        dist.all_gather(parts, own)
+        part = F.linear(hidden, self.weight, self.bias)
+        parts = [torch.empty_like(part) for _ in range(self._world_size)]
+        dist.all_gather(parts, part)
         return torch.cat(parts, -1)[..., : self.out_features]
 
 
 class VocabularyEmbedding(nn.Module):
-    """Each rank looks up the ids that it has rows of; the sum over the ranks is the whole lookup."""
+    """Each rank looks up the ids whose rows it holds; the lookups are summed over the ranks."""
 
     def __init__(self, embedding: Any, group: RankGroup) -> None:
         super().__init__()
         self._first = group.rank * -(-embedding.num_embeddings // group.world_size)
         self.weight = embedding.weight
-        # Gemma multiplies what it looks up.
+        # Gemma scales its embeddings.
         self.embed_scale = getattr(embedding, "embed_scale", None)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """[..., hidden] for ids of any shape."""
+        """input_ids: any shape; returns [..., hidden]."""
         rows = input_ids - self._first
         is_foreign = (rows < 0) | (rows >= self.weight.shape[0])
         found = F.embedding(rows.masked_fill(is_foreign, 0), self.weight)
@@ -167,7 +167,7 @@ class VocabularyEmbedding(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """The attention heads of the model, and of one rank: `[first, first + own)` and the K/V heads that they read."""
+    """Attention heads of the model and of one rank: query heads `[first, first + own)` and the K/V heads they read."""
 
     total: int
     total_kv: int
@@ -197,7 +197,7 @@ class _Heads:
 
 
 def check(family: ModelFamily, tier: Tier) -> None:
-    """Raise UnsupportedError, with the reason, for a family that is not sharded in this tier."""
+    """Raise UnsupportedError for a family that cannot be sharded in this tier."""
     if family.model_type not in PLANS:
         raise UnsupportedError(f"sharded {family.name} is not supported: {NO_PLAN}")
     if tier != "ragged":
@@ -205,15 +205,15 @@ def check(family: ModelFamily, tier: Tier) -> None:
 
 
 def shard(model: Any, family: ModelFamily, group: RankGroup) -> dict[str, Cut]:
-    """Cut a model that has no weights yet, in place: this rank's part of each weight that is not whole.
+    """Cut a model without weights in place; returns this rank's part of each sharded weight, by name.
 
-    Raises UnsupportedError, naming what is in the way, for a size that cannot be divided.
+    Raises UnsupportedError for a size that cannot be divided.
     """
     return _Sharder(model, PLANS[family.model_type], group).run()
 
 
 def finish(model: Any, group: RankGroup) -> None:
-    """After the shims are in place: the ALiBi slopes of this rank's heads."""
+    """Set the ALiBi slopes of this rank's heads. Call it after the shims are installed."""
     heads = _heads(model.config, group)
     for module in model.modules():
         options = getattr(module, "options", None)
@@ -223,7 +223,7 @@ def finish(model: Any, group: RankGroup) -> None:
 
 
 class _Sharder:
-    """One model being cut."""
+    """Cuts one model."""
 
     def __init__(self, model: Any, own_plan: Plan, group: RankGroup) -> None:
         self._model = model
@@ -244,7 +244,7 @@ class _Sharder:
             else:
                 self._apply(name, module, self._style(name))
             if getattr(module, "layer_idx", None) is not None:
-                _localise(module, self._heads)
+                _set_own_heads(module, self._heads)
         return self._cuts
 
     def _vocabulary(self, name: str, module: Any, replacement: nn.Module) -> None:
@@ -269,7 +269,7 @@ class _Sharder:
                 raise UnsupportedError(f"{name}: the tensor-parallel style {style!r} is not supported")
 
     def _style(self, name: str) -> str | None:
-        """The style of a module: patterns have `*` for a layer's number."""
+        """The style of a module. Patterns have `*` in place of a layer number."""
         return self._plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
 
     def _columns(self, name: str, module: Any, style: str) -> None:
@@ -325,14 +325,14 @@ def _heads(config: Any, group: RankGroup) -> _Heads:
     ranks = group.world_size
     if total % ranks or (total_kv % ranks and ranks % total_kv):
         raise UnsupportedError(
-            f"the model's num_attention_heads is {total} and its num_key_value_heads {total_kv}, which {ranks} shards "
-            "cannot divide"
+            f"the model has num_attention_heads {total} and num_key_value_heads {total_kv}, which cannot be divided "
+            f"over {ranks} shards"
         )
     return _Heads(total, total_kv, group)
 
 
-def _localise(attention: Any, heads: _Heads) -> None:
-    """What an attention module knows of its heads becomes this rank's share of them."""
+def _set_own_heads(attention: Any, heads: _Heads) -> None:
+    """Set the head counts of an attention module to those of this rank."""
     if isinstance(getattr(attention, "num_heads", None), int):
         attention.num_heads = heads.own
     if isinstance(getattr(attention, "num_key_value_heads", None), int):
@@ -342,7 +342,7 @@ def _localise(attention: Any, heads: _Heads) -> None:
     if isinstance(getattr(attention, "num_key_value_groups", None), int):
         attention.num_key_value_groups = heads.own // heads.own_kv
     if hasattr(attention, "qkv_proj"):
-        # Phi-3 asks its config where the queries end.
+        # Phi-3 reads the number of query heads from its config.
         attention.config = copy.copy(attention.config)
         attention.config.num_attention_heads = heads.own
 
@@ -350,7 +350,7 @@ def _localise(attention: Any, heads: _Heads) -> None:
 def _kind(name: str, module: Any) -> str:
     kind = type(module).__name__
     if type(module) is not nn.Linear and kind != "Conv1D":
-        raise UnsupportedError(f"{name} is a {kind}: only plain linears are sharded")
+        raise UnsupportedError(f"{name} is a {kind}: only plain linears can be sharded")
     return kind
 
 

@@ -1,7 +1,7 @@
-"""Rotary positions whose frequencies depend on a length, taken from each request's own length.
+"""Rotary positions whose frequencies depend on a length, computed from each request's own length.
 
-Transformers derives them from the longest row of a forward, so a request would be computed otherwise beside a longer
-one. Rope types that depend on the position alone stay with Transformers' module.
+Transformers computes them from the longest row of a forward, so that a request's result would depend on the others.
+Rope types that depend on the position only keep Transformers' module.
 """
 
 from typing import Any
@@ -13,17 +13,17 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from reference_server.errors import ArgumentError, UnsupportedError
-from reference_server.model_server.attention.state import AttentionState
 from reference_server.model_server.models import transformers_compat
 from reference_server.model_server.options import RopeOverride
+from reference_server.model_server.step_state import StepState
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-# What an override keeps of the config's own parameters: what turns how far, not how it is scaled.
+# The config's own parameters that an override keeps: the base frequencies, not their scaling.
 UNSCALED = ("rope_theta", "partial_rotary_factor")
 
 
 def override(config: PretrainedConfig, rope: RopeOverride) -> None:
-    """Put `--rope-scaling` in the place of the config's own; where layers differ, in that of the global ones."""
+    """Replace the config's scaling by `--rope-scaling`; if layers differ, that of the global attention layers."""
     parameters = transformers_compat.rope_parameters(config)
     if not parameters:
         raise ArgumentError(f"`--rope-scaling` has no effect on {config.model_type}: it has no rotary positions")
@@ -38,8 +38,8 @@ def _scaled(parameters: dict[str, Any], rope: RopeOverride) -> dict[str, Any]:
     return kept | {"rope_type": rope.type, "factor": rope.factor}
 
 
-def install(model: nn.Module, state: AttentionState, prefix_caching: bool) -> None:
-    """Replace every rotary module of a length-dependent type; what cannot be served right is refused."""
+def install(model: nn.Module, state: StepState, prefix_caching: bool) -> None:
+    """Replace every rotary module of a length-dependent type; raises an error for one that cannot be replaced."""
     for name, module in _length_dependent(model):
         rope_type = module.rope_type
         if isinstance(rope_type, dict):
@@ -56,13 +56,13 @@ def install(model: nn.Module, state: AttentionState, prefix_caching: bool) -> No
 
 
 def refuse(model: nn.Module) -> None:
-    """For a forward that leaves the model's rows together: what depends on the longest of them is refused."""
+    """Raise UnsupportedError for a length-dependent type, in a forward that keeps the model's own modules."""
     for _, module in _length_dependent(model):
         raise UnsupportedError(f"rope type {module.rope_type} is not served for {type(model).__name__}")
 
 
 def needs_lengths(model: nn.Module) -> bool:
-    """Whether a module of the model reads the requests' lengths of a step."""
+    """Whether a module of the model reads the request lengths of a step."""
     return any(isinstance(module, DynamicRotary) for module in model.modules())
 
 
@@ -77,9 +77,9 @@ def _length_dependent(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 class DynamicRotary(nn.Module):
-    """`dynamic`: the base grows with the request's length; that of the whole prompt while it is prefilled."""
+    """`dynamic`: the base grows with the request's length, which is the whole prompt's during its prefill."""
 
-    def __init__(self, rotary: Any, state: AttentionState) -> None:
+    def __init__(self, rotary: Any, state: StepState) -> None:
         super().__init__()
         self.rope_type = "dynamic"
         self._config = rotary.config
@@ -90,12 +90,12 @@ class DynamicRotary(nn.Module):
         frequencies, scaling = ROPE_INIT_FUNCTIONS["dynamic"](
             self._config, hidden.device, seq_len=self._lengths(position_ids[0])[:, None]
         )
-        return _turns(position_ids, frequencies, scaling, hidden.dtype)
+        return _cos_sin(position_ids, frequencies, scaling, hidden.dtype)
 
     def _lengths(self, positions: Tensor) -> Tensor:
-        metadata = self._state.metadata
-        if metadata is None:
+        if self._state.step is None:
             return positions + 1
+        metadata = self._state.step.metadata
         return torch.from_numpy(np.repeat(metadata.request_len, metadata.seqlen_q)).to(positions.device)
 
 
@@ -112,17 +112,17 @@ class LongRotary(nn.Module):
         short, scaling = ROPE_INIT_FUNCTIONS["longrope"](config, device)
         long, _ = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=self._original + 1)
         self._frequencies = torch.stack((short, long))
-        # PhiMoE states the two scalings; the others have one, computed from the maxima.
+        # PhiMoE configures two scalings; the others have one, computed from the maxima.
         scalings = [parameters.get("short_mscale", scaling), parameters.get("long_mscale", scaling)]
         self._scalings = torch.tensor(scalings, device=device)[:, None]
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """position_ids: [1, tokens]. Cosines and sines, each [1, tokens, rotary size]."""
         is_long = (position_ids[0] >= self._original).long()
-        return _turns(position_ids, self._frequencies[is_long], self._scalings[is_long], hidden.dtype)
+        return _cos_sin(position_ids, self._frequencies[is_long], self._scalings[is_long], hidden.dtype)
 
 
-def _turns(
+def _cos_sin(
     position_ids: Tensor, frequencies: Tensor, scaling: float | Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """frequencies: [tokens, half the rotary size]."""
@@ -132,7 +132,7 @@ def _turns(
 
 
 def _refuse_another_form(rotary: Any, own: nn.Module) -> None:
-    """Some families interleave the halves or give complex numbers."""
+    """Raise UnsupportedError if the family interleaves the halves or computes complex numbers."""
     device = next(rotary.buffers()).device
     positions = torch.arange(2, device=device)[None]
     hidden = torch.zeros(1, dtype=torch.float32, device=device)

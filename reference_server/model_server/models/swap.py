@@ -1,7 +1,7 @@
-"""Single modules of a model that is not walked as a whole, replaced where one operator does what several did.
+"""Replaces single modules of a decoder that is not fused: norms and the tanh GELU by one operator each.
 
-A module is known by what it computes on a sample, not by its class: a root-mean-square norm, and the tanh form of
-GELU, which Transformers writes in seven operators. Everything else stays.
+A module is recognised by its result on a sample, not by its class. Transformers computes the tanh form of GELU in seven
+operators.
 """
 
 import functools
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_server.model_server.models.walk import Norm, norm_of, operators_for
+from reference_server.model_server.models.operators import Norm, norm_of, operators_for
 
 
 class SingleNorm(nn.Module):
@@ -32,7 +32,7 @@ class SingleNorm(nn.Module):
 
 
 def swap_modules(model: nn.Module) -> int:
-    """Replace what is recognised; how many modules that were."""
+    """Replace the recognised modules; returns their number."""
     swapped = 0
     for name, module in list(model.named_modules()):
         replacement = _replacement(module)
@@ -44,7 +44,7 @@ def swap_modules(model: nn.Module) -> int:
 
 
 def _replacement(module: nn.Module) -> nn.Module | None:
-    # Torch's own are one operator already.
+    # Torch's own modules are one operator already.
     if type(module).__module__.startswith("torch.") or next(module.children(), None) is not None:
         return None
     parameters = list(module.parameters())
@@ -57,7 +57,7 @@ def _replacement(module: nn.Module) -> nn.Module | None:
 
 
 def activation_of(module: Any) -> Any:
-    """The activation as one operator where it is one, else the module."""
+    """The activation as one operator if it is the tanh GELU, else the module."""
     return functools.partial(F.gelu, approximate="tanh") if _is_tanh_gelu(module) else module
 
 

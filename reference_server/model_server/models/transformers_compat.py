@@ -1,4 +1,4 @@
-"""What differs between the supported Transformers releases (5.17 to 5.23). The other files ask this one."""
+"""Interfaces that differ between the supported Transformers releases (5.17 to 5.23)."""
 
 import copy
 import functools
@@ -19,13 +19,13 @@ from reference_server.model_server.weights.cut import Cut
 
 
 def quiet() -> None:
-    """No progress bars: they would be lines of noise in the log of a server."""
+    """Disable progress bars, which would fill the log."""
     transformers_logging.disable_progress_bar()
 
 
 @contextmanager
 def without_weight_init() -> Iterator[None]:
-    """Build modules whose parameters are left as allocated; buffers are computed as always."""
+    """Build modules with uninitialised parameters; buffers are computed."""
     with initialization.no_init_weights():
         yield
 
@@ -33,7 +33,7 @@ def without_weight_init() -> Iterator[None]:
 def tensor_parallel_plan(model: Any) -> dict[str, str]:
     """Module pattern -> style, with full names; empty for a class without a plan.
 
-    The config's plan counts for the base model only, whose prefix its patterns lack; the class's own, for the head.
+    The patterns of the config's plan lack the prefix of the base model; the plan of the class is for the head.
     """
     base = getattr(model.config, "base_model_tp_plan", None)
     if not base:
@@ -58,7 +58,7 @@ def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def build_empty(model_class: Any, config: PretrainedConfig, dtype: torch.dtype) -> Any:
-    """A model whose parameters have no memory. Its buffers do: rotary frequencies and the like are in no checkpoint."""
+    """A model whose parameters have no memory. Buffers have, because checkpoints lack them (rotary frequencies)."""
 
     def without_memory(_: object, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         return None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
@@ -72,23 +72,23 @@ def build_empty(model_class: Any, config: PretrainedConfig, dtype: torch.dtype) 
 
 
 def float32_names(model: Any, names: Iterable[str], dtype: torch.dtype) -> set[str]:
-    """Those of `names` that a class keeps in float32 whatever the model's dtype is."""
-    kept = [
-        pattern.replace("*", r"\d+") for pattern, own in model._get_dtype_plan(dtype).items() if own == torch.float32
+    """The names of weights that the class keeps in float32 in any dtype of the model."""
+    patterns = [
+        pattern.replace("*", r"\d+") for pattern, kept in model._get_dtype_plan(dtype).items() if kept == torch.float32
     ]
-    return {name for name in names if any(re.search(rf"(?:^|\.){pattern}(?:\.|$)", name) for pattern in kept)}
+    return {name for name in names if any(re.search(rf"(?:^|\.){pattern}(?:\.|$)", name) for pattern in patterns)}
 
 
 def tied_names(model: Any) -> dict[str, str]:
-    """Names of weights that are another weight, and that one's name."""
+    """Tied weights: name -> name of the weight that it shares."""
     return dict(model.all_tied_weights_keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Weights of a checkpoint that become the weight `target`; `converter` None means that one does as it is.
+    """Weights of a checkpoint that become the weight `target`. `converter` None: one weight, unchanged.
 
-    sources: names in the checkpoint, in order, each with the converter's pattern that it matched.
+    sources: names in the checkpoint, in order, each with the pattern of the converter that it matched.
     """
 
     target: str
@@ -97,16 +97,16 @@ class Conversion:
 
     @property
     def targets(self) -> list[str]:
-        """The weights that come out: one, or what a converter splits its source into."""
+        """Names of the resulting weights; several if the converter splits its source."""
         if self.converter is None:
             return [self.target]
         first, *others = self.converter.target_patterns
         return [self.target, *(self.target.replace(first, other) for other in others)]
 
     def source_cuts(self, cut: Cut, shapes: Mapping[str, tuple[int, ...]]) -> list[Cut] | None:
-        """What to read of each source for the part `cut` of the target; None where that takes the whole sources.
+        """The part of each source for the part `cut` of the target; None if the whole sources are needed.
 
-        Experts are stacked and then joined, which leaves every dimension but the first as it is in the sources.
+        Experts are stacked and then concatenated, so that all dimensions but the first equal those of the sources.
         """
         if self.converter is None:
             return [cut]
@@ -127,30 +127,31 @@ class Conversion:
         return [_within(cut, firsts[str(pattern)], shapes[name][cut.dim - 1]) for name, pattern in self.sources]
 
     def convert(self, tensors: Iterable[Tensor], model: Any) -> dict[str, Tensor]:
-        """The weights that tensors of the sources give, by name."""
+        """Convert the tensors of the sources; returns the resulting weights by name."""
         if self.converter is None:
             return {self.target: next(iter(tensors))}
         converter = copy.deepcopy(self.converter)
         for (name, pattern), tensor in zip(self.sources, tensors, strict=True):
-            # Called when wanted: the form for reading in order.
-            converter.add_tensor(self.target, name, pattern, functools.partial(_itself, tensor))
-        made = converter.convert(self.target, model=model, config=model.config)
-        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+            # The converter expects functions that return tensors.
+            converter.add_tensor(self.target, name, pattern, functools.partial(_identity, tensor))
+        converted = converter.convert(self.target, model=model, config=model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 
 
 def _within(cut: Cut, first: int, size: int) -> Cut:
-    """What `cut` takes of the `size` entries from `first` on, seen from there, one dimension further out."""
+    """The part of `cut` inside of `[first, first + size)`, relative to `first`, with one dimension less."""
     spans = [(max(start - first, 0), min(end - first, size)) for start, end in cut.spans]
     return Cut(cut.dim - 1, tuple((start, end) for start, end in spans if start < end))
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
 def conversions(model: Any, names: Iterable[str]) -> tuple[list[Conversion], list[str]]:
-    """How the weights `names` of a checkpoint become the model's, by Transformers' own mapping; and those it has no
-    place for: old names, experts that are one tensor in memory, a prefix that is missing or too much.
+    """Conversions of a checkpoint's weights to the model's, by Transformers' own mapping, and the unexpected names.
+
+    The mapping covers old names, experts stacked into one tensor, and a missing or an extra prefix.
     """
     mapping = conversion_mapping.get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, core_model_loading.WeightRenaming)]
@@ -176,18 +177,18 @@ def conversions(model: Any, names: Iterable[str]) -> tuple[list[Conversion], lis
 
 
 def is_ignored(model: Any, name: str) -> bool:
-    """Whether a checkpoint may have the weight `name` without the model having a place for it."""
-    patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), *LEFT_OVER]
+    """Whether the weight `name` may be in a checkpoint though the model lacks it."""
+    patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), *UNUSED]
     return any(re.search(pattern, name) for pattern in patterns)
 
 
 def is_optional(model: Any, name: str) -> bool:
-    """Whether a checkpoint may lack the weight `name`."""
+    """Whether the weight `name` may be missing in a checkpoint."""
     return any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_missing or ())
 
 
-LEFT_OVER = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.(masked_bias|attn\.bias)$", r"\.(k|v|kv)_scale$")
-"""Weights of older releases, and scales of a quantized cache, which nothing reads."""
+UNUSED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.(masked_bias|attn\.bias)$", r"\.(k|v|kv)_scale$")
+"""Weights of older releases, and scales of a quantized cache: not read."""
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""bitsandbytes' products: eight-bit integers with the large inputs in sixteen bits, and the four-bit NF4 and FP4."""
+"""Products of bitsandbytes: LLM.int8() with outlier inputs in 16 bits, and four-bit NF4 and FP4."""
 
 import importlib
 import logging
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 OUTLIER_THRESHOLD = 6.0
-"""Inputs beyond it are multiplied in sixteen bits (LLM.int8(), section 3.2)."""
+"""Inputs of greater magnitude are multiplied in 16 bits (LLM.int8(), section 3.2)."""
 PACKED_OUTPUTS = 32
 BLOCK = 64
 
-# Without the optional `kernels` package it says on import that a faster product could be fetched.
+# On import it logs a hint on the optional `kernels` package.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
@@ -21,23 +21,23 @@ def _library() -> Any:
 
 
 def round_to_int8(weight: Tensor) -> "BitsAndBytesProduct":
-    """A weight [outputs, inputs] for LLM.int8()."""
+    """Round a weight [outputs, inputs] for LLM.int8()."""
     bnb = _library()
     outputs, inputs = weight.shape
     module = bnb.nn.Linear8bitLt(
         inputs, outputs, bias=False, has_fp16_weights=False, threshold=OUTLIER_THRESHOLD, device="meta"
     )
-    module.weight = bnb.nn.Int8Params(_own(weight), requires_grad=False, has_fp16_weights=False)
+    module.weight = bnb.nn.Int8Params(_copied(weight), requires_grad=False, has_fp16_weights=False)
     return BitsAndBytesProduct(module, weight)
 
 
 def round_to_nf4(weight: Tensor) -> "BitsAndBytesProduct":
-    """A weight [outputs, inputs] in four bits whose steps are normally distributed."""
+    """Round a weight [outputs, inputs] to four-bit NormalFloat."""
     return _four_bits(weight, "nf4")
 
 
 def round_to_fp4(weight: Tensor) -> "BitsAndBytesProduct":
-    """A weight [outputs, inputs] in four-bit floating point."""
+    """Round a weight [outputs, inputs] to four-bit floating point."""
     return _four_bits(weight, "fp4")
 
 
@@ -53,25 +53,25 @@ def _four_bits(weight: Tensor, kind: str) -> "BitsAndBytesProduct":
         compress_statistics=True,
         device="meta",
     )
-    module.weight = bnb.nn.Params4bit(_own(weight), requires_grad=False, quant_type=kind, compress_statistics=True)
-    # The library's packed layout for CPUs asserts these sizes.
+    module.weight = bnb.nn.Params4bit(_copied(weight), requires_grad=False, quant_type=kind, compress_statistics=True)
+    # The packed CPU layout of the library requires multiples of these sizes.
     module.support_avx512bf16_for_cpu &= outputs % PACKED_OUTPUTS == 0 and inputs % BLOCK == 0
     return BitsAndBytesProduct(module, weight)
 
 
-def _own(weight: Tensor) -> Tensor:
-    """The library quantizes parameters in place when they are moved."""
+def _copied(weight: Tensor) -> Tensor:
+    """A copy, because the library quantizes parameters in place when they are moved."""
     return weight.detach().clone()
 
 
 class BitsAndBytesProduct:
-    """One of the library's modules, quantized and frozen."""
+    """A quantized linear of the library, frozen."""
 
     kernel = "bitsandbytes"
 
     def __init__(self, module: Any, weight: Tensor) -> None:
         self._module = module.to(weight.device).eval().requires_grad_(False)
-        # The library brings a weight into its last layout when it is first multiplied.
+        # The first product converts the weight to its final layout.
         with torch.no_grad():
             self._module(weight.new_zeros(1, weight.shape[1]))
         self._dtype = weight.dtype
@@ -94,6 +94,6 @@ class BitsAndBytesProduct:
         return result
 
     def dequantize(self) -> Tensor:
-        """[outputs, inputs], as products with the unit vectors: the layout is the library's own."""
+        """[outputs, inputs], computed as a product with the identity, because the layout is internal to the library."""
         weight = self._module.weight
         return self(torch.eye(self._module.in_features, dtype=self._dtype, device=weight.device)).t()

@@ -1,8 +1,7 @@
-"""Integer weights whose groups of inputs have 2, 3, 4, 5, 6 or 8 bits each, as EXL2 stores them.
+"""EXL2's integer weights: each group of inputs has 2, 3, 4, 5, 6 or 8 bits.
 
-`w = (code - 2^(bits - 1)) * scale`, and `scale = step^2 * largest / 256`: the largest is the group's, the four-bit step
-each of its outputs'. The inputs are stored in an order of their own. Nothing but torch multiplies them here: the weight
-is widened for each product, so that it takes its bits of memory and gives no speed.
+`w = (code - 2^(bits - 1)) * scale` with `scale = step^2 * largest / 256`. A group has one `largest`, and one four-bit
+`step` per output. Inputs are stored permuted. The weight is dequantized for each product: it saves memory, not time.
 """
 
 import itertools
@@ -18,20 +17,21 @@ from reference_server.model_server.quantization.int4 import WORD_BITS, unpack
 
 
 def unpack_stream(words: Tensor, bits: int) -> Tensor:
-    """The integers that follow each other in 32-bit words along the first dimension, and may begin in one word and end
-    in the next. words: [n * bits / 32, outputs], int32; returns [n, outputs], int64, n a multiple of 32.
+    """Unpack consecutive integers from 32-bit words along the first dimension; an integer may span two words.
+
+    words: [n * bits / 32, outputs], int32; returns [n, outputs], int64, n a multiple of 32.
     """
     stream = words.view(-1, bits, words.shape[1]).long() & 0xFFFFFFFF
     starts = torch.arange(0, WORD_BITS * bits, bits, device=words.device)
     word, shift = starts // WORD_BITS, (starts % WORD_BITS)[:, None]
-    following = (word + 1).clamp(max=bits - 1)
-    codes = stream[:, word] >> shift | stream[:, following] << WORD_BITS - shift
+    next_word = (word + 1).clamp(max=bits - 1)
+    codes = stream[:, word] >> shift | stream[:, next_word] << WORD_BITS - shift
     return (codes & ((1 << bits) - 1)).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Groups of the same number of bits side by side. `rows`: inputs of each group. `first_word`: of the first one."""
+    """Adjacent groups with equal bits. `rows`: inputs of each group. `first_word`: of the first group."""
 
     bits: int
     first_word: int
@@ -43,9 +43,9 @@ class Run:
 
 
 def runs_of(groups: Sequence[int], num_words: int, prefix: str) -> tuple[Run, ...]:
-    """`groups`: the bits and the first word of each group, one group after the other.
+    """Runs of `groups`, which lists the bits and the first word of each group.
 
-    Raises UnsupportedError naming the linear `prefix`, for groups that do not fill whole words together.
+    Raises UnsupportedError, with the linear `prefix`, if a run does not fill whole words.
 
     >>> runs_of([4, 0, 4, 4, 2, 8], 10, "up")
     (Run(bits=4, first_word=0, rows=(32, 32)), Run(bits=2, first_word=8, rows=(32,)))
@@ -61,18 +61,18 @@ def runs_of(groups: Sequence[int], num_words: int, prefix: str) -> tuple[Run, ..
         runs.append(Run(bits, members[0][1], tuple(rows for _, _, rows in members)))
         if sum(runs[-1].rows) % WORD_BITS:
             raise UnsupportedError(
-                f"{prefix}: {sum(runs[-1].rows)} inputs of {bits} bits side by side are not served: only multiples of "
-                f"{WORD_BITS}"
+                f"{prefix}: {sum(runs[-1].rows)} adjacent inputs of {bits} bits are not supported: must be a multiple "
+                f"of {WORD_BITS}"
             )
     return tuple(runs)
 
 
 @dataclass(frozen=True, slots=True)
 class MixedBits:
-    """One weight, as the checkpoint holds it.
+    """One weight as stored in the checkpoint.
 
-    words: [words, outputs], int32. steps: [groups, outputs / 8], int32 of eight steps, each less one.
-    largest: [groups], floating point. order: [inputs], int64: which input each stored one is.
+    words: [words, outputs], int32. steps: [groups, outputs / 8], int32 of eight `step - 1`.
+    largest: [groups], floating point. order: [inputs], int64: the input at each stored place.
     """
 
     words: Tensor
@@ -90,8 +90,8 @@ class MixedBits:
         stored = self.in_stored_order(torch.float32).to(dtype)
         return torch.empty_like(stored).index_copy_(1, self.order, stored)
 
-    def product(self, dtype: torch.dtype, device: torch.device) -> "WidenedProduct":
-        """The weight in the form that this device multiplies fastest."""
+    def product(self, dtype: torch.dtype, device: torch.device) -> "DequantizingProduct":
+        """The weight in the fastest form for this device."""
         moved = replace(
             self,
             words=self.words.to(device),
@@ -99,10 +99,10 @@ class MixedBits:
             largest=self.largest.to(device),
             order=self.order.to(device),
         )
-        return WidenedProduct(moved, dtype)
+        return DequantizingProduct(moved, dtype)
 
     def in_stored_order(self, dtype: torch.dtype) -> Tensor:
-        """[outputs, inputs], the inputs as they are stored."""
+        """[outputs, inputs], with inputs in stored order."""
         steps = unpack(self.steps, 4, 1).to(torch.float32) + 1
         scales = (steps * steps * (self.largest[:, None].float() / 256)).to(dtype)
         parts, first_group = [], 0
@@ -110,14 +110,14 @@ class MixedBits:
             words = self.words[run.words]
             codes = unpack_stream(words, run.bits) if WORD_BITS % run.bits else unpack(words, run.bits, 0)
             sizes = torch.tensor(run.rows, device=codes.device)
-            own = scales[first_group : first_group + len(run.rows)].repeat_interleave(sizes, 0)
-            parts.append(codes.to(dtype).sub_(1 << run.bits - 1).mul_(own))
+            run_scales = scales[first_group : first_group + len(run.rows)].repeat_interleave(sizes, 0)
+            parts.append(codes.to(dtype).sub_(1 << run.bits - 1).mul_(run_scales))
             first_group += len(run.rows)
         return torch.cat(parts).t()
 
 
-class WidenedProduct:
-    """The weight is brought into the compute type for each product."""
+class DequantizingProduct:
+    """Dequantizes the weight for each product."""
 
     kernel = "dequantize"
 
@@ -127,8 +127,8 @@ class WidenedProduct:
 
     @property
     def nbytes(self) -> int:
-        kept = (self._weight.words, self._weight.steps, self._weight.largest, self._weight.order)
-        return sum(part.nbytes for part in kept)
+        parts = (self._weight.words, self._weight.steps, self._weight.largest, self._weight.order)
+        return sum(part.nbytes for part in parts)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows: [rows, inputs]; returns [rows, outputs]."""

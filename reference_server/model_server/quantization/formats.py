@@ -1,11 +1,11 @@
-"""Checkpoints whose weights are quantized already: which format a config names, and one weight out of its tensors.
+"""Formats of quantized checkpoints: detect the format from the config, read a weight from its tensors.
 
-Each format is a reader: under which name the tensors of a linear `P` stand, and what they mean.
+Tensors of a linear `P`:
 
     gptq                P.qweight [inputs * bits / 32, outputs], P.qzeros, P.scales, P.g_idx
-    awq                 P.qweight [inputs, outputs * bits / 32], the words' columns interleaved, P.qzeros, P.scales
+    awq                 P.qweight [inputs, outputs * bits / 32], columns of a word interleaved, P.qzeros, P.scales
     fp8                 P.weight in e4m3, P.weight_scale or, for blocks, P.weight_scale_inv
-    exl2                P.q_weight, its groups in P.q_groups, P.q_scale, P.q_scale_max, P.q_invperm
+    exl2                P.q_weight, with groups in P.q_groups, P.q_scale, P.q_scale_max, P.q_invperm
     compressed-tensors  P.weight_packed with P.weight_scale (integers), or P.weight in int8 or e4m3 with P.weight_scale
 """
 
@@ -28,35 +28,35 @@ from reference_server.model_server.weights.checkpoint import Checkpoint
 from reference_server.model_server.weights.cut import Cut
 
 BITS = (2, 4, 8)
-# Where the columns of an AWQ word stand among its eight nibbles.
+# The nibble of each of the eight columns in an AWQ word.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
-FINISHED = ("compressed", "frozen")
-# TGI's own tool left them among the weights. The bits outrank the config's; the others are in the tensors' shapes.
+SUPPORTED_STATUSES = ("compressed", "frozen")
+# TGI's own tool stores these among the weights. `gptq_bits` overrides the config; the rest is implied by the shapes.
 GPTQ_LABELS = ("gptq_bits", "gptq_groupsize", "gptq_sym")
 CT_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 
 
 class Format(Protocol):
-    """How one kind of checkpoint stores a linear."""
+    """The way a kind of checkpoint stores a linear."""
 
     @property
     def name(self) -> str:
-        """The config's word for it."""
+        """The name in the config."""
         ...
 
     @property
     def bits(self) -> float:
-        """Bits of a weight."""
+        """Bits per weight."""
         ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Any of these tensors beside a name says that its weight is quantized."""
+        """Names of tensors that only a quantized linear has."""
         ...
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Every tensor that stands for a quantized weight."""
+        """Names of all tensors of a quantized linear."""
         ...
 
     def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> QuantizedWeight:
@@ -69,26 +69,26 @@ class Format(Protocol):
 
 
 def find_format(config: Mapping[str, Any], directory: Path) -> Format | None:
-    """The format that a raw `config.json`, or a file of older tools beside it, names. None for a plain checkpoint.
+    """The format in a raw `config.json`, or in a file of older tools beside it. None for a plain checkpoint.
 
-    Raises UnsupportedError for a format, or a variant of one, that is not read.
+    Raises UnsupportedError for an unknown format or an unsupported variant.
     """
-    settings = config.get("quantization_config") or config.get("compression_config") or _older(directory)
+    settings = config.get("quantization_config") or config.get("compression_config") or _legacy_settings(directory)
     if settings is None:
         return None
-    method = settings.get("quant_method") or _method_of_older(settings)
+    method = settings.get("quant_method") or _legacy_method(settings)
     match method:
         case "gptq":
             _check_bits(settings, BITS)
             layout = settings.get("checkpoint_format") or "gptq"
             if layout not in ("gptq", "gptq_v2"):
-                raise UnsupportedError(f"GPTQ weights in the {layout!r} layout are not read: save them as 'gptq'")
+                raise UnsupportedError(f"GPTQ weights in the {layout!r} layout are not supported: save them as 'gptq'")
             return GPTQ(_bits(settings), zero_offset=0 if layout == "gptq_v2" else 1)
         case "awq":
             _check_bits(settings, (4,))
             layout = str(settings.get("version") or settings.get("format") or "gemm").lower()
             if layout != "gemm":
-                raise UnsupportedError(f"AWQ weights in the {layout!r} layout are not read: save them as 'gemm'")
+                raise UnsupportedError(f"AWQ weights in the {layout!r} layout are not supported: save them as 'gemm'")
             return AWQ()
         case "fp8" | "fbgemm_fp8":
             return Float8()
@@ -97,13 +97,13 @@ def find_format(config: Mapping[str, Any], directory: Path) -> Format | None:
         case "compressed-tensors":
             return _compressed_tensors(settings)
     raise UnsupportedError(
-        f"the checkpoint is quantized with {method!r}, which is not served; served are gptq, awq, fp8, exl2 and "
+        f"the checkpoint is quantized with {method!r}, which is not supported; supported are gptq, awq, fp8, exl2 and "
         "compressed-tensors, and plain checkpoints with `--quantize`"
     )
 
 
-def labelled(form: Format, checkpoint: Checkpoint) -> Format:
-    """The format as numbers among the weights correct it."""
+def with_stored_bits(form: Format, checkpoint: Checkpoint) -> Format:
+    """The format, with the bits stored among the weights, if any."""
     if not isinstance(form, GPTQ) or "gptq_bits" not in checkpoint.shapes:
         return form
     bits = int(checkpoint.read("gptq_bits").item())
@@ -111,8 +111,8 @@ def labelled(form: Format, checkpoint: Checkpoint) -> Format:
     return replace(form, bits=bits)
 
 
-def _older(directory: Path) -> dict[str, Any] | None:
-    """What AutoGPTQ and AutoAWQ wrote before Transformers knew of them."""
+def _legacy_settings(directory: Path) -> dict[str, Any] | None:
+    """Settings that AutoGPTQ and AutoAWQ wrote before Transformers supported them."""
     for name in ("quantize_config.json", "quant_config.json"):
         path = directory / name
         if path.is_file():
@@ -121,7 +121,7 @@ def _older(directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def _method_of_older(settings: Mapping[str, Any]) -> str:
+def _legacy_method(settings: Mapping[str, Any]) -> str:
     return "awq" if "w_bit" in settings else "gptq" if "bits" in settings else "unknown"
 
 
@@ -129,35 +129,37 @@ def _bits(settings: Mapping[str, Any]) -> int:
     return int(settings.get("bits") or settings.get("w_bit") or 4)
 
 
-def _check_bits(settings: Mapping[str, Any], served: tuple[int, ...]) -> None:
-    if _bits(settings) not in served:
+def _check_bits(settings: Mapping[str, Any], supported: tuple[int, ...]) -> None:
+    if _bits(settings) not in supported:
         raise UnsupportedError(
-            f"weights of {_bits(settings)} bits are not served: only of {', '.join(map(str, served))}"
+            f"weights of {_bits(settings)} bits are not supported: only of {', '.join(map(str, supported))}"
         )
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> "CompressedTensors":
     status = settings.get("quantization_status", "compressed")
-    if status not in FINISHED:
+    if status not in SUPPORTED_STATUSES:
         raise UnsupportedError(
-            f"a compressed-tensors checkpoint is served when it is finished, and this one is {status}"
+            f"the status of the compressed-tensors checkpoint is {status}, must be {' or '.join(SUPPORTED_STATUSES)}"
         )
     layout = settings.get("format", "dense")
     if layout not in CT_FORMATS:
         raise UnsupportedError(
-            f"compressed-tensors weights in the {layout!r} format are not read; {', '.join(CT_FORMATS)} are"
+            f"compressed-tensors weights in the {layout!r} format are not supported: only {', '.join(CT_FORMATS)}"
         )
     groups = settings.get("config_groups") or {}
     schemes = [group.get("weights") or {} for group in groups.values() if isinstance(group, dict)]
     bits = [int(scheme.get("num_bits", 8)) for scheme in schemes] or [8]
-    if unread := sorted(set(bits) - set(BITS)):
-        raise UnsupportedError(f"compressed-tensors weights of {unread[0]} bits are not served: only of 2, 4 and 8")
+    if unsupported := sorted(set(bits) - set(BITS)):
+        raise UnsupportedError(
+            f"compressed-tensors weights of {unsupported[0]} bits are not supported: only of 2, 4, 8"
+        )
     return CompressedTensors(min(bits))
 
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """`zero_offset`: 1 where one less than the zero is stored, which all but the newest tools do."""
+    """`zero_offset`: 1 if `zero - 1` is stored, as by all tools but the newest."""
 
     bits: int
     zero_offset: int
@@ -173,18 +175,18 @@ class GPTQ:
         inputs = self.shape(checkpoint, prefix)[1]
         transposed = _transposed(cut)
         codes = _unpacked(checkpoint, f"{prefix}.qweight", self.bits, 0, transposed)
-        own_outputs = transposed if cut is not None and cut.dim == 0 else None
-        scales = checkpoint.read(f"{prefix}.scales", own_outputs)
-        zeros = _unpacked(checkpoint, f"{prefix}.qzeros", self.bits, 1, own_outputs)
-        own_inputs = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
+        output_cut = transposed if cut is not None and cut.dim == 0 else None
+        scales = checkpoint.read(f"{prefix}.scales", output_cut)
+        zeros = _unpacked(checkpoint, f"{prefix}.qzeros", self.bits, 1, output_cut)
+        input_cut = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
         if f"{prefix}.g_idx" in checkpoint.shapes:
-            group_of = checkpoint.read(f"{prefix}.g_idx", own_inputs).long()
+            group_of = checkpoint.read(f"{prefix}.g_idx", input_cut).long()
         else:
-            group_of = _even_groups(inputs, len(scales), own_inputs)
-        # Some tools count groups from the end: an index below zero would be read as that.
+            group_of = _even_groups(inputs, len(scales), input_cut)
+        # Some tools write negative group indexes, which count from the end.
         group_of = group_of % len(scales)
-        kept_zeros = (zeros.to(torch.int16) + self.zero_offset) % (1 << self.bits) if self.zero_offset else zeros
-        return _grouped(codes.t(), scales.t(), kept_zeros.t().float(), group_of, self.bits)
+        zeros = (zeros.to(torch.int16) + self.zero_offset) % (1 << self.bits)
+        return _grouped(codes.t(), scales.t(), zeros.t().float(), group_of, self.bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +205,16 @@ class AWQ:
     def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> GroupedIntegers:
         inputs = self.shape(checkpoint, prefix)[1]
         transposed = _transposed(cut)
-        own_outputs = transposed if cut is not None and cut.dim == 0 else None
+        output_cut = transposed if cut is not None and cut.dim == 0 else None
         codes = self._columns(checkpoint, f"{prefix}.qweight", transposed)
-        zeros = self._columns(checkpoint, f"{prefix}.qzeros", own_outputs)
-        scales = checkpoint.read(f"{prefix}.scales", own_outputs)
-        own_inputs = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
-        group_of = _even_groups(inputs, len(scales), own_inputs)
+        zeros = self._columns(checkpoint, f"{prefix}.qzeros", output_cut)
+        scales = checkpoint.read(f"{prefix}.scales", output_cut)
+        input_cut = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
+        group_of = _even_groups(inputs, len(scales), input_cut)
         return _grouped(codes.t(), scales.t(), zeros.t().float(), group_of, self.bits)
 
     def _columns(self, checkpoint: Checkpoint, name: str, cut: Cut | None) -> Tensor:
-        """[inputs, outputs], each word's columns put in order before any are taken."""
+        """[inputs, outputs]. The columns of a word are put in order before the cut is taken."""
         is_columns = cut is not None and cut.dim == 1
         words = None if cut is None or not is_columns else _in_words(cut, WORD_BITS // self.bits)
         read = checkpoint.read(name, words if is_columns else cut)
@@ -224,9 +226,9 @@ class AWQ:
 
 @dataclass(frozen=True, slots=True)
 class EXL2:
-    """Groups of inputs with bits of their own, their inputs in an order of their own; never divided over shards.
+    """Each group of inputs has its own number of bits; the inputs are permuted. Cannot be sharded.
 
-    The layout is that of exllamav2's `pack_tensor.cu` and `q_matrix.cu`, before its kernels shuffle the words.
+    Layout: exllamav2's `pack_tensor.cu` and `q_matrix.cu`, before its kernels shuffle the words.
     """
 
     bits: float
@@ -239,12 +241,12 @@ class EXL2:
 
     def read(self, checkpoint: Checkpoint, prefix: str, cut: Cut | None) -> MixedBits:
         if cut is not None:
-            raise UnsupportedError(f"{prefix}: exl2 weights are not divided over shards: serve the model on one")
+            raise UnsupportedError(f"{prefix}: exl2 weights cannot be sharded: use one shard")
         words, steps, largest, groups, places = (
             checkpoint.read(f"{prefix}.{leaf}")
             for leaf in ("q_weight", "q_scale", "q_scale_max", "q_groups", "q_invperm")
         )
-        # Both are kept in sixteen bits without a sign, in a type that has one.
+        # Both are unsigned 16-bit integers, stored as int16.
         order = (places.long() % (1 << 16)).argsort()
         runs = runs_of((groups.long() % (1 << 16)).tolist(), len(words), prefix)
         return MixedBits(words, steps, largest, order, runs)
@@ -252,7 +254,7 @@ class EXL2:
 
 @dataclass(frozen=True, slots=True)
 class Float8:
-    """e4m3 with scales for the whole weight, its outputs or its blocks. Scales of inputs are not used."""
+    """e4m3 with one scale for the weight, for each output or for each block. Scales of inputs are not used."""
 
     bits: int = 8
     name: str = "fp8"
@@ -269,7 +271,7 @@ class Float8:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """What a weight's own tensors say counts; the config says only that they are finished."""
+    """The tensors of each weight decide its layout; the config only gives the status."""
 
     bits: int
     name: str = "compressed-tensors"
@@ -292,31 +294,31 @@ class CompressedTensors:
             return _scaled(checkpoint, prefix, cut, shape)
         bits = _ct_bits(checkpoint.shapes[f"{prefix}.weight_packed"][1], shape[1])
         if bits not in BITS:
-            raise UnsupportedError(f"{prefix}: weights of {bits} bits are not served: only of 2, 4 and 8")
+            raise UnsupportedError(f"{prefix}: weights of {bits} bits are not supported: only of 2, 4, 8")
         codes = _unpacked(checkpoint, f"{prefix}.weight_packed", bits, 1, cut)
         if cut is None or cut.dim == 0:
             codes = codes[:, : shape[1]]
-        own_outputs = cut if cut is not None and cut.dim == 0 else None
-        own_inputs = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
-        scales = checkpoint.read(f"{prefix}.weight_scale", own_outputs)
+        output_cut = cut if cut is not None and cut.dim == 0 else None
+        input_cut = Cut(0, cut.spans) if cut is not None and cut.dim == 1 else None
+        scales = checkpoint.read(f"{prefix}.weight_scale", output_cut)
         if f"{prefix}.weight_zero_point" in checkpoint.shapes:
-            zeros = _unpacked(checkpoint, f"{prefix}.weight_zero_point", bits, 0, own_outputs)[: len(scales)].float()
+            zeros = _unpacked(checkpoint, f"{prefix}.weight_zero_point", bits, 0, output_cut)[: len(scales)].float()
         else:
             zeros = torch.full(scales.shape, float(1 << (bits - 1)))
         if f"{prefix}.weight_g_idx" in checkpoint.shapes:
-            group_of = checkpoint.read(f"{prefix}.weight_g_idx", own_inputs).long()
+            group_of = checkpoint.read(f"{prefix}.weight_g_idx", input_cut).long()
         else:
-            group_of = _even_groups(shape[1], scales.shape[1], own_inputs)
+            group_of = _even_groups(shape[1], scales.shape[1], input_cut)
         return _grouped(codes, scales, zeros, group_of, bits)
 
 
 def _ct_bits(words: int, inputs: int) -> int:
-    """Words are as many as the bits need, the last one filled up."""
+    """The bits per weight that follow from the number of words; the last word may be padded. 0: none."""
     return next((bits for bits in range(1, 9) if -(-inputs * bits // WORD_BITS) == words), 0)
 
 
 def _scaled(checkpoint: Checkpoint, prefix: str, cut: Cut | None, shape: tuple[int, int]) -> QuantizedWeight:
-    """A weight that is stored as it is, in eight bits, beside its scales."""
+    """An unpacked eight-bit weight with its scales."""
     values = checkpoint.read(f"{prefix}.weight", cut)
     name = next(name for name in (f"{prefix}.weight_scale", f"{prefix}.weight_scale_inv") if name in checkpoint.shapes)
     scales = checkpoint.read(name).float()
@@ -327,22 +329,24 @@ def _scaled(checkpoint: Checkpoint, prefix: str, cut: Cut | None, shape: tuple[i
         return ScaledFloats(values, scales.contiguous())
     if values.dtype == torch.int8 and scales.shape[1] == 1:
         if f"{prefix}.weight_zero_point" in checkpoint.shapes:
-            raise UnsupportedError(f"{prefix}: int8 weights that are not symmetric are not served")
+            raise UnsupportedError(f"{prefix}: asymmetric int8 weights are not supported")
         return ScaledIntegers(values, scales[:, 0].expand(len(values)).contiguous())
-    raise UnsupportedError(f"{prefix}: weights of {values.dtype} with scales of {tuple(scales.shape)} are not served")
+    raise UnsupportedError(
+        f"{prefix}: {values.dtype} weights with scales of shape {tuple(scales.shape)} are not supported"
+    )
 
 
 def _scales_of(scales: Tensor, cut: Cut, size: int, name: str) -> Tensor:
-    """The scales of the part `cut` of a dimension that is `size` long, one for each of its entries or of its blocks."""
+    """The scales of the part `cut` of a dimension of `size` entries, with one scale per entry or per block."""
     blocks = scales.shape[cut.dim]
     part = cut if blocks == size else _in_words(cut, block_size(size, blocks))
     if part is None:
-        raise UnsupportedError(f"{name}: its blocks cannot be divided over the shards: choose fewer")
+        raise UnsupportedError(f"{name}: its blocks cannot be divided over the shards: use fewer shards")
     return part.take(scales)
 
 
 def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor, bits: int) -> GroupedIntegers:
-    """Without the groups that none of these inputs is in."""
+    """The weight without the groups that none of these inputs belongs to."""
     used, group_of = torch.unique(group_of, return_inverse=True)
     if len(used) < scales.shape[1]:
         scales, zeros = scales[:, used], zeros[:, used]
@@ -359,7 +363,7 @@ def _transposed(cut: Cut | None) -> Cut | None:
 
 
 def _unpacked(checkpoint: Checkpoint, name: str, bits: int, dim: int, cut: Cut | None) -> Tensor:
-    """The integers of a tensor that is packed along `dim`, or the part `cut` of them."""
+    """The unpacked integers of a tensor packed along `dim`, or the part `cut` of them."""
     if cut is None or cut.dim != dim:
         return unpack(checkpoint.read(name, cut), bits, dim)
     words = _in_words(cut, WORD_BITS // bits)
@@ -369,7 +373,7 @@ def _unpacked(checkpoint: Checkpoint, name: str, bits: int, dim: int, cut: Cut |
 
 
 def _in_words(cut: Cut, per_word: int) -> Cut | None:
-    """The words that hold exactly what is cut; None where a span ends inside of one."""
+    """`cut` in words instead of integers; None if a span ends inside of a word."""
     if any(edge % per_word for span in cut.spans for edge in span):
         return None
     return Cut(cut.dim, tuple((start // per_word, end // per_word) for start, end in cut.spans))

@@ -1,7 +1,7 @@
-"""Eight-bit floating-point weights (e4m3) with scales for the whole, each output, or blocks.
+"""Eight-bit floating-point weights (e4m3) with one scale for the weight, for each output or for each block.
 
-On NVIDIA GPUs from capability 8.9 on, the inputs are rounded to e4m3 as well, each row with a scale of its own, and
-tensor cores multiply. Elsewhere the weight alone is in eight bits and is widened for each product.
+On NVIDIA GPUs of capability 8.9 and higher, inputs are rounded to e4m3 too, with one scale per row, and tensor cores
+multiply. On other devices the weight is converted to the compute type for each product.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from torch import Tensor
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
-# What e4m3's exponent bits are worth less when they stand in the low bits of a wider type's exponent.
+# Difference of the exponent biases: e4m3 has 7; bfloat16 and float32 have 127.
 BIAS_SCALE = 2.0**120
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledFloats:
-    """values: [outputs, inputs], e4m3. scales: float32, [1, 1], [outputs, 1], or one for each block of a grid."""
+    """values: [outputs, inputs], e4m3. scales: float32, [1, 1], [outputs, 1], or one per block."""
 
     values: Tensor
     scales: Tensor
@@ -32,19 +32,19 @@ class ScaledFloats:
         return (self.values.float() * _spread(self.scales, self.shape)).to(dtype)
 
     def product(self, dtype: torch.dtype, device: torch.device) -> "Float8Product":
-        """The weight in the form that this device multiplies fastest."""
+        """The weight in the fastest form for this device."""
         return Float8Product(self.values.to(device), self.scales.to(device), dtype)
 
 
 def round_to_float8(weight: Tensor) -> "Float8Product":
-    """A weight [outputs, inputs] rounded to the nearest e4m3 values, with a scale for each output."""
+    """Round a weight [outputs, inputs] to the nearest e4m3 values, with one scale per output."""
     largest = weight.abs().amax(1, keepdim=True).float()
     scales = (largest / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
     return Float8Product(_rounded(weight, scales), scales, weight.dtype)
 
 
 class Float8Product:
-    """The product of the compute type's rows and e4m3 weights."""
+    """The product of rows in the compute type and an e4m3 weight."""
 
     def __init__(self, values: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
         self._values = values.contiguous()
@@ -83,7 +83,7 @@ class Float8Product:
 def widened(values: Tensor, dtype: torch.dtype) -> Tensor:
     """e4m3 values in a wider type, exactly. torch's own cast takes five times as long on a CPU.
 
-    The bits are moved to where the wider type has sign, exponent and mantissa; the exponent's bias is then made up for.
+    The bits are shifted to the fields of the wider type; a multiplication then corrects the exponent's bias.
     """
     if values.device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32):
         return values.to(dtype)
@@ -100,7 +100,7 @@ def _rounded(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def _spread(scales: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Scales of blocks as something that multiplies [outputs, inputs]. The last blocks may be cut short."""
+    """Expand block scales so that they broadcast to [outputs, inputs]. The last blocks may be shorter."""
     for dim in (0, 1):
         blocks = scales.shape[dim]
         if blocks not in (1, shape[dim]):
@@ -110,7 +110,7 @@ def _spread(scales: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def block_size(size: int, blocks: int) -> int:
-    """How long the blocks of a dimension are: a power of two, mostly 128."""
+    """The size of a dimension's blocks: a power of two, usually 128."""
     fitting = [1 << power for power in range(15) if -(-size // (1 << power)) == blocks]
     return 128 if 128 in fitting else fitting[-1]
 

@@ -1,7 +1,7 @@
-"""Integer weights with a scale and a zero for each group of inputs, as GPTQ, AWQ and compressed-tensors store them.
+"""Integer weights with a scale and a zero per group of inputs, as in GPTQ, AWQ and compressed-tensors checkpoints.
 
-`w = (code - zero) * scale`. Four bits run through torch's packed products where one takes them: bfloat16, and groups
-of the sizes that it knows. Anything else is kept in its few bits and dequantized for each product.
+`w = (code - zero) * scale`. torch's packed int4 product is used if it supports dtype and group size. Otherwise the
+weight stays packed and is dequantized for each product.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ WORD_BITS = 32
 
 
 def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
-    """The integers, of 2, 4 or 8 bits, in 32-bit words along `dim`, lowest bits first: uint8, that dimension longer.
+    """Unpack integers of 2, 4 or 8 bits from 32-bit words along `dim`, lowest bits first. Returns uint8.
 
     >>> unpack(torch.tensor([[0x76543210]], dtype=torch.int32), 4, dim=1).tolist()
     [[0, 1, 2, 3, 4, 5, 6, 7]]
@@ -27,11 +27,11 @@ def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
 
 
 def pack(codes: Tensor, bits: int, dim: int) -> Tensor:
-    """The inverse of `unpack`: int32 words. The dimension has to be a whole number of them."""
+    """The inverse of `unpack`: int32 words. The dimension must fill whole words."""
     per_word = WORD_BITS // bits
     parts = _split(codes.to(torch.int64), dim, per_word).movedim(dim + 1, -1)
     words = (parts << torch.arange(0, WORD_BITS, bits)).sum(-1)
-    # The upper half of the range becomes negative: the same bits.
+    # Values above the int32 range become negative, with the same bits.
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
@@ -63,16 +63,16 @@ class GroupedIntegers:
         zeros, scales = self.zeros.float()[:, self.group_of], self.scales.float()[:, self.group_of]
         return ((self.codes - zeros) * scales).to(dtype)
 
-    def product(self, dtype: torch.dtype, device: torch.device) -> "PackedInt4 | UnpackedIntegers":
-        """The weight in the form that this device multiplies fastest."""
+    def product(self, dtype: torch.dtype, device: torch.device) -> "PackedInt4 | DequantizedIntegers":
+        """The weight in the fastest form for this device."""
         ordered = self._grouped()
         size = None if ordered is None else _packed_group(ordered, dtype, device)
         if ordered is not None and size is not None:
             return PackedInt4(ordered, size, dtype, device)
-        return UnpackedIntegers(self if ordered is None else ordered, dtype, device)
+        return DequantizedIntegers(self if ordered is None else ordered, dtype, device)
 
     def _grouped(self) -> "GroupedIntegers | None":
-        """The same weight with the inputs of a group side by side; None if the groups differ in size."""
+        """The same weight with adjacent inputs in each group; None if the groups differ in size."""
         counts = torch.bincount(self.group_of, minlength=self.scales.shape[1])
         if counts.min() != counts.max():
             return None
@@ -84,7 +84,7 @@ class GroupedIntegers:
 
 @dataclass(frozen=True, slots=True)
 class ReorderedIntegers(GroupedIntegers):
-    """A weight whose inputs are taken in another order: `order` [inputs], int64."""
+    """A weight with permuted inputs: `order` [inputs], int64."""
 
     order: Tensor
 
@@ -94,9 +94,9 @@ def _order(weight: GroupedIntegers, device: torch.device) -> Tensor | None:
 
 
 def _packed_group(weight: GroupedIntegers, dtype: torch.dtype, device: torch.device) -> int | None:
-    """The group size that a packed product of torch takes this weight with; None where it takes it in none.
+    """The group size for torch's packed product; None if it does not support this weight.
 
-    On a CPU in float32 that product is slower than dequantizing: at 2304 x 768 and 8 rows 26 ms against 5.
+    On a CPU in float32 that product is slower than dequantizing: 2304 x 768, 8 rows: 26 ms against 5.
     """
     outputs, inputs = weight.shape
     group = inputs // weight.scales.shape[1]
@@ -108,7 +108,7 @@ def _packed_group(weight: GroupedIntegers, dtype: torch.dtype, device: torch.dev
 
 
 class PackedInt4:
-    """Four bits in the layout of torch's packed product."""
+    """Four-bit integers in the layout of torch's packed product."""
 
     kernel = "int4pack"
 
@@ -158,8 +158,8 @@ def _pack_for(codes: Tensor) -> Tensor:
     return packed
 
 
-class UnpackedIntegers:
-    """Any number of bits and any groups, dequantized for each product."""
+class DequantizedIntegers:
+    """Integers of any number of bits in any groups, dequantized for each product."""
 
     kernel = "dequantize"
 
@@ -173,26 +173,26 @@ class UnpackedIntegers:
         self._group_of = None if is_even else weight.group_of.to(device)
         self._bytes = _in_bytes(weight.codes, weight.bits).to(device)
         self._scales = weight.scales.to(device, dtype)
-        # Whole numbers: what the codes of a weight can be.
+        # Zeros are integers in the range of the codes.
         self._zeros = weight.zeros.to(device, torch.uint8)
 
     @property
     def nbytes(self) -> int:
-        kept = (self._bytes, self._scales, self._zeros, self._order, self._group_of)
-        return sum(tensor.nbytes for tensor in kept if tensor is not None)
+        tensors = (self._bytes, self._scales, self._zeros, self._order, self._group_of)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows: [rows, inputs]; returns [rows, outputs]."""
-        return F.linear(rows if self._order is None else rows[:, self._order], self._in_kept_order())
+        return F.linear(rows if self._order is None else rows[:, self._order], self._in_stored_order())
 
     def dequantize(self) -> Tensor:
         """[outputs, inputs]"""
-        kept = self._in_kept_order()
+        stored = self._in_stored_order()
         if self._order is None:
-            return kept
-        return torch.empty_like(kept).index_copy_(1, self._order, kept)
+            return stored
+        return torch.empty_like(stored).index_copy_(1, self._order, stored)
 
-    def _in_kept_order(self) -> Tensor:
+    def _in_stored_order(self) -> Tensor:
         codes = _from_bytes(self._bytes, self._bits, self._inputs).to(self._dtype)
         zeros = self._zeros.to(self._dtype)
         if self._group_of is not None:
@@ -202,15 +202,15 @@ class UnpackedIntegers:
 
 
 def _in_bytes(codes: Tensor, bits: int) -> Tensor:
-    """[outputs, inputs] as [outputs, inputs * bits / 8], filled up with zeros."""
+    """Pack [outputs, inputs] into bytes, [outputs, inputs * bits / 8], padded with zeros."""
     per_byte = 8 // bits
     whole = _split(F.pad(codes, (0, -codes.shape[1] % per_byte)), 1, per_byte)
     result: Tensor = (whole << torch.arange(0, 8, bits, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
     return result
 
 
-def _from_bytes(kept: Tensor, bits: int, inputs: int) -> Tensor:
+def _from_bytes(packed: Tensor, bits: int, inputs: int) -> Tensor:
     if bits == 8:
-        return kept[:, :inputs]
-    parts = [kept >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+        return packed[:, :inputs]
+    parts = [packed >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     return torch.stack(parts, -1).flatten(1)[:, :inputs]

@@ -1,4 +1,4 @@
-"""The linear layer of a quantized weight, and what every form of such a weight offers."""
+"""The linear layer with a quantized weight, and the protocols of such a weight."""
 
 from typing import Any, Protocol
 
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 
 class Product(Protocol):
-    """`x Wᵀ` for one quantized W, in whatever layout its kernel reads."""
+    """`x Wᵀ` for one quantized W, in the layout of its kernel."""
 
     @property
     def kernel(self) -> str:
-        """What multiplies, as `/info` names it."""
+        """Name of the kernel, as shown by `/info`."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight with its scales and zeros."""
+        """Bytes of the weight with its scales and zeros."""
         ...
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -25,12 +25,12 @@ class Product(Protocol):
         ...
 
     def dequantize(self) -> Tensor:
-        """The weight that is multiplied with: [outputs, inputs], in the compute type."""
+        """The dequantized weight: [outputs, inputs], in the compute type."""
         ...
 
 
 class QuantizedWeight(Protocol):
-    """One weight as a checkpoint holds it, on the CPU."""
+    """One weight as stored in a checkpoint, on the CPU."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,14 +42,14 @@ class QuantizedWeight(Protocol):
         ...
 
     def product(self, dtype: torch.dtype, device: torch.device) -> Product:
-        """The weight in the form that this device multiplies fastest."""
+        """The weight in the fastest form for this device."""
         ...
 
 
 class QuantizedLinear(nn.Module):
-    """Takes the place of a linear, whole or of one rank. Its weight stays without memory until `load`.
+    """Replaces a linear, or one rank's part of it. Its weight has no memory before `load`.
 
-    sums: each rank holds some input columns, so that the results are summed before the bias is added.
+    sums: each rank holds a part of the inputs; results are summed over the ranks before the bias is added.
     """
 
     def __init__(self, linear: Any, shape: tuple[int, int], *, sums: bool) -> None:
@@ -61,13 +61,13 @@ class QuantizedLinear(nn.Module):
         self.sums = sums
 
     def load(self, product: Product, dtype: torch.dtype, device: torch.device) -> None:
-        """Take the weight; what is left under its name only tells type, device and inputs."""
+        """Set the weight. The parameter `weight` stays empty; it only carries dtype, device and number of inputs."""
         self.product = product
         self.weight = nn.Parameter(torch.empty(0, self.in_features, dtype=dtype, device=device), requires_grad=False)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the weight, the bias aside."""
+        """Bytes of the weight, without the bias."""
         return 0 if self.product is None else self.product.nbytes
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class QuantizedLinear(nn.Module):
 
     def rows(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, inputs]; returns [rows, outputs]."""
-        assert self.product is not None, "a linear that was never given its weight"
+        assert self.product is not None, "the linear has no weight: call `load` first"
         result = self.product(hidden)
         if self.sums:
             dist.all_reduce(result)

@@ -1,6 +1,6 @@
-"""A low-rank adapter in peft's files: its config, and one pair of factors for each module that it changes.
+"""A LoRA adapter in peft's files: its config, and two factors for each module that it changes.
 
-source: peft, tuners/lora. What goes beyond `W + s * B @ A` is refused by name, never left out.
+source: peft, tuners/lora. Anything beyond `W + s * B @ A` is refused by name.
 """
 
 import json
@@ -17,22 +17,22 @@ from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.weights.checkpoint import open_weights
 from reference_server.model_server.weights.files import ADAPTER_CONFIG, ADAPTER_FILES
 
-# Settings of peft that change what is computed, or which weights are in the files.
+# Settings of peft that change the computation or the weights in the files.
 UNSUPPORTED = (
     "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "trainable_token_indices", "use_qalora",
     "lora_bias", "layer_replication", "target_parameters", "alora_invocation_tokens", "use_bdlora", "arrow_config",
     "kasa_config", "velora_config", "monteclora_config",
 )  # fmt: skip
-# The others change the base model's weights as well.
+# Other initializations also change the base model's weights.
 INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
-# Of a rank and of a scale: no adapter comes near it.
+# Limit of rank and scale.
 MAX_NUMBER = 1_000_000
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What one module's weight gains: `scaling * B @ A`. a: [r, in]; b: [out, r]."""
+    """The factors of a module's update `scaling * B @ A`. a: [r, in]; b: [out, r]."""
 
     a: Tensor
     b: Tensor
@@ -44,7 +44,7 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter of `base_model_id`; `factors` by the name of the module in the base model."""
+    """An adapter of `base_model_id`; `factors` by module name in the base model."""
 
     base_model_id: str
     base_revision: str | None
@@ -54,7 +54,7 @@ class Adapter:
 
     @classmethod
     def open(cls, directory: Path) -> "Adapter":
-        """Read an adapter. Raises StartupError naming what is missing or wrong, UnsupportedError what is not served."""
+        """Read an adapter. Raises StartupError for a wrong one, UnsupportedError for one not supported."""
         path = directory / ADAPTER_CONFIG
         config = _read_config(path)
         base = config.get("base_model_name_or_path")

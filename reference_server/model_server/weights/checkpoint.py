@@ -1,7 +1,6 @@
-"""A model's weight files, read lazily: what there is by name, and each tensor, or a part of one, when it is asked for.
+"""A model's weight files, read lazily: shapes by name, and tensors or parts of them on demand.
 
-Formats are safetensors, preferred, and PyTorch's pickles, which are read with `weights_only=True` and mapped, not
-read, into memory. Several files are named by an index or by being the only weights there are.
+The formats are safetensors, preferred, and PyTorch's pickles, memory-mapped and read with `weights_only=True`.
 """
 
 import json
@@ -29,11 +28,11 @@ class WeightFile(Protocol):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """What the file holds."""
+        """Shapes of the tensors by name."""
         ...
 
     def read(self, name: str, cut: Cut | None) -> Tensor:
-        """A tensor, or the part `cut` of it. It may lie in the mapped file: copy it to keep it."""
+        """A tensor, or the part `cut` of it. It may share memory with the file: copy it to keep it."""
         ...
 
 
@@ -52,11 +51,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path) -> "Checkpoint":
-        """Open the weights in a directory; raises StartupError saying which file is missing or damaged."""
+        """Open the weights in a directory. Raises StartupError naming a missing or damaged file."""
         return cls({path: open_weights(path) for path in weight_files(directory)})
 
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
-        """A tensor, or the part `cut` of it, on the CPU. It may lie in the mapped file: copy it to keep it."""
+        """A tensor, or the part `cut` of it, on the CPU. It may share memory with the file: copy it to keep it."""
         try:
             return self._home[name].read(name, cut)
         except (SafetensorError, RuntimeError, OSError) as error:
@@ -64,16 +63,16 @@ class Checkpoint:
 
 
 def open_weights(path: Path) -> WeightFile:
-    """Open one file. Raises StartupError when it is damaged, or a pickle that holds more than tensors."""
+    """Open a file. Raises StartupError if it is damaged, or a pickle of more than tensors."""
     try:
         return PickledFile(path) if path.suffix in PICKLED else SafetensorsFile(path)
     except pickle.UnpicklingError as error:
-        # What torch says goes on with how to run it all the same.
+        # torch's message also explains how to load the file anyway.
         wanted = _UNSAFE.search(str(error))
         what = f"it asks for {wanted[1]}" if wanted else "it is damaged, or holds more than tensors"
         raise StartupError(f"{path} is unsafe and was not read: {what}") from error
     except Exception as error:
-        # A damaged pickle can end in any error there is.
+        # A damaged pickle can raise any error.
         raise StartupError(f"{path} is no readable file of weights: {error}") from error
 
 
@@ -85,15 +84,15 @@ class SafetensorsFile:
         self._file: Any = safe_open(path, framework="pt", device="cpu")
         metadata: dict[str, str] = self._file.metadata() or {}  # type: ignore[no-untyped-call]
         shapes = {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-        # A tensor that several names shared is there once, and the metadata tells where the others find it.
-        self._kept = {name: kept for name, kept in metadata.items() if name not in shapes and kept in shapes}
-        self.shapes = shapes | {name: shapes[kept] for name, kept in self._kept.items()}
+        # A tensor with several names is stored once; the metadata maps the other names to the stored one.
+        self._stored = {name: stored for name, stored in metadata.items() if name not in shapes and stored in shapes}
+        self.shapes = shapes | {name: shapes[stored] for name, stored in self._stored.items()}
 
     def read(self, name: str, cut: Cut | None) -> Tensor:
-        own = self._kept.get(name, name)
+        stored = self._stored.get(name, name)
         if cut is not None:
-            return cut.take(self._file.get_slice(own))
-        whole: Tensor = self._file.get_tensor(own)
+            return cut.take(self._file.get_slice(stored))
+        whole: Tensor = self._file.get_tensor(stored)
         return whole
 
 
@@ -117,10 +116,10 @@ def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class PickledFile:
-    """A file that `torch.save` wrote. Nothing in it is run: what is more than tensors is refused."""
+    """A file of `torch.save`. Its code is not run: anything but tensors is refused."""
 
     def __init__(self, path: Path) -> None:
-        # Files older than torch 1.6 are no zip archives and cannot be mapped.
+        # Files from before torch 1.6 are not zip archives and cannot be mapped.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         nested = state.get("state_dict") if isinstance(state, dict) else None
         tensors = nested if isinstance(nested, dict) else state

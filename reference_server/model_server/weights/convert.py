@@ -1,7 +1,7 @@
-"""Pickled weights as safetensors, beside the files that they come from.
+"""Converts pickled weights to safetensors, beside the source files.
 
-A tensor that several names share is kept once, and the file's metadata says under which name the others are found:
-`dropped -> kept`. What is written is compared with what was read, bit for bit, before it gets its name.
+A tensor with several names is stored once, and the file's metadata maps the other names to it: `dropped -> kept`. The
+written file is compared with the source, bit for bit, before it is renamed to its final name.
 """
 
 import json
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def convert(directory: Path, pickled: Sequence[str]) -> None:
-    """Convert those of the `pickled` files of `directory` that are not converted yet, and index several."""
+    """Convert the `pickled` files of `directory` that are not converted yet; write an index if there are several."""
     if len({converted_name(name) for name in pickled}) < len(pickled):
         raise StartupError(
             f"{', '.join(pickled)} of {directory} would get the same name: remove those that are not meant"
@@ -43,13 +43,13 @@ def convert(directory: Path, pickled: Sequence[str]) -> None:
 
 
 def convert_file(source: Path, target: Path) -> None:
-    """Write the tensors of `source` to `target`, which appears when it is whole. Raises StartupError."""
+    """Write the tensors of `source` to `target`, which appears once it is complete. Raises StartupError."""
     file = open_weights(source)
     assert isinstance(file, PickledFile)
     tensors = {name: file.read(name, None) for name in file.shapes}
     _check_tensors(source, tensors)
     groups = same_tensors(tensors)
-    # Transformers takes seconds to import, and most files share nothing.
+    # Importing Transformers takes seconds, and most files share no tensors.
     aliases = dropped_names(groups, tied_names(source.parent)) if any(len(group) > 1 for group in groups) else {}
     kept = {name: _own(tensor) for name, tensor in tensors.items() if name not in aliases}
     new = target.with_name(f".{target.name}.converting")
@@ -57,7 +57,7 @@ def convert_file(source: Path, target: Path) -> None:
         _check_space(target.parent, sum(tensor.nbytes for tensor in kept.values()))
         save_file(kept, new, metadata={"format": "pt"} | aliases)
         _compare(new, tensors)
-        # safetensors writes for the owner's eyes alone.
+        # safetensors creates files with mode 0600.
         shutil.copymode(source, new)
         new.replace(target)
     except (OSError, SafetensorError) as error:
@@ -67,10 +67,10 @@ def convert_file(source: Path, target: Path) -> None:
 
 
 def same_tensors(tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """The names, those of one tensor together. Raises StartupError naming tensors that overlap in part."""
+    """Names grouped by tensor. Raises StartupError naming tensors that overlap partly."""
     views: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in sorted(tensors.items()):
-        # Nothing is shared of a tensor without elements.
+        # Empty tensors share nothing.
         view = (_storage(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         views.setdefault(view if tensor.numel() else (name,), []).append(name)
     _refuse_overlap({names[0]: tensors[names[0]] for names in views.values()})
@@ -78,7 +78,7 @@ def same_tensors(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 
 
 def dropped_names(groups: Sequence[Sequence[str]], tied: Collection[str]) -> dict[str, str]:
-    """Each name that is not kept, and the one that is: of a group, the first that no pattern of `tied` matches.
+    """Dropped name -> kept name. A group keeps its first name that no pattern of `tied` matches.
 
     >>> dropped_names([["head.weight", "tokens.weight"], ["norm.weight"]], tied=["head.weight"])
     {'head.weight': 'tokens.weight'}
@@ -88,16 +88,16 @@ def dropped_names(groups: Sequence[Sequence[str]], tied: Collection[str]) -> dic
 
 
 def tied_names(directory: Path) -> frozenset[str]:
-    """Patterns of the names that the model's class ties; empty where the class cannot be told."""
+    """Patterns of the names that the model's class ties; empty if the class is unknown."""
     try:
         config = json.loads((directory / "config.json").read_bytes())
         import transformers
 
         tied = getattr(transformers, config["architectures"][0])._tied_weights_keys
-        # A list before Transformers 5, there a table of name and source.
+        # A list before Transformers 5, a dict since.
         return frozenset(tied or ())
     except Exception as error:
-        logger.info("The class of the model in %s is not known, and so not which weights it ties: %s", directory, error)
+        logger.info("Unknown model class in %s, so its tied weights are unknown: %s", directory, error)
         return frozenset()
 
 
@@ -115,13 +115,13 @@ def _check_tensors(source: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise StartupError(f"{source}: {name} is no plain tensor, and safetensors holds no others")
-        # A few bytes can pretend to be any number of elements.
+        # A stride of 0 makes any number of elements of a few bytes.
         if tensor.nbytes > tensor.untyped_storage().nbytes():
             raise StartupError(f"{source}: {name} would be {tensor.nbytes} bytes and is stored in fewer")
 
 
 def _refuse_overlap(tensors: Mapping[str, Tensor]) -> None:
-    """Each stands for itself in its storage, so that what is written is never more than what was read."""
+    """Refuse tensors that overlap partly, so that the output is never larger than the input."""
     ends: dict[int, tuple[int, str]] = {}
     filled = [(name, tensor) for name, tensor in tensors.items() if tensor.numel()]
     for name, tensor in sorted(filled, key=lambda item: (_storage(item[1]), item[1].data_ptr())):
@@ -137,7 +137,7 @@ def _refuse_overlap(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The tensor in storage of its own, as safetensors wants it."""
+    """The tensor in its own storage, as safetensors requires."""
     whole = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
@@ -149,7 +149,7 @@ def _check_space(directory: Path, needed: int) -> None:
 
 
 def _compare(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """The dropped names too: they are read under the name that was kept."""
+    """Compare the written tensors, dropped names included."""
     written = SafetensorsFile(path)
     for name, tensor in tensors.items():
         if not torch.equal(_bits(written.read(name, None)), _bits(tensor)):
@@ -157,7 +157,7 @@ def _compare(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Not as numbers: two NaN would differ, zeros of either sign would not."""
+    """The bytes of a tensor: as numbers, NaNs would differ and signed zeros would not."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Which part of a full tensor one rank holds, and how that part is taken without the rest being in memory."""
+"""The part of a tensor that a rank holds, taken without loading the rest."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`spans` of one dimension, each `[start, end)` of the full tensor, one after the other, then `padding` zeros.
+    """`spans` of one dimension, each `[start, end)` of the full tensor, concatenated, then `padding` zeros.
 
     >>> Cut(0, ((0, 256), (512, 640), (768, 896))).shape((1024, 8))
     (512, 8)
@@ -39,9 +39,9 @@ class Cut:
 
 
 def even(size: int, dim: int, rank: int, world_size: int, blocks: tuple[int, ...] = (1,)) -> Cut:
-    """Rank's equal share of each of the blocks, whose sizes are in proportion to `blocks`.
+    """The rank's equal share of each block; block sizes are in proportion to `blocks`.
 
-    Raises ValueError naming the size that the ranks cannot divide.
+    Raises ValueError naming a size that is not divisible by the ranks.
 
     >>> even(1024, 0, rank=0, world_size=2, blocks=(2, 1, 1)).spans
     ((0, 256), (512, 640), (768, 896))
@@ -59,7 +59,7 @@ def even(size: int, dim: int, rank: int, world_size: int, blocks: tuple[int, ...
 
 
 def vocabulary(size: int, rank: int, world_size: int) -> Cut:
-    """Rank's rows of an embedding or a head: equal shares, the last ones filled up with zeros.
+    """The rank's rows of an embedding or a head: equal shares, the last ones padded with zeros.
 
     >>> [vocabulary(17, rank, 2) for rank in (0, 1)]
     [Cut(dim=0, spans=((0, 9),), padding=0), Cut(dim=0, spans=((9, 17),), padding=1)]

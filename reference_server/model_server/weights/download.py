@@ -1,6 +1,6 @@
-"""Bring a model's weights to this machine as safetensors: local files, the hub's cache, the hub, in that order.
+"""Gets a model's weights as safetensors, from local files, the hub's cache or the hub, in that order.
 
-What is pickled is converted, and an adapter is merged into its base model. launcher.md section 10.2 has the order.
+Pickled weights are converted, and an adapter is merged into its base model.
 """
 
 import json
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from reference_server.errors import StartupError, UnsupportedError
+from reference_server.model_files import locate_local
 from reference_server.model_server.weights.files import (
     ADAPTER_FILES,
     INDEX_FILES,
@@ -46,7 +47,7 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Which weights are wanted. With `override`, the files must lie in that flat directory."""
+    """The weights to get. With `override`, the files must be in that flat directory."""
 
     model_id: str
     revision: str | None = None
@@ -58,7 +59,7 @@ class Weights:
 
 
 class Downloader:
-    """Fetches from `hub`; `sleep` waits between tries."""
+    """Downloads from `hub`; `sleep` waits between tries."""
 
     def __init__(self, hub: HuggingFaceHub, sleep: Callable[[float], None] = time.sleep) -> None:
         self._hub = hub
@@ -66,9 +67,9 @@ class Downloader:
         self._under_way: set[str] = set()
 
     def ensure(self, wanted: Weights) -> Path:
-        """Have the weights on this machine, and say where. Raises StartupError when they cannot be had."""
+        """Get the weights and return their directory. Raises StartupError if that fails."""
         if wanted.model_id in self._under_way:
-            raise StartupError(f"{wanted.model_id} is said to build upon itself")
+            raise StartupError(f"{wanted.model_id} has itself as its base model")
         self._under_way.add(wanted.model_id)
         try:
             return self._ensure(wanted)
@@ -81,10 +82,9 @@ class Downloader:
             kind = "ships its weights" if preset.has_weights else "has seeded random weights"
             logger.info("%s %s: nothing to download", wanted.model_id, kind)
             return preset.directory
-        directory = wanted.override or Path(wanted.model_id)
-        if wanted.override is not None or directory.is_dir():
-            return self._ensure_local(wanted, directory)
-        return self._ensure_cached(wanted)
+        local = locate_local(wanted.model_id)
+        directory = wanted.override or (local.directory if local else None)
+        return self._ensure_cached(wanted) if directory is None else self._ensure_local(wanted, directory)
 
     def _ensure_local(self, wanted: Weights, directory: Path) -> Path:
         names = file_names(directory)
@@ -123,7 +123,7 @@ class Downloader:
         return pickled_names(snapshot.directory, snapshot.names)
 
     def _merge_cached(self, wanted: Weights, snapshot: Snapshot) -> Path:
-        """Like TGI, the merged model is a directory that is called like the adapter, below the working directory."""
+        """Merge into a directory named like the adapter, below the working directory, as TGI does."""
         self._fetch_all(snapshot, [name for name in ADAPTER_FILES if name in snapshot.names][:1])
         self._hub.remember(snapshot, wanted.revision)
         adapter = _adapter(snapshot.directory)
@@ -163,18 +163,18 @@ class Downloader:
         convert(directory, pickled)
 
     def _fetch_parent(self, wanted: Weights, directory: Path) -> None:
-        """The model that this one's config.json builds upon, as a Medusa head does; failures are only logged."""
+        """Download the base model in config.json, as of a Medusa head; failures are only logged."""
         parent = _parent(directory / "config.json")
         if parent is None or parent in self._under_way or not _REPOSITORY.fullmatch(parent):
             return
-        logger.info("%s builds upon %s, which is fetched too", wanted.model_id, parent)
+        logger.info("%s has the base model %s, which is downloaded too", wanted.model_id, parent)
         try:
             self.ensure(replace(wanted, model_id=parent, revision=None, override=None, merge_lora=False))
         except StartupError as error:
             logger.warning("%s could not be fetched: %s", parent, error)
 
     def _fetch_small_files(self, wanted: Weights, snapshot: Snapshot) -> None:
-        """So that a downloaded model can be served offline."""
+        """Download config and tokenizer, to serve the model offline."""
         for name in small_names(snapshot.names, wanted.trust_remote_code):
             if not snapshot.has(name):
                 self._fetch(snapshot, name)
@@ -195,8 +195,8 @@ class Downloader:
     def _fetch(self, snapshot: Snapshot, name: str) -> None:
         self._retrying(f"{name} of {snapshot.model_id}", lambda: self._hub.fetch(snapshot, name))
 
-    def _retrying(self, what: str, call: Callable[[], Result]) -> Result:
-        """The hub's answer; what may be over soon is tried again."""
+    def _retrying(self, name: str, call: Callable[[], Result]) -> Result:
+        """The result of `call`, which is tried again after errors that may be temporary."""
         attempt = 1
         while True:
             try:
@@ -205,14 +205,14 @@ class Downloader:
                 raise
             except Exception as error:
                 if attempt == TRIES:
-                    raise StartupError(f"could not download {what}: {first_line(error)}") from error
-                logger.warning("Download of %s failed, try %d of %d: %s", what, attempt, TRIES, first_line(error))
+                    raise StartupError(f"could not download {name}: {first_line(error)}") from error
+                logger.warning("Download of %s failed, try %d of %d: %s", name, attempt, TRIES, first_line(error))
             self._sleep(RETRY_PAUSE_S)
             attempt += 1
 
 
 def _is_whole(wanted: Weights, directory: Path, names: Sequence[str]) -> bool:
-    """Whether the weights are all here. Raises StartupError when some are and can be had in no other way."""
+    """Whether all weights are present. Raises StartupError if only some are and they cannot be converted."""
     weights = weight_names(names, wanted.extension)
     if not weights:
         return False
@@ -225,7 +225,7 @@ def _is_whole(wanted: Weights, directory: Path, names: Sequence[str]) -> bool:
 
 
 def _is_indexed(directory: Path, pickled: Sequence[str]) -> bool:
-    """A conversion of several files ends with their index."""
+    """Whether a conversion of several files has written their index, its last step."""
     return len(pickled) == 1 or (directory / INDEX_FILES[0]).is_file()
 
 
@@ -234,12 +234,12 @@ def _lack(wanted: Weights, weights: Sequence[str], lost: Sequence[str]) -> str:
 
 
 def _can_convert(names: Sequence[str], weights: Sequence[str]) -> bool:
-    """Whether `weights` are what an interrupted conversion left."""
+    """Whether `weights` are left from an interrupted conversion."""
     return set(weights) < {converted_name(name) for name in weight_names(names, ".bin")}
 
 
 def _adapter(directory: Path) -> "Adapter":
-    """Read with torch, which is imported by what needs it alone."""
+    """Read an adapter. Imports torch, which a plain download does not need."""
     from reference_server.model_server.weights.adapter import Adapter
 
     return Adapter.open(directory)
@@ -255,7 +255,7 @@ def _parent(config: Path) -> str | None:
 
 @contextmanager
 def _progress(blobs: Path, name: str, period_s: float = PROGRESS_S) -> Iterator[None]:
-    """Log how many bytes a long download has brought so far, whoever of huggingface_hub and us writes them."""
+    """Log the bytes of a long download so far, whether huggingface_hub writes them or resume.py."""
     done = threading.Event()
     before = _bytes_below(blobs)
 
@@ -273,7 +273,7 @@ def _progress(blobs: Path, name: str, period_s: float = PROGRESS_S) -> Iterator[
 
 
 def _bytes_below(directory: Path) -> int:
-    """What lies there now; a file may get its last name meanwhile."""
+    """The bytes in a directory; 0 if a file is renamed meanwhile."""
     try:
         return sum(path.stat().st_size for path in directory.iterdir())
     except OSError:

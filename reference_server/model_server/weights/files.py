@@ -1,6 +1,6 @@
-"""Which files of a model are its weights, told from names and indexes alone: nothing is opened but the index.
+"""Selects a model's weight files by name and index; opens only the index.
 
-Only files at the top level count, without those whose name says that they are no weights.
+Only files at the top level count, without those whose name marks other content.
 """
 
 import json
@@ -15,7 +15,7 @@ PICKLED = (".bin", ".pt")
 NOT_WEIGHTS = ("arguments", "args", "training")
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# What a model is served with besides its weights, and with code of its own, that.
+# Other files that serving needs, and code in the repository.
 SMALL_FILES = (".json", ".model", ".txt", ".jinja", ".tiktoken")
 OWN_CODE = ".py"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -38,7 +38,7 @@ def weight_names(names: Iterable[str], extension: str) -> list[str]:
 
 
 def small_names(names: Iterable[str], with_code: bool) -> list[str]:
-    """The files among `names` that a model is served with besides its weights.
+    """The files among `names`, other than weights, that serving needs.
 
     >>> small_names(["config.json", "modeling_own.py", "onnx/config.json", "README.md"], with_code=False)
     ['config.json']
@@ -48,24 +48,23 @@ def small_names(names: Iterable[str], with_code: bool) -> list[str]:
 
 
 def missing_shards(names: Iterable[str]) -> list[str]:
-    """Files that belong to a set of numbered ones in `names` and are not there.
+    """Missing files of the numbered sets in `names`.
 
     >>> missing_shards(["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
     ['model-00002-of-00003.safetensors']
     """
-    given = set(names)
-    sets = {(match[1], match[3], match[4], match[5]) for name in given if (match := _SHARD.fullmatch(name))}
+    present = set(names)
+    sets = {(match[1], match[3], match[4], match[5]) for name in present if (match := _SHARD.fullmatch(name))}
     return sorted(
         missing
         for stem, of, count, ending in sets
-        # No model has more files than its numbers have digits for: a name cannot make this long.
         for number in range(1, int(count) + 1)
-        if (missing := f"{stem}{number:05d}{of}{count}{ending}") not in given
+        if (missing := f"{stem}{number:05d}{of}{count}{ending}") not in present
     )
 
 
 def converted_name(name: str) -> str:
-    """What a pickled file is called once it is safetensors. TGI strips any of the prefix's letters; this, the prefix.
+    """The name of a pickled file after conversion to safetensors. TGI strips the prefix's letters; this, the prefix.
 
     >>> converted_name("pytorch_model-00001-of-00002.bin"), converted_name("tokenizer_free.pt")
     ('model-00001-of-00002.safetensors', 'tokenizer_free.safetensors')
@@ -74,26 +73,26 @@ def converted_name(name: str) -> str:
 
 
 def is_adapter(names: Iterable[str]) -> bool:
-    """Whether these are the files of an adapter: a whole model beside it needs no merge.
+    """Whether these are files of an adapter without a complete model beside it.
 
     >>> is_adapter(["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
     True
     >>> is_adapter(["adapter_config.json", "adapter_model.safetensors", "model.safetensors"])
     False
     """
-    given = set(names)
+    present = set(names)
     endings = (SAFETENSORS, *PICKLED)
-    whole = [name for ending in endings for name in weight_names(given, ending) if name.startswith(_MODEL_PREFIXES)]
-    return ADAPTER_CONFIG in given and (not whole or bool(missing_shards(whole)))
+    whole = [name for ending in endings for name in weight_names(present, ending) if name.startswith(_MODEL_PREFIXES)]
+    return ADAPTER_CONFIG in present and (not whole or bool(missing_shards(whole)))
 
 
 def file_names(directory: Path) -> list[str]:
-    """Files of a directory; none where it does not exist."""
+    """Files of a directory; none if it does not exist."""
     return [path.name for path in directory.iterdir() if path.is_file()] if directory.is_dir() else []
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that hold a model's weights. Raises StartupError when there are none."""
+    """The weight files of a model. Raises StartupError if there are none."""
     for index_name, single in zip(INDEX_FILES, SINGLE_FILES, strict=True):
         if (directory / index_name).is_file():
             return [directory / name for name in indexed_names(directory / index_name, file_names(directory))]
@@ -108,17 +107,17 @@ def weight_files(directory: Path) -> list[Path]:
 
 def pickled_names(directory: Path, names: Iterable[str]) -> list[str]:
     """The pickled weights among `names`: those of the index in `directory`, the single file, or all of one ending."""
-    given = list(names)
+    present = list(names)
     index = directory / INDEX_FILES[1]
     if index.is_file():
-        return indexed_names(index, given)
-    if SINGLE_FILES[1] in given:
+        return indexed_names(index, present)
+    if SINGLE_FILES[1] in present:
         return [SINGLE_FILES[1]]
-    return next((found for extension in PICKLED if (found := weight_names(given, extension))), [])
+    return next((found for extension in PICKLED if (found := weight_names(present, extension))), [])
 
 
-def indexed_names(index: Path, given: Iterable[str]) -> list[str]:
-    """The files that an index names: plain names, all of them among those `given`. Raises StartupError."""
+def indexed_names(index: Path, present: Iterable[str]) -> list[str]:
+    """The files that an index lists: plain names, all of them in `present`. Raises StartupError."""
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -126,7 +125,7 @@ def indexed_names(index: Path, given: Iterable[str]) -> list[str]:
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
             raise StartupError(f"{index} names {name!r}, which is not a file beside it")
-    missing = sorted(set(names).difference(given))
+    missing = sorted(set(names).difference(present))
     if missing:
         raise StartupError(f"{index} names files that are not there: {', '.join(missing)}")
     return names

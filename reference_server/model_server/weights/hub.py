@@ -1,4 +1,4 @@
-"""The model hub and its cache on this machine: what a commit of a repository holds, and bringing its files here."""
+"""The model hub and its cache: the files of a commit, and their download."""
 
 import errno
 import logging
@@ -23,9 +23,9 @@ _NOT_WRITTEN = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One commit of a repository: its files' `names`, and the `directory` of those that are here.
+    """One commit of a repository: the `names` of its files, and the `directory` of the downloaded ones.
 
-    `place` says where the names were seen: on the hub, or in the cache, which may lack some.
+    `place`: the source of the names, the hub or the cache, which may lack some.
     """
 
     model_id: str
@@ -35,12 +35,12 @@ class Snapshot:
     place: str
 
     def has(self, name: str) -> bool:
-        """Whether the file is here, fetched or converted."""
+        """Whether the file is downloaded or converted."""
         return (self.directory / name).is_file()
 
 
 class HuggingFaceHub:
-    """The hub behind huggingface_hub, which reads HF_ENDPOINT, HF_HUB_OFFLINE and the cache's default place itself."""
+    """The hub, through huggingface_hub, which reads HF_ENDPOINT, HF_HUB_OFFLINE and the default cache directory."""
 
     def __init__(self, token: str | None = None, cache: Path | None = None, endpoint: str | None = None) -> None:
         self._token = token
@@ -52,10 +52,10 @@ class HuggingFaceHub:
         return bool(_library().constants.HF_HUB_OFFLINE)
 
     def snapshot(self, model_id: str, revision: str | None) -> Snapshot:
-        """The commit that a branch, tag or commit names; offline, or with the hub out of reach, the cached one.
+        """The commit of a branch, tag or commit; offline, or if the hub is not reached, the cached one.
 
-        Raises StartupError when there is none, or none that the token may read; what else the hub answers is raised
-        as it is when there is nothing cached, since another try may help.
+        Raises StartupError if there is none, or none that the token may read. Without a cached commit, other errors of
+        the hub are raised unchanged, since a retry may help.
         """
         library = _library()
         name = revision or library.constants.DEFAULT_REVISION
@@ -70,14 +70,14 @@ class HuggingFaceHub:
             if (status := _status(error)) in _REFUSED:
                 raise StartupError(self._refusal(model_id, status)) from error
             logger.warning("The hub does not answer, looking in the cache: %s", first_line(error))
-            if status is not None and not self._directory(model_id, self._noted(model_id, name)).is_dir():
+            if status is not None and not self._directory(model_id, self._cached_commit(model_id, name)).is_dir():
                 raise
         return self._cached(model_id, name)
 
     def fetch(self, snapshot: Snapshot, name: str) -> Path:
-        """Bring one file into the cache.
+        """Download a file into the cache.
 
-        Raises StartupError where another try cannot help: no access, no such file, no place to write to.
+        Raises StartupError for errors that a retry cannot fix: no access, no such file, not writable.
         """
         library = _library()
         if self.is_offline:
@@ -105,11 +105,11 @@ class HuggingFaceHub:
         return Path(path)
 
     def blobs(self, model_id: str) -> Path:
-        """Where the cache keeps what the files of a repository hold."""
+        """The cache's directory of file contents of a repository."""
         return self._repository(model_id) / "blobs"
 
     def remember(self, snapshot: Snapshot, revision: str | None) -> None:
-        """Note in the cache that `revision` is this commit, so that it is found offline."""
+        """Record in the cache that `revision` is this commit, to find it offline."""
         name = revision or _library().constants.DEFAULT_REVISION
         if name == snapshot.commit or self.is_offline:
             return
@@ -126,7 +126,7 @@ class HuggingFaceHub:
         return Snapshot(model_id, commit, self._directory(model_id, commit), names, "on the hub")
 
     def _cached(self, model_id: str, revision: str) -> Snapshot:
-        commit = self._noted(model_id, revision)
+        commit = self._cached_commit(model_id, revision)
         directory = self._directory(model_id, commit)
         if not directory.is_dir():
             raise StartupError(
@@ -136,8 +136,8 @@ class HuggingFaceHub:
             )
         return Snapshot(model_id, commit, directory, tuple(file_names(directory)), "in the cache")
 
-    def _noted(self, model_id: str, revision: str) -> str:
-        """The commit of a branch by the cache's own notes; a commit is itself. Never another commit than that."""
+    def _cached_commit(self, model_id: str, revision: str) -> str:
+        """The commit of a branch in the cache; a commit is itself."""
         path = self._repository(model_id) / "refs" / revision
         return path.read_text().strip() if path.is_file() else revision
 
@@ -153,28 +153,28 @@ class HuggingFaceHub:
         return Path(self._cache or _library().constants.HF_HUB_CACHE)
 
     def _refusal(self, model_id: str, status: int | None, name: str | None = None) -> str:
-        """Why the hub said no, with the token's variable and never its value."""
+        """The reason of a refusal, with the token's variable and never its value."""
         what = f"model {model_id!r}" if name is None else f"{name} of model {model_id!r}"
         if status not in _NO_ACCESS:
             return f"{what} was not found: the hub answers {status}"
         if self._token is None:
-            return f"{what} does not exist or wants a token: the hub answers {status}. Set {TOKEN_VARIABLES}"
+            return f"{what} does not exist or needs a token: the hub answers {status}. Set {TOKEN_VARIABLES}"
         return f"{what} does not exist or may not be read with the token of {TOKEN_VARIABLES}: the hub answers {status}"
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status that an error tells of."""
+    """The HTTP status of an error."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 
 
 def first_line(error: Exception) -> str:
-    """What an error of the library says, without its advice."""
+    """The first line of an error, without the advice that follows."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _library() -> Any:
-    """huggingface_hub, imported when it is needed, without the log handler of its own that would say all twice."""
+    """huggingface_hub, imported on first use, without its log handler, which would duplicate every line."""
     import huggingface_hub
     import huggingface_hub.constants
     import huggingface_hub.errors
@@ -183,6 +183,6 @@ def _library() -> Any:
 
     logging.getLogger("huggingface_hub").handlers.clear()
     if huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
-        # What is done is logged.
+        # Progress is logged.
         huggingface_hub.utils.disable_progress_bars()
     return huggingface_hub

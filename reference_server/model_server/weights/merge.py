@@ -1,7 +1,6 @@
-"""An adapter merged into its base model: a directory that is served like any other model.
+"""Merges an adapter into its base model, into a directory that is served like any other model.
 
-The base model keeps its own type, where TGI's merge makes it float16, which a bfloat16 model may not fit. peft is not
-needed: it would load the same model to do the same sum.
+The base model keeps its dtype; TGI's merge converts it to float16, in which a bfloat16 model may overflow.
 """
 
 import logging
@@ -26,9 +25,9 @@ SHARD_SIZE = "10GB"
 
 
 def merge(adapter: Adapter, base: Path, target: Path, trust_remote_code: bool = False) -> None:
-    """Write the merged model to `target`, with the base model's config and tokenizer where `target` has none.
+    """Write the merged model to `target`, with the base model's config and tokenizer if `target` has none.
 
-    `target` is whole when this returns; until then it lacks weights.
+    Until this returns, `target` lacks weights.
     """
     started = time.monotonic()
     disable_progress_bar()
@@ -39,10 +38,10 @@ def merge(adapter: Adapter, base: Path, target: Path, trust_remote_code: bool = 
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         model.save_pretrained(scratch, max_shard_size=SHARD_SIZE)
-        # Config and tokenizer as they were: what Transformers wrote of them is replaced.
+        # The base's config and tokenizer replace those that Transformers wrote.
         for name in set(small_names(file_names(base), trust_remote_code)).difference(INDEX_FILES):
             shutil.copyfile(base / name, scratch / name)
-        # safetensors writes for the owner's eyes alone.
+        # safetensors creates files with mode 0600.
         for path in scratch.glob(f"*{SAFETENSORS}"):
             shutil.copymode(scratch / "config.json", path)
         _move(scratch, target)
@@ -55,7 +54,7 @@ def merge(adapter: Adapter, base: Path, target: Path, trust_remote_code: bool = 
 
 @torch.no_grad()
 def add(adapter: Adapter, model: Any) -> None:
-    """Add the adapter to the weights of `model`, summed in float32. Raises StartupError naming what does not fit."""
+    """Add the adapter to the weights of `model`, in float32. Raises StartupError naming a weight that does not fit."""
     modules = dict(model.named_modules())
     for name, factors in adapter.factors.items():
         module = modules.get(name)
@@ -63,7 +62,7 @@ def add(adapter: Adapter, model: Any) -> None:
             kind = "no module" if module is None else type(module).__name__
             raise UnsupportedError(f"the adapter changes {name}, which is {kind} of {type(model).__name__}")
         delta = factors.delta(adapter.scaling)
-        # GPT-2's layers hold their weight the other way round, [in, out].
+        # Weights of GPT-2 are [in, out].
         delta = delta.T if isinstance(module, Conv1D) else delta
         weight = module.weight
         if weight.shape != delta.shape:
@@ -93,13 +92,13 @@ def _load(adapter: Adapter, base: Path, trust_remote_code: bool) -> Any:
     except (OSError, ValueError, RuntimeError) as error:
         raise StartupError(f"the base model {adapter.base_model_id} could not be loaded: {error}") from error
     if missing := sorted(report["missing_keys"]):
-        # Transformers would draw them at random.
+        # Transformers initializes missing weights at random.
         raise StartupError(f"the base model {adapter.base_model_id} has no weights for {', '.join(missing[:8])}")
     return model
 
 
 def _move(scratch: Path, target: Path) -> None:
-    """In one step where `target` is new, else the weights last."""
+    """Move in one step if `target` is new, otherwise the weights last."""
     if not target.exists():
         scratch.rename(target)
         return

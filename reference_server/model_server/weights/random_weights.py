@@ -1,6 +1,6 @@
-"""Seeded random weights: the same full tensor on every rank and in every run, of which each rank keeps its cut.
+"""Seeded random weights: each rank draws the same full tensor in every run, and keeps its cut.
 
-A tensor is drawn row by row from a generator of its own name, so no more of it is in memory than some rows.
+A tensor is drawn by rows from a generator seeded with its name, so that only a few rows are in memory.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from reference_server.model_server.weights.cut import Cut
 
-# What initializer_range is in most published configs.
+# initializer_range of most published configs.
 STD = 0.02
-# A CPU's generator draws sixteen normal numbers at a time: chunks of a multiple draw what one call would.
+# A CPU generator draws sixteen normal numbers at a time: chunks of a multiple draw the same as one call.
 _VECTOR = 16
 _CHUNK_ELEMENTS = 1 << 22
 
@@ -22,7 +22,7 @@ _CHUNK_ELEMENTS = 1 << 22
 def random_weight(
     name: str, shape: tuple[int, ...], cut: Cut | None, seed: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The part `cut` of the weight `name` of full `shape`: normal, but ones or zeros where it has one dimension."""
+    """The part `cut` of the weight `name` of full `shape`: normal; ones or zeros if it has one dimension."""
     own_shape = shape if cut is None else cut.shape(shape)
     if len(shape) == 1:
         return torch.full(own_shape, 0.0 if name.endswith("bias") else 1.0, dtype=dtype, device=device)
@@ -55,7 +55,7 @@ def _rows(
     while first < shape[0]:
         end = min(first + num_rows, shape[0])
         if (shape[0] - end) * row_size < _VECTOR:
-            # A few last numbers alone would be drawn in another way.
+            # Fewer than _VECTOR numbers would be drawn by another algorithm.
             end = shape[0]
         chunk = torch.empty((end - first, *shape[1:]), dtype=dtype, device=device)
         yield first, chunk.normal_(0.0, STD, generator=generator)

@@ -1,7 +1,7 @@
-"""One file of the hub into the cache's blobs, going on where a broken download stopped, with its digest checked.
+"""Downloads a file of the hub into the cache's blobs, resumes a broken download, and checks its digest.
 
-huggingface_hub goes on after a break only within one call, and compares sizes only. What arrives here lies under a
-temporary name, survives the process and is not fetched again, but for what had not filled a piece of 10 MB yet.
+huggingface_hub resumes only within one call and compares sizes only; a partial file here survives the process, except
+for the last incomplete chunk of 10 MB.
 """
 
 import fcntl
@@ -24,10 +24,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 
 
 def fetch_blob(library: Any, url: str, blobs: Path, token: str | None) -> None:
-    """Bring what `url` names to `blobs`/ETAG, where huggingface_hub will find it.
+    """Download `url` to `blobs`/ETAG, where huggingface_hub finds it.
 
-    Files without a digest, and those that hf_xet fetches in pieces checked by itself, are left to huggingface_hub.
-    Raises StartupError when they do not fit on the disk, OSError when what arrived is not what the hub announced.
+    Files without a digest, and those of hf_xet, which checks its chunks, are left to huggingface_hub.
+    Raises StartupError if the disk is too small, OSError if the digest is wrong.
     """
     from huggingface_hub.file_download import http_get, is_xet_available
     from huggingface_hub.utils import build_hf_headers
@@ -40,19 +40,19 @@ def fetch_blob(library: Any, url: str, blobs: Path, token: str | None) -> None:
         return
     blobs.mkdir(parents=True, exist_ok=True)
     with (blobs / f"{etag}{PARTIAL}").open("a+b") as file:
-        # Whoever holds the lock writes; who waited for it finds the blob, or goes on where the other one stopped.
+        # Processes that waited for the lock find the blob, or resume the partial file.
         fcntl.flock(file, fcntl.LOCK_EX)
         if blob.exists():
             return
         done = _resume_size(file, size)
         _check_space(blobs, size - done)
         if done:
-            logger.info("Going on after %d of %d bytes", done, size)
+            logger.info("Resuming after %d of %d bytes", done, size)
         http_get(url, file, resume_size=done, headers=build_hf_headers(token=token), expected_size=size)
         file.flush()
         if _digest(file, etag, size) != etag:
             file.truncate(0)
-            raise OSError(f"what arrived is not what the hub announced: its digest is not {etag}")
+            raise OSError(f"the downloaded file is wrong: its digest is not {etag}")
         Path(file.name).replace(blob)
 
 

@@ -1,7 +1,7 @@
-"""The choices of one streamed OpenAI answer: each a generation, their events interleaved.
+"""The choices of one streamed OpenAI answer: each is a generation, and their events are interleaved.
 
-Where tools are offered, a generation's text is read as a call. One that calls none of them is given up for a plain
-generation, and nothing of it is shown (http-api.md sections 4.8 and 4.9).
+With tools, a generation's text is parsed as a tool call. If it calls no tool, it is cancelled and a generation without
+tools is streamed instead.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from reference_server.errors import RequestError
-from reference_server.router.batching import Event, Finished, PrefillDone, TokenArrived
+from reference_server.router.chat.tool_calls import CallReader
+from reference_server.router.chat.tools import NO_TOOL
+from reference_server.router.generation_stream import Event, Finished, PrefillDone, TokenArrived
 from reference_server.router.services import Services
-from reference_server.router.tool_calls import CallReader
-from reference_server.router.tools import NO_TOOL
 from reference_server.router.validation import GenerateCall
 
 
 class CallDelta(NamedTuple):
-    """What one token adds to a tool call; its first has the function's name."""
+    """A token's part of a tool call; the first delta has the function's name."""
 
     event: TokenArrived | Finished
     name: str | None
@@ -25,20 +25,20 @@ class CallDelta(NamedTuple):
 
 
 class CallEnd(NamedTuple):
-    """The end of a generation read as a call; `is_told` if a delta has shown its last token."""
+    """The end of a generation parsed as a tool call; `is_sent` if a delta contained its last token."""
 
     event: Finished
     is_complete: bool
-    is_told: bool
+    is_sent: bool
 
 
 ChoiceEvent = Event | CallDelta | CallEnd
 
 
-class Choice:
-    """One choice's generation, held while the block is open. Iterate it for its events.
+class StreamedChoice:
+    """One choice's generation: an async context manager that runs it, and an async iterable of its events.
 
-    make_plain_call: the generation to run where tools are offered and none is called; None where none are offered.
+    make_plain_call: makes the call without tools, for a generation that calls none; None if no tools are offered.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Choice:
         self._make_plain_call = make_plain_call
         self._held = AsyncExitStack()
 
-    async def __aenter__(self) -> "Choice":
+    async def __aenter__(self) -> "StreamedChoice":
         """Start it. Raises `OverloadedError` and `ValidationError`."""
         self._running = await self._held.enter_async_context(self._services.infer.start(self.call))
         return self
@@ -87,8 +87,8 @@ class Choice:
                 yield CallEnd(event, reader.is_complete, bool(arguments))
                 return
         await self._restart(make_plain_call)
-        async for shown in self._running:
-            yield shown
+        async for plain_event in self._running:
+            yield plain_event
 
     async def _restart(self, make_call: Callable[[], Awaitable[GenerateCall]]) -> None:
         await self._held.aclose()
@@ -99,21 +99,21 @@ class Choice:
 
 
 async def interleave(
-    choices: Sequence[Choice | RequestError],
+    choices: Sequence[StreamedChoice | RequestError],
 ) -> AsyncIterator[tuple[int, ChoiceEvent | RequestError]]:
-    """One event of each live choice per turn, in order; a failure is the last event of its choice."""
-    live: dict[int, AsyncIterator[ChoiceEvent]] = {}
+    """One event of each running choice per turn, in order; an error is the last event of its choice."""
+    running: dict[int, AsyncIterator[ChoiceEvent]] = {}
     for index, choice in enumerate(choices):
         if isinstance(choice, RequestError):
             yield index, choice
         else:
-            live[index] = aiter(choice)
-    while live:
-        for index, events in list(live.items()):
+            running[index] = aiter(choice)
+    while running:
+        for index, events in list(running.items()):
             try:
                 event: ChoiceEvent | RequestError = await anext(events)
             except RequestError as error:
                 event = error
             if isinstance(event, Finished | CallEnd | RequestError):
-                del live[index]
+                del running[index]
             yield index, event

@@ -1,4 +1,4 @@
-"""The JSON of OpenAI answers and chunks. What repeats from chunk to chunk is rendered once a stream."""
+"""The JSON of OpenAI answers and chunks. The part that all chunks share is rendered once per stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import orjson
 
 from reference_server.errors import RequestError
 from reference_server.messages import FinishReason
-from reference_server.router.batching import Finished, GeneratedToken, TokenArrived
-from reference_server.router.facts import ServerFacts
-from reference_server.router.infer import Answer
+from reference_server.router.chat.tool_calls import FIRST_CALL_ID, ToolCall, next_call_id
+from reference_server.router.generation_stream import Finished, GeneratedToken, TokenArrived
+from reference_server.router.infer import CompletedGeneration
 from reference_server.router.routes.choices import CallDelta, CallEnd
 from reference_server.router.schemas.openai import ChatRequest
+from reference_server.router.server_info import ServerInfo
 from reference_server.router.sse import JSON_OPTIONS, render_event
-from reference_server.router.tool_calls import FIRST_CALL_ID, ToolCall, next_call_id
 
 _f32 = numpy.float32
 
@@ -28,7 +28,7 @@ FINISH_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of an answer; `cached` of the prompt's came from the prefix cache."""
+    """Token counts of an answer; `cached` prompt tokens came from the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,7 +39,7 @@ class Usage:
         return cls(input_len, end.generated_text.generated_tokens, end.cached_input_tokens)
 
     def with_prompt(self, other: "Usage") -> "Usage":
-        """With another prompt's answer."""
+        """Add another prompt's answer."""
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
@@ -47,7 +47,7 @@ class Usage:
         )
 
     def with_choice(self, other: "Usage") -> "Usage":
-        """With another answer to the same prompt."""
+        """Add another answer to the same prompt."""
         return Usage(
             self.prompt_tokens or other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
@@ -68,20 +68,20 @@ class Usage:
 class CompletionBodies:
     """Answers of `/v1/completions`."""
 
-    def __init__(self, facts: ServerFacts, created_s: float) -> None:
+    def __init__(self, info: ServerInfo, created_s: float) -> None:
         self._frame = {
             "object": "text_completion",
             "id": "",
             "created": int(created_s),
-            "model": facts.model_id,
-            "system_fingerprint": facts.fingerprint,
+            "model": info.model_id,
+            "system_fingerprint": info.fingerprint,
         }
         self._head = b'data: %b,"choices":[{"index":' % orjson.dumps(self._frame)[:-1]
 
-    def answer(self, answers: Sequence[Answer], usage: Usage) -> dict[str, Any]:
+    def answer(self, generations: Sequence[CompletedGeneration], usage: Usage) -> dict[str, Any]:
         choices = [
-            _completion_choice(index, answer.generated.text, FINISH_WORDS[answer.generated.finish_reason])
-            for index, answer in enumerate(answers)
+            _completion_choice(index, generation.generated.text, FINISH_WORDS[generation.generated.finish_reason])
+            for index, generation in enumerate(generations)
         ]
         return self._frame | {"choices": choices, "usage": usage.to_json()}
 
@@ -100,29 +100,31 @@ class CompletionBodies:
 class ChatBodies:
     """Answers of `/v1/chat/completions`."""
 
-    def __init__(self, facts: ServerFacts, created_s: float, request: ChatRequest) -> None:
-        model = facts.model_id if request.model in (None, "tgi") else request.model
+    def __init__(self, info: ServerInfo, created_s: float, request: ChatRequest) -> None:
+        model = info.model_id if request.model in (None, "tgi") else request.model
         self._frame = {
             "id": "",
             "created": int(created_s),
             "model": model,
-            "system_fingerprint": facts.fingerprint,
+            "system_fingerprint": info.fingerprint,
         }
         self._wants_logprobs = bool(request.logprobs)
         self._call_id = next_call_id(request.messages) if request.tools else FIRST_CALL_ID
         chunk = {"object": "chat.completion.chunk", **self._frame}
         self._head = b'data: %b,"choices":[{"index":' % orjson.dumps(chunk)[:-1]
 
-    def answer(self, answers: Sequence[Answer], usage: Usage, calls: Sequence[ToolCall | None]) -> dict[str, Any]:
-        """calls: what each of `answers` calls; None for one that is text."""
+    def answer(
+        self, generations: Sequence[CompletedGeneration], usage: Usage, calls: Sequence[ToolCall | None]
+    ) -> dict[str, Any]:
+        """calls: the tool call of each generation; None for text."""
         choices = [
             {
                 "index": index,
-                "message": _message(answer, call),
-                "logprobs": self._answer_logprobs(answer),
-                "finish_reason": FINISH_WORDS[answer.generated.finish_reason] if call is None else "tool_calls",
+                "message": _message(generation, call),
+                "logprobs": self._answer_logprobs(generation),
+                "finish_reason": FINISH_WORDS[generation.generated.finish_reason] if call is None else "tool_calls",
             }
-            for index, (answer, call) in enumerate(zip(answers, calls, strict=True))
+            for index, (generation, call) in enumerate(zip(generations, calls, strict=True))
         ]
         return {"object": "chat.completion", **self._frame, "choices": choices, "usage": usage.to_json()}
 
@@ -132,11 +134,11 @@ class ChatBodies:
         return self._render_text(index, event, b"null")
 
     def render_end(self, index: int, event: Finished | CallEnd, usage: Usage) -> bytes:
-        del usage  # chat tells it once for all choices
+        del usage  # chat sends it once for all choices
         if isinstance(event, Finished):
             return self._render_text(index, event, _finish_word(event))
         reason = b'"tool_calls"' if event.is_complete else _finish_word(event.event)
-        return self._render_call(index, b'{"role":"assistant"}', None if event.is_told else event.event, reason)
+        return self._render_call(index, b'{"role":"assistant"}', None if event.is_sent else event.event, reason)
 
     def render_usage(self, usage: Usage) -> bytes:
         chunk = {"object": "chat.completion.chunk", **self._frame, "choices": [], "usage": usage.to_json()}
@@ -152,7 +154,7 @@ class ChatBodies:
         )
 
     def _render_call(self, index: int, delta: bytes, token: TokenArrived | Finished | None, reason: bytes) -> bytes:
-        """token: whose log-probabilities the chunk tells, if they are wanted."""
+        """token: its log-probabilities are added, if they were requested."""
         logprobs = self._logprobs(token) if self._wants_logprobs and token is not None else b"null"
         return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n' % (
             self._head, index, delta, logprobs, reason,
@@ -166,22 +168,22 @@ class ChatBodies:
     def _logprobs(self, event: TokenArrived | Finished) -> bytes:
         return orjson.dumps({"content": [_logprob(event.token, event.top_tokens)]}, option=JSON_OPTIONS)
 
-    def _answer_logprobs(self, answer: Answer) -> dict[str, Any] | None:
+    def _answer_logprobs(self, generation: CompletedGeneration) -> dict[str, Any] | None:
         if not self._wants_logprobs:
             return None
-        tops: Sequence[Sequence[GeneratedToken]] = answer.top_tokens or [()] * len(answer.tokens)
-        return {"content": [_logprob(token, top) for token, top in zip(answer.tokens, tops, strict=True)]}
+        tops: Sequence[Sequence[GeneratedToken]] = generation.top_tokens or [()] * len(generation.tokens)
+        return {"content": [_logprob(token, top) for token, top in zip(generation.tokens, tops, strict=True)]}
 
 
 def render_stream_error(error: RequestError) -> bytes:
-    """A failure on an OpenAI stream; the code is always 422, as in TGI."""
+    """An error event of an OpenAI stream; the code is always 422, as in TGI."""
     return render_event({"error": {"message": str(error), "http_status_code": 422}})
 
 
-def _message(answer: Answer, call: ToolCall | None) -> dict[str, Any]:
-    """A turn of the assistant: text, or one call."""
+def _message(generation: CompletedGeneration, call: ToolCall | None) -> dict[str, Any]:
+    """A message of the assistant: text, or one tool call."""
     if call is None:
-        return {"role": "assistant", "content": answer.generated.text}
+        return {"role": "assistant", "content": generation.generated.text}
     function = {"description": None, "name": call.name, "arguments": call.arguments}
     return {"role": "assistant", "tool_calls": [{"id": FIRST_CALL_ID, "type": "function", "function": function}]}
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from reference_server.router.exchange import Exchange, Route
+from reference_server.router.http_call import HttpCall, Route
 from reference_server.router.openapi import openapi_document
 from reference_server.router.services import Services
 
@@ -19,7 +19,7 @@ _PLAIN_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 
 
 class OpsRoutes:
-    """What operators and probes ask for."""
+    """Handlers for operators and health probes."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -38,27 +38,28 @@ class OpsRoutes:
             Route("GET", "/docs/", self.docs),
         ]
 
-    async def health(self, exchange: Exchange, _: Any) -> None:
+    async def health(self, http: HttpCall, _: Any) -> None:
         await self._services.check_health()
-        await exchange.answer(200)
+        await http.answer(200)
 
-    async def info(self, exchange: Exchange, _: Any) -> None:
-        await exchange.answer_json(self._services.facts.info())
+    async def info(self, http: HttpCall, _: Any) -> None:
+        await http.answer_json(self._services.info.to_json())
 
-    async def models(self, exchange: Exchange, _: Any) -> None:
-        await exchange.answer_json(self._services.facts.models())
+    async def models(self, http: HttpCall, _: Any) -> None:
+        await http.answer_json(self._services.info.models())
 
-    async def config(self, exchange: Exchange, _: Any) -> None:
-        await exchange.answer_json(self._services.facts.settings)
+    async def config(self, http: HttpCall, _: Any) -> None:
+        await http.answer_json(self._services.info.settings)
 
-    async def openapi(self, exchange: Exchange, _: Any) -> None:
-        await exchange.answer_json(openapi_document(self._services.facts.version, self._services.facts.platforms))
+    async def openapi(self, http: HttpCall, _: Any) -> None:
+        info = self._services.info
+        await http.answer_json(openapi_document(info.version, info.platforms))
 
-    async def docs_redirect(self, exchange: Exchange, _: Any) -> None:
-        await exchange.answer(303, headers=[(b"location", b"/docs/")])
+    async def docs_redirect(self, http: HttpCall, _: Any) -> None:
+        await http.answer(303, headers=[(b"location", b"/docs/")])
 
-    async def docs(self, exchange: Exchange, _: Any) -> None:
-        await exchange.answer(200, _DOCS_PAGE.read_bytes(), _HTML)
+    async def docs(self, http: HttpCall, _: Any) -> None:
+        await http.answer(200, _DOCS_PAGE.read_bytes(), _HTML)
 
-    async def metrics(self, exchange: Exchange, _: Any) -> None:
-        await exchange.answer(200, self._services.metrics.render(), _PLAIN_TEXT)
+    async def metrics(self, http: HttpCall, _: Any) -> None:
+        await http.answer(200, self._services.metrics.render(), _PLAIN_TEXT)

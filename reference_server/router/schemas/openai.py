@@ -1,4 +1,4 @@
-"""The OpenAI routes' requests, field for field (http-api.md sections 2.6, 4.1 and 4.2; decisions E1 to E11)."""
+"""The OpenAI routes' requests, field for field."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -7,15 +7,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from reference_server.router.decoder import JsonObject
 from reference_server.router.schemas.scalars import F32, U32, U64, ApiModel
-from reference_server.router.schemas.tgi import ANY_JSON_OBJECT, EXTENSION, GrammarType
+from reference_server.router.schemas.tgi import ANY_JSON_OBJECT, EXTENSION, RequestGrammar
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-#: What a prompt says of the tools offered, where the request brings no text of its own: TGI's, letter for letter, since
-#: what models answer depends on it.
+#: The prompt's text about tools, if the request has none: TGI's text unchanged, since it affects what models answer.
 DEFAULT_TOOL_PROMPT = (
     "Given the functions available, please respond with a JSON for a function call with its proper arguments that best "
     "answers the given prompt. Respond in the format {name: function name, parameters: dictionary of argument name and "
@@ -26,25 +25,25 @@ StopField = Annotated[list[str] | None, BeforeValidator(_as_list)]
 
 
 class SamplingFields(ApiModel):
-    """What completions and chat have in common."""
+    """Fields of both completions and chat."""
 
-    model: str | None = Field(None, description="Adapter to use; `tgi` or null is the base model.")
-    max_tokens: U32 | None = Field(None, description="Most tokens to generate; by default what fits.")
+    model: str | None = Field(None, description="Adapter; `tgi` or null selects the base model.")
+    max_tokens: U32 | None = Field(None, description="Maximum of generated tokens; by default as many as fit.")
     max_completion_tokens: U32 | None = Field(None, description="The newer name of `max_tokens`.")
-    temperature: F32 | None = Field(None, description="0 is greedy.")
+    temperature: F32 | None = Field(None, description="0 selects greedy decoding.")
     top_p: F32 | None = Field(None, description="Sample from the smallest set with this probability; 1 is off.")
     frequency_penalty: F32 | None = None
-    presence_penalty: F32 | None = Field(None, description="-2.0 to 2.0, once per token already generated.")
+    presence_penalty: F32 | None = Field(None, description="-2.0 to 2.0, applied once to each token already generated.")
     stop: StopField = Field(None, description="One text or several that end the generation.")
-    stream: bool | None = Field(None, description="null is false.")
+    stream: bool | None = Field(None, description="null means false.")
     seed: U64 | None = None
-    n: U64 | None = Field(None, description="Choices, each a generation of its own.")
-    logit_bias: dict[str, Any] | list[Any] | None = Field(None, description="Only empty.")
-    store: bool | None = Field(None, description="Only false.")
-    service_tier: str | None = Field(None, max_length=64, description="Only `auto` or `default`.")
+    n: U64 | None = Field(None, description="Number of choices; each is a separate generation.")
+    logit_bias: dict[str, Any] | list[Any] | None = Field(None, description="Must be empty.")
+    store: bool | None = Field(None, description="Must be false.")
+    service_tier: str | None = Field(None, max_length=64, description="Must be `auto` or `default`.")
     ignore_eos_token: bool | None = Field(
         None,
-        description="Extension: the end-of-sequence token does not end the generation.",
+        description="Extension: do not stop at the end-of-sequence token.",
         json_schema_extra=EXTENSION,
     )
     ignore_eos: bool | None = Field(
@@ -52,7 +51,7 @@ class SamplingFields(ApiModel):
     )
     min_new_tokens: U32 | None = Field(
         None,
-        description="Extension: neither end of sequence nor stop texts act before this many tokens.",
+        description="Extension: do not stop at end of sequence or at stop texts before this many tokens.",
         json_schema_extra=EXTENSION,
     )
 
@@ -61,10 +60,10 @@ class CompletionRequest(SamplingFields):
     """Body of `/v1/completions`."""
 
     prompt: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1, description="One prompt or several.")]
-    suffix: str | None = Field(None, description="Only empty.")
-    echo: bool | None = Field(None, description="Only false.")
-    logprobs: bool | U32 | None = Field(None, description="Only false or 0; chat has them.")
-    best_of: U64 | None = Field(None, description="At most `n`: every choice is told.")
+    suffix: str | None = Field(None, description="Must be empty.")
+    echo: bool | None = Field(None, description="Must be false.")
+    logprobs: bool | U32 | None = Field(None, description="Must be false or 0; chat supports it.")
+    best_of: U64 | None = Field(None, description="At most `n`: every choice is returned.")
     repetition_penalty: F32 | None = None
 
 
@@ -73,7 +72,7 @@ class ImageUrl(ApiModel):
 
 
 class ContentPart(ApiModel):
-    """A piece of a message: text, or an image by address."""
+    """A part of a message: text, or the URL of an image."""
 
     type: Literal["text", "image_url"]
     text: str | None = None
@@ -111,7 +110,7 @@ class MessageToolCall(ApiModel):
 
     @property
     def flattened(self) -> dict[str, Any]:
-        """As templates see it: the arguments are the JSON text of what came, so a string is encoded twice."""
+        """The call as templates get it: `arguments` as JSON text, so a string is encoded twice."""
         arguments = json.dumps(self.function.arguments, ensure_ascii=False, separators=(",", ":"))
         return {
             "id": self.id,
@@ -124,8 +123,8 @@ class MessageToolCall(ApiModel):
         }
 
 
-class Message(ApiModel):
-    """One turn: `content`, or else `tool_calls`. The answer of a tool is `content` in a role of its own."""
+class ChatMessage(ApiModel):
+    """One message: `content`, or else `tool_calls`. A tool's answer is `content` with the role `tool`."""
 
     role: str = Field(max_length=256)
     content: str | list[ContentPart] | None = None
@@ -140,14 +139,14 @@ class Message(ApiModel):
         return data
 
     @model_validator(mode="after")
-    def _says_something(self) -> "Message":
+    def _has_content(self) -> "ChatMessage":
         if self.content is None and self.tool_calls is None:
             raise ValueError("missing field `content`")
         return self
 
     @property
     def flattened(self) -> str:
-        """The content as one string, which beside the role is all that templates are given."""
+        """The content as one string; templates get this and the role."""
         if isinstance(self.content, str):
             return self.content
         if self.content is not None:
@@ -157,7 +156,7 @@ class Message(ApiModel):
 
 
 class FunctionDefinition(ApiModel):
-    """A function that may be called; without `parameters` it takes no arguments."""
+    """A function that the model may call; without `parameters` it has no arguments."""
 
     name: str = Field(max_length=256)
     description: str | None = None
@@ -183,7 +182,7 @@ class ToolChoiceFunction(ApiModel):
 
 
 class ToolChoiceObject(ApiModel):
-    type: Literal["function"] = Field("function", description="huggingface_hub's type of a choice has none.")
+    type: Literal["function"] = Field("function", description="Optional, since huggingface_hub omits it.")
     function: ToolChoiceFunction
 
 
@@ -192,7 +191,7 @@ class StreamOptions(ApiModel):
 
 
 class ResponseFormat(ApiModel):
-    """TGI's forms and OpenAI's (section 4.10)."""
+    """TGI's forms and OpenAI's."""
 
     type: Literal["json", "json_object", "json_schema", "regex", "text"]
     value: Any = None
@@ -210,21 +209,21 @@ class ResponseFormat(ApiModel):
             self.grammar()
         return self
 
-    def grammar(self) -> GrammarType | None:
-        """The constraint that this asks for."""
+    def grammar(self) -> RequestGrammar | None:
+        """The requested constraint."""
         if self.type == "text":
             return None
         if self.json_schema is not None:
-            return GrammarType(type="json_schema", value=self.json_schema)
+            return RequestGrammar(type="json_schema", value=self.json_schema)
         if self.value is None:
             return ANY_JSON_OBJECT
-        return GrammarType(type=self.type, value=self.value)
+        return RequestGrammar(type=self.type, value=self.value)
 
 
 class ChatRequest(SamplingFields):
     """Body of `/v1/chat/completions` and `/chat_tokenize`."""
 
-    messages: list[Message]
+    messages: list[ChatMessage]
     logprobs: bool | None = None
     top_logprobs: U32 | None = None
     stream_options: StreamOptions | None = None
@@ -234,14 +233,14 @@ class ChatRequest(SamplingFields):
     )
     tool_prompt: str | None = Field(
         None,
-        description="What the prompt says of the tools, behind the last message.",
+        description="Text about the tools, appended to the last message.",
         json_schema_extra={"example": DEFAULT_TOOL_PROMPT},
     )
     response_format: ResponseFormat | None = None
 
 
 def one_spelling(data: Any, name: str, alias: str) -> Any:
-    """`data` with `alias` renamed to `name`; both at once are a duplicate."""
+    """`data` with `alias` renamed to `name`. Raises `ValueError` if it has both."""
     if not isinstance(data, dict) or alias not in data:
         return data
     if name in data or alias in getattr(data, "repeated", ()):
@@ -250,7 +249,7 @@ def one_spelling(data: Any, name: str, alias: str) -> Any:
 
 
 def replaced(data: dict[str, Any], items: dict[str, Any]) -> JsonObject:
-    """`items` in the place of `data`, whose repeated keys are still to be judged."""
+    """`items` instead of `data`, with the record of its repeated keys."""
     value = JsonObject(items)
     value.repeated = getattr(data, "repeated", frozenset())
     return value

@@ -1,4 +1,4 @@
-"""Requests of the cloud platforms' routes (http-api.md sections 1.5 and 1.6)."""
+"""Requests of the cloud platforms' routes."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ Byte = Annotated[int, Field(ge=0, le=255)]
 
 
 class VertexGenerate(ApiModel):
-    """A prompt. Of the parameters only `max_new_tokens` and `seed` count."""
+    """A prompt. Of the parameters only `max_new_tokens` and `seed` have an effect."""
 
     inputs: str
     parameters: GenerateParameters | None = None
@@ -22,7 +22,7 @@ VertexInstance = Annotated[VertexGenerate | ChatRequest, Field(union_mode="left_
 
 
 class VertexRequest(ApiModel):
-    """Body of `/vertex`: prompts and conversations, each answered with text."""
+    """Body of `/vertex`: prompts and conversations; the answer has one text for each."""
 
     instances: list[VertexInstance]
 

@@ -1,6 +1,6 @@
-"""The JSON scalars of both APIs: integers of a width, single-precision floats, strict objects.
+"""Field types of both APIs: integers of a width, single-precision floats, strict objects.
 
-Integers take JSON integers only, floats any JSON number (narrowed before anybody compares them), nothing is coerced.
+Integers accept JSON integers only; floats accept any JSON number and are rounded to single precision before checks.
 """
 
 import math
@@ -15,7 +15,7 @@ _F32 = struct.Struct("f")
 
 
 class ApiModel(BaseModel):
-    """An object a client sends: unknown keys are ignored, a known key may stand once, under one of its names."""
+    """An object in a request: unknown keys are ignored, and a known key may occur once, under one of its names."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -34,7 +34,7 @@ class ApiModel(BaseModel):
 
 
 def narrow(value: float) -> float:
-    """`value` as the nearest single-precision number; refused when that is not finite.
+    """`value` as the nearest single-precision number. Raises `ValueError` if that is not finite.
 
     >>> narrow(0.99999999)
     1.0

@@ -189,7 +189,7 @@ def test_launch_settings_say_where_each_value_comes_from() -> None:
     assert settings["port"] == {"value": 5, "source": "flag"}
     assert settings["api_key"]["value"] == "***"
     assert settings["compute_threads"] == {
-        "value": 3, "source": "derived", "reason": "4 cores less one",
+        "value": 3, "source": "derived", "reason": "4 cores but one",
     }  # fmt: skip
 
 

@@ -38,10 +38,10 @@ def launch(*argv: str, **environ: str) -> int:
         ),
         pytest.param(
             ["--attention", "flashdecoding-ipex"], {},
-            "ArgumentValidation: `--attention flashdecoding-ipex` is not served yet: it is made for", id="not served",
+            "ArgumentValidation: `--attention flashdecoding-ipex` is not served yet: it needs", id="not served",
         ),
         pytest.param(
-            [], {"ZE_AFFINITY_MASK": "0"}, "ArgumentValidation: ZE_AFFINITY_MASK asks for", id="foreign device"
+            [], {"ZE_AFFINITY_MASK": "0"}, "ArgumentValidation: ZE_AFFINITY_MASK requests", id="foreign device"
         ),
         pytest.param(
             ["--port", "0"], {}, "ShardCannotStart: /nonexistent/server cannot be started", id="missing program"

@@ -28,7 +28,7 @@ def test_gpus_are_what_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_card_that_is_too_old_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_nvidia_smi(tmp_path, "NVIDIA GeForce GTX 1080, 8192, 6.1", monkeypatch)
 
-    with pytest.raises(UnsupportedError, match=r"GTX 1080 has compute capability 6\.1, but 7\.5 is the least"):
+    with pytest.raises(UnsupportedError, match=r"GTX 1080 has compute capability 6\.1, but at least 7\.5 is needed"):
         probe_devices({})
 
 
@@ -40,7 +40,7 @@ def test_an_accelerator_that_nothing_serves_is_refused_by_name(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(UnsupportedError, match=f"{variable} asks for an {name} device"):
+    with pytest.raises(UnsupportedError, match=f"{variable} requests an {name} device"):
         probe_devices({variable: "0"})
 
 

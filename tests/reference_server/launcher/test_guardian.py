@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_server.launcher.guardian import Ward, is_alive, start_time, watch
+from reference_server.launcher.guardian import Registry, is_alive, start_time, watch
 
 SLEEP = [sys.executable, "-S", "-c", "import time; print(1, flush=True); time.sleep(60)"]
 DEAF = [
@@ -77,10 +77,10 @@ def test_a_child_that_ended_is_forgotten(children: list[subprocess.Popen[str]]) 
 
 def test_a_router_that_does_not_drain_is_killed(children: list[subprocess.Popen[str]]) -> None:
     child = spawn(children, DEAF)
-    ward = Ward()
-    ward.learn(f"child {child.pid} {start_time(child.pid)} drain\n")
+    registry = Registry()
+    registry.add(f"child {child.pid} {start_time(child.pid)} drain\n")
 
-    ward.end(drain_s=0.1)
+    registry.end(drain_s=0.1)
 
     assert child.wait() == -9
 

@@ -9,7 +9,7 @@ from reference_server.launcher.devices import Devices, Gpu, probe_devices
 from reference_server.launcher.model_facts import ModelFacts
 from reference_server.launcher.plan import LaunchPlan, NotEnoughDevicesError
 
-# The model of launcher.md section 4.3's worked example, a Llama 3.1 8B.
+# The worked example of the memory rule: a Llama 3.1 8B.
 LLAMA_8B = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
     "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 131072,
@@ -30,7 +30,7 @@ def plan(
 
 
 def reason(launch: LaunchPlan, field: str) -> str:
-    return next(decision.reason for decision in launch.decisions if decision.field == field)
+    return next(decision.reason for decision in launch.resolved if decision.field == field)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_the_prefill_budget_on_a_cpu(facts: dict[str, Any] | None, settings: dic
 
 
 def test_an_explicit_budget_is_no_decision() -> None:
-    assert "max_batch_prefill_tokens" not in {item.field for item in plan(max_batch_prefill_tokens=77).decisions}
+    assert "max_batch_prefill_tokens" not in {item.field for item in plan(max_batch_prefill_tokens=77).resolved}
 
 
 def test_a_prepared_checkpoint_names_its_quantization() -> None:
@@ -291,7 +291,7 @@ def test_running_ahead_is_on_unless_it_is_turned_off() -> None:
     launch = plan()
 
     assert launch.config.run_ahead is True
-    assert "hides the wire" in reason(launch, "run_ahead")
+    assert "does not change outputs" in reason(launch, "run_ahead")
     assert plan(run_ahead=False).config.run_ahead is False
 
 

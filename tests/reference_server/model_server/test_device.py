@@ -1,4 +1,4 @@
-"""The device of a rank, decided from what torch sees; no accelerator is touched."""
+"""The choice of a rank's device, without an accelerator."""
 
 from types import SimpleNamespace
 
@@ -17,16 +17,16 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
 
 
-def test_a_rank_takes_its_own_gpu_of_this_machine(two_gpus: None) -> None:
+def test_ranks_take_gpus_in_turn(two_gpus: None) -> None:
     assert [str(choose_device(rank)) for rank in range(4)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
 
 
-def test_without_an_accelerator_it_is_the_cpu() -> None:
+def test_without_an_accelerator_the_device_is_the_cpu() -> None:
     assert choose_device() == torch.device("cpu")
     make_current(torch.device("cpu"))
 
 
-def test_a_gpu_computes_in_the_models_own_type() -> None:
+def test_the_dtype_on_a_gpu_is_that_of_the_model() -> None:
     gpu, options = torch.device("cuda", 0), EngineOptions("model")
 
     assert resolve_dtype(options, gpu, PretrainedConfig(dtype=torch.float16)) is torch.float16
@@ -34,7 +34,7 @@ def test_a_gpu_computes_in_the_models_own_type() -> None:
     assert resolve_dtype(EngineOptions("m", dtype="float32"), gpu, PretrainedConfig()) is torch.float32
 
 
-def test_waits_are_errors_inside_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_are_errors_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[object] = [0]
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)

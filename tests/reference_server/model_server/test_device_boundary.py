@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_launching_waits_for_nothing_and_mixes_no_devices() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.stand_in_device"],
+        [sys.executable, "-m", "tests.support.models.stand_in_device"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         timeout=170,
@@ -28,19 +31,19 @@ import torch
 
 import reference_server.model_server
 from reference_server.errors import ArgumentError
-from reference_server.model_server.attention import backend
-from reference_server.model_server.attention.backend import AttentionNeeds
+from reference_server.model_server.attention import select
+from reference_server.model_server.attention.select import AttentionNeeds
 from reference_server.model_server.options import EngineOptions
 
 packages = pkgutil.walk_packages(reference_server.model_server.__path__, "reference_server.model_server.")
 for module in packages:
-    if not module.name.endswith((".triton_kernels", ".measure.__main__")):
+    if not module.name.endswith((".triton_kernels", ".operator_kernels", ".measure.__main__")):
         importlib.import_module(module.name)
 assert not torch.cuda.is_initialized(), "an import asked for a device"
 for name in ("triton", "flash", "varlen"):
     for device in ("cpu", "cuda"):
         try:
-            backend.choose(
+            select.choose(
                 EngineOptions("model", attention=name), AttentionNeeds(device, torch.float32, frozenset({64}))
             )
         except ArgumentError as error:
@@ -48,6 +51,7 @@ for name in ("triton", "flash", "varlen"):
 """
 
 
+@pytest.mark.slow
 def test_everything_imports_without_the_kernels_packages_and_asking_for_them_names_them() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, timeout=120, text=True)
 

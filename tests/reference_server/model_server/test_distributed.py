@@ -12,9 +12,9 @@ import torch.distributed as dist
 from reference_server.errors import StartupError
 from reference_server.model_server import distributed
 from reference_server.model_server.distributed import TIMEOUT, RankGroup, Rendezvous, open_group
-from tests.support.ports import free_port
+from tests.support.servers.ports import free_port
 
-# What each rank of a group of two prints: its share of the requests, rank 0's ids, the least number.
+# Each rank of a group of two prints its requests, rank 0's ids and the minimum.
 RANK_PROGRAM = """
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ group.close()
 """
 
 
-def test_one_rank_initialises_nothing():
+def test_one_rank_needs_no_process_group():
     group = open_group(0, 1, Rendezvous(), "cpu")
 
     assert group == RankGroup(0, 1)
@@ -46,7 +46,8 @@ def test_one_rank_initialises_nothing():
     group.close()
 
 
-@pytest.mark.parametrize("by", ["file", "tcp"])
+# tests/families/test_sharded.py meets at a file, too.
+@pytest.mark.parametrize("by", ["tcp", pytest.param("file", marks=pytest.mark.slow)])
 def test_model_server_M23_two_ranks_meet_and_share_the_requests(by, tmp_path):
     place = str(tmp_path / "rendezvous") if by == "file" else str(free_port())
 
@@ -57,8 +58,8 @@ def test_model_server_M23_two_ranks_meet_and_share_the_requests(by, tmp_path):
 
 
 @dataclass
-class PretendedNode:
-    """A node of `gpus` GPUs as one of its ranks sees it; `started` is how the process group was started there."""
+class FakeNode:
+    """A node with `gpus` GPUs, seen by one rank. `started`: the arguments of `init_process_group`."""
 
     name: str
     gpus: int
@@ -82,15 +83,15 @@ class PretendedNode:
             return open_group(rank, world_size, Rendezvous("node0"), "cuda")
 
 
-def told(store: dist.HashStore, devices: list[str]) -> dist.HashStore:
+def with_devices(store: dist.HashStore, devices: list[str]) -> dist.HashStore:
     for rank, device in enumerate(devices):
         store.set(f"device of rank {rank}", device)
     return store
 
 
-def test_ranks_of_several_nodes_take_a_gpu_each_though_a_node_has_fewer_than_ranks():
-    store = told(dist.HashStore(), ["a uuid-0", "a uuid-1", "b uuid-0", "b uuid-1"])
-    node = PretendedNode("b", 2, store)
+def test_ranks_of_several_nodes_take_one_gpu_each():
+    store = with_devices(dist.HashStore(), ["a uuid-0", "a uuid-1", "b uuid-0", "b uuid-1"])
+    node = FakeNode("b", 2, store)
 
     group = node.open(3, 4)
 
@@ -100,15 +101,15 @@ def test_ranks_of_several_nodes_take_a_gpu_each_though_a_node_has_fewer_than_ran
     assert (node.started["rank"], node.started["world_size"], node.started["timeout"]) == (3, 4, TIMEOUT)
 
 
-def test_two_ranks_of_one_gpu_are_refused_on_both():
-    store = told(dist.HashStore(), ["a uuid-0", "a uuid-0"])
+def test_two_ranks_on_one_gpu_are_refused_on_both():
+    store = with_devices(dist.HashStore(), ["a uuid-0", "a uuid-0"])
 
     for rank in (0, 1):
-        with pytest.raises(StartupError, match=r"ranks 0 and 1 share one GPU \(a uuid-0\): each of 2 shards needs"):
-            PretendedNode("a", 1, store).open(rank, 2)
+        with pytest.raises(StartupError, match=r"ranks 0 and 1 share one GPU \(a uuid-0\): each of the 2 shards needs"):
+            FakeNode("a", 1, store).open(rank, 2)
 
 
-def test_address_of_the_rendezvous():
+def test_the_rendezvous_has_a_url():
     assert Rendezvous("::1", 29500).init_method == "tcp://[::1]:29500"
     assert Rendezvous("node0", 29500).init_method == "tcp://node0:29500"
     assert Rendezvous(file=Path("/a/b")).init_method == "file:///a/b"

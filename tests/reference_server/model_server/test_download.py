@@ -18,8 +18,8 @@ from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.weights import download, files, resume
 from reference_server.model_server.weights.download import Downloader, Weights
 from reference_server.model_server.weights.hub import HuggingFaceHub
-from tests.support.hub import Fault, etag_of, fake_hub
-from tests.support.tiny_models import save_tiny_model
+from tests.support.models.tiny_models import save_tiny_model
+from tests.support.servers.hub import Fault, etag_of, fake_hub
 
 TOKEN = "hf_private_1234567890"
 # Large enough to be a large file of the hub, with a SHA-256 of its own.
@@ -309,7 +309,7 @@ def test_offline_names_the_shard_that_is_missing(hub, cache, offline):
 
 
 def test_model_that_the_hub_does_not_know_is_an_error(hub, cache):
-    with pytest.raises(StartupError, match="model 'some/model' does not exist or wants a token: the hub answers 401"):
+    with pytest.raises(StartupError, match="model 'some/model' does not exist or needs a token: the hub answers 401"):
         downloader(hub, cache).ensure(Weights("some/model"))
 
 
@@ -430,7 +430,7 @@ def test_a_local_adapter_is_merged_where_it_lies(hub, cache, adapter, tmp_path):
     [
         ("/home/author/model", "a path on its author's machine"),
         ("../model", "a path on its author's machine"),
-        ("some/adapter", "some/adapter is said to build upon itself"),
+        ("some/adapter", "some/adapter has itself as its base model"),
         ("nobody/nothing", "model 'nobody/nothing' does not exist"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Loading, warm-up and the choice of kernels: examples M21 and M22, and what is refused at start."""
+"""Loading, warm-up and the choice of kernels: examples M21 and M22, and refusals at start."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from reference_server.errors import ArgumentError, ShardError, UnsupportedError
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.shard import LocalShard
-from tests.support.tiny_models import save_tiny_model
-from tests.support.tiny_shards import loaded, tiny_options, warm_up
+from tests.support.models.tiny_models import save_tiny_model
+from tests.support.models.tiny_shards import loaded, tiny_options, warm_up
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +42,15 @@ async def test_model_server_M21_warmup_counts_the_blocks_that_fit(shard: LocalSh
     assert await warm_up(shard, max_prefill_tokens=40) == reply
 
 
-async def test_weights_that_a_fused_forward_has_taken_over_are_counted(directory: Path) -> None:
-    told = []
+async def test_the_weights_of_a_fused_forward_are_counted(directory: Path) -> None:
+    weight_bytes = []
     for fuse in (True, False):
         fused = LocalShard.load(tiny_options(directory, fuse=fuse))
-        told.append((await warm_up(fused, max_prefill_tokens=40)).weight_bytes)
+        weight_bytes.append((await warm_up(fused, max_prefill_tokens=40)).weight_bytes)
         fused.close()
 
     weights = load_file(directory / "model.safetensors")
-    assert told == [sum(weight.nbytes for weight in weights.values())] * 2
+    assert weight_bytes == [sum(weight.nbytes for weight in weights.values())] * 2
 
 
 async def test_model_server_M21_given_limits_are_echoed(shard: LocalShard) -> None:
@@ -134,7 +134,7 @@ def test_model_server_M22_unknown_attention_fails_at_start(directory: Path) -> N
 def test_an_unserved_family_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
 
-    with pytest.raises(UnsupportedError, match=r"vit; served are Llama \(llama\), .*BLOOM \(bloom\)"):
+    with pytest.raises(UnsupportedError, match=r"vit; supported are Llama \(llama\), .*BLOOM \(bloom\)"):
         LocalShard.load(tiny_options(tmp_path))
 
 

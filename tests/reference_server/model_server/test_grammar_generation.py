@@ -9,12 +9,13 @@ import jsonschema_rs
 import pytest
 
 from reference_server.grammars.compile import compile_grammar
-from reference_server.messages import ChooserParameters, FinishReason, GrammarType, Request, StoppingParameters
+from reference_server.messages import ChooserParameters, FinishReason, Grammar, GrammarType, Request, StoppingParameters
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.shard import LocalShard
-from tests.support.schema_suite import SERVED
-from tests.support.shard_driver import Outcome, ShardDriver
-from tests.support.tiny_shards import warm_up
+from tests.support.models.shard_driver import Outcome, ShardDriver
+from tests.support.models.tiny_shards import warm_up
+from tests.support.samples.grammar_samples import finite_json
+from tests.support.samples.schema_suite import SERVED
 
 MAX_NEW_TOKENS = 64
 #: Of `make test-long`.
@@ -35,20 +36,19 @@ async def driver(shard: LocalShard) -> ShardDriver:
     return ShardDriver(shard, num_blocks=len(SERVED) * 27)
 
 
-def request(driver: ShardDriver, id_: int, regex: str, seed: int, max_new_tokens: int) -> Request:
-    kind = GrammarType.REGEX if regex else GrammarType.NONE
-    parameters = ChooserParameters(do_sample=True, seed=seed, grammar=regex, grammar_type=kind)
+def request(driver: ShardDriver, id_: int, grammar: Grammar, seed: int, max_new_tokens: int) -> Request:
+    parameters = ChooserParameters(do_sample=True, seed=seed, grammar=grammar.text, grammar_type=grammar.type)
     stopping = StoppingParameters(max_new_tokens)
     asked = driver.request(id_, [1] * 12, parameters=parameters, stopping=stopping)
     return replace(asked, chunks=("Give me that as JSON.",), truncate=12)
 
 
-def regex_of(name: str) -> str:
+def schema(name: str) -> Grammar:
     return compile_grammar("schema", json.dumps(SERVED[name]))
 
 
 async def generate_under_the_suite(driver: ShardDriver, seed: int, max_new_tokens: int) -> dict[str, Outcome]:
-    requests = [request(driver, id_, regex_of(name), seed + id_, max_new_tokens) for id_, name in enumerate(SERVED)]
+    requests = [request(driver, id_, schema(name), seed + id_, max_new_tokens) for id_, name in enumerate(SERVED)]
     return dict(zip(SERVED, await driver.run(*requests), strict=True))
 
 
@@ -58,7 +58,7 @@ def check(outcomes: dict[str, Outcome]) -> int:
     for name, outcome in outcomes.items():
         assert outcome.generated_text is not None, name
         if outcome.generated_text.finish_reason is FinishReason.EOS_TOKEN:
-            value = json.loads(outcome.generated_text.text)
+            value = finite_json(outcome.generated_text.text)
             jsonschema_rs.Draft202012Validator(SERVED[name], validate_formats=True).validate(value)
             ended += 1
     return ended
@@ -82,7 +82,7 @@ async def test_what_is_continued_stays_under_its_grammar_to_its_end(driver: Shar
     regex = r'\{"words":"([a-zäöü]{1,9} ){60}","é":\[(true, |false, ){9}null\]\}'
     text, segments, reason = "", 0, FinishReason.LENGTH
     while reason is FinishReason.LENGTH:
-        asked = request(driver, 500 + segments, regex, 7, 11)
+        asked = request(driver, 500 + segments, Grammar(regex), 7, 11)
         parameters = replace(asked.parameters, grammar_prefix_chars=len(text))
         (outcome,) = await driver.run(
             replace(asked, chunks=("Give me that as JSON." + text,), truncate=12, parameters=parameters)
@@ -98,12 +98,13 @@ async def test_what_is_continued_stays_under_its_grammar_to_its_end(driver: Shar
 
 
 async def test_reliability_4_5_63_bad_and_good_grammars_and_plain_requests_are_each_as_if_alone(driver: ShardDriver):
-    regexes = ["", "(", regex_of("tgi_guidance"), "((a{200}){200}){200}b", r"\d{4}", ""]
+    free = Grammar("", GrammarType.NONE)
+    grammars = [free, Grammar("("), schema("tgi_guidance"), Grammar("((a{200}){200}){200}b"), Grammar(r"\d{4}"), free]
 
     def asked(first_id: int) -> list[Request]:
-        return [request(driver, first_id + id_, regex, id_, 40) for id_, regex in enumerate(regexes)]
+        return [request(driver, first_id + id_, grammar, id_, 40) for id_, grammar in enumerate(grammars)]
 
-    alone = [(await driver.run(each))[0] if regexes[id_] != "(" else None for id_, each in enumerate(asked(0))]
+    alone = [(await driver.run(each))[0] if grammars[id_].text != "(" else None for id_, each in enumerate(asked(0))]
     together = await driver.run(*asked(10))
 
     assert [outcome.ids for outcome in together] == [outcome.ids if outcome else [] for outcome in alone]
@@ -112,15 +113,13 @@ async def test_reliability_4_5_63_bad_and_good_grammars_and_plain_requests_are_e
     assert together[1].generated_text is None
 
 
-async def test_grpc_6_1_a_schema_from_another_router_is_compiled_here(driver: ShardDriver):
-    schemas = [json.dumps(SERVED["range"]), json.dumps({"properties": {"a": {"not": {}}}}), ""]
-    requests = []
-    for id_, schema in enumerate(schemas):
-        asked = request(driver, id_, schema, id_, 24)
-        kind = GrammarType.JSON if schema else GrammarType.NONE
-        requests.append(replace(asked, parameters=replace(asked.parameters, grammar_type=kind)))
+async def test_grpc_6_1_a_schema_from_another_router_is_checked_here(driver: ShardDriver):
+    unchecked = Grammar(json.dumps({"properties": {"a": {"not": {}}}}), GrammarType.JSON)
+    grammars = [schema("range"), unchecked, Grammar("", GrammarType.NONE)]
 
-    served, refused, free = await driver.run(*requests)
+    served, refused, free = await driver.run(
+        *(request(driver, id_, grammar, id_, 24) for id_, grammar in enumerate(grammars))
+    )
 
     assert served.generated_text is not None
     assert json.loads(served.generated_text.text)["v"] in range(1, 6)

@@ -14,9 +14,9 @@ from pathlib import Path
 from reference_server.messages import ChooserParameters, GrammarType, StoppingParameters
 from reference_server.model_server.distributed import Rendezvous, open_group
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.shard import LocalShard
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_shards import warm_up
+from reference_server.model_server.local_shard import LocalShard
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_shards import warm_up
 
 REGEXES = ["", "(", "[a-z]{3}é[0-9]{2}", '\\\\{"[a-z]{1,5}":(true|false)\\\\}']
 

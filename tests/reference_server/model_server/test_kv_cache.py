@@ -11,9 +11,9 @@ from reference_server.model_server.kv_cache import KVCache, LayerShape, blocks_f
 def test_layers_have_their_own_shapes_and_start_at_zero() -> None:
     cache = KVCache([LayerShape(2, 8), LayerShape(1, 4)], 3, 16, torch.bfloat16, torch.device("cpu"))
 
-    assert [tuple(layer.shape) for layer in cache.layers] == [(3, 2, 2, 16, 8), (3, 2, 1, 16, 4)]
-    assert all(not layer.any() and layer.dtype == torch.bfloat16 for layer in cache.layers)
-    assert all(layer.data_ptr() % 64 == 0 for layer in cache.layers)
+    assert [tuple(layer.buffer.shape) for layer in cache.layers] == [(3, 2, 2, 16, 8), (3, 2, 1, 16, 4)]
+    assert all(not layer.buffer.any() and layer.buffer.dtype == torch.bfloat16 for layer in cache.layers)
+    assert all(layer.buffer.data_ptr() % 64 == 0 for layer in cache.layers)
     assert cache.num_slots == 48
 
 
@@ -28,7 +28,7 @@ def test_a_large_cache_takes_no_memory_until_it_is_written() -> None:
 
     cache = KVCache([LayerShape(8, 128)], 1 << 14, 16, torch.bfloat16, torch.device("cpu"))
 
-    assert cache.layers[0].nbytes == 1 << 30
+    assert cache.layers[0].buffer.nbytes == 1 << 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 

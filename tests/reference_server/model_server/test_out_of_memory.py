@@ -12,10 +12,11 @@ from reference_server.model_server import device, engine
 from reference_server.model_server.decoding.sampling import TokenChooser
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.kv_cache import KVCache
-from reference_server.model_server.shard import LocalShard
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import random_prompt, save_tiny_model
-from tests.support.tiny_shards import tiny_options, warm_up
+from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.stepper import RunAhead
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import random_prompt, save_tiny_model
+from tests.support.models.tiny_shards import tiny_options, warm_up
 
 ALLOCATOR = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 2.00 MiB free."
 OUT_OF_MEMORY = torch.OutOfMemoryError(f"{ALLOCATOR}\nSee the documentation.")
@@ -29,7 +30,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["call by call", "ahead, read first", "ahead, launch first"])
 def shard(directory: Path, request: pytest.FixtureRequest) -> Iterator[LocalShard]:
     shard = LocalShard.load(tiny_options(directory, run_ahead=request.param != "call by call"))
-    shard._engine.run_ahead.launches_first = request.param.endswith("launch first")
+    if request.param.endswith("launch first"):
+        shard.engine.stepper.run_ahead = RunAhead.BEFORE_READ
     yield shard
     shard.close()
 
@@ -42,18 +44,20 @@ def plain(directory: Path) -> Iterator[LocalShard]:
 
 
 def fail_forward(shard: LocalShard, error: Exception, when: Callable[[RaggedInputs], bool]) -> None:
-    generator = shard._engine._generator
-    forward = generator._forward
+    stepper = shard.engine.stepper
+    forward = stepper.forward
 
     def failing(inputs: RaggedInputs) -> Tensor:
         if when(inputs):
             raise error
         return forward(inputs)
 
-    generator._forward = failing
+    stepper.forward = failing
 
 
-async def test_reliability_F4_warm_up_says_what_to_lower_and_the_allocators_bytes(plain: LocalShard) -> None:
+async def test_reliability_F4_the_warm_up_error_names_the_flag_to_lower_and_the_allocators_bytes(
+    plain: LocalShard,
+) -> None:
     fail_forward(plain, OUT_OF_MEMORY, lambda inputs: True)
 
     with pytest.raises(RuntimeError) as raised:
@@ -81,7 +85,7 @@ async def test_reliability_F4_a_cache_that_does_not_fit_names_its_flag(
         await warm_up(plain, 64)
 
 
-async def test_another_error_of_warm_up_keeps_its_own_words(plain: LocalShard) -> None:
+async def test_another_error_of_warm_up_is_unchanged(plain: LocalShard) -> None:
     fail_forward(plain, RuntimeError("a shape is wrong"), lambda inputs: True)
 
     with pytest.raises(RuntimeError, match=r"^a shape is wrong$"):
@@ -89,7 +93,7 @@ async def test_another_error_of_warm_up_keeps_its_own_words(plain: LocalShard) -
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-async def test_reliability_F5_no_memory_in_a_step_is_the_shards_end(
+async def test_reliability_F5_out_of_memory_in_a_step_ends_the_shard(
     shard: LocalShard, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = []
@@ -105,7 +109,7 @@ async def test_reliability_F5_no_memory_in_a_step_is_the_shards_end(
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, torch.AcceleratorError("an illegal memory access")])
-async def test_reliability_F7_a_device_that_fails_in_the_sampler_loses_no_single_request(
+async def test_reliability_F7_a_device_error_in_the_sampler_fails_the_whole_step(
     plain: LocalShard, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: object) -> None:
@@ -119,7 +123,7 @@ async def test_reliability_F7_a_device_that_fails_in_the_sampler_loses_no_single
         await driver.run(driver.request(1, random_prompt(9), 6))
 
 
-def test_what_counts_as_no_memory() -> None:
+def test_errors_that_count_as_out_of_memory() -> None:
     cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:125] DefaultCPUAllocator: can't allocate memory: you tried to")
 
     assert all(map(device.is_out_of_memory, [OUT_OF_MEMORY, cpu, MemoryError()]))
@@ -127,7 +131,7 @@ def test_what_counts_as_no_memory() -> None:
     assert [device.first_line(error) for error in (OUT_OF_MEMORY, MemoryError())] == [ALLOCATOR, "MemoryError"]
 
 
-def test_a_failed_device_gives_nothing_back_and_says_so(
+def test_a_failed_device_releases_no_memory_and_logs_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing() -> None:
@@ -137,7 +141,7 @@ def test_a_failed_device_gives_nothing_back_and_says_so(
 
     device.release_unused(torch.device("cuda", 0))
 
-    assert caplog.messages == ["no memory could be given back: CUDA error: unspecified launch failure"]
+    assert caplog.messages == ["could not return unused memory to the device: CUDA error: unspecified launch failure"]
 
 
 def test_a_gpu_gives_this_process_its_fraction(monkeypatch: pytest.MonkeyPatch) -> None:

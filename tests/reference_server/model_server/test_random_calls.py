@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from reference_server.messages import Batch, CachedBatch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.shard import LocalShard
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import random_prompt, save_tiny_model, text_of
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import random_prompt, save_tiny_model, text_of
 
 NUM_CALLS = 150
 KINDS = (
@@ -32,7 +32,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalShard]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
-async def test_no_request_depends_on_what_else_is_called(shard: LocalShard, seed: int) -> None:
+async def test_no_request_depends_on_other_calls(shard: LocalShard, seed: int) -> None:
     warmup = Request(0, (text_of([1] * 16),), 16, ChooserParameters(), StoppingParameters(1))
     await shard.warmup(WarmupRequest(Batch(0, (warmup,)), 16))
     driver = ShardDriver(shard, num_blocks=200)

@@ -1,4 +1,4 @@
-"""Run-ahead changes no output, and obeys its rules: what is launched when, and whose tokens are kept.
+"""Run-ahead changes no output and follows its rules: when rows are launched, which tokens are kept.
 
 One random sequence of 500 calls runs here at one rank and 80 of it at two; the long mode has twelve and three of 500.
 """
@@ -24,14 +24,14 @@ from reference_server.messages import (
 from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.generate import Generator, Launched, StepOutput
-from reference_server.model_server.shard import LocalShard
+from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.stepper import Launched, RunAhead, StepOutput, Stepper
 from reference_server.transport.shard import Shard
-from tests.support.model_servers import model_servers
-from tests.support.random_calls import RandomCalls
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import random_prompt, save_tiny_model, text_of
-from tests.support.tiny_shards import loaded, tiny_options, warm_up
+from tests.support.models.random_calls import RandomCalls
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import random_prompt, save_tiny_model, text_of
+from tests.support.models.tiny_shards import loaded, tiny_options, warm_up
+from tests.support.servers.model_servers import model_servers
 
 PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
 NUM_CALLS = 500
@@ -57,7 +57,7 @@ def ahead(directory: Path, request: pytest.FixtureRequest) -> Iterator[LocalShar
 
 def loaded_ahead(directory: Path, launches_first: bool) -> LocalShard:
     shard = LocalShard.load(tiny_options(directory, cpu_memory_gib=0.05))
-    shard._engine.run_ahead.launches_first = launches_first
+    shard.engine.stepper.run_ahead = RunAhead.BEFORE_READ if launches_first else RunAhead.AFTER_REPLY
     return shard
 
 
@@ -75,7 +75,7 @@ class Forwards:
         whole = RaggedForward.__call__
 
         def counted(forward: RaggedForward, inputs: RaggedInputs) -> torch.Tensor:
-            self.rows.append(inputs.attention.num_rows)
+            self.rows.append(inputs.metadata.num_rows)
             return whole(forward, inputs)
 
         monkeypatch.setattr(RaggedForward, "__call__", counted)
@@ -124,9 +124,8 @@ async def two_ranks(directory: Path, run_ahead: bool) -> AsyncIterator[Shard]:
         await group.close()
 
 
-@pytest.mark.parametrize(
-    ("seed", "num_calls"), [(0, 80), *(pytest.param(seed, NUM_CALLS, marks=pytest.mark.slow) for seed in range(3))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "num_calls"), [(0, 80), *((seed, NUM_CALLS) for seed in range(3))])
 async def test_random_calls_give_the_same_with_and_without_at_two_ranks(
     directory: Path, seed: int, num_calls: int
 ) -> None:
@@ -140,7 +139,7 @@ async def test_random_calls_give_the_same_with_and_without_at_two_ranks(
     assert got == expected
 
 
-async def test_the_next_step_is_computed_before_it_is_asked_for(driver: ShardDriver, forwards: Forwards) -> None:
+async def test_the_next_step_is_computed_before_its_call(driver: ShardDriver, forwards: Forwards) -> None:
     result = await driver.prefill(driver.request(0, PROMPTS[0]), driver.request(1, PROMPTS[1]))
     await driver.shard.health()
     assert forwards.since() == [2, 2]
@@ -151,32 +150,32 @@ async def test_the_next_step_is_computed_before_it_is_asked_for(driver: ShardDri
     assert forwards.since() == [2]
 
 
-async def test_a_device_is_given_the_next_step_before_the_ids_of_this_one_are_read(
+async def test_a_device_gets_the_next_step_before_the_ids_of_this_step_are_read(
     driver: ShardDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    launch, read = Generator.launch, Generator.read
+    launch, read = Stepper.launch, Stepper.read
 
-    def noted_launch(self: Generator, batch: SequenceBatch, *rest: Any) -> Launched:
+    def noted_launch(self: Stepper, batch: SequenceBatch, *rest: Any) -> Launched:
         events.append("launch")
         return launch(self, batch, *rest)
 
-    def noted_read(self: Generator, batch: SequenceBatch, steps: Sequence[Launched]) -> StepOutput:
+    def noted_read(self: Stepper, batch: SequenceBatch, steps: Sequence[Launched]) -> StepOutput:
         events.append("read")
         return read(self, batch, steps)
 
-    monkeypatch.setattr(Generator, "launch", noted_launch)
-    monkeypatch.setattr(Generator, "read", noted_read)
+    monkeypatch.setattr(Stepper, "launch", noted_launch)
+    monkeypatch.setattr(Stepper, "read", noted_read)
     result = await driver.prefill(driver.request(0, PROMPTS[0]))
     await driver.decode(result.batch)
     await driver.shard.health()
 
-    launches_first = driver.shard._engine.run_ahead.launches_first  # type: ignore[attr-defined]
+    launches_first = driver.shard.engine.stepper.run_ahead is RunAhead.BEFORE_READ  # type: ignore[attr-defined]
     first, then = ("launch", "read") if launches_first else ("read", "launch")
     assert events == ["launch", first, then, first, then]
 
 
-async def test_nothing_is_computed_ahead_when_it_is_off(plain: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_run_ahead_nothing_is_computed_ahead(plain: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
     await warm_up(plain)
     driver, forwards = ShardDriver(plain), Forwards(monkeypatch)
 
@@ -199,7 +198,7 @@ async def test_a_join_forwards_only_rows_without_a_pending_token(driver: ShardDr
     assert forwards.since() == [1, 3]
 
 
-async def test_merged_batches_bring_their_pending_tokens(driver: ShardDriver, forwards: Forwards) -> None:
+async def test_merged_batches_keep_their_pending_tokens(driver: ShardDriver, forwards: Forwards) -> None:
     first = await driver.prefill(driver.request(0, PROMPTS[0]))
     second = await driver.prefill(driver.request(1, PROMPTS[1]))
     await driver.shard.health()
@@ -227,7 +226,7 @@ async def test_a_row_at_its_length_limit_is_never_launched(driver: ShardDriver, 
     assert forwards.since() == [1]
 
 
-async def test_a_filter_drops_the_tokens_of_the_rows_it_removes_only(driver: ShardDriver, forwards: Forwards) -> None:
+async def test_a_filter_drops_only_the_tokens_of_the_rows_it_removes(driver: ShardDriver, forwards: Forwards) -> None:
     [alone] = await driver.run(driver.request(9, PROMPTS[1]))
     result = await driver.prefill(driver.request(0, PROMPTS[0]), driver.request(1, PROMPTS[1]))
     await driver.shard.health()
@@ -253,16 +252,16 @@ async def test_unfinished_prompts_do_not_run_ahead(driver: ShardDriver, forwards
 def test_a_grammar_does_not_run_ahead(ahead: LocalShard) -> None:
     driver, constrained = ShardDriver(ahead), ChooserParameters(grammar="a+", grammar_type=GrammarType.REGEX)
     requests = (driver.request(0, PROMPTS[0]), driver.request(1, PROMPTS[1], parameters=constrained))
-    batch = ahead._engine.make_batch(Batch(1, requests))
+    batch = ahead.engine.intake.make_batch(Batch(1, requests))
     for sequence in batch.sequences:
         sequence.cache_len, sequence.input_len = sequence.prompt_len, 1
         sequence.ids.append(3)
 
-    assert ahead._engine.launch(batch).pending == ()
-    assert ahead._engine.launch(batch.filter([0])).pending != ()
+    assert ahead.engine.stepper.launch_ahead(batch).pending == ()
+    assert ahead.engine.stepper.launch_ahead(batch.filter([0])).pending != ()
 
 
-async def test_an_error_ahead_belongs_to_the_call_that_would_have_returned_the_token(
+async def test_an_error_ahead_is_raised_by_the_call_that_would_have_returned_the_token(
     driver: ShardDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = await driver.prefill(driver.request(5, PROMPTS[2]))
@@ -286,14 +285,14 @@ async def test_an_error_ahead_belongs_to_the_call_that_would_have_returned_the_t
         await driver.decode(result.batch)
 
 
-async def test_a_removed_row_whose_pending_step_went_wrong_leaves_clean_blocks(driver: ShardDriver) -> None:
+async def test_blocks_of_a_removed_row_are_clean_after_its_pending_step_failed(driver: ShardDriver) -> None:
     [alone] = await driver.run(driver.request(0, PROMPTS[1]))
     result = await driver.prefill(driver.request(1, PROMPTS[0]), driver.request(2, PROMPTS[1]))
     assert result.batch is not None
     await driver.shard.health()
     poisoned = driver.sent[1].blocks[0]
-    for layer in driver.shard._engine._state.cache.layers:  # type: ignore[attr-defined]
-        layer[poisoned] = float("nan")
+    for layer in driver.shard.engine.state.cache.layers:  # type: ignore[attr-defined]
+        layer.buffer[poisoned] = float("nan")
     # The poison shows in the step that is launched after this call.
     result = await driver.decode(result.batch)
     assert result.batch is not None

@@ -1,4 +1,4 @@
-"""docs/support.md says what the tables say; each of its cells is tested here or where it says so."""
+"""docs/support.md equals the tables; its cells are tested here or in tests/families."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,25 +20,25 @@ from tests.families import test_sharded
 PAGE = Path(__file__).parents[3] / "docs" / "support.md"
 
 
-def test_the_page_is_what_make_docs_writes() -> None:
+def test_the_page_is_the_output_of_make_docs() -> None:
     assert PAGE.read_text() == "\n".join(render_page()) + "\n"
 
 
-def test_every_family_that_is_sharded_is_tested_so() -> None:
+def test_every_sharded_family_is_in_the_sharding_tests() -> None:
     tested = {test_sharded.CONFIGS[name]["model_type"] for name in test_sharded.AT_TWO}
 
-    # Those that are not are refused one by one beside those tests.
+    # test_sharded.py tests the refusal of the others.
     assert {family.model_type for family in FAMILIES if sharding_of(family) == "served"} == tested
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
-def test_a_refused_model_gives_its_reason(model_type: str) -> None:
+def test_a_model_is_refused_with_the_reason_on_the_page(model_type: str) -> None:
     with pytest.raises(UnsupportedError, match=REFUSED[model_type].partition(":")[0]):
         find_family({"model_type": model_type})
 
 
 @pytest.mark.parametrize("method", get_args(Quantize))
-def test_a_quantization_method_is_refused_where_the_page_says_so(method: str) -> None:
+def test_sharded_quantization_methods_are_those_of_the_page(method: str) -> None:
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{method}` |"))
     sharded = {"model_id": "m", "quantize": method, "num_shard": 2}
 
@@ -50,13 +50,11 @@ def test_a_quantization_method_is_refused_where_the_page_says_so(method: str) ->
         assert ServerConfig.model_validate(sharded).num_shard == 2
 
 
-@pytest.mark.parametrize(("name", "is_left_alone"), [("mps", True), ("xpu", False), ("hpu", False)])
-def test_other_accelerators_are_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, name: str, is_left_alone: bool
-) -> None:
+@pytest.mark.parametrize(("name", "is_unused"), [("mps", True), ("xpu", False), ("hpu", False)])
+def test_other_accelerators_are_unused_or_refused(monkeypatch: pytest.MonkeyPatch, name: str, is_unused: bool) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: SimpleNamespace(type=name))
 
-    if is_left_alone:
+    if is_unused:
         assert choose_device().type == "cpu"
         return
     with pytest.raises(UnsupportedError, match=f"the accelerator '{name}' is not supported"):
@@ -69,5 +67,5 @@ def test_every_method_has_a_scheme_and_every_scheme_a_flag() -> None:
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if quantization_of(family) != "served"])
 def test_a_family_that_is_not_quantized_is_refused(tmp_path: Path, family: ModelFamily) -> None:
-    with pytest.raises(UnsupportedError, match="`--quantize eetq` is not served for recurrent models"):
+    with pytest.raises(UnsupportedError, match="`--quantize eetq` is not supported for recurrent models"):
         choose("eetq", {}, tmp_path, tier=family.tier, device=torch.device("cpu"), dummy=False)

@@ -7,11 +7,11 @@ import pytest
 
 from reference_server.errors import ShardError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.shard import LocalShard
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of
-from tests.support.wire import served, socket_urls
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of
+from tests.support.wire.wire_shard import served, socket_urls
 
 PROMPTS = [random_prompt(length) for length in (4, 20, 17)]
 

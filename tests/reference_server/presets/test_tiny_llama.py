@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
-from benchmarks.tiny_text import ASSISTANT, USER, documents, turn
+from benchmarks.presets.tiny_text import ASSISTANT, USER, documents, turn
 from reference_server.presets.catalog import find
 from reference_server.tokenizer import load_tokenizer
 

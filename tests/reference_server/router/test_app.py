@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from reference_server.router.app import RouterApp, TransportOptions, cancelled_with_client
-from reference_server.router.exchange import ClientGoneError, Exchange, Route, is_json
+from reference_server.router.http_call import ClientGoneError, HttpCall, Route, is_json
 
 
 class Asgi:
@@ -12,15 +12,15 @@ class Asgi:
 
     def __init__(self, *parts: bytes, disconnects: bool = True) -> None:
         self.sent: list[dict[str, Any]] = []
-        self._inbox = [
+        self.inbox = [
             {"type": "http.request", "body": part, "more_body": index < len(parts) - 1}
             for index, part in enumerate(parts)
         ]
         self._disconnects = disconnects
 
     async def receive(self) -> dict[str, Any]:
-        if self._inbox:
-            return self._inbox.pop(0)
+        if self.inbox:
+            return self.inbox.pop(0)
         if not self._disconnects:
             await asyncio.Event().wait()
         return {"type": "http.disconnect"}
@@ -38,22 +38,22 @@ def scope(method: str, path: str, *headers: tuple[bytes, bytes]) -> dict[str, An
     return {"type": "http", "method": method, "path": path, "headers": list(headers)}
 
 
-async def test_a_client_that_leaves_while_sending_gets_no_answer():
+async def test_a_client_that_disconnects_while_sending_gets_no_answer():
     asgi = Asgi()
-    asgi._inbox = [{"type": "http.request", "body": b"{", "more_body": True}]
-    exchange = Exchange(scope("POST", "/"), asgi.receive, asgi.send)
+    asgi.inbox = [{"type": "http.request", "body": b"{", "more_body": True}]
+    exchange = HttpCall(scope("POST", "/"), asgi.receive, asgi.send)
 
     with pytest.raises(ClientGoneError):
         await exchange.read_body(100)
 
 
 async def test_a_body_is_measured_while_it_arrives():
-    exchange = Exchange(scope("POST", "/"), Asgi(b"12345", b"67890").receive, Asgi().send)
+    exchange = HttpCall(scope("POST", "/"), Asgi(b"12345", b"67890").receive, Asgi().send)
 
     assert await exchange.read_body(10) == b"1234567890"
 
 
-async def test_a_cancelled_client_is_told_apart_from_a_cancelled_server():
+async def test_a_client_disconnect_differs_from_a_server_cancellation():
     asgi = Asgi()
     with pytest.raises(ClientGoneError):
         async with cancelled_with_client(asgi.receive):
@@ -70,8 +70,8 @@ async def test_a_cancelled_client_is_told_apart_from_a_cancelled_server():
         await task
 
 
-async def test_an_error_that_nobody_foresaw_is_a_500_in_json():
-    async def fail(exchange: Exchange, _: Any) -> None:
+async def test_an_unexpected_error_is_a_500_in_json():
+    async def fail(exchange: HttpCall, _: Any) -> None:
         raise RuntimeError("unforeseen")
 
     asgi = Asgi(disconnects=False)

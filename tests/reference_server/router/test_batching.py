@@ -14,27 +14,21 @@ from reference_server.errors import (
     ValidationError,
 )
 from reference_server.messages import ModelInfo
-from reference_server.router.batching import (
-    LIVENESS_ID,
-    Batcher,
-    Finished,
-    GeneratedToken,
-    PrefillDone,
-    TokenArrived,
-)
-from reference_server.router.observer import NullObserver
-from reference_server.router.scheduler import Scheduler, SchedulerOptions
-from tests.support.scripted_shard import EOS_ID, Reply, ScriptedShard, say
-from tests.support.valid_requests import valid_request
+from reference_server.router.batching import LIVENESS_ID, Batcher
+from reference_server.router.generation_stream import Finished, GeneratedToken, PrefillDone, TokenArrived
+from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.telemetry.observer import NullObserver
+from tests.support.wire.scripted_shard import EOS_ID, Reply, ScriptedShard, say
+from tests.support.wire.valid_requests import valid_request
 
 PLAIN = ModelInfo(requires_padding=False, dtype="torch.float32", device_type="cpu", block_size=16)
 
 
 class Recorder(NullObserver):
-    """Counts what it is told."""
+    """Records the events."""
 
     def __init__(self):
-        self.told = Counter()
+        self.counts = Counter()
         self.queue, self.running, self.methods, self.batches = [], [], [], []
 
     def on_queue(self, size):
@@ -44,24 +38,24 @@ class Recorder(NullObserver):
         self.batches.append((size, reason, prompt_tokens, prefix_hit_tokens))
 
     def on_call(self, method):
-        self.told[f"call {method}"] += 1
+        self.counts[f"call {method}"] += 1
 
     def on_call_done(self, method, timings, total_ns, filter_ns):
         assert 0 <= filter_ns <= total_ns
         assert timings.forward_ns == 1000
-        self.told[f"done {method}"] += 1
+        self.counts[f"done {method}"] += 1
 
     def on_call_failed(self, method):
-        self.told[f"failed {method}"] += 1
+        self.counts[f"failed {method}"] += 1
 
     def on_running(self, size, max_tokens):
         self.running.append((size, max_tokens))
 
     def on_tokens(self, skipped, times):
-        self.told[f"skipped {skipped}"] += times
+        self.counts[f"skipped {skipped}"] += times
 
     def on_failures(self, err, count):
-        self.told[err] += count
+        self.counts[err] += count
 
 
 class Gate:
@@ -95,7 +89,7 @@ async def running(shard, *, observer=None, **changes):
         await asyncio.wait([loop])
     assert scheduler.entries == ()
     assert scheduler.queue_size == 0
-    allocator = scheduler.queue._admission._allocator
+    allocator = scheduler.queue.admission.allocator
     assert len(allocator.free_blocks) == allocator.capacity
 
 
@@ -109,7 +103,7 @@ async def quiet():
         await asyncio.sleep(0)
 
 
-async def test_a_request_hears_its_tokens_and_its_end():
+async def test_a_stream_yields_its_tokens_and_its_end():
     async with running(ScriptedShard(say("Hi", " you"))) as (batcher, _, _):
         stream = batcher.submit(valid_request(3, 9))
         events = await read(stream)
@@ -120,10 +114,10 @@ async def test_a_request_hears_its_tokens_and_its_end():
     assert isinstance(end, Finished)
     assert end.token == GeneratedToken(EOS_ID, "</s>", -0.5, True)
     assert end.generated_text.text == "Hi you"
-    assert stream.queued_ns == end.queued_ns <= end.started_ns
+    assert end.queued_ns <= end.started_ns
 
 
-async def test_prompt_details_and_top_tokens_come_along():
+async def test_a_stream_yields_prompt_details_and_top_tokens():
     async with running(ScriptedShard(say("Hi"))) as (batcher, _, _):
         details, token, end = await read(batcher.submit(valid_request(3, 2, prefill_logprobs=True, top_n_tokens=2)))
 
@@ -140,7 +134,7 @@ async def test_several_tokens_of_one_step_arrive_as_several_events():
         events = await read(batcher.submit(valid_request(3, 4)))
 
     assert [type(event) for event in events] == [TokenArrived, TokenArrived, TokenArrived, Finished]
-    assert (observer.told["skipped 2"], observer.told["skipped 0"]) == (1, 1)
+    assert (observer.counts["skipped 2"], observer.counts["skipped 0"]) == (1, 1)
 
 
 async def test_requests_that_wait_together_share_a_forward():
@@ -166,18 +160,18 @@ async def test_closing_a_running_stream_frees_its_blocks_and_leaves_the_others_a
     async with running(shard, observer=observer, supports_chunking=supports_chunking) as (batcher, scheduler, _):
         leaving, staying = batcher.submit(valid_request(4, 8)), batcher.submit(valid_request(4, 8))
         await anext(leaving)
-        await leaving.aclose()
-        await leaving.aclose()
+        leaving.close()
+        leaving.close()
         events = await read(staying)
         await quiet()
 
         assert len(events) == 8
         assert scheduler.entries == ()
         assert [args[1] for args in shard.called("filter_batch")] == [(1,)]
-    assert observer.told["dropped"] == 1
+    assert observer.counts["dropped"] == 1
 
 
-async def test_closing_a_waiting_stream_takes_it_out_of_the_line():
+async def test_closing_a_waiting_stream_removes_it_from_the_queue():
     observer, gate = Recorder(), Gate("prefill")
     shard = ScriptedShard(gate=gate)
     async with running(shard, observer=observer) as (batcher, _, _):
@@ -189,10 +183,10 @@ async def test_closing_a_waiting_stream_takes_it_out_of_the_line():
         await quiet()
 
         assert [[request.id for request in batch.requests] for batch, _ in shard.called("prefill")] == [[0]]
-        assert observer.told["dropped"] == 1
+        assert observer.counts["dropped"] == 1
 
 
-async def test_a_reader_of_a_closed_stream_hears_nothing_more():
+async def test_a_reader_of_a_closed_stream_gets_no_more_events():
     gate = Gate("prefill")
     async with running(ScriptedShard(gate=gate)) as (batcher, _, _):
         stream = batcher.submit(valid_request(4, 4))
@@ -216,7 +210,7 @@ async def test_a_failed_step_ends_its_requests_and_clears_the_batch():
     assert all(isinstance(outcome, GenerationError) for outcome in outcomes)
     assert shard.called("clear_cache") == [(0,)]
     assert len(again) == 4
-    assert (observer.told["generation"], observer.told["failed decode"]) == (2, 1)
+    assert (observer.counts["generation"], observer.counts["failed decode"]) == (2, 1)
 
 
 async def test_a_failed_join_leaves_the_running_batch_alone():
@@ -251,11 +245,11 @@ async def test_reliability_F1_a_lost_connection_ends_running_and_waiting_request
 
     text = "Request failed during generation: Could not connect to Text Generation server: socket closed"
     assert [str(outcome) for outcome in outcomes] == [text] * 3
-    assert observer.told["generation"] == 3
+    assert observer.counts["generation"] == 3
     assert not healthy
 
 
-async def test_reliability_F6_a_request_the_shard_gave_up_fails_alone():
+async def test_reliability_F6_a_request_missing_from_the_shards_batch_fails_alone():
     shard = ScriptedShard(lambda request: Reply(("a", "b", "c"), drop_after=1 if request.id == 0 else None))
     async with running(shard) as (batcher, _, _):
         streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
@@ -314,7 +308,7 @@ async def test_reliability_F3_a_shard_that_hangs_ends_everything():
     assert not shard.called("clear_cache")
 
 
-async def test_an_answer_that_fits_no_request_ends_every_request():
+async def test_an_answer_for_an_unknown_request_ends_every_request():
     shard = ScriptedShard(lambda request: Reply(("a", "b")))
     prefill = shard.prefill
 
@@ -343,7 +337,7 @@ async def test_reliability_F8_an_error_in_the_loop_ends_every_request(caplog):
             await loop
 
     assert [type(outcome) for outcome in outcomes] == [IncompleteGenerationError] * 2
-    assert observer.told["incomplete"] == 2
+    assert observer.counts["incomplete"] == 2
     assert "Traceback" in caplog.text
 
 
@@ -357,7 +351,7 @@ async def test_cancelling_the_loop_ends_every_request():
             await reader
 
 
-async def test_health_asks_the_shard_while_all_is_well():
+async def test_health_probes_the_shard_if_the_last_step_succeeded():
     shard = ScriptedShard()
     async with running(shard) as (batcher, _, _):
         assert await batcher.health()
@@ -409,7 +403,7 @@ async def test_reliability_I9_the_health_probe_waits_for_the_step_in_flight():
         assert not asked_early
 
 
-async def test_the_next_call_leaves_before_the_readers_run():
+async def test_the_next_call_is_sent_before_the_readers_run():
     order = []
 
     async def leave(method):
@@ -426,7 +420,7 @@ async def test_the_next_call_leaves_before_the_readers_run():
     assert order == ["prefill", "decode", "a", "</s>"]
 
 
-async def test_the_observer_hears_of_batches_calls_and_tokens():
+async def test_the_observer_gets_batches_calls_and_tokens():
     observer = Recorder()
     shard = ScriptedShard(say("a", "b"))
     async with running(shard, observer=observer, use_prefix_caching=False) as (batcher, _, _):
@@ -434,7 +428,7 @@ async def test_the_observer_hears_of_batches_calls_and_tokens():
         await quiet()
 
     assert observer.batches == [(2, None, 8, 0)]
-    assert observer.told == {
+    assert observer.counts == {
         "call prefill": 1, "done prefill": 1, "call decode": 2, "done decode": 2, "skipped 0": 6,
     }  # fmt: skip
     assert observer.queue[:2] == [1, 2]
@@ -443,7 +437,7 @@ async def test_the_observer_hears_of_batches_calls_and_tokens():
     assert observer.running[-1] == (0, 0)
 
 
-async def test_cached_input_tokens_are_told_at_the_end():
+async def test_cached_input_tokens_are_reported_at_the_end():
     shard = ScriptedShard(say("a"))
     scheduler = Scheduler(options(use_prefix_caching=True, supports_chunking=True))
     batcher = Batcher(shard, scheduler)

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from reference_server.transport.service import serving
-from tests.support.scripted_shard import ScriptedShard
-from tests.support.serving import S, endless
+from tests.support.servers.serving import S, endless
+from tests.support.wire.scripted_shard import ScriptedShard
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ def free_port() -> int:
         return port
 
 
-async def test_it_serves_and_lets_streams_finish_when_told_to_stop(tmp_path: Path):
+async def test_open_streams_finish_after_a_stop_signal(tmp_path: Path):
     url, port, second = f"unix://{tmp_path}/shard-0", free_port(), free_port()
     flags = ("--master-shard-uds-path", f"{tmp_path}/shard-0", "--port", str(port), "--prometheus-port", str(second))
     async with serving(ScriptedShard(endless), url, [url]), router(*flags) as process:
@@ -99,14 +99,14 @@ async def test_a_chat_over_the_wire(tmp_path: Path):
     ],
     ids=["usage", "refused", "argument", "any_origin", "no_shard"],
 )
-async def test_what_cannot_start_says_why(flags: Sequence[str], code: int, text: str):
+async def test_a_failed_start_reports_its_reason(flags: Sequence[str], code: int, text: str):
     async with router("--port", "0", *flags) as process:
         _, errors = await process.communicate()
 
         assert (process.returncode, text in errors.decode()) == (code, True), errors
 
 
-async def test_a_taken_port_fails_before_the_model_server_is_looked_for():
+async def test_a_taken_port_fails_before_connecting_to_the_model_server():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with router("--port", str(port)) as process:

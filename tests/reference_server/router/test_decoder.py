@@ -33,7 +33,7 @@ def encodable(value: Any) -> bool:
 
 @given(JSON_VALUES.filter(encodable))
 @settings(max_examples=200, deadline=None)
-def test_what_is_json_reads_as_it_was_written(value: Any):
+def test_json_decodes_to_the_value_that_was_encoded(value: Any):
     assert decode_json(json.dumps(value).encode()) == value
 
 
@@ -83,7 +83,7 @@ def test_limits_are_inclusive():
     assert decode_json(b'"\\ud83d\\ude00"') == "\N{GRINNING FACE}"
 
 
-def test_repeated_keys_are_remembered_where_they_stand():
+def test_repeated_keys_are_recorded_on_their_object():
     value = decode_json(b'{"a":1,"b":{"c":1,"c":2},"a":3}')
 
     assert value == {"a": 3, "b": {"c": 2}}
@@ -145,7 +145,7 @@ def test_refused_numbers(body: bytes):
         decode_model(Numbers, decode_json(body))
 
 
-def test_floats_are_narrowed_before_anybody_compares_them():
+def test_floats_are_narrowed_before_they_are_compared():
     assert decode_model(Numbers, decode_json(b'{"single":0.99999999}')).single == 1.0
 
 

@@ -1,14 +1,16 @@
-"""The examples in docstrings of the router's HTTP side."""
+"""Docstring examples of the router's HTTP modules."""
 
 import doctest
 from types import ModuleType
 
 import pytest
 
-from reference_server.router import chat, offsets, sse, startup, tool_calls, tracing
+from reference_server.router import server_info, sse, validation
+from reference_server.router.chat import prompts, tool_calls
 from reference_server.router.schemas import scalars
+from reference_server.router.telemetry import tracing
 
-MODULES = [chat, offsets, scalars, sse, startup, tool_calls, tracing]
+MODULES = [prompts, scalars, server_info, sse, tool_calls, tracing, validation]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

@@ -5,12 +5,13 @@ import pytest
 
 from reference_server.errors import GenerationError, OverloadedError, ShardError, ValidationError
 from reference_server.messages import Request
-from reference_server.router.batching import Finished, GeneratedToken, TokenArrived
-from reference_server.router.infer import Answer, Permits, all_or_nothing
+from reference_server.router.generation_stream import Finished, GeneratedToken, TokenArrived
+from reference_server.router.infer import CompletedGeneration, Permits, all_or_nothing
+from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.schemas.tgi import GenerateParameters
-from reference_server.router.validation import GenerateCall, RequestLimits
-from tests.support.scripted_shard import Reply, ScriptedShard
-from tests.support.serving import Served, endless, serve
+from reference_server.router.validation import GenerateCall
+from tests.support.servers.serving import Served, endless, serve
+from tests.support.wire.scripted_shard import Reply, ScriptedShard
 
 
 def call(prompt: str = "hello", **parameters: Any) -> GenerateCall:
@@ -60,7 +61,7 @@ async def test_scheduling_S35_with_every_permit_taken_good_and_bad_calls_are_ref
         assert len(served.requests) == 2
 
 
-async def test_what_is_refused_holds_no_permit():
+async def test_a_refused_request_holds_no_permit():
     async with serve(permits=1) as served:
         with pytest.raises(ValidationError):
             await served.services.infer.generate(call(""))
@@ -70,11 +71,11 @@ async def test_what_is_refused_holds_no_permit():
 
 
 async def test_a_request_that_could_never_run_is_a_validation_failure():
-    limits = RequestLimits(max_input_tokens=100_000, max_total_tokens=200_000)
+    blocks = 65_536 // 16 - 1  # block 0 is reserved
+    limits = GenerationLimits(max_input_tokens=65_535, max_total_tokens=65_536)
     async with serve(limits=limits) as served:
-        served.services.infer.batcher._scheduler.queue._admission.refusal = lambda _: "too big"  # type: ignore[method-assign]
-        with pytest.raises(ValidationError, match="too big"):
-            await served.services.infer.generate(call())
+        with pytest.raises(ValidationError, match=f"need {blocks + 1} blocks of the .* has {blocks}"):
+            await served.services.infer.generate(call("word " * 65_000, max_new_tokens=535))
 
         assert failures(served, "validation") == 1
 
@@ -120,8 +121,8 @@ async def test_ties_go_to_the_first_generation():
     assert others[0].generated.seed == second.parameters.seed
 
 
-async def test_a_failure_in_a_later_segment_is_the_generations():
-    limits = RequestLimits(max_input_tokens=2000, max_total_tokens=4096)
+async def test_a_failed_later_segment_fails_the_generation():
+    limits = GenerationLimits(max_input_tokens=2000, max_total_tokens=4096)
 
     def script(request: Request) -> Reply:
         return Reply((" x",) * 1100, fail_after=3 if len(request.text) > 100 else None)
@@ -131,7 +132,7 @@ async def test_a_failure_in_a_later_segment_is_the_generations():
             await served.services.infer.generate(call(max_new_tokens=1500))
 
 
-async def test_a_shard_that_is_gone_says_so():
+async def test_a_shard_error_is_a_generation_error():
     shard = ScriptedShard()
     shard.failures["prefill"] = ShardError("gone")
     async with serve(shard=shard) as served:
@@ -140,7 +141,7 @@ async def test_a_shard_that_is_gone_says_so():
 
 
 async def test_segments_keep_the_first_ones_times():
-    limits = RequestLimits(max_input_tokens=2000, max_total_tokens=4096)
+    limits = GenerationLimits(max_input_tokens=2000, max_total_tokens=4096)
     async with (
         serve(script=endless, limits=limits) as served,
         served.services.infer.start(call(max_new_tokens=1030)) as running,
@@ -155,7 +156,7 @@ async def test_segments_keep_the_first_ones_times():
 
 
 def test_the_mean_is_single_precision():
-    answer = Answer(1, [GeneratedToken(1, "a", logprob, False) for logprob in (-0.1, -0.2, -0.4)])
+    answer = CompletedGeneration(1, [GeneratedToken(1, "a", logprob, False) for logprob in (-0.1, -0.2, -0.4)])
 
     assert answer.mean_logprob == pytest.approx(-0.2333333, abs=1e-6)
     assert answer.mean_logprob != sum((-0.1, -0.2, -0.4)) / 3

@@ -1,5 +1,6 @@
-"""Permits, blocks and tokens under any interleaving of arrivals, departures, steps and failures: the router from
-`Infer` down to a scripted shard that answers one call at a time, when it is told to.
+"""Permits, blocks and tokens under any interleaving of arrivals, cancellations, steps and failures.
+
+The router from `Infer` down to a scripted shard that answers one call at a time, when the test releases it.
 """
 
 import asyncio
@@ -14,13 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from reference_server.errors import GenerationError, OverloadedError, ShardConnectionError, ShardError
 from reference_server.router.batching import Batcher
-from reference_server.router.infer import Answer, Infer, Permits
-from reference_server.router.metrics import Metrics
-from reference_server.router.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.infer import CompletedGeneration, Infer, Permits
+from reference_server.router.request_rules import GenerationLimits
+from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.schemas.tgi import GenerateParameters
-from reference_server.router.validation import GenerateCall, RequestLimits, Validator
-from tests.support.scripted_shard import INFO, Reply, ScriptedShard
-from tests.support.word_tokenizer import WordTokenizer
+from reference_server.router.telemetry.metrics import Metrics
+from reference_server.router.validation import GenerateCall, Validator
+from tests.support.models.word_tokenizer import WordTokenizer
+from tests.support.wire.scripted_shard import INFO, Reply, ScriptedShard
 
 PERMITS = 6
 SPINS = 60  # turns of the event loop after which nothing moves without another answer of the shard
@@ -41,7 +43,7 @@ class InlineExecutor(Executor):
 
 
 class InferMachine(RuleBasedStateMachine):
-    """Every accepted request ends once, with all of its own words, an error, or because its client left."""
+    """Every accepted request ends once: with all of its own tokens, an error, or a cancellation."""
 
     @initialize(policy=st.sampled_from(sorted(OPTIONS)))
     def begin(self, policy: str) -> None:
@@ -56,12 +58,12 @@ class InferMachine(RuleBasedStateMachine):
         )
         self.scheduler = Scheduler(SchedulerOptions(32, 16 * 12, block_size=16, **OPTIONS[policy]))
         batcher = Batcher(self.shard, self.scheduler)
-        limits = RequestLimits(max_input_tokens=32, max_total_tokens=64)
+        limits = GenerationLimits(max_input_tokens=32, max_total_tokens=64)
         self.permits = Permits(PERMITS)
         validator = Validator(WordTokenizer(), limits, InlineExecutor())
         self.infer = Infer(batcher, validator, self.permits, Metrics(32, 64))
         self.batching = self.loop.create_task(batcher.run())
-        self.tasks: dict[str, asyncio.Task[Answer]] = {}
+        self.tasks: dict[str, asyncio.Task[CompletedGeneration]] = {}
         self.wanted: dict[str, int] = {}
 
     async def hold(self, _: str) -> None:
@@ -111,7 +113,7 @@ class InferMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_conserved(self) -> None:
-        allocator = self.scheduler.queue._admission._allocator  # type: ignore[attr-defined]
+        allocator = self.scheduler.queue.admission.allocator  # type: ignore[attr-defined]
         own = []
         for entry in self.scheduler.entries:
             allocation = entry.admitted.allocation  # type: ignore[union-attr]
@@ -133,7 +135,7 @@ class InferMachine(RuleBasedStateMachine):
             assert [token.text for token in task.result().tokens] == words
 
     def teardown(self) -> None:
-        """Left alone, everything ends and nothing stays behind."""
+        """Without further events every request ends and all permits and blocks are free."""
         if not hasattr(self, "loop"):
             return
         self.shard.failures = {}

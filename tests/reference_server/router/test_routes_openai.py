@@ -1,16 +1,18 @@
 from dataclasses import replace
 
 from reference_server.messages import GeneratedText
-from reference_server.router.batching import Finished, GeneratedToken, TokenArrived
-from reference_server.router.facts import ServerFacts
-from reference_server.router.infer import Answer
-from reference_server.router.routes.openai import completion_calls, usage_of
+from reference_server.router.generation_stream import Finished, GeneratedToken, TokenArrived
+from reference_server.router.infer import CompletedGeneration
+from reference_server.router.request_rules import GenerationLimits
+from reference_server.router.routes.openai import usage_of
 from reference_server.router.routes.openai_bodies import ChatBodies, CompletionBodies, Usage
+from reference_server.router.routes.openai_calls import completion_calls
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest
-from reference_server.router.validation import RequestLimits
-from tests.support.serving import events_of
+from reference_server.router.server_info import ServerInfo
+from reference_server.router.telemetry.request_context import NO_CONTEXT
+from tests.support.servers.serving import events_of
 
-FACTS = ServerFacts("m", RequestLimits(1024, 2048), version="0.0.0")
+FACTS = ServerInfo("m", GenerationLimits(1024, 2048), version="0.0.0")
 TOKEN = GeneratedToken(11, ' "a"', -0.3400000035762787, False)
 EOS = GeneratedToken(2, "</s>", -0.25, True)
 
@@ -61,20 +63,20 @@ def test_special_tokens_are_not_text():
     assert delta["choices"][0]["delta"]["content"] == ""
 
 
-def test_cached_tokens_are_told_when_there_are_some():
+def test_usage_reports_cached_tokens_if_there_are_any():
     assert Usage(5, 2, 0).to_json() == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     assert Usage(5, 2, 4).to_json()["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
 def test_usage_counts_a_prompt_once_for_all_its_choices():
-    answers = [Answer(input_len, [TOKEN], end=ended(TOKEN, cached=1)) for input_len in (3, 3, 5, 5)]
+    answers = [CompletedGeneration(input_len, [TOKEN], end=ended(TOKEN, cached=1)) for input_len in (3, 3, 5, 5)]
 
     assert usage_of(answers, choices=2) == Usage(8, 8, 2)
 
 
-def test_completions_sample_and_never_ask_for_prompt_details():
+def test_completions_sample_and_never_request_prompt_details():
     single, streamed = (
-        completion_calls(CompletionRequest(prompt=["a"], stream=stream, temperature=0.5), 1)[0]
+        completion_calls(CompletionRequest(prompt=["a"], stream=stream, temperature=0.5), 1, NO_CONTEXT)[0]
         for stream in (False, True)
     )
 

@@ -43,7 +43,7 @@ async def test_a_stream_has_a_head_frames_and_an_end():
     assert [message["more_body"] for message in wire.messages[1:]] == [True, True, False]
 
 
-async def test_silence_is_filled_with_comments_and_an_event_starts_the_wait_again():
+async def test_comments_are_sent_while_no_event_is_and_an_event_restarts_the_timer():
     wire = Wire()
     async with EventStream(wire.send, [], keep_alive_s=0.02) as stream:
         while wire.body.count(b":\n\n") < 2:  # noqa: ASYNC110
@@ -57,7 +57,7 @@ async def test_silence_is_filled_with_comments_and_an_event_starts_the_wait_agai
     assert wire.body == after
 
 
-async def test_a_failing_block_is_not_ended_properly():
+async def test_a_failed_block_leaves_the_stream_unfinished():
     wire = Wire()
     try:
         async with EventStream(wire.send, []):

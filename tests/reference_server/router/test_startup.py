@@ -1,59 +1,17 @@
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from reference_server.config import RouterConfig, Secret
-from reference_server.errors import ArgumentError
-from reference_server.messages import ModelInfo
-from reference_server.router.startup import _scheduler_options, described_settings, tuned_from
-from reference_server.router.warmup import Limits
+from reference_server.config import RouterConfig
+from reference_server.errors import ShardError
+from reference_server.messages import CachedBatch, ModelInfo
+from reference_server.router.startup import TimedShard, scheduler_options, step_timeout_s
+from reference_server.router.token_limits import ConfiguredLimits, TokenLimits, warmup_request
 from reference_server.settings import load
+from tests.support.wire.scripted_shard import ScriptedShard
 
-LIMITS = Limits(1000, 2000, 4096, 65536)
-
-
-def test_settings_tell_their_source_and_keep_secrets():
-    loaded = load(RouterConfig, ["--port", "5", "--api-key", "hidden"], {"MAX_BEST_OF": "3"})
-    settings = described_settings(loaded, LIMITS, {})
-
-    assert settings["port"] == {"value": 5, "source": "flag"}
-    assert settings["max_best_of"] == {"value": 3, "source": "environment"}
-    assert settings["api_key"] == {"value": "***", "source": "flag"}
-    assert settings["max_input_tokens"]["source"] == "derived"
-    assert isinstance(loaded.config.api_key, Secret)
-    assert "hidden" not in str(settings)
-
-
-def test_the_launchers_settings_are_passed_on():
-    variables = {"LAUNCH_SETTINGS": '{"attention": {"value": "auto", "source": "default"}}'}
-    loaded = load(RouterConfig, ["--max-input-tokens", "1000"], variables)
-    settings = described_settings(loaded, LIMITS, {"prefill": "torch", "decode": "torch", "reason": "no accelerator"})
-
-    assert settings["attention"] == {
-        "value": "torch for prefill, torch for decode",
-        "source": "derived",
-        "reason": "no accelerator",
-    }
-    assert "max_input_tokens" not in settings
-    assert settings["max_total_tokens"]["value"] == 2000
-
-
-@pytest.mark.parametrize(
-    ("text", "tuned"),
-    [
-        (None, None),
-        ("night/3", {"study": "night", "trial": 3, "confirmed": False}),
-        ("a/b/3/confirmed", {"study": "a/b", "trial": 3, "confirmed": True}),
-    ],
-)
-def test_tuned_by(text: str | None, tuned: object):
-    assert tuned_from(text) == tuned
-
-
-@pytest.mark.parametrize("text", ["night", "night/x", "/3"])
-def test_a_wrong_tuned_by_is_refused(text: str):
-    with pytest.raises(ArgumentError, match="not STUDY/TRIAL"):
-        tuned_from(text)
+LIMITS = TokenLimits(1000, 2000, 4096, 65536)
 
 
 @pytest.mark.parametrize(
@@ -66,5 +24,31 @@ def test_schema_v2_takes_the_page_size_from_the_name_of_the_attention(attention:
     v2 = load(RouterConfig, ["--grpc-schema", "v2"], environ).config
     v3 = load(RouterConfig, [], environ).config
 
-    assert _scheduler_options(v2, LIMITS, info).block_size == block_size
-    assert _scheduler_options(v3, LIMITS, replace(info, block_size=64)).block_size == 64
+    assert scheduler_options(v2, LIMITS, info).block_size == block_size
+    assert scheduler_options(v3, LIMITS, replace(info, block_size=64)).block_size == 64
+
+
+async def hang(method: str) -> None:
+    if method in ("decode", "warmup"):
+        await asyncio.sleep(0.05)
+
+
+async def test_a_step_that_takes_too_long_is_a_shard_error():
+    shard = TimedShard(ScriptedShard(gate=hang), timeout_s=0.001)
+
+    with pytest.raises(ShardError, match=r"step timed out after 0\.001 s"):
+        await shard.decode([CachedBatch(0, (0,), 8)])
+
+
+async def test_warm_up_has_no_limit():
+    shard = TimedShard(ScriptedShard(gate=hang), timeout_s=0.001)
+    reply = await shard.warmup(warmup_request(ConfiguredLimits(16)))
+
+    assert reply.max_total_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("configured", "device", "limit"), [(None, "cpu", 600.0), (None, "cuda", 120.0), (5.0, "cpu", 5.0)]
+)
+def test_the_default_depends_on_the_device(configured: float | None, device: str, limit: float):
+    assert step_timeout_s(configured, device) == limit

@@ -7,12 +7,14 @@ import pytest
 
 from reference_server.errors import ValidationError
 from reference_server.messages import FinishReason, GeneratedText
+from reference_server.router.request_rules import GenerationLimits
+from reference_server.router.scheduling.request import ValidGenerateRequest
+from reference_server.router.scheduling.segments import SEED_STRIDE, SegmentProgress
 from reference_server.router.schemas.tgi import GenerateParameters
-from reference_server.router.segments import SEED_STRIDE, Progress
-from reference_server.router.validation import Continuation, GenerateCall, RequestLimits, Validated, Validator
-from tests.support.word_tokenizer import WordTokenizer
+from reference_server.router.validation import Continuation, GenerateCall, Validator
+from tests.support.models.word_tokenizer import WordTokenizer
 
-LIMITS = RequestLimits(max_input_tokens=1024, max_total_tokens=2048)
+LIMITS = GenerationLimits(max_input_tokens=1024, max_total_tokens=2048)
 
 
 def call(prompt: str = "hello", **parameters: Any) -> GenerateCall:
@@ -20,48 +22,51 @@ def call(prompt: str = "hello", **parameters: Any) -> GenerateCall:
 
 
 async def validate(
-    asked: GenerateCall, after: Continuation | None = None, limits: RequestLimits = LIMITS, tokenizer: Any = None
-) -> Validated:
+    generate_call: GenerateCall,
+    after: Continuation | None = None,
+    limits: GenerationLimits = LIMITS,
+    tokenizer: Any = None,
+) -> ValidGenerateRequest:
     with ThreadPoolExecutor(1) as executor:
         validator = Validator(tokenizer or WordTokenizer(), limits, executor, draw_seed=lambda: 99)
-        return await validator.validate(asked, after)
+        return await validator.validate(generate_call, after)
 
 
-def continued(first: Validated, text: str, produced: int) -> Continuation:
-    generated = GeneratedText(text, produced, FinishReason.LENGTH, seed=first.request.parameters.seed)
-    return Continuation(first, Progress(first.request.requested_tokens).add(generated))
+def continued(first: ValidGenerateRequest, text: str, produced: int) -> Continuation:
+    generated = GeneratedText(text, produced, FinishReason.LENGTH, seed=first.wire.parameters.seed)
+    return Continuation(first, SegmentProgress(first.requested_tokens).add(generated))
 
 
 async def test_everything_has_a_value():
-    request = (await validate(call())).request
+    request = await validate(call())
 
-    chooser = request.parameters
+    chooser = request.wire.parameters
     assert (chooser.temperature, chooser.top_k, chooser.top_p, chooser.typical_p) == (1.0, 0, 1.0, 1.0)
     assert (chooser.repetition_penalty, chooser.frequency_penalty, chooser.seed) == (1.0, 0.0, 99)
-    assert request.chunks == ("hello",)
-    assert (request.truncate, request.input_len) == (1024, 2)
+    assert request.wire.chunks == ("hello",)
+    assert (request.wire.truncate, request.input_len) == (1024, 2)
 
 
-async def test_unlimited_generations_take_what_is_left():
-    request = (await validate(call())).request
+async def test_unlimited_generations_request_all_remaining_tokens():
+    request = await validate(call())
 
-    assert (request.requested_tokens, request.stopping.max_new_tokens) == (2046, 1024)
+    assert (request.requested_tokens, request.wire.stopping.max_new_tokens) == (2046, 1024)
 
 
-async def test_what_an_encoder_reads_is_never_continued():
-    limits = RequestLimits(max_input_tokens=1024, max_total_tokens=2048, may_continue=False)
+async def test_encoder_decoder_generations_are_not_continued():
+    limits = GenerationLimits(max_input_tokens=1024, max_total_tokens=2048, may_continue=False)
 
-    request = (await validate(call(max_new_tokens=1500), limits=limits)).request
+    request = await validate(call(max_new_tokens=1500), limits=limits)
 
-    assert (request.requested_tokens, request.stopping.max_new_tokens) == (1500, 1500)
+    assert (request.requested_tokens, request.wire.stopping.max_new_tokens) == (1500, 1500)
 
 
 async def test_truncate_keeps_the_last_tokens_and_loses_the_first_special_one():
     validated = await validate(call("one two three", truncate=2))
-    whole = (await validate(call("one two three"))).request.input_ids
+    whole = (await validate(call("one two three"))).input_ids
 
-    assert validated.request.input_ids == whole[-2:]
-    assert validated.cut == 2
+    assert validated.input_ids == whole[-2:]
+    assert validated.num_truncated == 2
 
 
 async def test_every_validation_worker_counts_tokens_of_its_own_request():
@@ -79,7 +84,7 @@ async def test_every_validation_worker_counts_tokens_of_its_own_request():
         validator = Validator(Meeting(), LIMITS, executor)
         validated = await asyncio.gather(validator.validate(call("one two")), validator.validate(call("three")))
 
-    assert [each.request.input_len for each in validated] == [3, 2]
+    assert [each.input_len for each in validated] == [3, 2]
     assert sorted(threads) == ["worker_0", "worker_1"]
 
 
@@ -92,38 +97,38 @@ async def test_a_tokenizer_that_panics_fails_the_request_alone():
         await validate(call(), tokenizer=Panicking())
 
 
-async def test_a_continuation_asks_for_what_is_left_under_the_same_seed():
+async def test_a_continuation_requests_the_remaining_tokens_with_the_same_seed():
     first = await validate(call(max_new_tokens=1500, min_new_tokens=1200))
     second = await validate(
         call(max_new_tokens=1500, min_new_tokens=1200),
         continued(first, " x" * 900, 1024),
-        RequestLimits(max_input_tokens=2000, max_total_tokens=4096),
+        GenerationLimits(max_input_tokens=2000, max_total_tokens=4096),
     )
 
-    assert (first.request.stopping.max_new_tokens, first.request.stopping.min_new_tokens) == (1024, 1024)
-    assert (second.request.requested_tokens, second.request.stopping.max_new_tokens) == (476, 476)
-    assert second.request.stopping.min_new_tokens == 176
-    assert second.request.chunks == ("hello" + " x" * 900,)
-    assert second.request.parameters.seed == first.request.parameters.seed
+    assert (first.wire.stopping.max_new_tokens, first.wire.stopping.min_new_tokens) == (1024, 1024)
+    assert (second.requested_tokens, second.wire.stopping.max_new_tokens) == (476, 476)
+    assert second.wire.stopping.min_new_tokens == 176
+    assert second.wire.chunks == ("hello" + " x" * 900,)
+    assert second.wire.parameters.seed == first.wire.parameters.seed
 
 
 async def test_tokens_newly_cut_move_the_seed():
-    asked = call("a b c d", truncate=4, max_new_tokens=1500, seed=5)
-    first = await validate(asked)
-    second = await validate(asked, continued(first, " e f g", 3))
+    generate_call = call("a b c d", truncate=4, max_new_tokens=1500, seed=5)
+    first = await validate(generate_call)
+    second = await validate(generate_call, continued(first, " e f g", 3))
 
-    assert (first.cut, second.cut) == (1, 4)
-    assert second.request.parameters.seed == (5 + 3 * SEED_STRIDE) % 2**64
+    assert (first.num_truncated, second.num_truncated) == (1, 4)
+    assert second.wire.parameters.seed == (5 + 3 * SEED_STRIDE) % 2**64
 
 
 async def test_a_best_of_generation_may_be_continued():
-    asked = call(best_of=2, do_sample=True, max_new_tokens=1500)
-    first = await validate(asked)
+    generate_call = call(best_of=2, do_sample=True, max_new_tokens=1500)
+    first = await validate(generate_call)
 
-    assert (await validate(asked, continued(first, " x", 1024))).request.requested_tokens == 476
+    assert (await validate(generate_call, continued(first, " x", 1024))).requested_tokens == 476
 
 
-async def test_rules_are_judged_in_order():
+async def test_rules_are_checked_in_order():
     wrong = call("", temperature=0.0, top_p=1.0, max_new_tokens=0)
 
     with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
@@ -131,25 +136,25 @@ async def test_rules_are_judged_in_order():
 
 
 async def test_equal_to_the_limit_is_accepted():
-    limits = RequestLimits(max_input_tokens=2, max_total_tokens=4)
+    limits = GenerationLimits(max_input_tokens=2, max_total_tokens=4)
 
-    assert (await validate(call(max_new_tokens=2), limits=limits)).request.input_len == 2
+    assert (await validate(call(max_new_tokens=2), limits=limits)).input_len == 2
     with pytest.raises(ValidationError, match=r"must be <= 4\. Given: 2 `inputs` tokens and 3"):
         await validate(call(max_new_tokens=3), limits=limits)
     with pytest.raises(ValidationError, match=r"`inputs` must have less than 2 tokens\. Given: 3"):
         await validate(call("a b", max_new_tokens=1), limits=limits)
 
 
-async def test_no_room_at_all_is_told_with_a_zero():
-    limits = RequestLimits(max_input_tokens=2, max_total_tokens=3)
+async def test_a_prompt_without_room_reports_zero_new_tokens():
+    limits = GenerationLimits(max_input_tokens=2, max_total_tokens=3)
 
     with pytest.raises(ValidationError, match=r"Given: 5 `inputs` tokens and 0 `max_new_tokens`"):
         await validate(call("a b c d"), limits=limits)
 
 
-async def test_prompt_logprobs_are_asked_for_once():
-    asked = call(decoder_input_details=True, max_new_tokens=1500)
-    first = await validate(asked)
-    second = await validate(asked, continued(first, " x", 1024))
+async def test_prompt_logprobs_are_requested_once():
+    generate_call = call(decoder_input_details=True, max_new_tokens=1500)
+    first = await validate(generate_call)
+    second = await validate(generate_call, continued(first, " x", 1024))
 
-    assert (first.request.prefill_logprobs, second.request.prefill_logprobs) == (True, False)
+    assert (first.wire.prefill_logprobs, second.wire.prefill_logprobs) == (True, False)

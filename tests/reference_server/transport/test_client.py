@@ -9,10 +9,10 @@ from reference_server.errors import ShardConnectionError, ShardError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.transport.address import unix_url
 from reference_server.transport.client import GrpcShard, connect
-from reference_server.transport.schema import load_schema
 from reference_server.transport.service import ShardService, serving
-from tests.support.scripted_shard import ScriptedShard
-from tests.support.wire import served, socket_urls, tcp_urls
+from reference_server.transport.wire_schema import load_schema
+from tests.support.wire.scripted_shard import ScriptedShard
+from tests.support.wire.wire_shard import served, socket_urls, tcp_urls
 
 
 async def test_master_names_the_whole_group(tmp_path):
@@ -40,7 +40,7 @@ async def test_tcp_group_must_be_the_one_given():
     async with serving(ScriptedShard(), first, [first, second]), serving(ScriptedShard(), second, [first, second]):
         group = await connect([first, second])
         await group.close()
-        with pytest.raises(ShardConnectionError, match="names the group"):
+        with pytest.raises(ShardConnectionError, match="reports the group"):
             await connect([first, "tcp://127.0.0.1:1"])
 
 
@@ -72,7 +72,7 @@ async def test_server_that_names_no_shard_is_a_connection_error(tmp_path):
     (url,) = socket_urls(tmp_path)
 
     async with serving(ScriptedShard(), url, []):
-        with pytest.raises(ShardConnectionError, match="names no shard"):
+        with pytest.raises(ShardConnectionError, match="reports no shard"):
             await connect(url)
 
 

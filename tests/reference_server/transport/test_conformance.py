@@ -1,4 +1,4 @@
-"""What the router may rely on of any `Shard`, run against every way there is to reach one."""
+"""The conformance suite of `Shard`, run against every implementation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from reference_server.messages import (
     WarmupRequest,
 )
 from reference_server.transport.shard import Shard, ShardGroup
-from tests.support.scripted_shard import EOS_ID, INFO, Reply, ScriptedShard
-from tests.support.wire import served, socket_urls, tcp_urls
+from tests.support.wire.scripted_shard import EOS_ID, INFO, Reply, ScriptedShard
+from tests.support.wire.wire_shard import served, socket_urls, tcp_urls
 
 
 @dataclass(frozen=True)

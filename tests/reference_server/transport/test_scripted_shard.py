@@ -11,7 +11,7 @@ from reference_server.messages import (
     Request,
     StoppingParameters,
 )
-from tests.support.scripted_shard import EOS_TEXT, Reply, ScriptedShard, say
+from tests.support.wire.scripted_shard import EOS_TEXT, Reply, ScriptedShard, say
 
 
 def request(stopping: StoppingParameters, number: int = 1, **values: object) -> Request:

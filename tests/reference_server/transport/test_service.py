@@ -12,10 +12,10 @@ from reference_server.errors import ShardConnectionError, ShardError, StartupErr
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters
 from reference_server.transport.address import grpc_target, unix_url
 from reference_server.transport.client import GrpcShard, connect
-from reference_server.transport.schema import load_schema
 from reference_server.transport.service import serving
-from tests.support.scripted_shard import ScriptedShard
-from tests.support.wire import served, tcp_urls
+from reference_server.transport.wire_schema import load_schema
+from tests.support.wire.scripted_shard import ScriptedShard
+from tests.support.wire.wire_shard import served, tcp_urls
 
 
 @pytest.fixture

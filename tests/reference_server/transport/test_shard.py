@@ -15,7 +15,7 @@ from reference_server.messages import (
     WarmupRequest,
 )
 from reference_server.transport.shard import ShardGroup, lowest_limits, lowest_present_limits
-from tests.support.scripted_shard import INFO, ScriptedShard
+from tests.support.wire.scripted_shard import INFO, ScriptedShard
 
 BATCH = CachedBatch(1, (0, 1, 2, 3), 64, 4)
 

@@ -1,16 +1,16 @@
-"""BLOOM: its attention is written inline, with ALiBi; this module takes its place and calls the paged layer."""
+"""BLOOM: replaces its attention, which is written inline with ALiBi, by a module that calls the paged layer."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from reference_server.model_server.attention.state import AttentionOptions
+from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.models.hooks import PagedAttentionModule
 
 
 class BloomPagedAttention(PagedAttentionModule):
-    """`BloomAttention` with the same weights and signature; the alibi tensor and mask it is given are not read."""
+    """`BloomAttention` with the same weights and signature; ignores the alibi tensor and the mask."""
 
     def __init__(self, inline: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""GPT-J: of its inline attention, only the product over the keys is replaced; projections and rotary stay."""
+"""GPT-J: replaces only the product over the keys in its inline attention; projections and rotary stay."""
 
 from functools import partial
 from typing import Any

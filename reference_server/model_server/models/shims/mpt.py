@@ -1,4 +1,4 @@
-"""MPT: its attention is written inline, with ALiBi; this module takes its place and calls the paged layer."""
+"""MPT: replaces its attention, which is written inline with ALiBi, by a module that calls the paged layer."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.attention.state import AttentionOptions
+from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.models.hooks import PagedAttentionModule
 
 BIAS_MAX = 8.0
 
 
 class MptPagedAttention(PagedAttentionModule):
-    """`MptAttention` with the same weights and signature; the position bias and mask it is given are not read."""
+    """`MptAttention` with the same weights and signature; ignores the position bias and the mask."""
 
     def __init__(self, inline: Any) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class MptPagedAttention(PagedAttentionModule):
 
 
 def install(model: Any) -> None:
-    """Replace every block's attention. Transformers' class leaves out what some MPT configs ask for: refused."""
+    """Replace every block's attention; refuses configs that Transformers' class does not compute."""
     attention = model.config.attn_config
-    for asked, left_out in (
+    for is_configured, feature in (
         (not attention.alibi, "learned positions"),
         (attention.alibi_bias_max != BIAS_MAX, f"`alibi_bias_max` {attention.alibi_bias_max}"),
         (attention.qk_ln, "norms of queries and keys"),
@@ -46,20 +46,20 @@ def install(model: Any) -> None:
         (model.config.logit_scale is not None, "`logit_scale`"),
         (not model.config.no_bias, "biases"),
     ):
-        if asked:
-            raise UnsupportedError(f"MPT with {left_out} is not served: Transformers' class does not compute it")
+        if is_configured:
+            raise UnsupportedError(f"MPT with {feature} is not served: Transformers' class does not compute it")
     for block in model.transformer.blocks:
         block.attn = MptPagedAttention(block.attn)
-    # The model insists on a mask, and takes a four-dimensional one as it is.
-    model.transformer.register_forward_pre_hook(_with_a_mask, with_kwargs=True)
+    # The model requires a mask, and passes a four-dimensional one on unchanged.
+    model.transformer.register_forward_pre_hook(_add_mask, with_kwargs=True)
 
 
-def _with_a_mask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _add_mask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return args, kwargs | {"attention_mask": torch.zeros((1, 1, 1, 1))}
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """[num_heads] float32; between two powers of two, others than BLOOM's (llm-foundry, `gen_slopes`).
+    """[num_heads] float32; differ from BLOOM's between two powers of two (llm-foundry, `gen_slopes`).
 
     >>> alibi_slopes(3).tolist()
     [0.0625, 0.00390625, 0.25]

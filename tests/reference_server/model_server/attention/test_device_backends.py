@@ -1,11 +1,12 @@
-"""The kernels that are somebody else's, behind doubles that have their signatures and compute densely on a CPU.
+"""Kernels of other packages, replaced by doubles with their signatures that compute densely on a CPU.
 
-What is tested is ours: which tensors are passed under which name, tables, lengths, windows, the gathering of pages.
+Tested are the tensors that we pass under each name: tables, lengths, windows, gathered pages.
 """
 
 import importlib.util
 import inspect
 import pkgutil
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +16,17 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from reference_server.model_server.attention import (
-    backend,
     flash_backend,
     flashinfer_backend,
-    torch_backend,
+    select,
+    triton_backend,
     varlen_backend,
 )
-from reference_server.model_server.attention.backend import AttentionNeeds
-from reference_server.model_server.attention.conformance import ROWS, Case, run
+from reference_server.model_server.attention.conformance import ROWS, Case, Outcome, Rows, run
+from reference_server.model_server.attention.kernel import AttentionKernel, AttentionNeeds
+from reference_server.model_server.attention.staging import upload
+from reference_server.model_server.attention.store import TorchStore
+from reference_server.model_server.attention.torch_backend import TorchDecode
 from reference_server.model_server.options import EngineOptions
 
 CPU = torch.device("cpu")
@@ -106,7 +110,7 @@ def varlen_attn(
 
 
 class FlashInferWrapper:
-    """What both wrappers of flashinfer have in common: a plan of lists of pages, then runs by it."""
+    """Shared by both wrappers of flashinfer: a plan of page lists, then runs."""
 
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
         assert kv_layout == "HND"
@@ -165,10 +169,11 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
         BatchDecodeWithPagedKVCacheWrapper=BatchDecodeWithPagedKVCacheWrapper,
     )
     monkeypatch.setattr(flashinfer_backend, "package", lambda: wrappers)
-    for wrapper in (flashinfer_backend.prefill_wrapper, flashinfer_backend.decode_wrapper):
-        wrapper.cache_clear()
-    for kernel in (flash_backend.FlashDecode, varlen_backend.VarlenDecode, flashinfer_backend.FlashInferDecode):
-        monkeypatch.setattr(kernel, "store", staticmethod(torch_backend.store))
+
+
+def outcome_of(prefill: AttentionKernel, decode: AttentionKernel, case: Case, rows: Rows) -> Outcome:
+    """With the tensors that an accelerator gets, and torch's store."""
+    return run(prefill, decode, TorchStore(), case, rows, CPU, make_tensors=partial(upload, device=CPU))
 
 
 MASKS = {
@@ -180,8 +185,8 @@ MASKS = {
 
 
 @pytest.mark.parametrize("case", MASKS.values(), ids=MASKS.keys())
-def test_flash_attn_is_given_what_it_takes(case: Case) -> None:
-    outcome = run(flash_backend.FlashPrefill(), flash_backend.FlashDecode(), case, ROWS["mixed"], CPU)
+def test_flash_attn_gets_the_arguments_that_it_accepts(case: Case) -> None:
+    outcome = outcome_of(flash_backend.FlashPrefill(), flash_backend.FlashDecode(), case, ROWS["mixed"])
 
     assert outcome.relative_error < 1e-5
 
@@ -197,10 +202,10 @@ def test_flash_attn_is_given_what_it_takes(case: Case) -> None:
     ],
     ids=["grouped", "groups of three", "window", "softcap"],
 )
-def test_flashinfer_is_given_what_it_takes(case: Case, rows: str) -> None:
+def test_flashinfer_gets_the_arguments_that_it_accepts(case: Case, rows: str) -> None:
     kernels = flashinfer_backend.FlashInferPrefill(), flashinfer_backend.FlashInferDecode()
 
-    outcome = run(*kernels, case, ROWS[rows], CPU)
+    outcome = outcome_of(*kernels, case, ROWS[rows])
 
     assert outcome.relative_error < 1e-5
 
@@ -240,7 +245,7 @@ def test_the_doubles_have_the_arguments_of_the_packages(name: str, double: Any) 
 def test_varlen_reads_tables_where_it_can(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(varlen_backend, "READS_TABLES", True)
 
-    outcome = run(varlen_backend.VarlenPrefill(), varlen_backend.VarlenDecode(), MASKS[name], ROWS["mixed"], CPU)
+    outcome = outcome_of(varlen_backend.VarlenPrefill(), varlen_backend.VarlenDecode(), MASKS[name], ROWS["mixed"])
 
     assert outcome.relative_error < 1e-5
 
@@ -253,13 +258,13 @@ def test_varlen_gathers_pages_that_it_cannot_read(
     monkeypatch.setattr(varlen_backend, "READS_TABLES", reads_tables)
     case = Case(num_kv_heads=2, block_size=block_size)
 
-    outcome = run(varlen_backend.VarlenPrefill(), torch_backend.TorchDecode(), case, ROWS["mixed"], CPU)
+    outcome = outcome_of(varlen_backend.VarlenPrefill(), TorchDecode(), case, ROWS["mixed"])
 
     assert outcome.relative_error < 1e-5
 
 
 @pytest.mark.parametrize("by_tables", [False, True])
-def test_varlen_is_tried_before_it_is_taken(monkeypatch: pytest.MonkeyPatch, by_tables: bool) -> None:
+def test_varlen_is_used_only_if_a_trial_is_correct(monkeypatch: pytest.MonkeyPatch, by_tables: bool) -> None:
     seen: list[set[str]] = []
 
     def twice(*args: Any, **named: Any) -> Tensor:
@@ -284,13 +289,13 @@ def test_varlen_is_tried_before_it_is_taken(monkeypatch: pytest.MonkeyPatch, by_
 def test_a_gpu_takes_the_first_backend_of_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_backend, "_is_offered", lambda needs: False)
     monkeypatch.setattr(varlen_backend, "_is_offered", lambda needs: not needs.has_alibi)
-    monkeypatch.setattr(backend.triton_backend, "is_offered", lambda needs: True)
+    monkeypatch.setattr(triton_backend, "is_offered", lambda needs: True)
     monkeypatch.setattr(varlen_backend, "READS_TABLES", False)
     needs = AttentionNeeds("cuda", torch.bfloat16, frozenset({128}))
 
-    llama = backend.choose(EngineOptions("m"), needs)
-    bloom = backend.choose(EngineOptions("m"), AttentionNeeds("cuda", torch.bfloat16, frozenset({64}), has_alibi=True))
-    paged = backend.choose(EngineOptions("m", attention="paged"), needs)
+    llama = select.choose(EngineOptions("m"), needs)
+    bloom = select.choose(EngineOptions("m"), AttentionNeeds("cuda", torch.bfloat16, frozenset({64}), has_alibi=True))
+    paged = select.choose(EngineOptions("m", attention="paged"), needs)
 
     assert (llama.prefill.name, llama.decode.name) == ("varlen", "triton")
     assert (bloom.prefill.name, bloom.decode.name, bloom.block_size) == ("triton", "triton", 16)

@@ -1,4 +1,4 @@
-"""A step's plan on its way to a device: one buffer, every array where it was laid out, none over another."""
+"""The upload of a step's plan: one buffer, every array at its offset, no overlap."""
 
 from typing import Any
 
@@ -11,19 +11,18 @@ from numpy.typing import NDArray
 
 from reference_server.model_server.attention.staging import (
     ALIGNMENT,
-    DeviceMetadata,
     host_arrays,
     layout,
-    on_device,
     stage,
+    upload,
 )
-from reference_server.model_server.attention.state import AttentionMetadata
 from reference_server.model_server.attention.triton_backend import MAX_SPLITS, splits_for
+from reference_server.model_server.step_state import StepMetadata, StepTensors
 
 CPU = torch.device("cpu")
 SHAPES = arrays_of.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=9)
 DTYPES = st.sampled_from([np.int64, np.int32])
-# A step has a token; what else it has may be nothing, such as rows of logits.
+# A step has at least one token; other arrays may be empty, such as rows of logits.
 ARRAYS = st.tuples(
     DTYPES.flatmap(lambda dtype: arrays_of.arrays(dtype, st.integers(1, 9))),
     st.lists(DTYPES.flatmap(lambda dtype: arrays_of.arrays(dtype, SHAPES)), max_size=5),
@@ -31,7 +30,7 @@ ARRAYS = st.tuples(
 
 
 @given(ARRAYS)
-def test_what_is_staged_comes_out_as_it_went_in(arrays: list[NDArray[Any]]) -> None:
+def test_staged_arrays_are_unchanged(arrays: list[NDArray[Any]]) -> None:
     staged = stage(arrays, CPU)
 
     for tensor, array in zip(staged, arrays, strict=True):
@@ -43,7 +42,7 @@ def test_what_is_staged_comes_out_as_it_went_in(arrays: list[NDArray[Any]]) -> N
 
 
 @given(ARRAYS)
-def test_arrays_lie_apart_and_aligned(arrays: list[NDArray[Any]]) -> None:
+def test_staged_arrays_are_aligned_and_do_not_overlap(arrays: list[NDArray[Any]]) -> None:
     offsets = layout(arrays)
 
     assert all(offset % ALIGNMENT == 0 for offset in offsets)
@@ -51,18 +50,17 @@ def test_arrays_lie_apart_and_aligned(arrays: list[NDArray[Any]]) -> None:
         assert 0 <= second - (first + array.nbytes) < ALIGNMENT
 
 
-def test_a_steps_tables_are_brought_over_once_for_all_layers() -> None:
-    metadata = AttentionMetadata(
+def test_upload_gives_the_tensors_of_a_step() -> None:
+    metadata = StepMetadata(
         slots=np.arange(16, 24),
         block_table=np.array([[1, 0], [2, 3], [4, 0]]),
         seqlen_q=np.array([1, 4, 3]),
         seqlen_k=np.array([7, 20, 3]),
-        num_decode_rows=1,
+        num_single_rows=1,
     )
 
-    placed = on_device(metadata, CPU)
+    placed = upload(metadata, CPU)
 
-    assert on_device(metadata, CPU) is placed
     assert placed.slots.tolist() == list(range(16, 24))
     assert placed.block_table.tolist() == [[1, 0], [2, 3], [4, 0]]
     assert placed.seqlen_k.tolist() == [7, 20, 3]
@@ -70,7 +68,7 @@ def test_a_steps_tables_are_brought_over_once_for_all_layers() -> None:
     assert placed.cu_seqlen_q.tolist() == [0, 4, 7]
     assert placed.cu_seqlen_k.tolist() == [0, 20, 23]
     kinds = [torch.int64, torch.int32, torch.int32, torch.int32, torch.int32]
-    assert [getattr(placed, name).dtype for name in DeviceMetadata.__slots__] == kinds
+    assert [getattr(placed, name).dtype for name in StepTensors.__slots__[:5]] == kinds
     assert len(host_arrays(metadata)) == len(kinds)
 
 

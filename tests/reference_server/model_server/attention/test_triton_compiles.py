@@ -15,7 +15,7 @@ from reference_server.model_server.attention.triton_backend import (
     power_of_two,
     tile_for,
 )
-from reference_server.model_server.models.triton_operators import warps_of
+from reference_server.model_server.models.operators import warps_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux alone")
 
@@ -50,9 +50,9 @@ def compiled(name: str, num_warps: int, **constants: Any) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from reference_server.model_server.models import triton_kernels
+    from reference_server.model_server.models import operator_kernels
 
-    kernel = getattr(kernels(), name, None) or getattr(triton_kernels, name)
+    kernel = getattr(kernels(), name, None) or getattr(operator_kernels, name)
     signature = {argument: _type_of(argument, constants) for argument in kernel.arg_names}
     # Tensors and strides of real launches are multiples of 16, which the launcher finds out by itself.
     divisible = {
@@ -134,7 +134,7 @@ def test_masks_and_the_small_kernels_compile() -> None:
     check(compiled("store", 2, HEADS=8, DIM=128), uses_tensor_cores=False)
 
 
-def test_the_operators_between_a_decoders_products_compile() -> None:
+def test_the_operators_between_products_compile() -> None:
     norm = {"HAS_DELTA": True, "HAS_BIAS": True, "CENTERED": True}
 
     check(compiled("add_norm", warps_of(4096), BLOCK=4096, **norm), uses_tensor_cores=False)

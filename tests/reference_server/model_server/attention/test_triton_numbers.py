@@ -14,7 +14,7 @@ LIMITS = {"float32": 2e-6, "float16": 2e-3}
 
 def interpreted(*arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.triton_interpreter", *arguments],
+        [sys.executable, "-m", "tests.support.models.triton_interpreter", *arguments],
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=900,
@@ -36,7 +36,8 @@ def reason_to_skip() -> str | None:
 pytestmark = pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip()))
 
 
-def test_every_mask_page_and_group_gives_what_dense_attention_gives() -> None:
+@pytest.mark.slow
+def test_every_mask_page_and_group_equals_dense_attention() -> None:
     found = interpreted()
 
     assert len(found) >= 20
@@ -45,7 +46,7 @@ def test_every_mask_page_and_group_gives_what_dense_attention_gives() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_combination_gives_what_dense_attention_gives() -> None:
+def test_every_combination_equals_dense_attention() -> None:
     found = interpreted("--all")
 
     assert [each for each in found if not each["error"] <= LIMITS[each["dtype"]]] == []

@@ -41,7 +41,7 @@ def place_compiler(directory: Path, script: str) -> None:
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
 
 
-def test_of_two_processes_one_builds(tmp_path: Path, fake_compiler: Path) -> None:
+def test_only_one_of_two_processes_builds(tmp_path: Path, fake_compiler: Path) -> None:
     command = [sys.executable, "-c", BUILD, str(tmp_path / "cache")]
 
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -52,7 +52,7 @@ def test_of_two_processes_one_builds(tmp_path: Path, fake_compiler: Path) -> Non
     assert fake_compiler.read_text() == "started\n"
 
 
-def test_a_killed_build_leaves_nothing_and_blocks_nobody(tmp_path: Path, fake_compiler: Path) -> None:
+def test_a_killed_build_leaves_no_library_and_no_lock(tmp_path: Path, fake_compiler: Path) -> None:
     cache = tmp_path / "cache"
     place_compiler(tmp_path / "bin", FAKE_COMPILER.format(log=fake_compiler, seconds=3600))
     killed = subprocess.Popen([sys.executable, "-c", BUILD, str(cache)], start_new_session=True)
@@ -79,10 +79,10 @@ def test_without_a_compiler_the_reason_is_logged_once(
     finally:
         build.kernels.cache_clear()
 
-    assert caplog.messages == ["the compiled CPU kernels are not used: there is no C++ compiler (no-such-compiler)"]
+    assert caplog.messages == ["the compiled CPU kernels are not used: no C++ compiler found (no-such-compiler)"]
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failing_compiler_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place_compiler(
         tmp_path / "bin", '#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "x.cpp:1: error: no" >&2\nexit 1\n'
     )

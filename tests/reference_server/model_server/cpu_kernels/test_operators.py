@@ -10,11 +10,14 @@ import torch.nn.functional as F
 
 from reference_server.model_server.attention import compiled_backend
 from reference_server.model_server.attention.compiled_backend import CompiledDecode, CompiledPrefill
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
+from reference_server.model_server.attention.kernel import AttentionOptions
+from reference_server.model_server.attention.store import CompiledStore, TorchStore
 from reference_server.model_server.attention.torch_backend import TorchDecode, TorchPrefill
 from reference_server.model_server.cpu_kernels import build
+from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.models.operators import CompiledOperators, Norm, TorchOperators
 from reference_server.model_server.models.packed_linear import in_panels
-from reference_server.model_server.models.walk import CompiledOperators, Norm, TorchOperators
+from reference_server.model_server.step_state import Step, StepMetadata, StepTensors
 
 kernels = build.kernels()
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="there is no C++ compiler")
@@ -31,7 +34,7 @@ def seeded() -> None:
     torch.manual_seed(5)
 
 
-def test_where_there_is_a_compiler_the_kernels_build_and_load() -> None:
+def test_with_a_compiler_the_kernels_build_and_load() -> None:
     assert kernels is not None
 
 
@@ -49,7 +52,8 @@ def test_decode_equals_the_torch_backend(
     options = AttentionOptions(head_dim**-0.5, window, softcap, slopes)
     cache = torch.randn(12, 2, num_kv_heads, 16, head_dim).to(dtype)
     query = torch.randn(3, num_heads, head_dim).to(dtype)
-    results = [kernel(query, cache, metadata([1, 16, 45]), options) for kernel in (CompiledDecode(), TorchDecode())]
+    step = step_of([1, 16, 45])
+    results = [kernel(query, LayerCache(cache), step, options) for kernel in (CompiledDecode(), TorchDecode())]
 
     torch.testing.assert_close(results[0], results[1], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -67,21 +71,25 @@ def test_prefill_equals_the_torch_backend(
     options = AttentionOptions(head_dim**-0.5, window, softcap, torch.rand(num_heads) if alibi else None)
     cache = torch.randn(12, 2, num_kv_heads, 16, head_dim).to(dtype)
     # A decode row, a whole prompt, the end of one, and a chunk that begins within a page.
-    rows = replace(metadata([3, 20, 45, 40]), seqlen_q=np.array([1, 20, 2, 29]), num_decode_rows=1)
+    rows = replace(metadata([3, 20, 45, 40]), seqlen_q=np.array([1, 20, 2, 29]), num_single_rows=1)
+    step = Step(rows, StepTensors.of_host(rows))
     query = torch.randn(20 + 2 + 29, num_heads, head_dim).to(dtype)
 
-    found, expected = (kernel(query, cache, rows, options) for kernel in (CompiledPrefill(), TorchPrefill()))
+    found, expected = (
+        kernel(query, LayerCache(cache), step, options) for kernel in (CompiledPrefill(), TorchPrefill())
+    )
 
     torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_a_long_prompt_without_a_mask_goes_through_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_backend, "SDPA_KEYS", 19)
-    cache, query = torch.randn(12, 2, 2, 16, 32), torch.randn(20, 4, 32)
-    rows = replace(metadata([20]), seqlen_q=np.array([20]), num_decode_rows=0)
+    cache, query = LayerCache(torch.randn(12, 2, 2, 16, 32)), torch.randn(20, 4, 32)
+    rows = replace(metadata([20]), seqlen_q=np.array([20]), num_single_rows=0)
+    step = Step(rows, StepTensors.of_host(rows))
     options = AttentionOptions(0.2)
 
-    assert torch.equal(CompiledPrefill()(query, cache, rows, options), TorchPrefill()(query, cache, rows, options))
+    assert torch.equal(CompiledPrefill()(query, cache, step, options), TorchPrefill()(query, cache, step, options))
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
@@ -89,8 +97,8 @@ def test_store_equals_the_torch_backend(dtype: torch.dtype) -> None:
     caches = [torch.zeros(12, 2, 2, 16, 24).to(dtype) for _ in range(2)]
     key_value = torch.randn(2, 3, 2, 24).to(dtype).transpose(0, 1)
 
-    for kernel, cache in zip((CompiledDecode(), TorchDecode()), caches, strict=True):
-        kernel.store(key_value, cache, metadata([1, 16, 45]))
+    for store, cache in zip((CompiledStore(), TorchStore()), caches, strict=True):
+        store(key_value, LayerCache(cache), step_of([1, 16, 45]))
 
     assert torch.equal(*caches)
 
@@ -121,7 +129,7 @@ def test_a_rows_product_does_not_depend_on_the_rows_beside_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_the_work_between_products_equals_torch(dtype: torch.dtype) -> None:
+def test_operators_between_products_equal_torch(dtype: torch.dtype) -> None:
     norm, head_norm = Norm(torch.rand(48).to(dtype), 1e-5), Norm(torch.rand(24).to(dtype), 1e-6)
     table = torch.randn(50, 2, 16).to(dtype)
     tokens = [torch.randn(5, 48).to(dtype), torch.randn(5, 48).to(dtype), torch.randn(5, 4, 24).to(dtype)]
@@ -152,7 +160,7 @@ def test_a_norm_whose_weight_has_another_type_is_refused() -> None:
         CompiledOperators(kernels).add_norm(torch.randn(2, 32).to(BF16), None, Norm(torch.ones(32), 1e-5))
 
 
-def test_the_exponential_is_right_from_end_to_end() -> None:
+def test_the_exponential_is_accurate_over_its_whole_range() -> None:
     gate = torch.linspace(-100, 100, 4001)[None]
     up = torch.ones_like(gate)
 
@@ -161,17 +169,14 @@ def test_the_exponential_is_right_from_end_to_end() -> None:
     torch.testing.assert_close(found, F.silu(gate), rtol=1e-6, atol=1e-36)
 
 
-def test_what_is_not_a_number_stays_visible() -> None:
+def test_nan_stays_nan() -> None:
     operators = CompiledOperators(kernels)
     broken = torch.full((1, 32), float("nan"))
 
     assert operators.silu_mul(broken).isnan().all()
     assert operators.add_norm(broken.clone(), None, Norm(torch.ones(32), 1e-5)).isnan().all()
-    assert (
-        CompiledDecode()(broken.view(1, 1, 32), torch.zeros(12, 2, 1, 16, 32), metadata([20]), AttentionOptions(1.0))
-        .isnan()
-        .all()
-    )
+    cache = LayerCache(torch.zeros(12, 2, 1, 16, 32))
+    assert CompiledDecode()(broken.view(1, 1, 32), cache, step_of([20]), AttentionOptions(1.0)).isnan().all()
 
 
 CALLS: dict[str, tuple[Any, ...]] = {
@@ -188,12 +193,12 @@ CALLS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_torch_finds_no_fault_with_the_operator(name: str) -> None:
+def test_the_operator_passes_torchs_checks(name: str) -> None:
     torch.library.opcheck(getattr(torch.ops.reference_server_cpu, name).default, CALLS[name])
 
 
 @multiplies
-def test_torch_finds_no_fault_with_the_product() -> None:
+def test_the_product_passes_torchs_checks() -> None:
     packed = in_panels(torch.randn(40, 32).to(BF16))
 
     torch.library.opcheck(
@@ -201,7 +206,7 @@ def test_torch_finds_no_fault_with_the_product() -> None:
     )
 
 
-def metadata(lengths: list[int]) -> AttentionMetadata:
+def metadata(lengths: list[int]) -> StepMetadata:
     """Decode rows of these lengths, over blocks in descending order."""
     blocks = iter(range(11, 0, -1))
     table = np.zeros((len(lengths), 4), dtype=np.int64)
@@ -209,10 +214,14 @@ def metadata(lengths: list[int]) -> AttentionMetadata:
         count = -(-length // 16)
         row[:count] = [next(blocks) for _ in range(count)]
     last = np.array(lengths, dtype=np.int64) - 1
-    return AttentionMetadata(
+    return StepMetadata(
         slots=table[np.arange(len(lengths)), last // 16] * 16 + last % 16,
         block_table=table,
         seqlen_q=np.ones(len(lengths), dtype=np.int64),
         seqlen_k=last + 1,
-        num_decode_rows=len(lengths),
+        num_single_rows=len(lengths),
     )
+
+
+def step_of(lengths: list[int]) -> Step:
+    return Step(metadata(lengths), StepTensors.of_host(metadata(lengths)))

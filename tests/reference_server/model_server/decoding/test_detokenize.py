@@ -56,7 +56,7 @@ def reference_stream(tokenizer, prompt_ids, ids):
     return pieces
 
 
-def test_model_server_M9_multi_byte_characters_come_whole():
+def test_model_server_M9_multi_byte_characters_are_streamed_whole():
     text = "我很感谢你的热情"
 
     pieces = stream(BYTEWISE, BYTEWISE.encode("Say:", True), BYTEWISE.encode(text, False))
@@ -78,7 +78,7 @@ def test_model_server_M10_sentencepiece_keeps_single_spaces(prompt):
     assert len([piece for piece in pieces if piece]) == len(ids)
 
 
-def test_model_server_M10_byte_fallback_characters_come_whole():
+def test_model_server_M10_byte_fallback_characters_are_streamed_whole():
     tokenizer = sentencepiece()
     ids = tokenizer.encode("My 热 Name", False)
 

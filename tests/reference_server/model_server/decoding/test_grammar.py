@@ -7,8 +7,8 @@ import tokenizers
 import torch
 from tokenizers import decoders, models
 
-from reference_server.messages import ChooserParameters
-from reference_server.model_server.decoding.grammar import MAX_KEPT, Grammars, GrammarState
+from reference_server.messages import ChooserParameters, Grammar, GrammarType
+from reference_server.model_server.decoding.grammar import MAX_CACHED, Grammars, GrammarState, read_resident_bytes
 from reference_server.model_server.decoding.logits import RowParameters
 from reference_server.model_server.decoding.sampling import TokenChooser
 from reference_server.presets.catalog import PRESETS
@@ -50,7 +50,7 @@ def row(state: GrammarState | None = None, **more: int) -> RowParameters:
 
 
 def test_model_server_M15_masks_follow_the_regex():
-    state = Grammars(M15, {EOS}).state("a+b")
+    state = Grammars(M15, {EOS}).state(Grammar("a+b"))
 
     assert allowed(state) == [0, 2]
     state.accept(2)
@@ -59,7 +59,7 @@ def test_model_server_M15_masks_follow_the_regex():
 
 def test_model_server_M15_a_free_row_stays_unconstrained():
     logits = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0]] * 3)
-    rows = [row(), row(Grammars(M15, {EOS}).state("a+b")), row()]
+    rows = [row(), row(Grammars(M15, {EOS}).state(Grammar("a+b"))), row()]
 
     choice = TokenChooser(rows, 5, {EOS}, torch.device("cpu")).choose(logits, [[0]] * 3).to_host()
     alone = TokenChooser([row()], 5, {EOS}, torch.device("cpu")).choose(logits[:1], [[0]]).to_host()
@@ -69,7 +69,7 @@ def test_model_server_M15_a_free_row_stays_unconstrained():
 
 
 def test_an_end_comes_only_where_the_grammar_may_end():
-    state = Grammars(M15, {EOS}).state("(ab)+")
+    state = Grammars(M15, {EOS}).state(Grammar("(ab)+"))
 
     seen = []
     for token in (0, 1, 2):
@@ -82,14 +82,14 @@ def test_an_end_comes_only_where_the_grammar_may_end():
 
 def test_every_end_of_sequence_id_of_the_model_ends():
     tokenizer = byte_level("a", "b", "ab", "1", "</s>", "<end>")
-    state = Grammars(tokenizer, {4, 5}).state("a")
+    state = Grammars(tokenizer, {4, 5}).state(Grammar("a"))
     state.accept(0)
 
     assert allowed(state, vocab_size=6) == [4, 5]
 
 
 def test_the_minimum_length_gives_way_where_only_an_end_is_left():
-    state = Grammars(M15, {EOS}).state("ab?")
+    state = Grammars(M15, {EOS}).state(Grammar("ab?"))
     chooser = TokenChooser([row(state, prompt_len=1, min_new_tokens=9)], 5, {EOS}, torch.device("cpu"))
 
     state.accept(0)
@@ -101,7 +101,7 @@ def test_the_minimum_length_gives_way_where_only_an_end_is_left():
 
 
 def test_an_ended_grammar_allows_ends_only_where_ends_are_ignored():
-    state = Grammars(M15, {EOS}).state("ab")
+    state = Grammars(M15, {EOS}).state(Grammar("ab"))
     for token in (2, EOS, EOS):
         state.accept(token)
 
@@ -110,7 +110,7 @@ def test_an_ended_grammar_allows_ends_only_where_ends_are_ignored():
 
 def test_a_character_may_be_split_over_tokens():
     tokenizer = byte_level("Ã", "©", "é", "x", "</s>", "Ĩ")
-    state = Grammars(tokenizer, {EOS}).state("[é]+x")
+    state = Grammars(tokenizer, {EOS}).state(Grammar("[é]+x"))
 
     # The bytes of é are C3 A9, which byte-level vocabularies write as Ã and ©.
     assert allowed(state, vocab_size=6) == [0]
@@ -124,23 +124,46 @@ def test_a_character_may_be_split_over_tokens():
 def test_a_generation_is_continued_behind_the_text_that_it_had(split: int):
     """However that text is tokenized: the words of the tokens that brought it are not known any more."""
     grammars = Grammars(M15, {EOS}, resident_bytes=lambda: 0)
-    walked, text = grammars.state("(ab){2}1|a{6}"), "abab1"[:split]
+    walked, text = grammars.state(Grammar("(ab){2}1|a{6}")), "abab1"[:split]
     for letter in text:
         walked.accept("ab?1".index(letter))
 
-    continued = grammars.state("(ab){2}1|a{6}", text)
+    continued = grammars.state(Grammar("(ab){2}1|a{6}"), text)
 
     assert allowed(continued) == allowed(walked)
 
 
+def test_hardening_R18_a_schema_is_walked_and_continued_as_a_schema():
+    tokenizer = byte_level(*'{}":,ab1', "</s>")
+    grammars = Grammars(tokenizer, {8})
+    grammar = Grammar('{"properties":{"a":{"$ref":"#"},"b":{"const":1}},"type":"object"}', GrammarType.JSON)
+    text = '{"a":{"b":1}'
+
+    walked = grammars.state(grammar)
+    for id_ in tokenizer.encode(text, add_special_tokens=False):
+        walked.accept(id_)
+
+    assert [tokenizer.decode([id_]) for id_ in allowed(walked, 9)] == ["}", ","]
+    assert allowed(grammars.state(grammar, text), 9) == allowed(walked, 9)
+
+
+@pytest.mark.parametrize(
+    "schema", ["{", '{"properties": 5}', '{"properties": {"a": {"not": {}}}, "required": ["a"]}', "x" * 300_000]
+)
+def test_a_schema_that_another_router_did_not_check_fails_its_row(schema: str):
+    state = Grammars(M15, {EOS}).state(Grammar(schema, GrammarType.JSON))
+
+    assert allowed(state) == []
+
+
 @pytest.mark.parametrize("text", ["b", "aba", "xyz"], ids=["another", "too_long", "no_tokens"])
 def test_a_text_that_the_grammar_does_not_let_through_is_not_continued(text: str):
-    assert allowed(Grammars(M15, {EOS}).state("ab", text)) == []
+    assert allowed(Grammars(M15, {EOS}).state(Grammar("ab"), text)) == []
 
 
 def test_sentencepiece_tokens_are_the_text_that_they_stand_for():
     words = ["<unk>", "▁a", "a", "▁", "</s>", "<0x20>", "<0xC3>", "<0xA9>", "é"]
-    state = Grammars(sentencepiece(*words), {EOS}).state(" ?a(é|a)")
+    state = Grammars(sentencepiece(*words), {EOS}).state(Grammar(" ?a(é|a)"))
 
     assert allowed(state, vocab_size=9) == [1, 2, 3, 5]
     state.accept(1)
@@ -149,7 +172,7 @@ def test_sentencepiece_tokens_are_the_text_that_they_stand_for():
 
 def test_text_that_is_forced_is_tokenized_as_the_tokenizer_would():
     tokenizer = sentencepiece("<unk>", "▁a", "a", "▁", "</s>", "<0x20>", "<0xC3>", "<0xA9>", "é")
-    state = Grammars(tokenizer, {EOS}).state(" aé")
+    state = Grammars(tokenizer, {EOS}).state(Grammar(" aé"))
 
     for id_ in tokenizer.encode(" aé", add_special_tokens=False):
         assert allowed(state, vocab_size=9) == [id_]
@@ -157,21 +180,21 @@ def test_text_that_is_forced_is_tokenized_as_the_tokenizer_would():
 
 
 def test_ids_that_only_the_model_has_are_never_chosen():
-    state = Grammars(byte_level("a", "b", "ab", "1", "</s>", vocab_size=70), {EOS}).state(r"(?s).*")
+    state = Grammars(byte_level("a", "b", "ab", "1", "</s>", vocab_size=70), {EOS}).state(Grammar(r"(?s).*"))
 
     assert allowed(state, vocab_size=70) == [0, 1, 2, 3, EOS]
 
 
 def test_special_tokens_are_no_text():
     tokenizer = load_tokenizer(PRESETS[0].tokenizer_directory)
-    state = Grammars(tokenizer, {tokenizer.eos_id or 0}).state(r"(?s).*")
+    state = Grammars(tokenizer, {tokenizer.eos_id or 0}).state(Grammar(r"(?s).*"))
 
     assert set(allowed(state, tokenizer.vocab_size)) & tokenizer.special_ids == {tokenizer.eos_id}
 
 
 @pytest.mark.parametrize("regex", ["(", "(?=a)b", "b"])
 def test_reliability_F7_a_grammar_that_cannot_be_enforced_fails_its_row_alone(regex: str):
-    rows = [row(), row(Grammars(M15, {EOS}).state(regex)), row()]
+    rows = [row(), row(Grammars(M15, {EOS}).state(Grammar(regex))), row()]
     logits = torch.tensor([[0.0, 0.0, 0.0, 5.0, 0.0]] * 3)
     rows[1].grammar.accept(0) if rows[1].grammar else None
 
@@ -182,7 +205,7 @@ def test_reliability_F7_a_grammar_that_cannot_be_enforced_fails_its_row_alone(re
 
 
 def test_a_token_that_the_grammar_forbids_fails_the_state():
-    state = Grammars(M15, {EOS}).state("a+b")
+    state = Grammars(M15, {EOS}).state(Grammar("a+b"))
     state.accept(3)
 
     assert allowed(state) == []
@@ -194,30 +217,30 @@ def test_what_cannot_be_served_fails_its_state(tokenizer: FastTokenizer | type[S
         tokenizer = object.__new__(SlowTokenizer)  # type: ignore[assignment]
         tokenizer.vocab_size = 5
 
-    assert allowed(Grammars(tokenizer, []).state("a")) == []  # type: ignore[arg-type]
+    assert allowed(Grammars(tokenizer, []).state(Grammar("a"))) == []  # type: ignore[arg-type]
 
 
 def test_reliability_Q12_the_last_grammars_are_kept_and_shared():
     grammars = Grammars(M15, {EOS})
-    first = grammars.automaton("a")
-    shared = grammars.automaton("a") is first
-    for number in range(MAX_KEPT):
-        grammars.automaton(f"a{{{number + 1}}}")
+    first = grammars.automaton(Grammar("a"))
+    shared = grammars.automaton(Grammar("a")) is first
+    for number in range(MAX_CACHED):
+        grammars.automaton(Grammar(f"a{{{number + 1}}}"))
 
     assert shared
-    assert len(grammars._kept) == MAX_KEPT
-    assert grammars.automaton("a") is not first
+    assert len(grammars.cached) == MAX_CACHED
+    assert grammars.automaton(Grammar("a")) is not first
 
 
 def test_reliability_Q12_large_automata_are_dropped_first():
     sizes = iter([0, 200 << 20, 0, 100 << 20, 0, 1 << 20])
     grammars = Grammars(M15, {EOS}, resident_bytes=lambda: next(sizes))
 
-    grammars.automaton("a")
-    grammars.automaton("b")
-    grammars.automaton("ab")
+    grammars.automaton(Grammar("a"))
+    grammars.automaton(Grammar("b"))
+    grammars.automaton(Grammar("ab"))
 
-    assert list(grammars._kept) == ["b", "ab"]
+    assert [each.text for each in grammars.cached] == ["b", "ab"]
 
 
 def test_limits_that_others_used_up_do_not_end_a_sequence():
@@ -225,23 +248,23 @@ def test_limits_that_others_used_up_do_not_end_a_sequence():
     tokenizer = load_tokenizer(PRESETS[0].tokenizer_directory)
     grammars = Grammars(tokenizer, {tokenizer.eos_id or 0})
     regex = ".*(a|b|c2).{300}x"
-    spent = grammars.automaton(regex)
+    spent = grammars.automaton(Grammar(regex))
     generator = torch.Generator().manual_seed(0)
 
     walked = 0
     while not spent.start.is_error() and walked < 3000:
-        walk = GrammarState(grammars, regex)
+        walk = GrammarState(grammars, Grammar(regex))
         for _ in range(500):
             choices = allowed(walk, tokenizer.vocab_size)
             if not choices:
                 break
             walk.accept(choices[int(torch.randint(len(choices), (1,), generator=generator))])
             walked += 1
-        if grammars._kept.get(regex) is not spent:
+        if grammars.automaton(Grammar(regex)) is not spent:
             break
 
-    assert grammars._kept.get(regex) is not spent, "its limits were not reached"
-    assert allowed(grammars.state(regex), tokenizer.vocab_size) != []
+    assert grammars.automaton(Grammar(regex)) is not spent, "its limits were not reached"
+    assert allowed(grammars.state(Grammar(regex)), tokenizer.vocab_size) != []
 
 
 class SlowClock:
@@ -260,26 +283,24 @@ def test_reliability_Q13_a_grammar_that_holds_up_its_batch_is_ended_and_refused(
     clock = SlowClock()
     grammars = Grammars(M15, {EOS}, clock_ns=clock)
     regex = "a+b1" if at == "start" else "a+b"
-    state = grammars.state("a+b")
+    state = grammars.state(Grammar("a+b"))
 
     clock.step_ms = 60
     match at:
         case "start":
-            state = grammars.state(regex)
+            state = grammars.state(Grammar(regex))
         case "continuation":
-            state = grammars.state(regex, "a")
+            state = grammars.state(Grammar(regex), "a")
         case "mask":
             allowed(state)
         case "token":
             state.accept(0)
     clock.step_ms = 0
 
-    assert allowed(state) == allowed(grammars.state(regex)) == []
-    assert allowed(grammars.state("a+")) == [0]
+    assert allowed(state) == allowed(grammars.state(Grammar(regex))) == []
+    assert allowed(grammars.state(Grammar("a+"))) == [0]
 
 
 def test_resident_memory_is_read():
-    from reference_server.model_server.decoding.grammar import _resident_bytes
-
-    assert (1 << 20) < _resident_bytes() < (1 << 40)
+    assert (1 << 20) < read_resident_bytes() < (1 << 40)
     assert Path("/proc/self/statm").exists()

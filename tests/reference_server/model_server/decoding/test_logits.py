@@ -42,7 +42,7 @@ def logits():
         (ChooserParameters(typical_p=0.6), TypicalLogitsWarper(0.6)),
     ],
 )
-def test_filters_keep_what_transformers_keeps(logits, chooser, warper):
+def test_filters_keep_the_same_ids_as_transformers(logits, chooser, warper):
     assert torch.equal(scores_of(chooser, logits, [1, 4]), warper(torch.tensor([[1, 4]]), logits))
 
 
@@ -80,7 +80,7 @@ def test_model_server_M14_watermark_adds_delta_to_the_green_list_of_the_rows_own
     assert scores.tolist() == [[0, 0, 0, 0, 2, 2, 0, 2, 2, 2], [0] * 10]
 
 
-def test_model_server_M12_repetition_penalty_does_not_reach_the_padding_of_a_longer_mate():
+def test_model_server_M12_repetition_penalty_does_not_change_a_shorter_row():
     rows = pipeline(ChooserParameters(repetition_penalty=1.3), ChooserParameters(repetition_penalty=1.3), vocab_size=5)
 
     scores = rows.process(torch.ones(2, 5), [[3], [1, 2, 3, 4, 4, 4]], None)
@@ -95,7 +95,7 @@ def test_model_server_M13_frequency_penalty_in_a_ragged_batch_equals_solo():
     assert torch.equal(batch[:1], scores_of(chooser, torch.zeros(1, VOCAB_SIZE), [3, 3, 1]))
 
 
-def test_min_new_tokens_masks_every_eos_id_until_they_are_out():
+def test_min_new_tokens_filters_every_eos_id_until_they_are_generated():
     rows = pipeline(
         ChooserParameters(), ChooserParameters(), vocab_size=5, eos_ids={1, 4, 99}, prompt_len=2, min_new_tokens=2
     )
@@ -149,7 +149,7 @@ def test_every_unset_wire_value_is_off(logits):
     assert torch.equal(scores_of(zeros, logits, [1, 2]), logits)
 
 
-def test_the_given_logits_are_left_as_they_were(logits):
+def test_the_logits_are_not_changed(logits):
     before = logits.clone()
 
     scores_of(ChooserParameters(repetition_penalty=2.0, temperature=0.5, top_k=3), logits, [1, 2, 3], min_new_tokens=5)
@@ -157,7 +157,7 @@ def test_the_given_logits_are_left_as_they_were(logits):
     assert torch.equal(logits, before)
 
 
-def test_following_a_growing_sequence_equals_starting_from_its_end():
+def test_updates_with_a_growing_sequence_equal_one_update_at_its_end():
     parameters = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "presence_penalty": 0.3}
     chooser = ChooserParameters(**parameters)
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
@@ -185,12 +185,12 @@ def test_a_newest_id_on_the_device_counts_like_one_on_the_host_and_only_once():
         assert torch.equal(followed, fresh)
 
 
-def test_a_watermark_asks_for_its_last_id_on_the_host():
+def test_a_watermark_needs_its_last_id_on_the_host():
     assert pipeline(ChooserParameters(watermark=True)).needs_host_ids
     assert not pipeline(ChooserParameters(repetition_penalty=2.0)).needs_host_ids
 
 
-def test_an_id_outside_the_vocabulary_does_not_reach_another_row():
+def test_an_id_outside_the_vocabulary_does_not_change_another_row():
     rows = pipeline(ChooserParameters(repetition_penalty=2.0), ChooserParameters(), vocab_size=4)
 
     scores = rows.process(torch.ones(2, 4), [[1, 5], [0]], None)

@@ -90,7 +90,7 @@ def test_model_server_M5_same_seed_same_ids_another_seed_others():
     assert ids_for(42) != ids_for(43)
 
 
-def test_the_draw_depends_on_the_absolute_position_not_on_how_it_was_reached():
+def test_the_draw_depends_only_on_the_absolute_position():
     row = RowParameters(ChooserParameters(do_sample=True, seed=5))
     logits = random_logits(1)
 
@@ -109,7 +109,7 @@ def test_sampled_frequencies_follow_the_distribution():
     assert counts / 4000 == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.03)
 
 
-def test_greedy_rows_take_the_best_id_beside_sampling_mates():
+def test_greedy_rows_take_the_best_id_beside_sampled_rows():
     logits = random_logits(3)
     rows = [RowParameters(CHOOSER), RowParameters(ChooserParameters(do_sample=True)), RowParameters(CHOOSER)]
 
@@ -155,7 +155,7 @@ def test_top_tokens_belong_to_their_row_and_are_warped():
     assert top[2][1] == pytest.approx(torch.tensor([3.0, 2.0]).log_softmax(-1).tolist())
 
 
-def test_reliability_F6_a_row_that_is_not_finite_is_reported_and_leaves_its_mates_alone():
+def test_reliability_F6_a_row_that_is_not_finite_is_reported_and_changes_no_other_row():
     logits = random_logits(5)
     mixed = RowParameters(ChooserParameters(temperature=0.7, top_k=5, top_p=0.9, seed=3), top_n_tokens=2)
     rows = [mixed, RowParameters(CHOOSER), mixed, RowParameters(ChooserParameters(typical_p=0.5)), mixed]
@@ -207,7 +207,7 @@ sequences = st.tuples(
     seed=st.integers(0, 1000),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-def test_a_rows_token_logprob_and_top_tokens_never_depend_on_its_mates(batch, seed, dtype):
+def test_a_rows_token_logprob_and_top_tokens_never_depend_on_other_rows(batch, seed, dtype):
     logits = random_logits(len(batch), seed).to(getattr(torch, dtype))
     rows, ids = [row for row, _ in batch], [ids for _, ids in batch]
 

@@ -23,7 +23,7 @@ def test_model_server_M7_length_wins_over_eos_on_the_last_token():
     assert criteria(max_new_tokens=2).finish_reason(EOS, "</s>") is FinishReason.EOS_TOKEN
 
 
-def test_model_server_M7_ignored_eos_goes_on():
+def test_model_server_M7_generation_continues_after_an_ignored_eos():
     assert criteria(max_new_tokens=2, ignore_eos_token=True).finish_reason(EOS, "</s>") is None
 
 

@@ -1,7 +1,7 @@
-"""Whether what a graph captures may be captured, family by family, on a CPU.
+"""Whether a CUDA graph may capture the decode step of each family, checked on a CPU.
 
-A captured step is replayed as it was recorded: it must not wait for its device, and what changes between two steps must
-lie at addresses that hold, never in a number or a tensor that the host made for this step.
+A captured step is replayed as it was recorded: it must not wait for its device, and all that changes between two steps
+must be at fixed addresses, never a number or a tensor that the host made for one step.
 """
 
 from pathlib import Path
@@ -10,49 +10,55 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference_server.model_server.attention import backend
-from reference_server.model_server.attention.backend import AttentionBackend
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionOptions
+from reference_server.model_server.attention import select
+from reference_server.model_server.attention.kernel import AttentionOptions
+from reference_server.model_server.attention.select import AttentionBackend
 from reference_server.model_server.attention.torch_backend import TorchPrefill
 from reference_server.model_server.engine import Engine
-from reference_server.model_server.forward.cuda_graph import GraphedForward, StaticInputs, Step
+from reference_server.model_server.forward.cuda_graph import CapturedStep, GraphedForward, StaticInputs
 from reference_server.model_server.forward.ragged import RaggedForward
+from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import rotary
-from reference_server.model_server.shard import LocalShard
-from tests.support.step_recorder import StepRecorder
-from tests.support.table_attention import TABLES, TableDecode
-from tests.support.tiny_configs import CONFIGS
-from tests.support.tiny_models import save_tiny_model
-from tests.support.tiny_shards import tiny_options
+from reference_server.model_server.step_state import Step
+from tests.support.models.step_recorder import StepRecorder
+from tests.support.models.table_attention import TABLES, TableDecode
+from tests.support.models.tiny_configs import CONFIGS
+from tests.support.models.tiny_models import save_tiny_model
+from tests.support.models.tiny_shards import tiny_options
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 ROWS, BLOCK_SIZE, MAX_TOTAL = 4, 16, 64
-# Captured never: its rotary positions depend on each request's length.
+# Never captured: its rotary positions depend on each request's length.
 OF_LENGTHS = {"llama-dynamic-rope"}
-# Transformers' own experts look at which of them are hit. Capturing fails, and every step is launched.
+# Transformers' own experts read on the host which of them are used. Capture fails, and every step is computed.
 WAITING = {"dbrx"}
 SAFE = [name for name in CONFIGS if name not in OF_LENGTHS | WAITING]
 
 
 class OneKernel(TableDecode):
-    """Counts as what a kernel of a GPU is: one launch to store, one to attend."""
+    """One launch, as a kernel of a GPU."""
 
-    def store(self, key_value: Tensor, cache: Tensor, metadata: AttentionMetadata) -> None:
-        cache.zero_()
-
-    def __call__(self, query: Tensor, cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions) -> Tensor:
+    def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
         return query.clone()
 
 
-def captured_step(engine: Engine) -> tuple[Step, StaticInputs]:
-    """What a graph of ROWS rows would hold, and where it reads its inputs."""
-    engine._allocate(32)
-    forward = engine._model.forward
+class OneStore:
+    """One launch."""
+
+    def __call__(self, key_value: Tensor, cache: LayerCache, step: Step) -> None:
+        cache.buffer.zero_()
+
+
+def captured_step(engine: Engine) -> tuple[CapturedStep, StaticInputs]:
+    """The step that a graph of ROWS rows captures, and its inputs."""
+    engine.allocate_cache(32)
+    forward = engine.model.forward
     assert isinstance(forward, RaggedForward)
     graphs = GraphedForward(forward, _no_runner, engine.info.block_size)
     static = StaticInputs.empty(ROWS, MAX_TOTAL // BLOCK_SIZE, torch.device("cpu"))
-    return graphs._step(static, ROWS, MAX_TOTAL), static
+    return graphs.make_step(static, ROWS, MAX_TOTAL), static
 
 
 def _no_runner() -> None:
@@ -60,13 +66,13 @@ def _no_runner() -> None:
 
 
 def load(directory: Path, monkeypatch: pytest.MonkeyPatch, attention: AttentionBackend, **options: object) -> Engine:
-    monkeypatch.setattr(backend, "BACKENDS", (attention,))
+    monkeypatch.setattr(select, "BACKENDS", (attention,))
     shard = LocalShard.load(tiny_options(directory, cpu_memory_gib=0.05, **options))
     shard.close()
-    return shard._engine
+    return shard.engine
 
 
-def recorded(step: Step, static: StaticInputs, positions: list[int], first_block: int) -> StepRecorder:
+def recorded(step: CapturedStep, static: StaticInputs, positions: list[int], first_block: int) -> StepRecorder:
     """One step of rows at `positions`, -1 for an empty one."""
     static.positions.copy_(torch.tensor(positions))
     static.input_ids.copy_(torch.tensor(positions).clamp(min=0) + 3)
@@ -104,15 +110,15 @@ def test_a_family_that_waits_is_known(family: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("family", sorted(OF_LENGTHS))
-def test_rotary_positions_of_a_length_are_never_captured(
+def test_length_dependent_rotary_positions_are_never_captured(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load(save_tiny_model(tmp_path, family), monkeypatch, TABLES)
 
-    assert rotary.needs_lengths(engine._loaded.model)
+    assert rotary.needs_lengths(engine.loaded.model)
 
 
-def test_the_recorder_sees_waits_and_what_the_host_made() -> None:
+def test_the_recorder_finds_waits_and_values_made_on_the_host() -> None:
     static = torch.tensor([3, 0, 5])
     steps = {
         "item": lambda: static + int(static[0]),
@@ -159,7 +165,7 @@ def kernels_of_a_layer(
         own.mkdir()
         save_tiny_model(own, family, **{layers: number})
         with torch.inference_mode():
-            one_kernel = AttentionBackend("one", TorchPrefill(), OneKernel())
+            one_kernel = AttentionBackend("one", TorchPrefill, OneKernel, OneStore)
             step, static = captured_step(load(own, monkeypatch, one_kernel, fuse=fuse))
             counts.append(recorded(step, static, [3, 9, -1, -1], first_block=1).num_kernels)
     return counts[1] - counts[0]
@@ -174,7 +180,7 @@ def test_a_layer_launches_no_more_kernels_than_it_did(
     assert kernels_of_a_layer(family, layers, tmp_path, monkeypatch) <= most
 
 
-def test_fusing_leaves_less_than_half_of_a_layers_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fusing_removes_more_than_half_of_a_layers_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (plain := tmp_path / "plain").mkdir()
     (fused := tmp_path / "fused").mkdir()
 

@@ -1,5 +1,6 @@
-"""What one packed forward is planned to be: tokens, slots, rows that give logits."""
+"""The plan of one packed forward: tokens, slots, rows of the logits."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -13,7 +14,7 @@ from reference_server.model_server.decoding.detokenize import IncrementalDetoken
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.forward.inputs import build_inputs
 from reference_server.model_server.sequence import Sequence
-from tests.support.word_tokenizer import WordTokenizer
+from tests.support.models.word_tokenizer import WordTokenizer
 
 BLOCK_SIZE = 4
 
@@ -46,23 +47,23 @@ def test_decodes_take_their_last_token_in_batch_order() -> None:
     assert inputs.input_ids.tolist() == [7, 8]
     assert inputs.positions.tolist() == [2, 4]
     assert inputs.logits_index is None
-    assert inputs.attention.slots.tolist() == [9 * 4 + 2, 7 * 4 + 0]
-    assert inputs.attention.seqlen_k.tolist() == [3, 5]
-    assert inputs.attention.num_decode_rows == 2
+    assert inputs.metadata.slots.tolist() == [9 * 4 + 2, 7 * 4 + 0]
+    assert inputs.metadata.seqlen_k.tolist() == [3, 5]
+    assert inputs.metadata.num_single_rows == 2
 
 
-def test_what_is_derived_from_the_membership_is_kept_between_decodes() -> None:
+def test_the_plan_of_a_membership_is_reused_between_decodes() -> None:
     batch = SequenceBatch(1, (sequence(0, [5, 6, 7], 2, 2, 1, [9]), sequence(1, [1, 2], 1, 1, 1, [3])), BLOCK_SIZE)
 
     first = build_inputs(batch, prompt_logprobs=False)
+    batch = replace(batch, plan=first.plan)
     again = build_inputs(batch, prompt_logprobs=False)
     batch.sequences[0].stopped = True
     without_stopped = build_inputs(batch, prompt_logprobs=False)
 
-    assert again.attention.block_table is first.attention.block_table
-    assert again.attention.batch_memo is first.attention.batch_memo
+    assert again.plan is first.plan
     assert without_stopped.input_ids.tolist() == [2]
-    assert without_stopped.attention.block_table.tolist() == [[3]]
+    assert without_stopped.metadata.block_table.tolist() == [[3]]
 
 
 def test_single_tokens_are_packed_before_chunks_but_logits_keep_batch_order() -> None:
@@ -75,10 +76,10 @@ def test_single_tokens_are_packed_before_chunks_but_logits_keep_batch_order() ->
 
     assert inputs.input_ids.tolist() == [21, 11, 12, 13, 30, 31]
     assert inputs.positions.tolist() == [1, 1, 2, 3, 0, 1]
-    assert inputs.attention.slots.tolist() == [25, 9, 10, 11, 32, 33]
-    assert inputs.attention.seqlen_q.tolist() == [1, 3, 2]
-    assert inputs.attention.seqlen_k.tolist() == [2, 4, 2]
-    assert inputs.attention.num_decode_rows == 1
+    assert inputs.metadata.slots.tolist() == [25, 9, 10, 11, 32, 33]
+    assert inputs.metadata.seqlen_q.tolist() == [1, 3, 2]
+    assert inputs.metadata.seqlen_k.tolist() == [2, 4, 2]
+    assert inputs.metadata.num_single_rows == 1
     # The chunk is not the prompt's last, so it gives no token.
     assert [each.id for each in inputs.sampled] == [1, 2]
     assert inputs.logits_index is not None
@@ -102,7 +103,7 @@ def test_every_token_has_one_slot_in_its_own_rows_blocks(rows: list[tuple[int, i
 
     inputs = build_inputs(SequenceBatch(1, sequences, BLOCK_SIZE), prompt_logprobs=False)
 
-    attention = inputs.attention
+    attention = inputs.metadata
     slots = attention.slots.tolist()
     assert len(slots) == len(set(slots)) == sum(input_len for _, input_len, _ in rows) == len(inputs.positions)
     ends = np.cumsum(attention.seqlen_q)
@@ -113,22 +114,26 @@ def test_every_token_has_one_slot_in_its_own_rows_blocks(rows: list[tuple[int, i
         assert slots[end - new : end] == expected[length - new :]
         assert inputs.positions[end - new : end].tolist() == list(range(length - new, length))
         assert 0 not in table[: -(-int(length) // BLOCK_SIZE)]
-    assert (attention.seqlen_q[: attention.num_decode_rows] == 1).all()
-    assert (attention.seqlen_q[attention.num_decode_rows :] > 1).all()
+    assert (attention.seqlen_q[: attention.num_single_rows] == 1).all()
+    assert (attention.seqlen_q[attention.num_single_rows :] > 1).all()
 
 
-def test_prompt_logprobs_take_the_rows_that_predict_prompt_tokens() -> None:
+def test_prompt_logprobs_use_the_rows_that_predict_prompt_tokens() -> None:
     first_chunk = sequence(0, [10, 11, 12, 13], 4, 0, 2, [2], logprobs=True)
     last_chunk = sequence(1, [20, 21, 22], 3, 1, 2, [3], logprobs=True)
     batch = SequenceBatch(1, (first_chunk, last_chunk), BLOCK_SIZE)
 
     inputs = build_inputs(batch, prompt_logprobs=True)
 
-    # Packed: 10 11 21 22. Row of 22 samples; 10 -> 11, 11 -> 12, 21 -> 22.
+    # Packed: 10 11 21 22. The rows predict 11, 12; 22, and the row of 22 is sampled.
     assert inputs.logits_index is not None
-    assert inputs.logits_index.tolist() == [3, 0, 1, 2]
-    assert [(span.first_row, span.target_ids.tolist()) for span in inputs.prompt_spans] == [(1, [11, 12]), (3, [22])]
-    assert build_inputs(batch, prompt_logprobs=False).prompt_spans == ()
+    assert inputs.logits_index.tolist() == [0, 1, 2, 3]
+    assert [(span.first_row, span.next_prompt_ids) for span in inputs.spans] == [(0, [11, 12]), (2, [22])]
+    assert inputs.sampled_rows is not None
+    assert inputs.sampled_rows.tolist() == [3]
+    assert [(span.count, span.next_prompt_ids) for span in build_inputs(batch, prompt_logprobs=False).spans] == [
+        (1, [])
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,20 +7,22 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from reference_server.model_server.attention import backend
+from reference_server.model_server.attention import select
 from reference_server.model_server.attention.conformance import metadata_of
-from reference_server.model_server.attention.state import AttentionState
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.kv_cache import KVCache, bytes_per_block
 from reference_server.model_server.models import hooks, loader, transformers_compat
 from reference_server.model_server.models.families import find_family
 from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.step_state import StepState
 from reference_server.presets.catalog import PRESETS
-from tests.support.table_attention import TABLES
+from tests.support.models.table_attention import TABLES
 
 META = torch.device("meta")
 BLOCKS, BLOCK_SIZE = 8, 16
+# Their layers are those of smaller presets.
+SLOW = ("llama-3.1-8b", "qwen2.5-7b")
 # Bytes of K/V a token, as the presets' shapes say.
 BYTES_PER_TOKEN = {
     "tiny-llama": 2 * 4 * 2 * 32 * 2,
@@ -37,20 +39,23 @@ def packed(spans: SequenceOf[tuple[int, int]]) -> RaggedInputs:
     table = np.arange(1, 2 * len(spans) + 1, dtype=np.int64).reshape(len(spans), 2)
     metadata = metadata_of(table, spans, BLOCK_SIZE)
     positions = np.concatenate([np.arange(first, last) for first, last in spans])
-    is_decode = metadata.num_decode_rows == metadata.num_rows
+    is_decode = metadata.num_single_rows == metadata.num_rows
     return RaggedInputs(
         input_ids=np.zeros(len(positions), dtype=np.int64),
         positions=positions,
         logits_index=None if is_decode else np.cumsum(metadata.seqlen_q) - 1,
         sampled=(),
-        prompt_spans=(),
-        attention=metadata,
+        spans=(),
+        metadata=metadata,
     )
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(preset, id=preset.name, marks=pytest.mark.slow if preset.name in SLOW else ()) for preset in PRESETS],
+)
 def test_shapes_of_logits_and_caches_at_full_size(preset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "BACKENDS", (TABLES,))
+    monkeypatch.setattr(select, "BACKENDS", (TABLES,))
     hooks.register()
     config = AutoConfig.from_pretrained(preset.directory)
     family = find_family(config.to_dict())
@@ -62,8 +67,8 @@ def test_shapes_of_logits_and_caches_at_full_size(preset, monkeypatch: pytest.Mo
         family.shim(model)
 
     layers = hooks.probe(model)
-    choice = backend.choose(EngineOptions("model"), hooks.needs_of(layers, META, torch.bfloat16))
-    state = AttentionState()
+    choice = select.choose(EngineOptions("model"), hooks.needs_of(layers, META, torch.bfloat16))
+    state = StepState()
     hooks.attach(layers, state, choice)
     shapes = [layer.shape for layer in layers]
     state.cache = KVCache(shapes, BLOCKS, BLOCK_SIZE, torch.bfloat16, META)
@@ -73,6 +78,6 @@ def test_shapes_of_logits_and_caches_at_full_size(preset, monkeypatch: pytest.Mo
         mixed = forward(packed([(9, 10), (0, 20), (16, 21)]))
 
     assert bytes_per_block(shapes, BLOCK_SIZE, torch.bfloat16) == BYTES_PER_TOKEN[preset.name] * BLOCK_SIZE
-    assert {layer.shape[0] for layer in state.cache.layers} == {BLOCKS}
+    assert {layer.buffer.shape[0] for layer in state.cache.layers} == {BLOCKS}
     for logits in (decoded, mixed):
         assert (logits.shape, logits.dtype, logits.device.type) == ((3, config.vocab_size), torch.bfloat16, "meta")

@@ -1,4 +1,4 @@
-"""The measuring command: every part on a CPU with small shapes, on a machine that has nothing but torch's side."""
+"""The measure command: every part on a CPU with small shapes and without the server's packages."""
 
 import json
 import os
@@ -13,21 +13,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from reference_server.model_server.attention import backend, conformance
-from reference_server.model_server.forward import tiers
+from reference_server.model_server.attention import conformance, select
+from reference_server.model_server.forward import prepare
 from reference_server.model_server.forward.cuda_graph import GraphedForward
 from reference_server.model_server.measure import correctness
 from reference_server.model_server.measure.__main__ import main
 from reference_server.model_server.measure.levels import measure_engine, measure_steps
-from reference_server.model_server.measure.record import Plan, Record, Result, deadline
+from reference_server.model_server.measure.record import Measurement, MeasurePlan, Record, deadline
 from reference_server.model_server.measure.rig import Floors, Rig
 from reference_server.model_server.measure.table import goals_of, render
-from tests.support.graph_recorder import Recorder
-from tests.support.table_attention import TABLES
+from tests.support.models.graph_recorder import Recorder
+from tests.support.models.table_attention import TABLES
 
-# As on a bare machine: what the server and the client need beside torch, transformers, numpy and safetensors.
+# Packages of server and client that the command does not need: blocked.
 ABSENT = (
-    "pydantic", "pydantic_settings", "fastapi", "uvicorn", "uvloop", "orjson", "grpc", "prometheus_client", "locust",
+    "pydantic", "fastapi", "uvicorn", "uvloop", "orjson", "grpc", "locust",
     "gevent", "pandas", "pyarrow", "optuna", "bitsandbytes", "torchao", "llguidance", "outlines_core", "opentelemetry",
 )  # fmt: skip
 BARE = f"""
@@ -47,6 +47,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_steps_and_engine_are_measured_on_a_bare_machine(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
 
@@ -83,10 +84,10 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     assert found["peers"][0]["ratio"] > 0
 
 
-def test_time_that_is_up_leaves_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_are_skipped_when_the_time_is_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--presets", "tiny-llama", "--minutes", "0"]) == 0
 
-    assert "ceilings: not begun, the time is up" in capsys.readouterr().out
+    assert "ceilings: skipped, the time is up" in capsys.readouterr().out
 
 
 def make_record(tmp_path: Path, limit_s: float = 60.0) -> Record:
@@ -100,7 +101,7 @@ def fail(error: Exception) -> Callable[[], None]:
     return part
 
 
-def test_a_part_that_fails_is_kept_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_failed_part_is_recorded_and_the_run_continues(tmp_path: Path) -> None:
     record, ran = make_record(tmp_path), []
 
     record.attempt("ceilings", fail(torch.OutOfMemoryError("CUDA out of memory\nadvice")))
@@ -116,18 +117,18 @@ def test_a_part_that_fails_is_kept_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert "failed: ceilings: OutOfMemoryError: CUDA out of memory" in render(record, None)
 
 
-def test_nothing_is_begun_on_a_device_that_has_failed(tmp_path: Path) -> None:
+def test_parts_are_skipped_after_the_device_has_failed(tmp_path: Path) -> None:
     record, ran = make_record(tmp_path), []
 
     record.attempt("kernels", fail(torch.AcceleratorError("CUDA error: an illegal memory access")))
     record.attempt("steps", lambda: ran.append("steps"))
 
     assert ran == []
-    assert "steps: not begun, the device has failed" in record.notes
+    assert "steps: skipped, the device has failed" in record.notes
     assert json.loads((tmp_path / "result.json").read_text())["device_error"].endswith("an illegal memory access")
 
 
-def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_hanging_part_times_out(tmp_path: Path) -> None:
     record = make_record(tmp_path)
 
     record.attempt("peer", threading.Event().wait, limit_s=0.05)
@@ -135,7 +136,7 @@ def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
     assert record.parts[0]["error"] == "TimeoutError: not done after 0 s"
 
 
-def test_a_deadline_leaves_another_alarm_as_it_was() -> None:
+def test_a_deadline_restores_the_previous_alarm() -> None:
     before = signal.getsignal(signal.SIGALRM)
     others_s, _ = signal.getitimer(signal.ITIMER_REAL)
 
@@ -146,13 +147,13 @@ def test_a_deadline_leaves_another_alarm_as_it_was() -> None:
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (others_s > 0)
 
 
-def test_a_kernel_that_raises_where_it_offers_itself_fails_its_check(
+def test_a_kernel_that_raises_on_a_supported_case_fails_its_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = make_record(tmp_path)
     monkeypatch.setattr(conformance, "run", lambda *_: fail(RuntimeError("out of resource: shared memory"))())
 
-    correctness._check_backend(record, backend.TORCH)
+    correctness.check_backend(record, select.TORCH)
 
     assert {(check["found"], check["passed"]) for check in record.checks} == {(None, False)}
     assert not record.is_valid
@@ -161,27 +162,27 @@ def test_a_kernel_that_raises_where_it_offers_itself_fails_its_check(
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode steps are captured and replayed, by a double."""
-    monkeypatch.setattr(backend, "BACKENDS", (TABLES,))
+    """A test double captures and replays decode steps."""
+    monkeypatch.setattr(select, "BACKENDS", (TABLES,))
     monkeypatch.setattr(
-        tiers,
+        prepare,
         "_graphed",
         lambda forward, _loaded, choice, _options: GraphedForward(forward, Recorder, choice.block_size),
     )
 
 
-def test_captured_steps_are_what_is_checked_and_timed(captured: None, tmp_path: Path) -> None:
-    record, plan = make_record(tmp_path), replace(Plan.quick(), prefills=((1, 16),), engine_steps=8)
+def test_captured_steps_are_checked_and_timed(captured: None, tmp_path: Path) -> None:
+    record, plan = make_record(tmp_path), replace(MeasurePlan.quick(), prefills=((1, 16),), engine_steps=8)
 
     with torch.inference_mode():
         rig = Rig("tiny-llama", plan, load_format="auto")
-        correctness._compare_graphs(record, rig)
+        correctness.compare_graphs(record, rig)
         measure_steps(record, plan, rig, until=60.0)
         measure_engine(record, plan, rig, until=60.0)
         rig.close()
 
     assert [part["error"] for part in record.parts] == [None] * 5
-    # Rows of a captured size, and one that fills up with an empty row.
+    # Three rows run in the graph of four.
     assert [check["name"].split(" rows")[0] for check in record.checks] == [f"tiny-llama, {rows}" for rows in (1, 3, 4)]
     assert all(check["passed"] for check in record.checks)
     graphed = [
@@ -190,28 +191,28 @@ def test_captured_steps_are_what_is_checked_and_timed(captured: None, tmp_path: 
     assert graphed == [True, True]
 
 
-def test_a_graph_that_gives_something_else_makes_every_number_invalid(
+def test_a_graph_with_another_result_makes_every_number_invalid(
     captured: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, plan = make_record(tmp_path), Plan.quick()
+    record, plan = make_record(tmp_path), MeasurePlan.quick()
 
     with torch.inference_mode():
         rig = Rig("tiny-llama", plan, load_format="auto")
         assert rig.prepared.graphs is not None
         monkeypatch.setattr(rig.prepared.graphs, "computed", lambda inputs: rig.prepared.forward(inputs) + 1)
-        correctness._compare_graphs(record, rig)
+        correctness.compare_graphs(record, rig)
         rig.close()
 
     assert not record.is_valid
 
 
-def test_an_earlier_result_that_cannot_be_read_costs_the_ratios_alone(tmp_path: Path) -> None:
+def test_an_unreadable_earlier_result_only_drops_the_ratios(tmp_path: Path) -> None:
     (earlier := tmp_path / "engine.json").write_text('{"results": [{"level": "S"}]}')
 
-    assert "is no earlier result to compare with: TypeError" in render(make_record(tmp_path), earlier)
+    assert f"could not read the earlier result {earlier}: TypeError" in render(make_record(tmp_path), earlier)
 
 
-def test_a_failed_check_marks_every_later_number() -> None:
+def test_a_failed_check_marks_every_later_number_invalid() -> None:
     record = Record(torch.device("cpu"), 60, None, {})
     record.add("tiny-llama", "S", "decode", 1, 32, 2.0, floor=1.0)
     record.check("a kernel", 0.5, 0.01)
@@ -226,7 +227,7 @@ def test_a_failed_check_marks_every_later_number() -> None:
     ("preset", "ctx", "rows", "decode_ms"),
     [("llama-3.1-8b", 512, 1, 3.51), ("llama-3.2-1b", 2048, 128, 2.57), ("bloom-560m", 512, 8, 0.35)],
 )
-def test_floors_are_those_of_the_published_table(preset: str, ctx: int, rows: int, decode_ms: float) -> None:
+def test_decode_floors_equal_the_published_table(preset: str, ctx: int, rows: int, decode_ms: float) -> None:
     floors = Floors(preset, {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 790e12})
 
     found = floors.decode_ms(rows, ctx)
@@ -234,16 +235,16 @@ def test_floors_are_those_of_the_published_table(preset: str, ctx: int, rows: in
     assert found == pytest.approx(decode_ms, rel=0.02)
 
 
-def test_prefill_floors_are_those_of_the_published_table() -> None:
+def test_prefill_floors_equal_the_published_table() -> None:
     floors = Floors("llama-3.1-8b", {"copy_bytes_per_s": 4.3e12, "bf16_flop_per_s": 790e12})
 
     assert floors.prefill_ms(1, 2048) == pytest.approx(37.6, rel=0.02)
     assert floors.prefill_ms(1, 8192) == pytest.approx(167, rel=0.02)
 
 
-def test_goals_are_looked_up_by_size() -> None:
+def test_goals_are_looked_up_by_preset_and_size() -> None:
     def goals(preset: str, phase: str, batch: int, context: int) -> tuple[float | None, float | None]:
-        return goals_of(Result(preset, "S", phase, batch, context, 1.0, "ms"))
+        return goals_of(Measurement(preset, "S", phase, batch, context, 1.0, "ms"))
 
     assert goals("qwen2.5-7b", "decode", 32, 512) == (0.62, 0.78)
     assert goals("llama-3.1-8b", "prefill", 4, 2048) == (0.65, 0.77)

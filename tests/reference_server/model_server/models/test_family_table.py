@@ -1,4 +1,4 @@
-"""What the table of families says, and what is refused by name."""
+"""The table of families, and refused models."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ import pytest
 from transformers import AutoConfig
 
 from reference_server.errors import ShardError, StartupError, UnsupportedError
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models.families import FAMILIES, find_family, max_positions
 from reference_server.model_server.models.shims import mpt
-from reference_server.model_server.shard import LocalShard
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_configs import CONFIGS
-from tests.support.tiny_models import make_tiny_model, random_prompt, save_tiny_model
-from tests.support.tiny_shards import tiny_options, warm_up
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_configs import CONFIGS
+from tests.support.models.tiny_models import make_tiny_model, random_prompt, save_tiny_model
+from tests.support.models.tiny_shards import tiny_options, warm_up
 
 
 def test_every_ragged_family_has_a_tiny_model() -> None:
@@ -29,20 +29,20 @@ def test_a_model_type_has_one_row() -> None:
     ("model_type", "reason"),
     [
         ("RefinedWebModel", "convert the config to Transformers' `falcon`"),
-        ("qwen2_vl", "models that see images are not served"),
+        ("qwen2_vl", "models with image input are not served"),
         ("ssm", "`mamba` format"),
     ],
 )
-def test_what_is_not_served_says_why(model_type: str, reason: str) -> None:
+def test_an_unsupported_model_is_refused_with_the_reason(model_type: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"Unsupported model type {model_type}: .*{reason}"):
         find_family({"model_type": model_type})
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
-        ("num_hidden_layers", 1001, "`num_hidden_layers` is 1001, but has to be a number from 1 to 1000"),
-        ("n_head", 0, "`n_head` is 0, but has to be a number from 1 to 4096"),
+        ("num_hidden_layers", 1001, "`num_hidden_layers` is 1001, but must be an integer from 1 to 1000"),
+        ("n_head", 0, "`n_head` is 0, but must be an integer from 1 to 4096"),
         ("num_local_experts", 5000, "`num_local_experts` is 5000, .* 0 to 4096"),
         ("vocab_size", 1 << 22, "`vocab_size` is 4194304, .* 1 to 2097152"),
         ("max_seq_len", 10**30, "`max_seq_len` is 1000000000000000000000000000000, .* 134217728"),
@@ -51,13 +51,13 @@ def test_what_is_not_served_says_why(model_type: str, reason: str) -> None:
         ("ffn_config", {"moe_num_experts": -1}, "`ffn_config.moe_num_experts` is -1"),
     ],
 )
-def test_reliability_T24_a_number_out_of_bounds_names_its_field(field: str, value: object, said: str) -> None:
-    with pytest.raises(StartupError, match=f"^config.json: {said}"):
+def test_reliability_T24_a_number_out_of_bounds_names_its_field(field: str, value: object, message: str) -> None:
+    with pytest.raises(StartupError, match=f"^config.json: {message}"):
         find_family({"model_type": "llama", "num_key_value_heads": None, field: value})
 
 
 @pytest.mark.parametrize(("model_type", "positions"), [("gpt2", 1024), ("opt", 2048), ("mpt", 2048), ("bloom", None)])
-def test_the_longest_request_is_read_off_the_config(model_type: str, positions: int | None) -> None:
+def test_the_number_of_positions_is_read_from_the_config(model_type: str, positions: int | None) -> None:
     assert max_positions(AutoConfig.for_model(model_type)) == positions
 
 
@@ -85,7 +85,7 @@ async def test_a_warm_up_beyond_the_position_table_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "left_out"),
+    ("changes", "unsupported"),
     [
         ({"attn_config": {"alibi": False}}, "learned positions"),
         ({"attn_config": {"qk_ln": True}}, "norms of queries and keys"),
@@ -94,6 +94,6 @@ async def test_a_warm_up_beyond_the_position_table_is_refused(tmp_path: Path) ->
         ({"no_bias": False}, "biases"),
     ],
 )
-def test_an_mpt_that_transformers_computes_otherwise_is_refused(changes: dict[str, object], left_out: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"MPT with {left_out} is not served"):
+def test_an_mpt_with_unsupported_settings_is_refused(changes: dict[str, object], unsupported: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"MPT with {unsupported} is not served"):
         mpt.install(make_tiny_model("mpt", **changes))

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from reference_server.model_server.attention import backend
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
+from reference_server.model_server.attention import select
 from reference_server.model_server.kv_cache import KVCache
 from reference_server.model_server.models import fuse, fused_linear, hooks
 from reference_server.model_server.models.families import find_family
 from reference_server.model_server.options import EngineOptions
-from tests.support.tiny_models import make_tiny_model
+from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
+from tests.support.models.tiny_models import make_tiny_model
 
 
 @torch.no_grad()
@@ -78,15 +78,32 @@ def test_the_walk_equals_the_models_own_forward(name: str, dtype: torch.dtype, t
     torch.testing.assert_close(torch.cat(parts), expected, atol=tolerance, rtol=tolerance)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["granite", "gpt2", "bloom"])
+def test_given_embeddings_replace_the_token_ids(name: str) -> None:
+    tokens, positions = torch.arange(5, 12), torch.arange(7)
+    model = make_tiny_model(name)
+    state = attach(model, torch.float32)
+    decoder = fuse.fuse(model)
+    assert decoder is not None
+
+    with state.use(one_row(0, 7)):
+        expected = decoder(tokens, positions, None, 6)
+    with state.use(one_row(0, 7)):
+        found = decoder.logits(decoder.embed(tokens), positions, None, 6)
+
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
     "name",
     ["falcon", "mpt", "cohere", "olmo", "olmo2", "mixtral", "phi3-longrope", "opt-post-norm"],
 )
-def test_other_structures_are_left_alone(name: str) -> None:
+def test_other_structures_are_not_fused(name: str) -> None:
     assert fuse.fuse(make_tiny_model(name)) is None
 
 
-def test_a_layer_that_computes_something_else_is_left_alone() -> None:
+def test_a_layer_that_computes_something_else_is_not_fused() -> None:
     model = make_tiny_model("llama")
     attach(model, torch.float32)
     attention = model.model.layers[0].self_attn
@@ -97,7 +114,7 @@ def test_a_layer_that_computes_something_else_is_left_alone() -> None:
     assert model.model.layers[0].self_attn.q_proj.weight.numel() > 0
 
 
-def test_a_norm_with_another_formula_is_not_taken_for_a_plain_one() -> None:
+def test_a_norm_with_another_formula_is_not_recognised() -> None:
     class OtherNorm(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -112,26 +129,27 @@ def test_a_norm_with_another_formula_is_not_taken_for_a_plain_one() -> None:
     assert fuse.fuse(model) is None
 
 
-def attach(model: PreTrainedModel, dtype: torch.dtype) -> AttentionState:
+def attach(model: PreTrainedModel, dtype: torch.dtype) -> StepState:
     hooks.register()
     model.config._attn_implementation = hooks.ATTENTION_NAME
     shim = find_family(model.config.to_dict()).shim
     if shim is not None:
         shim(model)
     layers = hooks.probe(model)
-    choice = backend.choose(EngineOptions("tiny"), hooks.needs_of(layers, torch.device("cpu"), dtype))
-    state = AttentionState()
+    choice = select.choose(EngineOptions("tiny"), hooks.needs_of(layers, torch.device("cpu"), dtype))
+    state = StepState()
     state.cache = KVCache([layer.shape for layer in layers], 8, 16, dtype, torch.device("cpu"))
     hooks.attach(layers, state, choice)
     return state
 
 
-def one_row(first: int, last: int) -> AttentionMetadata:
+def one_row(first: int, last: int) -> Step:
     table, positions = np.array([[5, 3]]), np.arange(first, last)
-    return AttentionMetadata(
+    metadata = StepMetadata(
         slots=table[0, positions // 16] * 16 + positions % 16,
         block_table=table,
         seqlen_q=np.array([last - first]),
         seqlen_k=np.array([last]),
-        num_decode_rows=int(last - first == 1),
+        num_single_rows=int(last - first == 1),
     )
+    return Step(metadata, StepTensors.of_host(metadata))

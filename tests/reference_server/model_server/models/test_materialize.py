@@ -1,4 +1,4 @@
-"""Weights into models: every way a checkpoint may name and store them, parts for each rank, and clear refusals."""
+"""Loading weights: names and formats of checkpoints, parts of ranks, refusals."""
 
 import gc
 from pathlib import Path
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from reference_server.errors import StartupError
 from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.memory import PeakTensorBytes
 from reference_server.model_server.models import loader, parallel
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.warmup import PeakTensorBytes
-from tests.support.tiny_configs import CONFIGS
-from tests.support.tiny_models import make_tiny_model, save_tiny_model
+from tests.support.models.tiny_configs import CONFIGS
+from tests.support.models.tiny_models import make_tiny_model, save_tiny_model
 
 
 def load(directory: Path, rank: int = 0, world_size: int = 1, **options: Any) -> Any:
@@ -41,14 +41,14 @@ def assert_equal_weights(model: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({config["model_type"]: name for name, config in CONFIGS.items()}.values()))
-def test_every_family_gets_its_weights_and_its_buffers(tmp_path: Path, name: str) -> None:
+def test_every_family_gets_its_weights_and_buffers(tmp_path: Path, name: str) -> None:
     directory = save_tiny_model(tmp_path, name)
 
-    # Shims take modules apart, so their weights are compared by what they generate (tests/families).
+    # Shims rename weights: tests/families compares their generated ids.
     assert_equal_weights(load(directory), make_tiny_model(name))
 
 
-def test_files_by_an_index_and_pickles_give_the_same(tmp_path: Path) -> None:
+def test_indexed_files_and_pickles_give_the_same_weights(tmp_path: Path) -> None:
     model = make_tiny_model("mixtral")
     model.save_pretrained(tmp_path / "indexed", max_shard_size="40KB")
     save_tiny_model(tmp_path / "pickled", "mixtral")
@@ -61,7 +61,7 @@ def test_files_by_an_index_and_pickles_give_the_same(tmp_path: Path) -> None:
         assert_equal_weights(load(tmp_path / kind), model)
 
 
-def test_model_server_M26_tied_weights_are_one_under_any_name(tmp_path: Path) -> None:
+def test_model_server_M26_tied_weights_are_shared_under_any_name(tmp_path: Path) -> None:
     name = "llama-tied-llama3-rope"
     model = make_tiny_model(name)
     directory = save_tiny_model(tmp_path, name)
@@ -87,7 +87,7 @@ def test_tied_weights_that_differ_are_both_kept(tmp_path: Path) -> None:
     assert torch.equal(loaded.lm_head.weight, loaded.model.embed_tokens.weight + 1)
 
 
-def test_names_of_the_inner_model_alone_are_found(tmp_path: Path) -> None:
+def test_names_without_the_prefix_of_the_model_are_found(tmp_path: Path) -> None:
     def strip(weights: dict[str, Tensor]) -> None:
         for name in list(weights):
             weights[name.removeprefix("transformer.")] = weights.pop(name)
@@ -97,7 +97,7 @@ def test_names_of_the_inner_model_alone_are_found(tmp_path: Path) -> None:
     assert_equal_weights(loaded, make_tiny_model("gpt2"))
 
 
-def test_what_nobody_reads_is_no_error(tmp_path: Path) -> None:
+def test_unused_weights_are_no_error(tmp_path: Path) -> None:
     def add(weights: dict[str, Tensor]) -> None:
         weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
         weights["model.mtp.head.weight"] = torch.ones(3)
@@ -122,7 +122,7 @@ def _of_another_shape(weights: dict[str, Tensor]) -> None:
     [
         (_without_a_norm, r"do not fit LlamaForCausalLM: missing: model\.norm\.weight"),
         (_with_a_bias, r"unexpected: model\.layers\.1\.self_attn\.q_proj\.bias"),
-        (_of_another_shape, r"model\.norm\.weight is \(47,\), but by the model's config it should be \(48,\)"),
+        (_of_another_shape, r"model\.norm\.weight has shape \(47,\), but the model's config requires \(48,\)"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Any, reason: str) -> None:
@@ -132,7 +132,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Any, reason: 
         load(directory)
 
 
-def test_the_dtype_is_the_one_asked_for_but_for_what_must_stay_exact(tmp_path: Path) -> None:
+def test_weights_have_the_configured_dtype_except_those_kept_in_float32(tmp_path: Path) -> None:
     model = load(save_tiny_model(tmp_path, "deepseek-v3"), dtype="bfloat16")
 
     kept = {name for name, weight in model.state_dict().items() if weight.dtype == torch.float32}
@@ -141,9 +141,9 @@ def test_the_dtype_is_the_one_asked_for_but_for_what_must_stay_exact(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["llama-tied-llama3-rope", "mixtral", "gpt2", "phi3"])
-def test_dummy_weights_are_the_same_on_every_sharding(tmp_path: Path, name: str) -> None:
+def test_dummy_weights_are_equal_on_every_sharding(tmp_path: Path, name: str) -> None:
     directory = save_tiny_model(tmp_path, name)
-    # As files, the dummy weights of one rank are cut by the other way into the model.
+    # Saved dummy weights of one rank are loaded by two.
     dummy = load(directory, load_format="dummy")
     dummy.save_pretrained(directory)
 
@@ -153,7 +153,7 @@ def test_dummy_weights_are_the_same_on_every_sharding(tmp_path: Path, name: str)
 
 
 class OwnTensorBytes(PeakTensorBytes):  # type: ignore[no-untyped-call]
-    """Without what has no memory, and what is a file mapped into it, whose pages are the kernel's to drop."""
+    """Ignores tensors without memory, and mapped files, whose pages the kernel can drop."""
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         if storage.filename is None and storage.device.type != "meta":
@@ -171,7 +171,7 @@ _LARGE = {"num_hidden_layers": 8, "vocab_size": 8000, "num_key_value_heads": 4}
         ("mixtral", {"hidden_size": 256, "intermediate_size": 1024, **_LARGE}),
     ],
 )
-def test_a_rank_never_holds_anothers_weights(
+def test_a_rank_never_holds_weights_of_another_rank(
     tmp_path: Path, name: str, sizes: dict[str, int], load_format: str
 ) -> None:
     model = make_tiny_model(name, **sizes)
@@ -187,10 +187,10 @@ def test_a_rank_never_holds_anothers_weights(
     own = sum(weight.nbytes for weight in share.parameters())
     assert whole > 80e6
     assert own < whole / 4 * 1.05
-    # A copy of one weight's share, or the rows that are drawn at a time, come and go.
+    # Temporary: a copy of one weight, or the rows that are drawn at a time.
     assert tensors.peak < own + max(largest, 2 * 16 * 2**20)
     assert tensors.peak < whole / 2
 
 
-def test_every_plan_is_of_a_family_that_is_tested() -> None:
+def test_every_plan_belongs_to_a_tested_family() -> None:
     assert set(parallel.PLANS) <= {config["model_type"] for config in CONFIGS.values()}

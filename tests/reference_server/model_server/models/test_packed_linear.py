@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from reference_server.model_server.models.packed_linear import PackedLinear, can_pack, pack_linears
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 packs = pytest.mark.skipif(
     not can_pack(torch.empty(1, 1, dtype=torch.bfloat16)), reason="this build of torch has no packed product"

@@ -9,46 +9,47 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from reference_server.errors import ArgumentError, UnsupportedError
-from reference_server.model_server.attention.state import AttentionMetadata, AttentionState
 from reference_server.model_server.engine import Engine
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import rotary
 from reference_server.model_server.options import RopeOverride
-from reference_server.model_server.shard import LocalShard
-from tests.support.shard_driver import ShardDriver
-from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model
-from tests.support.tiny_shards import tiny_options, warm_up
+from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model
+from tests.support.models.tiny_shards import tiny_options, warm_up
 
 HIDDEN = torch.zeros(1)
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
 
 
-def installed(model: PreTrainedModel, state: AttentionState | None = None) -> nn.Module:
-    rotary.install(model, state or AttentionState(), prefix_caching=False)
+def installed(model: PreTrainedModel, state: StepState | None = None) -> nn.Module:
+    rotary.install(model, state or StepState(), prefix_caching=False)
     module: nn.Module = model.get_submodule("model.rotary_emb")
     return module
 
 
-def metadata(*rows: tuple[int, int, int]) -> AttentionMetadata:
+def step_of(*rows: tuple[int, int, int]) -> Step:
     """Of rows (prompt_len, first position, one past the last)."""
     prompt_len, first, end = np.array(rows).T
-    return AttentionMetadata(np.empty(0), np.empty((0, 0)), end - first, end, 0, prompt_len)
+    metadata = StepMetadata(np.empty(0), np.empty((0, 0)), end - first, end, 0, prompt_len)
+    return Step(metadata, StepTensors.of_host(metadata))
 
 
 def alone(name: str, longest: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What Transformers turns `positions` by in a forward that reaches the position before `longest`."""
+    """Transformers' rotation of `positions` in a forward that reaches the position before `longest`."""
     reaching = torch.cat((positions, torch.tensor([longest - 1])))[None]
     cos, sin = make_tiny_model(name).get_submodule("model.rotary_emb")(HIDDEN, reaching)
     return cos[0, :-1], sin[0, :-1]
 
 
 def test_model_server_D7_dynamic_rope_follows_the_length_of_each_request() -> None:
-    state = AttentionState()
+    state = StepState()
     module = installed(make_tiny_model("llama-dynamic-rope"), state)
     # A chunk of a prompt of 60, a whole short one, and a row that decodes its 31st token. The maximum is 16.
     rows = [(60, 10, 15), (6, 0, 6), (20, 30, 31)]
     positions = [torch.arange(first, end) for _, first, end in rows]
 
-    with state.use(metadata(*rows)):
+    with state.use(step_of(*rows)):
         cos, sin = module(HIDDEN, torch.cat(positions)[None])
 
     expected = [alone("llama-dynamic-rope", length, each) for length, each in zip((60, 6, 31), positions, strict=True)]
@@ -66,7 +67,7 @@ def test_model_server_D7_longrope_chooses_the_factors_by_position() -> None:
     torch.testing.assert_close(cos[0], torch.cat((short, long)))
 
 
-def test_phimoe_states_a_scaling_for_each_side_of_the_original_maximum() -> None:
+def test_phimoe_has_a_scaling_for_each_side_of_the_original_maximum() -> None:
     factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "short_mscale": 1.5, "long_mscale": 3.0}
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 128, **factors}
 

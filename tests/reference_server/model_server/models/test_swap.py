@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from reference_server.model_server.models.swap import swap_modules
-from tests.support.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import make_tiny_model
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Eight-bit weights: rounding stays within half a step, widening is exact, few rows and many agree."""
+"""Eight-bit weights: rounding errors are at most half a step, conversion is exact, any number of rows works."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ WEIGHT = torch.randn(48, 64, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_float8_value_is_widened_exactly(dtype: torch.dtype) -> None:
+def test_every_float8_value_is_converted_exactly(dtype: torch.dtype) -> None:
     bits = torch.arange(256, dtype=torch.int16).to(torch.uint8)
     finite = bits[(bits & 0x7F) != 0x7F].view(torch.float8_e4m3fn)
 
@@ -23,7 +23,7 @@ def test_int8_rounds_to_the_nearest_step_of_each_output() -> None:
     assert ((product.dequantize() - WEIGHT).abs() <= 0.501 * step).all()
 
 
-def test_float8_rounds_to_its_three_bits() -> None:
+def test_float8_rounds_to_three_mantissa_bits() -> None:
     product = fp8.round_to_float8(WEIGHT)
 
     largest = WEIGHT.abs().amax(1, keepdim=True)

@@ -1,18 +1,24 @@
-"""Integer weights in groups: packing is undone exactly, and every product is of the weights that are meant."""
+"""Integer weights in groups: packing is reversible, and products equal those of the dequantized weight."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_server.model_server.quantization.int4 import GroupedIntegers, PackedInt4, UnpackedIntegers, pack, unpack
+from reference_server.model_server.quantization.int4 import (
+    DequantizedIntegers,
+    GroupedIntegers,
+    PackedInt4,
+    pack,
+    unpack,
+)
 
 CPU = torch.device("cpu")
 
 
 @given(bits=st.sampled_from([2, 4, 8]), dim=st.sampled_from([0, 1]), seed=st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
-def test_unpacking_undoes_packing(bits: int, dim: int, seed: int) -> None:
+def test_unpacking_reverses_packing(bits: int, dim: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 1 << bits, (32, 64), generator=generator, dtype=torch.uint8)
 
@@ -42,31 +48,33 @@ def weight_of(bits: int = 4, group: int = 32, shuffled: bool = False, uneven: bo
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("variant", [{}, {"group": 24}, {"shuffled": True}, {"uneven": True}])
-def test_a_product_is_of_the_weight_that_is_meant(bits: int, variant: dict[str, int]) -> None:
+def test_a_product_equals_that_of_the_dequantized_weight(bits: int, variant: dict[str, int]) -> None:
     weight = weight_of(bits, **variant)
     rows = torch.randn(5, 128, generator=torch.Generator().manual_seed(1))
 
     product = weight.product(torch.float32, CPU)
 
-    assert isinstance(product, UnpackedIntegers)
-    meant = weight.dequantize(torch.float32)
-    assert torch.allclose(product.dequantize(), meant, rtol=1e-6)
-    assert torch.allclose(product(rows), rows @ meant.t(), rtol=1e-4, atol=1e-4)
+    assert isinstance(product, DequantizedIntegers)
+    dequantized = weight.dequantize(torch.float32)
+    assert torch.allclose(product.dequantize(), dequantized, rtol=1e-6)
+    assert torch.allclose(product(rows), rows @ dequantized.t(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", [{}, {"shuffled": True}, {"group": 128}])
-def test_torchs_packed_product_is_the_same_within_its_rounding(variant: dict[str, int]) -> None:
+def test_the_packed_product_equals_that_of_the_dequantized_weight_up_to_rounding(variant: dict[str, int]) -> None:
     weight = weight_of(**variant)
     rows = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
 
     product = weight.product(torch.bfloat16, CPU)
 
     assert isinstance(product, PackedInt4)
-    meant = weight.dequantize(torch.float32)
-    assert (product(rows).float() - rows.float() @ meant.t()).norm() / (rows.float() @ meant.t()).norm() < 0.01
-    assert (product.dequantize().float() - meant).norm() / meant.norm() < 0.01
+    dequantized = weight.dequantize(torch.float32)
+    assert (product(rows).float() - rows.float() @ dequantized.t()).norm() / (
+        rows.float() @ dequantized.t()
+    ).norm() < 0.01
+    assert (product.dequantize().float() - dequantized).norm() / dequantized.norm() < 0.01
 
 
-def test_what_the_packed_product_does_not_take_is_dequantized() -> None:
+def test_weights_that_the_packed_product_does_not_support_are_dequantized() -> None:
     for weight in (weight_of(bits=8), weight_of(group=16), weight_of(uneven=True)):
-        assert isinstance(weight.product(torch.bfloat16, CPU), UnpackedIntegers)
+        assert isinstance(weight.product(torch.bfloat16, CPU), DequantizedIntegers)

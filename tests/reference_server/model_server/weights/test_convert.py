@@ -17,7 +17,7 @@ from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.weights import convert as convert_module
 from reference_server.model_server.weights.checkpoint import Checkpoint
 from reference_server.model_server.weights.convert import convert, convert_file, tied_names
-from tests.support.tiny_models import make_tiny_model, save_word_tokenizer
+from tests.support.models.tiny_models import make_tiny_model, save_word_tokenizer
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.weights import merge as merge_module
 from reference_server.model_server.weights.adapter import UNSUPPORTED, Adapter
 from reference_server.model_server.weights.merge import merge
-from tests.support.tiny_models import save_tiny_model
+from tests.support.models.tiny_models import save_tiny_model
 
 RANK = 4
 Q_PROJ = "model.layers.0.self_attn.q_proj"

@@ -1,0 +1,214 @@
+"""Prepares a loaded model for its tier: hooks and fuses it, or wraps and tries it."""
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from reference_server.errors import UnsupportedError
+from reference_server.model_server.attention.kernel import AttentionNeeds
+from reference_server.model_server.attention.select import AttentionChoice, choose
+from reference_server.model_server.forward.cuda_graph import CudaGraphs, GraphedForward, refuse_graphs
+from reference_server.model_server.forward.encoder_decoder import EncoderDecoderForward
+from reference_server.model_server.forward.inputs import Forward
+from reference_server.model_server.forward.padded import PaddedForward
+from reference_server.model_server.forward.ragged import RaggedForward
+from reference_server.model_server.forward.recurrent import RecurrentForward
+from reference_server.model_server.forward.self_check import distance_from_alone, limit_of
+from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.models import fuse, hooks, rotary
+from reference_server.model_server.models.loader import LoadedModel
+from reference_server.model_server.models.packed_linear import pack_linears
+from reference_server.model_server.models.swap import swap_modules
+from reference_server.model_server.options import EngineOptions, Tier
+from reference_server.model_server.step_state import StepState
+from reference_server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A forward, the K/V geometry of its cache, and the facts that the server reports.
+
+    added_bytes: memory that fusing adds to the weights. start_id: the first token of a decoder behind an encoder.
+    graphs: the forward, if its decode steps can be captured.
+    """
+
+    tier: Tier
+    forward: Forward
+    shapes: tuple[LayerShape, ...]
+    choice: AttentionChoice
+    kernels: str = "modules"
+    quantize: str = "none"
+    added_bytes: int = 0
+    start_id: int | None = None
+    graphs: GraphedForward | None = None
+
+    @property
+    def requires_padding(self) -> bool:
+        return self.tier != "ragged"
+
+    @property
+    def backends(self) -> dict[str, str]:
+        own = self.requires_padding
+        return {
+            "prefill": "transformers" if own else self.choice.prefill.name,
+            "decode": "transformers" if own else self.choice.decode.name,
+            "reason": f"the {self.tier} tier runs the model's own modules" if own else self.choice.reason,
+            "kernels": self.kernels,
+            "quantize": self.quantize,
+        }
+
+    def tokens_kept(self, prompt_len: int, max_new_tokens: int) -> int:
+        """Tokens whose K/V a request of maximum length needs."""
+        # The last generated token is not an input; a decoder behind an encoder has a start token in addition.
+        return prompt_len + max_new_tokens - (0 if self.tier == "encoder_decoder" else 1)
+
+
+def prepare_model(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: StepState) -> PreparedModel:
+    """The forward of a model; raises UnsupportedError, naming the class, for a model that it would compute wrongly."""
+    prepared = _prepare(loaded, options, tokenizer, state)
+    if loaded.quantization is None:
+        return prepared
+    kernels = ",".join([prepared.kernels, *loaded.kernels])
+    return replace(prepared, kernels=kernels, quantize=loaded.quantization.scheme.name)
+
+
+def _prepare(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: StepState) -> PreparedModel:
+    tier = options.tier or loaded.family.tier
+    if tier == "ragged":
+        return _ragged(loaded, options, state)
+    try:
+        match tier:
+            case "padded":
+                prepared = _padded(loaded, options, tokenizer, state)
+            case "encoder_decoder":
+                prepared = _encoder_decoder(loaded, options, tokenizer, state)
+            case "recurrent":
+                prepared = _recurrent(loaded, options, tokenizer, state)
+    except UnsupportedError:
+        raise
+    except ValueError as error:
+        raise _refusal(loaded, str(error)) from error
+    except Exception as error:  # of the model's own code
+        raise _refusal(loaded, f"its forward failed with {type(error).__name__}: {error}") from error
+    return prepared
+
+
+def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> PreparedModel:
+    rotary.install(loaded.model, state, options.prefix_caching)
+    layers = hooks.probe(loaded.model)
+    choice = choose(options, hooks.needs_of(layers, loaded.device, loaded.dtype))
+    hooks.attach(layers, state, choice)
+    added_bytes = 0
+    decoder = fuse.fuse(loaded.model) if options.fuse else None
+    if decoder is not None:
+        added_bytes = decoder.added_bytes
+    elif options.fuse:
+        swap_modules(loaded.model)
+        added_bytes = pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
+    forward = RaggedForward(loaded.model, state, loaded.device, decoder)
+    graphs = _graphed(forward, loaded, choice, options)
+    return PreparedModel(
+        tier="ragged",
+        forward=graphs or forward,
+        shapes=tuple(layer.shape for layer in layers),
+        choice=choice,
+        kernels="modules" if decoder is None else "fused",
+        added_bytes=added_bytes,
+        graphs=graphs,
+    )
+
+
+def _graphed(
+    forward: RaggedForward, loaded: LoadedModel, choice: AttentionChoice, options: EngineOptions
+) -> GraphedForward | None:
+    """The forward with captured decode steps; None if a step needs the host or none is to be captured."""
+    device, requested = loaded.device, options.cuda_graphs
+    reason = None
+    if device.type != "cuda":
+        reason = f"a {device.type} device captures no steps"
+    elif not choice.decode.is_capturable:
+        reason = f"{choice.decode.name} attention reads its tables on the host"
+    elif rotary.needs_lengths(loaded.model):
+        reason = "its rotary positions depend on each request's length, which is on the host"
+    elif loaded.quantization is not None and not loaded.quantization.scheme.is_capturable:
+        reason = f"{loaded.quantization.scheme.name} looks at its inputs on the host"
+    elif dist.is_initialized():
+        reason = "capture with several shards is unproven"
+    if reason is not None:
+        refuse_graphs(requested, reason)
+        return None
+    if requested == (0,):
+        return None
+    return GraphedForward(forward, lambda: CudaGraphs(device), choice.block_size)
+
+
+def _padded(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: StepState) -> PreparedModel:
+    rotary.refuse(loaded.model)
+    forward = PaddedForward(loaded.model, state, loaded.device)
+    prepared = _own_attention("padded", loaded, options, forward, forward.probe())
+    return _first_exact([prepared], loaded, tokenizer, state)
+
+
+def _encoder_decoder(
+    loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: StepState
+) -> PreparedModel:
+    """Rows of all decoder lengths together if the model allows it, else one length at a time."""
+    candidates = []
+    for equal_lengths in (False, True):
+        forward = EncoderDecoderForward(loaded.model, state, loaded.device, equal_lengths=equal_lengths)
+        candidates.append(_own_attention("encoder_decoder", loaded, options, forward, forward.probe()))
+    prepared = _first_exact(candidates, loaded, tokenizer, state)
+    return replace(prepared, start_id=_start_id(loaded))
+
+
+def _recurrent(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: StepState) -> PreparedModel:
+    forward = RecurrentForward(loaded.model, loaded.device)
+    forward.probe()
+    return _first_exact([_own_attention("recurrent", loaded, options, forward, ())], loaded, tokenizer, state)
+
+
+def _own_attention(
+    tier: Tier, loaded: LoadedModel, options: EngineOptions, forward: Forward, shapes: tuple[LayerShape, ...]
+) -> PreparedModel:
+    """A model that uses its own attention; `--attention` still sets the page."""
+    if options.prefix_caching:
+        # The launcher's default is on, and it does not know the tier.
+        logger.warning("prefix caching is off: %s runs in the %s tier", type(loaded.model).__name__, tier)
+    head_dims = frozenset(shape.head_dim for shape in shapes)
+    # Without the compiled kernels, which are built when they are chosen and not called here.
+    needs = AttentionNeeds(loaded.device.type, loaded.dtype, head_dims)
+    choice = choose(replace(options, fuse=False), needs)
+    return PreparedModel(tier, forward, shapes, choice)
+
+
+def _first_exact(
+    candidates: list[PreparedModel], loaded: LoadedModel, tokenizer: Tokenizer, state: StepState
+) -> PreparedModel:
+    distances = [
+        distance_from_alone(each.forward, loaded, tokenizer, state, each.shapes, each.choice.block_size)
+        for each in candidates
+    ]
+    # Rounding does not make one candidate's distance much larger than another's.
+    rounding = limit_of(loaded.dtype)
+    limit = min(rounding, max(2 * min(distances), rounding / 10))
+    for prepared, distance in zip(candidates, distances, strict=True):
+        if distance <= limit:
+            return prepared
+    raise _refusal(loaded, "its outputs in a batch differ from those of each prompt alone")
+
+
+def _start_id(loaded: LoadedModel) -> int:
+    for config in (getattr(loaded.model, "generation_config", None), loaded.config):
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            start_id = getattr(config, name, None)
+            if isinstance(start_id, int):
+                return start_id
+    raise _refusal(loaded, "its config names no `decoder_start_token_id`")
+
+
+def _refusal(loaded: LoadedModel, reason: str) -> UnsupportedError:
+    tier = loaded.family.tier.replace("_", "-")
+    return UnsupportedError(f"{type(loaded.model).__name__} cannot be served through the {tier} tier: {reason}")

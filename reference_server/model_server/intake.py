@@ -1,0 +1,135 @@
+"""Turns requests into sequences: tokens, limits, K/V blocks, grammar state."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference_server.errors import ShardError
+from reference_server.messages import Batch, Grammar, GrammarType, Image, Request
+from reference_server.model_server.batch import SequenceBatch
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.grammar import Grammars, GrammarState
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.forward.prepare import PreparedModel
+from reference_server.model_server.kv_cache import blocks_for
+from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.step_state import StepState
+from reference_server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Makes the sequences of one model. max_positions: rows of its position table; None if it has no such table."""
+
+    model: PreparedModel
+    state: StepState
+    tokenizer: Tokenizer
+    grammars: Grammars
+    eos_ids: frozenset[int]
+    supports_chunking: bool
+    max_positions: int | None
+
+    def make_batch(self, batch: Batch, running: Iterable[Sequence] = ()) -> SequenceBatch:
+        """Tokenize requests into sequences; raises ShardError for one that cannot be run.
+
+        running: the sequences whose blocks are in use, for requests that come without blocks.
+        """
+        if not batch.requests:
+            raise ShardError("Batch must have at least one request")
+        sequences = tuple(self._make_sequence(request) for request in batch.requests)
+        if any(not request.blocks for request in batch.requests):
+            self._assign_blocks(sequences, running)
+        return SequenceBatch(batch.id, sequences, self.model.choice.block_size)
+
+    def _make_sequence(self, request: Request) -> Sequence:
+        if any(isinstance(chunk, Image) for chunk in request.chunks) and not request.text:
+            raise ShardError("this model takes text only")
+        # `truncate` keeps the last tokens.
+        ids = self.tokenizer.encode(request.text, request.add_special_tokens)[-request.truncate :]
+        prompt_len = len(ids)
+        remaining = prompt_len - request.cache_len
+        if remaining <= 0:
+            raise ShardError(
+                f"request {request.id}: {request.cache_len} cached tokens leave none of {prompt_len} to compute"
+            )
+        self._check_chunk(request, remaining)
+        self._check_positions(request.id, prompt_len, request.stopping.max_new_tokens)
+        needed = self._blocks_needed(request, prompt_len)
+        start_id = self.model.start_id
+        decoder_ids = ids if start_id is None else [start_id]
+        return Sequence(
+            request=request,
+            ids=decoder_ids,
+            prompt_len=len(decoder_ids),
+            cache_len=request.cache_len,
+            input_len=1 if start_id is not None else request.chunk_len or remaining,
+            blocks=np.array(request.blocks or range(needed), dtype=np.int64),
+            stopping=StoppingCriteria(request.stopping, self.eos_ids),
+            detokenizer=IncrementalDetokenizer(self.tokenizer, decoder_ids),
+            encoder_ids=[] if start_id is None else ids,
+            grammar=self._grammar_state(request),
+        )
+
+    def _check_chunk(self, request: Request, remaining: int) -> None:
+        if request.chunk_len is None:
+            return
+        if not self.supports_chunking:
+            raise ShardError(f"request {request.id} asks for a chunk, but prompts are not computed in chunks here")
+        if not 0 < request.chunk_len <= remaining:
+            raise ShardError(
+                f"request {request.id}: a chunk of {request.chunk_len} tokens does not fit the {remaining} that "
+                "remain; router and model server tokenize differently"
+            )
+
+    def _check_positions(self, request_id: int, prompt_len: int, max_new_tokens: int) -> None:
+        """Raise ShardError for a request past the end of a position table: the lookup would end the process."""
+        if self.max_positions is None:
+            return
+        is_decoder_only = self.model.start_id is None
+        needed = prompt_len + max_new_tokens - 1 if is_decoder_only else max(prompt_len, max_new_tokens)
+        if needed > self.max_positions:
+            raise ShardError(
+                f"request {request_id} needs {needed} positions and the model has {self.max_positions}: lower "
+                "`--max-input-tokens` and `--max-total-tokens`"
+            )
+
+    def _blocks_needed(self, request: Request, prompt_len: int) -> int:
+        tokens = self.model.tokens_kept(prompt_len, request.stopping.max_new_tokens)
+        needed = blocks_for(tokens, self.model.choice.block_size)
+        if request.blocks and len(request.blocks) < needed:
+            raise ShardError(
+                f"request {request.id} needs {needed} blocks and has {len(request.blocks)}; router and model server "
+                "tokenize differently"
+            )
+        return needed
+
+    def _grammar_state(self, request: Request) -> GrammarState | None:
+        parameters = request.parameters
+        if parameters.grammar_type is GrammarType.NONE or not parameters.grammar:
+            return None
+        prefix = request.text[-parameters.grammar_prefix_chars :] if parameters.grammar_prefix_chars else ""
+        return self.grammars.state(Grammar(parameters.grammar, parameters.grammar_type), prefix)
+
+    def _assign_blocks(self, sequences: tuple[Sequence, ...], running: Iterable[Sequence]) -> None:
+        """Give blocks to requests that come without: warm-up, before there is a cache, and every prompt of schema v2.
+
+        A block is free if no sequence holds it, so nothing has to be returned, and all ranks find the same blocks.
+        """
+        with_blocks = [sequence for sequence in sequences if sequence.request.blocks]
+        in_use = {block for sequence in (*running, *with_blocks) for block in sequence.blocks.tolist()}
+        cache = self.state.cache
+        # Block 0 is reserved for the liveness probe.
+        candidates = itertools.count() if cache is None else range(1, cache.num_blocks)
+        free = (block for block in candidates if block not in in_use)
+        for sequence in sequences:
+            if sequence.request.blocks:
+                continue
+            blocks = list(itertools.islice(free, len(sequence.blocks)))
+            if len(blocks) < len(sequence.blocks):
+                raise ShardError(
+                    f"request {sequence.request.id} needs {len(sequence.blocks)} blocks, {len(blocks)} are free: "
+                    "lower `--max-batch-total-tokens`"
+                )
+            sequence.blocks = np.array(blocks, dtype=np.int64)

@@ -1,0 +1,115 @@
+"""The events of one queued request, in order: tokens on their way from the batching loop to a route."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from reference_server.errors import RequestError
+from reference_server.messages import GeneratedText, Generation, Tokens
+from reference_server.router.scheduling.queue import Entry
+
+
+class GeneratedToken(NamedTuple):
+    """One token as clients see it."""
+
+    id: int
+    text: str
+    logprob: float
+    special: bool
+
+
+class PrefillDone(NamedTuple):
+    """The prompt's tokens, if the request asked for them."""
+
+    tokens: Tokens
+
+
+class TokenArrived(NamedTuple):
+    """A token that is not the last."""
+
+    token: GeneratedToken
+    top_tokens: tuple[GeneratedToken, ...]
+
+
+class Finished(NamedTuple):
+    """The last token, and how the segment ended. Times are from the Batcher's clock."""
+
+    token: GeneratedToken
+    top_tokens: tuple[GeneratedToken, ...]
+    generated_text: GeneratedText
+    queued_ns: int
+    started_ns: int
+    cached_input_tokens: int
+
+
+Event = PrefillDone | TokenArrived | Finished
+
+
+class GenerationStream:
+    """An async iterator over one request's events. It ends after `Finished`, or raises.
+
+    Raises `GenerationError` if the batch failed and `IncompleteGenerationError` if the batching loop ended. `close`
+    cancels the request and frees its blocks, at any time. One reader.
+    """
+
+    __slots__ = ("_close", "_events", "_is_over", "_waiter")
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+        self._events: deque[Event | RequestError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_over = False
+
+    def __aiter__(self) -> "GenerationStream":
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._is_over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        event = self._events.popleft()
+        if isinstance(event, RequestError):
+            raise event
+        return event
+
+    def close(self) -> None:
+        """Stop reading; cancels the request if it has not ended."""
+        if not self._is_over:
+            self._is_over = True
+            self._close()
+        self._events.clear()
+        self._wake()
+
+    def push(self, events: Iterable[Event | RequestError], *, is_last: bool) -> None:
+        """Append events and wake the reader once. For the Batcher."""
+        self._events.extend(events)
+        self._is_over = is_last
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def events_of(entry: Entry, generation: Generation) -> list[Event]:
+    """One step's output of one request, as events."""
+    events: list[Event] = []
+    if generation.prefill_tokens is not None:
+        events.append(PrefillDone(generation.prefill_tokens))
+    tokens, top_tokens = generation.tokens, generation.top_tokens
+    for i, token in enumerate(map(GeneratedToken, tokens.ids, tokens.texts, tokens.logprobs, tokens.is_special)):
+        events.append(TokenArrived(token, _tokens(top_tokens[i]) if i < len(top_tokens) else ()))
+    if generation.generated_text is not None:
+        last = events[-1]
+        assert isinstance(last, TokenArrived), f"request {entry.id} ended without a token"
+        events[-1] = Finished(
+            *last, generation.generated_text, entry.queued_ns, entry.started_ns, entry.cached_input_tokens
+        )
+    return events
+
+
+def _tokens(tokens: Tokens) -> tuple[GeneratedToken, ...]:
+    return tuple(map(GeneratedToken, tokens.ids, tokens.texts, tokens.logprobs, tokens.is_special))

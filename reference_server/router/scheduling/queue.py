@@ -1,0 +1,151 @@
+"""The queue: entries in arrival order, and how many of them form the next batch.
+
+First in, first out: the scan ends at the first entry that does not fit, and later entries are not tried.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from reference_server.errors import ValidationError
+from reference_server.messages import Batch, Request
+from reference_server.router.scheduling.admission import Admission, Admitted, BatchBudget, TokenBudget
+from reference_server.router.scheduling.request import ValidGenerateRequest
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request from its arrival to its end. Times are read from the clock that drives the Scheduler.
+
+    `remaining_prefill` prompt tokens have no K/V yet; the next forward computes `next_chunk` of them. `admitted` is
+    its place in a batch with its blocks; None while it waits and after it has ended.
+    """
+
+    id: int
+    request: ValidGenerateRequest
+    queued_ns: int
+    started_ns: int = 0
+    admitted: Admitted | None = None
+    abandoned: bool = False
+    cached_input_tokens: int = 0
+    remaining_prefill: int = 0
+    next_chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FormedBatch:
+    """Entries that were admitted together, in arrival order, and their batch as it goes on the wire."""
+
+    batch: Batch
+    entries: tuple[Entry, ...]
+
+
+class Queue:
+    """Waiting entries. It also numbers requests and batches: ids start at 0 and are never reused."""
+
+    def __init__(self, admission: Admission, *, is_zero_budget_final: bool = True) -> None:
+        """`is_zero_budget_final` (v3): a budget of zero returns before abandoned entries are removed."""
+        self.admission = admission
+        self._is_zero_budget_final = is_zero_budget_final
+        self._waiting: deque[Entry] = deque()
+        self._next_id = 0
+        self._next_batch_id = 0
+        self.num_discarded = 0
+        """Abandoned entries removed so far."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> tuple[Entry, ...]:
+        return tuple(self._waiting)
+
+    def append(self, request: ValidGenerateRequest, now_ns: int) -> Entry:
+        """Append a request. Raises `ValidationError` if it could never be admitted."""
+        refusal = self.admission.refusal(request)
+        if refusal is not None:
+            raise ValidationError(refusal)
+        entry = Entry(self._next_id, request, now_ns)
+        self._next_id += 1
+        self._waiting.append(entry)
+        return entry
+
+    def next_batch(
+        self, budget: TokenBudget, now_ns: int, *, min_size: int | None = None, max_size: int | None = None
+    ) -> FormedBatch | None:
+        """As many entries as the budget admits; None if none or fewer than `min_size` fit, with the queue unchanged."""
+        if self._is_zero_budget_final and budget.is_zero:
+            return None
+        if max_size == 0 or len(self._waiting) < (min_size or 0):
+            return None
+        batch_budget = self.admission.open(budget)
+        admitted = self._admit(batch_budget, max_size)
+        if not admitted:
+            return None
+        if len(admitted) < (min_size or 0):
+            self._put_back(admitted)
+            return None
+        return self._form(admitted, batch_budget, now_ns)
+
+    def release(self, entry: Entry, *, is_sound: bool = True) -> None:
+        """Free an admitted entry's blocks. Its prefix may be reused only if its whole prompt was computed."""
+        assert entry.admitted is not None, f"entry {entry.id} holds no blocks"
+        self.admission.release(entry.admitted, is_computed=is_sound and entry.remaining_prefill == 0)
+        entry.admitted = None
+
+    def drain(self) -> list[Entry]:
+        """Remove and return all waiting entries."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def _admit(self, batch_budget: BatchBudget, max_size: int | None) -> list[Entry]:
+        admitted: list[Entry] = []
+        while self._waiting and not batch_budget.is_full and len(admitted) != max_size:
+            entry = self._waiting[0]
+            if entry.abandoned:
+                self._waiting.popleft()
+                self.num_discarded += 1
+                continue
+            place = batch_budget.try_admit(entry.request)
+            if place is None:
+                break
+            self._waiting.popleft()
+            entry.admitted = place
+            entry.remaining_prefill = entry.request.input_len - place.cache_len
+            entry.next_chunk = entry.remaining_prefill if place.chunk_len is None else place.chunk_len
+            admitted.append(entry)
+        return admitted
+
+    def _put_back(self, entries: list[Entry]) -> None:
+        for entry in reversed(entries):
+            self.release(entry)
+            self._waiting.appendleft(entry)
+
+    def _form(self, entries: list[Entry], batch_budget: BatchBudget, now_ns: int) -> FormedBatch:
+        batch = Batch(
+            id=self._next_batch_id,
+            requests=tuple(_placed_request(entry) for entry in entries),
+            max_tokens=batch_budget.max_tokens,
+            max_blocks=batch_budget.max_blocks,
+        )
+        self._next_batch_id += 1
+        for entry in entries:
+            assert entry.admitted is not None, f"entry {entry.id} was not admitted"
+            entry.started_ns = now_ns
+            entry.cached_input_tokens = entry.admitted.cache_len
+        return FormedBatch(batch, tuple(entries))
+
+
+def _placed_request(entry: Entry) -> Request:
+    """The entry's wire request with its id and K/V blocks."""
+    place = entry.admitted
+    assert place is not None, f"entry {entry.id} was not admitted"
+    allocation = place.allocation
+    return replace(
+        entry.request.wire,
+        id=entry.id,
+        blocks=() if allocation is None else allocation.blocks,
+        num_slots=0 if allocation is None else allocation.num_slots,
+        cache_len=place.cache_len,
+        chunk_len=place.chunk_len,
+    )

@@ -1,0 +1,59 @@
+"""Events of the batching loop, for metrics."""
+
+from typing import Protocol
+
+from reference_server.messages import Timings
+
+
+class BatchObserver(Protocol):
+    """Receives the batching loop's events, on the event loop. `method` is "prefill" or "decode"."""
+
+    def on_queue(self, size: int) -> None:
+        """Waiting entries."""
+        ...
+
+    def on_batch(self, size: int, reason: str | None, prompt_tokens: int, prefix_hit_tokens: int) -> None:
+        """A batch was formed; `reason` (backpressure, wait_exceeded, chunking) is set if it joins a running one."""
+        ...
+
+    def on_call(self, method: str) -> None:
+        """A step is about to be sent."""
+        ...
+
+    def on_call_done(self, method: str, timings: Timings, total_ns: int, filter_ns: int) -> None:
+        """A step is done; `filter_ns` is the part of `total_ns` after the shard's answer."""
+        ...
+
+    def on_call_failed(self, method: str) -> None: ...
+
+    def on_running(self, size: int, max_tokens: int) -> None:
+        """Rows of the running batch and the tokens reserved for them; zeros if no batch runs."""
+        ...
+
+    def on_tokens(self, skipped: int, times: int) -> None:
+        """`times` generations of a step had one token and `skipped` more."""
+        ...
+
+    def on_failures(self, err: str, count: int) -> None:
+        """`count` requests failed; `err` is `generation`, `dropped` or `incomplete`."""
+        ...
+
+
+class NullObserver:
+    """Ignores every event."""
+
+    def on_queue(self, size: int) -> None: ...
+
+    def on_batch(self, size: int, reason: str | None, prompt_tokens: int, prefix_hit_tokens: int) -> None: ...
+
+    def on_call(self, method: str) -> None: ...
+
+    def on_call_done(self, method: str, timings: Timings, total_ns: int, filter_ns: int) -> None: ...
+
+    def on_call_failed(self, method: str) -> None: ...
+
+    def on_running(self, size: int, max_tokens: int) -> None: ...
+
+    def on_tokens(self, skipped: int, times: int) -> None: ...
+
+    def on_failures(self, err: str, count: int) -> None: ...

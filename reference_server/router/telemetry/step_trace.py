@@ -1,0 +1,113 @@
+"""Step trace: one row per model step, for the tuner's cost model.
+
+The event loop only appends a tuple per step to a ring; a thread writes the rows.
+"""
+
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from reference_server.messages import Timings
+from reference_server.router.scheduling.scheduler import (
+    Call,
+    Clear,
+    Decode,
+    Deliveries,
+    Filter,
+    Idle,
+    Prefill,
+    Scheduler,
+)
+from reference_server.router.scheduling.step_work import StepMeter, StepWork
+
+logger = logging.getLogger(__name__)
+
+RING_ROWS = 65_536
+FLUSH_S = 0.5
+FORMAT = 1
+
+
+class StepListener(Protocol):
+    """Receives the batching loop's calls and replies."""
+
+    def on_call(self, call: Call, scheduler: Scheduler, now_ns: int) -> None: ...
+
+    def on_reply(self, call: Call, deliveries: Deliveries, timings: Timings, scheduler: Scheduler) -> None: ...
+
+    def on_error(self, scheduler: Scheduler) -> None: ...
+
+
+COLUMNS = (
+    *("at_ns", "kind", *StepWork._fields, "generations", "accepted"),
+    *("forward_ns", "decode_ns", "concat_ns", "total_ns", "wall_ns"),
+)
+
+
+class StepTrace:
+    """Writes JSON lines: a header with columns and facts, then one list per step; at most `RING_ROWS` wait unwritten.
+
+    `wall_ns` is from the start of a call to the start of the next; null if the server was idle after it.
+    """
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._write({"format": FORMAT, "columns": COLUMNS, "facts": facts})
+        self._rows: deque[tuple[Any, ...]] = deque(maxlen=RING_ROWS)
+        self._meter = StepMeter()
+        self._sent: tuple[int, str, StepWork] | None = None
+        self._answered: tuple[Any, ...] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._flush_until_stopped, name="step-trace", daemon=True)
+        self._thread.start()
+
+    def on_call(self, call: Call, scheduler: Scheduler, now_ns: int) -> None:
+        if isinstance(call, Filter | Clear):
+            return
+        if self._answered is not None and self._sent is not None:
+            wall_ns = None if isinstance(call, Idle) else now_ns - self._sent[0]
+            self._rows.append((self._sent[0], self._sent[1], *self._sent[2], *self._answered, wall_ns))
+        self._sent = self._answered = None
+        if not isinstance(call, Idle):
+            kind = "prefill" if isinstance(call, Prefill) else "decode"
+            self._sent = (now_ns, kind, self._meter.work(call, scheduler))
+
+    def on_reply(self, call: Call, deliveries: Deliveries, timings: Timings, scheduler: Scheduler) -> None:
+        if isinstance(call, Prefill | Decode):
+            counted = self._meter.on_reply(deliveries)
+            if deliveries.lost or deliveries.num_dropped:
+                self._meter.forget_others(scheduler)
+            times = (timings.forward_ns, timings.decode_ns, timings.concat_ns or 0, timings.total_ns)
+            self._answered = (*counted, *times)
+
+    def on_error(self, scheduler: Scheduler) -> None:
+        self._sent = self._answered = None
+        self._meter.forget_others(scheduler)
+
+    def close(self) -> None:
+        """Write the remaining rows. The row of an unfinished step is lost."""
+        self._stop.set()
+        self._thread.join()
+        self._flush()
+        self._file.close()
+
+    def _flush_until_stopped(self) -> None:
+        while not self._stop.wait(FLUSH_S):
+            self._flush()
+
+    def _flush(self) -> None:
+        rows = []
+        while self._rows:
+            rows.append(self._rows.popleft())
+        try:
+            for row in rows:
+                self._write(row)
+            self._file.flush()
+        except OSError as error:
+            logger.warning("could not write the step trace: %s", error)
+
+    def _write(self, value: object) -> None:
+        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")

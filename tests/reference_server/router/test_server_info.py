@@ -1,0 +1,53 @@
+import pytest
+
+from reference_server.config import RouterConfig, Secret
+from reference_server.errors import ArgumentError
+from reference_server.router.server_info import described_settings, tuned_from
+from reference_server.router.token_limits import TokenLimits
+from reference_server.settings import load
+
+LIMITS = TokenLimits(1000, 2000, 4096, 65536)
+
+
+def test_settings_show_their_source_and_mask_secrets():
+    loaded = load(RouterConfig, ["--port", "5", "--api-key", "hidden"], {"MAX_BEST_OF": "3"})
+    settings = described_settings(loaded, LIMITS, {})
+
+    assert settings["port"] == {"value": 5, "source": "flag"}
+    assert settings["max_best_of"] == {"value": 3, "source": "environment"}
+    assert settings["api_key"] == {"value": "***", "source": "flag"}
+    assert settings["max_input_tokens"]["source"] == "derived"
+    assert isinstance(loaded.config.api_key, Secret)
+    assert "hidden" not in str(settings)
+
+
+def test_the_launchers_settings_are_passed_on():
+    variables = {"LAUNCH_SETTINGS": '{"attention": {"value": "auto", "source": "default"}}'}
+    loaded = load(RouterConfig, ["--max-input-tokens", "1000"], variables)
+    settings = described_settings(loaded, LIMITS, {"prefill": "torch", "decode": "torch", "reason": "no accelerator"})
+
+    assert settings["attention"] == {
+        "value": "torch for prefill, torch for decode",
+        "source": "derived",
+        "reason": "no accelerator",
+    }
+    assert "max_input_tokens" not in settings
+    assert settings["max_total_tokens"]["value"] == 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "tuned"),
+    [
+        (None, None),
+        ("night/3", {"study": "night", "trial": 3, "confirmed": False}),
+        ("a/b/3/confirmed", {"study": "a/b", "trial": 3, "confirmed": True}),
+    ],
+)
+def test_tuned_by(text: str | None, tuned: object):
+    assert tuned_from(text) == tuned
+
+
+@pytest.mark.parametrize("text", ["night", "night/x", "/3"])
+def test_a_wrong_tuned_by_is_refused(text: str):
+    with pytest.raises(ArgumentError, match="not STUDY/TRIAL"):
+        tuned_from(text)

@@ -1,0 +1,53 @@
+"""One rule finds a model's files for the launcher, the router, the download and the loader."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from reference_server.errors import StartupError, UnsupportedError
+from reference_server.launcher.model_facts import read_model_config
+from reference_server.model_files import locate, locate_local
+from reference_server.router.tokenizer_files import find_tokenizer_files
+from tests.support.samples.hub_cache import write_cached_model
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_a_preset_and_a_directory_are_local(tmp_path: Path):
+    preset, directory = locate_local("preset:llama-125m"), locate_local(str(tmp_path))
+
+    assert preset is not None
+    assert (preset.has_weights, preset.is_from_hub) == (False, False)
+    assert directory is not None
+    assert (directory.directory, directory.tokenizer_directory) == (tmp_path, tmp_path)
+    assert locate_local("org/model") is None
+    with pytest.raises(UnsupportedError):
+        locate_local("preset:nonesuch")
+
+
+def test_hardening_R9_a_directory_has_no_revisions_in_every_process(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+
+    with caplog.at_level(logging.WARNING):
+        files = find_tokenizer_files(str(tmp_path), "v2")
+
+    assert files.config_directory == tmp_path
+    assert f"`revision` v2 is ignored: {tmp_path} is not a model of the hub" in caplog.text
+    assert read_model_config(str(tmp_path), "v2") == {"model_type": "llama"}
+
+
+def test_hardening_R9_every_process_reads_the_configured_hub_cache(tmp_path: Path):
+    snapshot = write_cached_model(tmp_path, "org/model", {"config.json": '{"model_type": "llama"}'})
+
+    assert locate("org/model", None, tmp_path, ["*.json"]).directory == snapshot
+    assert find_tokenizer_files("org/model", None, tmp_path).config_directory == snapshot
+    assert read_model_config("org/model", None, tmp_path) == {"model_type": "llama"}
+
+
+def test_a_model_that_is_nowhere_is_refused(tmp_path: Path):
+    with pytest.raises(StartupError, match="model 'org/model' is not a preset, not a local directory, not in the hub"):
+        locate("org/model", None, tmp_path, ["*.json"])
