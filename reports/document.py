@@ -1,22 +1,33 @@
-"""A report as data: ordered sections of facts, tables, figures and text, which the renderers turn into bytes."""
+"""A report as data: sections of facts, tables, figures and text, which the renderers turn into bytes."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+import pandas as pd
 
-    from reports.plots import Size
+from reports.text import file_name, legible, legible_values
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MISSING = "–"
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """Width and height of a figure in CSS pixels at its natural scale."""
+
+    width: int
+    height: int
+    is_narrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number in a table with its interval; an unsupported one is shown as doubtful, a change with its sign."""
+    """A number in a table with its interval. An unsupported one is marked ~, a change has its sign."""
 
     value: float | None
     lo: float | None = None
@@ -29,14 +40,14 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """The value alone, marked ~ where doubtful."""
+        """The value without its interval, marked ~ if unsupported."""
         if self.value is None:
             return MISSING
         return ("" if self.is_supported else "~") + self._number(self.value)
 
     @property
     def interval(self) -> str:
-        """`12.1–13.4`, of a change `-1.20 to +3.40`, or nothing where there is no interval."""
+        """`12.1–13.4`, for a change `-1.20 to +3.40`; empty without an interval."""
         if self.value is None or self.lo is None or self.hi is None:
             return ""
         return f"{self._number(self.lo)}{' to ' if self.is_change else '–'}{self._number(self.hi)}"
@@ -46,7 +57,7 @@ class Estimate:
 
 
 def format_number(value: float) -> str:
-    """An integer whole; anything else with three significant digits below a thousand and whole above.
+    """An integer with all digits; a float with three significant digits below 1,000 and without decimals above.
 
     >>> [format_number(x) for x in (0.01234, 1.0, 12.345, 999.6, 12345.6, 0.0, 12345, 7)]
     ['0.0123', '1.00', '12.3', '1,000', '12,346', '0', '12,345', '7']
@@ -62,30 +73,30 @@ def format_number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Names and values, in groups that stand side by side."""
+    """Names and values in groups, which are laid out side by side."""
 
     groups: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A few headline numbers: title, value, unit with the mark of its better direction."""
+    """Headline numbers: title, value, and unit with the arrow of the better direction."""
 
     tiles: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame of text, numbers and `Estimate`s; the first column names the row."""
+    """A frame of text, numbers and `Estimate`s; the first column holds the row names."""
 
     title: str
-    frame: "pd.DataFrame"
+    frame: pd.DataFrame
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure that `draw` makes in a given size; `name` is its file name, `height` a factor on the usual one."""
+    """A figure that `draw` makes for a size; `name` is the file name, `height` scales the default height."""
 
     name: str
     title: str
@@ -98,7 +109,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph; `code` sets it as a command line."""
+    """A paragraph; `is_code` marks a command line."""
 
     text: str
     is_code: bool = False
@@ -109,7 +120,7 @@ Block = Facts | Tiles | Table | Plot | Text
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands under it; a closed one is folded away until asked for."""
+    """A heading with its blocks; a closed section is collapsed at first."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -118,7 +129,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class VerdictLine:
-    """One run's (or comparison's) verdict: its level, the sentence that opens the report, and the reasons."""
+    """The verdict on one run or comparison: level, word, opening sentence and reasons."""
 
     level: str
     word: str
@@ -129,7 +140,7 @@ class VerdictLine:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What all renderers render."""
+    """A report: the input of every renderer."""
 
     title: str
     subtitle: str
@@ -140,3 +151,44 @@ class Report:
     def plots(self) -> tuple[Plot, ...]:
         """Every figure, in order."""
         return tuple(block for section in self.sections for block in section.blocks if isinstance(block, Plot))
+
+
+def legible_report(report: Report) -> Report:
+    """The report with every text legible, except the frames of figures, which must be legible already."""
+    return Report(
+        legible(report.title),
+        legible(report.subtitle),
+        tuple(_verdict(verdict) for verdict in report.verdicts),
+        tuple(
+            Section(legible(section.title), tuple(_block(block) for block in section.blocks), section.is_closed)
+            for section in report.sections
+        ),
+    )
+
+
+def _verdict(verdict: VerdictLine) -> VerdictLine:
+    found: VerdictLine = legible_values(verdict)
+    return found
+
+
+def _block(block: Block) -> Block:
+    match block:
+        case Facts() | Tiles() | Text():
+            found: Block = legible_values(block)
+            return found
+        case Table():
+            return Table(legible(block.title), _frame(block.frame), legible(block.note))
+        case Plot():
+            title, caption, alt = (legible(text) for text in (block.title, block.caption, block.alt))
+            return dataclasses.replace(block, name=file_name(block.name), title=title, caption=caption, alt=alt)
+
+
+def _frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with its texts legible; columns of numbers do not change."""
+    texts = {
+        name: pd.Series([legible(each) if isinstance(each, str) else each for each in frame[name]], dtype=object)
+        for name in frame.columns
+        if not pd.api.types.is_numeric_dtype(frame[name])
+    }
+    legible_frame = frame.reset_index(drop=True).assign(**{str(name): column for name, column in texts.items()})
+    return legible_frame.rename(columns={name: legible(str(name)) for name in legible_frame.columns})

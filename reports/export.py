@@ -1,6 +1,6 @@
-"""A finished run in other programs' formats: CSV of requests, Parquet of token events, OpenTelemetry histograms.
+"""Exports of a finished run: CSV of requests, Parquet of token events, OpenTelemetry histograms.
 
-Nothing is measured here and no report reads these files.
+No report reads these files.
 """
 
 import csv
@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from reports.measured import Measured
-from reports.metrics import POOLED
-from reports.records import Status
-from reports.renderers.csv import plain
-from reports.results import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, load_run, replace_file
+from reports.metrics.catalog import POOLED
+from reports.metrics.measured import Measured
+from reports.renderers.csv import escape_formula
+from reports.run_schema import Status
+from reports.run_store import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, replace_file
+from reports.saved_run import load_run
 
 Array = npt.NDArray[np.float64]
 
@@ -35,7 +36,7 @@ def export_run(directory: Path, formats: Collection[str]) -> list[Path]:
 
 
 def write_requests_csv(directory: Path) -> Path:
-    """`requests.csv`: the columns of `requests.parquet`; lists are numbers between spaces, what is missing is empty."""
+    """`requests.csv`: the columns of `requests.parquet`; lists are separated by spaces, missing values are empty."""
     target = directory / CSV_FILE
     part = target.with_name(CSV_FILE + ".part")
     with part.open("w", encoding="utf-8", newline="") as file, _requests(directory) as table:
@@ -50,14 +51,14 @@ def write_requests_csv(directory: Path) -> Path:
 
 
 def _cell(value: Any) -> Any:
-    """Lists as text; text from outside must not become a formula in a spreadsheet."""
+    """A cell value: lists as text, and text without spreadsheet formulas."""
     if isinstance(value, list):
         return " ".join(map(str, value))
-    return plain(value) if isinstance(value, str) else value
+    return escape_formula(value) if isinstance(value, str) else value
 
 
 def write_events(directory: Path) -> Path:
-    """`events.parquet`: a row per token event: request_id, index, t_ns since the run's start, gap_ns, tokens."""
+    """`events.parquet`: one row per token event: request_id, index, t_ns since the run's start, gap_ns, tokens."""
     target = directory / EVENTS_FILE
     part = target.with_name(EVENTS_FILE + ".part")
     with _requests(directory) as table, pq.ParquetWriter(part, EVENT_SCHEMA, compression="zstd") as writer:
@@ -80,7 +81,7 @@ EVENT_SCHEMA = pa.schema(
 
 
 def _events(batch: pa.RecordBatch) -> pa.Table:
-    """The events of some requests; the first of each has no gap."""
+    """The events of a batch of requests; the first event of each has no gap."""
     streamed = batch.filter(pc.is_valid(batch["t_first_ns"]))
     gap_lists = streamed["gap_ns"]
     sizes = np.asarray(pc.fill_null(pc.list_value_length(gap_lists), 0), dtype=np.int64) + 1
@@ -107,7 +108,7 @@ def _events(batch: pa.RecordBatch) -> pa.Table:
 
 
 def _tokens(batch: pa.RecordBatch, sizes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> Array:
-    """Tokens of every event: one where the record does not say otherwise."""
+    """The tokens of every event: one unless the record has counts."""
     tokens = np.ones(int(sizes.sum()))
     for row, counts in enumerate(batch["event_tokens"].to_pylist()):
         if counts is not None and len(counts) == sizes[row]:
@@ -121,7 +122,7 @@ def _requests(directory: Path) -> pq.ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class OtelHistogram:
-    """A histogram of OpenTelemetry's GenAI conventions (status: development) and what of a run fills it."""
+    """A histogram of OpenTelemetry's GenAI conventions (status: development), and the values for it."""
 
     name: str
     unit: str
@@ -139,7 +140,7 @@ TOKEN_BOUNDS = tuple(4.0**power for power in range(14))
 
 
 def write_otel(directory: Path) -> Path:
-    """`otel.json`: histograms of the requests of the window, as one OTLP/JSON metrics request."""
+    """`otel.json`: histograms of the requests in the window, as one OTLP/JSON metrics request."""
     measured = Measured.of(load_run(directory))
     manifest = measured.manifest
     metrics = [_otel_metric(histogram, measured) for histogram in OTEL_HISTOGRAMS]
@@ -162,13 +163,13 @@ def _otel_metric(histogram: OtelHistogram, measured: Measured) -> dict[str, Any]
         for own, values in histogram.series(measured)
         if len(values)
     ]
-    # 2 is cumulative: one window is all there is.
+    # 2 means cumulative: there is one window only.
     data = {"aggregationTemporality": 2, "dataPoints": points}
     return {"name": histogram.name, "unit": histogram.unit, "histogram": data}
 
 
 def _buckets(values: Array, bounds: tuple[float, ...]) -> dict[str, Any]:
-    """Counts per bucket; a value at a bound belongs to the bucket below it."""
+    """Counts per bucket; a value equal to a bound belongs to the bucket below it."""
     counts = np.bincount(np.searchsorted(bounds, values, side="left"), minlength=len(bounds) + 1)
     return {
         "count": str(len(values)),
@@ -204,7 +205,7 @@ Series = Iterator[tuple[dict[str, str], Array]]
 
 
 def _durations(measured: Measured) -> Series:
-    """Of every request, by how it ended."""
+    """The duration of every request, by status."""
     for status, rows in measured.population.groupby("status", sort=True):
         own = {} if status == Status.OK else {"error.type": str(status)}
         yield own, _known((rows["t_last_ns"].fillna(rows["t_end_ns"]) - rows["t_sent_ns"]) / 1e9)

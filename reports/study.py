@@ -1,4 +1,4 @@
-"""A tuning study as plain values: what the tuner hands over, and what its report reads off them."""
+"""A tuning study as plain values: the input of its report, and the quantities derived from it."""
 
 import math
 import statistics
@@ -10,27 +10,27 @@ from typing import Any, Literal
 import numpy as np
 
 from reports.document import VerdictLine
-from reports.per_request import Direction
-from reports.stats import Interval, mean_interval
+from reports.metrics.per_request import Direction
+from reports.stats.estimators import Interval, mean_interval
 
-# Trials within the limits below which importances are a matter of luck.
-LEAST_FOR_IMPORTANCE = 20
+# With fewer feasible trials the importances are mostly noise.
+MIN_TRIALS_FOR_IMPORTANCE = 20
 
 
 class TrialOutcome(StrEnum):
-    """How a trial ended, as figures colour it."""
+    """How a trial ended; each outcome has its own colour and shape in figures."""
 
     FEASIBLE = "within every limit"
     VIOLATED = "beyond a limit"
-    DEAD = "dead"
+    NOT_SERVED = "could not serve"
     FAILED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A searched setting; `scale` is how its axis is drawn, `unset` what None stands for.
+    """A searched setting; `scale` is the scale of its axis, `unset` the text for None.
 
-    `low` and `high` are the ends of the range that was searched; None for a choice.
+    `low` and `high` are the ends of the searched range; None for a choice.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class StudyTrial:
-    """One launch. `value` is the objective's; `metrics` are by the names that limits use (`ttft_p95_ms`).
+    """One launch. `value` is the value of the objective; `metrics` are by their names in limits (`ttft_p95_ms`).
 
-    `confirms` is the number of the trial whose settings a confirming launch repeats, `round` which repetition it was.
-    An anchor repeats the baseline between others. `started_s` counts from the study's start; `spent_s` holds seconds by
-    phase (launch, warm, measure).
+    A confirming launch repeats the settings of the trial with number `confirms`; `round` numbers the repetition. A
+    drift check repeats the baseline between other trials. `started_s` counts from the study's start; `spent_s` holds
+    seconds by phase (launch, warm, measure).
     """
 
     number: int
@@ -57,7 +57,7 @@ class StudyTrial:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     confirms: int | None = None
     round: int | None = None
-    is_anchor: bool = False
+    is_drift_check: bool = False
     missed: tuple[str, ...] = ()
     phase: str = ""
     cause: str = ""
@@ -69,7 +69,7 @@ class StudyTrial:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one changed setting is worth: the winner's gain with it, over the winner with it set back, as a ratio."""
+    """The contribution of one changed setting: the winner over the winner with this setting reset, as a ratio."""
 
     knob: str
     ratio: Interval
@@ -77,9 +77,9 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the simulator said of one metric of a trial, and what was measured.
+    """The simulator's prediction of one metric of a trial, and the measured value.
 
-    `how` says what it knew: `held out`, the other launches; `before launch`, those that had been made by then.
+    `how`: `held out`, fitted to the other launches; `before launch`, fitted to the earlier launches.
     """
 
     number: int
@@ -96,12 +96,11 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class StudyData:
-    """A study, whole. `verdict` opens the report; `objective` is a metric's name and `direction` its better side.
+    """A complete study. `verdict` opens the report; `objective` is a metric and `direction` its better direction.
 
-    `noise` is the relative standard deviation of a launch's objective, None where it was not measured; `gain` the
-    winner's over the baseline as a ratio with its interval. `facts` are groups of names and values to repeat it by,
-    `commands` the lines that do. `predictions` are the simulator's that were measured. `importances` are shares by
-    knob; None lets the report compute them.
+    `noise` is the relative standard deviation of the objective between launches, None if not measured. `gain` is the
+    winner over the baseline, as a ratio with its interval. `facts` and `commands` reproduce the study. `predictions`
+    are those with a measured value. `importances` are fractions by knob; with None the report computes them.
     """
 
     name: str
@@ -125,13 +124,13 @@ class StudyData:
 
     @property
     def objective_title(self) -> str:
-        """The objective as an axis names it."""
+        """The objective as an axis title."""
         return f"{self.objective}  {self.direction.mark} better"
 
     @property
     def searched(self) -> tuple[StudyTrial, ...]:
-        """Trials of the search itself, without anchors and confirming launches."""
-        return tuple(trial for trial in self.trials if trial.confirms is None and not trial.is_anchor)
+        """The trials of the search, without drift checks and confirming launches."""
+        return tuple(trial for trial in self.trials if trial.confirms is None and not trial.is_drift_check)
 
     @property
     def feasible(self) -> tuple[StudyTrial, ...]:
@@ -141,18 +140,18 @@ class StudyData:
 
     @property
     def moving_knobs(self) -> tuple[Knob, ...]:
-        """Knobs that took more than one value."""
+        """The knobs with more than one value in the search."""
         return tuple(
             knob for knob in self.knobs if len({str(trial.settings.get(knob.name)) for trial in self.searched}) > 1
         )
 
     def trial(self, number: int | None) -> StudyTrial | None:
-        """The searched trial of a number."""
+        """The searched trial with a number."""
         return next((trial for trial in self.searched if trial.number == number), None)
 
     @property
     def best(self) -> StudyTrial | None:
-        """The winner, while there is none the best trial within every limit."""
+        """The winner; without one, the best trial within every limit."""
         winner = self.trial(self.winner)
         if winner is not None or not self.feasible:
             return winner
@@ -160,7 +159,7 @@ class StudyData:
         return max(self.feasible, key=lambda trial: sign * (trial.value or 0.0))
 
     def launches(self, number: int | None) -> tuple[StudyTrial, ...]:
-        """The launches that speak for a trial: its confirming ones, else its own."""
+        """The launches that represent a trial: its confirming launches, else its own launch."""
         confirming = tuple(each for each in self.trials if each.confirms == number and each.confirms is not None)
         own = self.trial(number)
         return confirming or ((own,) if own is not None else ())
@@ -169,14 +168,14 @@ class StudyData:
         return a > b if self.direction is Direction.HIGHER else a < b
 
 
-# Share of a range within which a value is its end.
-AT_THE_EDGE = 0.01
+# A value within this fraction of a range counts as its end.
+EDGE_FRACTION = 0.01
 
 
-def at_the_edge(study: StudyData) -> dict[str, str]:
-    """The settings whose best value is an end of the range that was searched, with a sentence: beyond it may be better.
+def at_range_end(study: StudyData) -> dict[str, str]:
+    """The settings whose best value is an end of the searched range, with a sentence: a wider range may be better.
 
-    None of them where the baseline is the best: it was not searched for.
+    Empty if the baseline is the best trial, because its values do not come from the search.
     """
     best = study.best
     if best is None or best.number == study.baseline:
@@ -186,35 +185,35 @@ def at_the_edge(study: StudyData) -> dict[str, str]:
         value = best.settings.get(knob.name)
         if isinstance(value, int | float) and (end := _end_of(knob, value)) is not None:
             ends = f"{knob.low:.6g} to {knob.high:.6g}"
-            found[knob.name] = f"the best value of `{knob.name}`, {value:.6g}, is the {end} edge of its range, {ends}"
+            found[knob.name] = f"the best value of `{knob.name}`, {value:.6g}, is at the {end} end of its range, {ends}"
     return found
 
 
 def _end_of(knob: Knob, value: float) -> str | None:
-    """Which end of a knob's range a value is."""
+    """The end of a knob's range at which a value lies, or None."""
     low, high = knob.low, knob.high
     if low is None or high is None or high <= low:
         return None
     if knob.scale == "log":
         low, high, value = math.log(low), math.log(high), math.log(max(value, low))
-    share = (value - low) / (high - low)
-    return "lower" if share <= AT_THE_EDGE else "upper" if share >= 1 - AT_THE_EDGE else None
+    fraction = (value - low) / (high - low)
+    return "lower" if fraction <= EDGE_FRACTION else "upper" if fraction >= 1 - EDGE_FRACTION else None
 
 
 def metric_of(trial: StudyTrial, name: str, objective: str) -> float | None:
-    """A launch's value of a metric; the objective's is known without being listed."""
+    """The value of a metric of a launch; the objective needs no entry in `metrics`."""
     found = trial.metrics.get(name)
     return trial.value if found is None and name == objective else found
 
 
 def median_of(launches: Sequence[StudyTrial], name: str, objective: str) -> tuple[float, float, float] | None:
-    """Median, least and most over launches; None where none has the metric."""
+    """Median, minimum and maximum over launches; None if no launch has the metric."""
     values = [value for each in launches if (value := metric_of(each, name, objective)) is not None]
     return (statistics.median(values), min(values), max(values)) if values else None
 
 
 def paired_change(a: Sequence[StudyTrial], b: Sequence[StudyTrial], name: str, objective: str) -> Interval | None:
-    """B over A as a ratio: the mean of logarithms over rounds that both have; None where either lacks the metric."""
+    """B over A as a ratio: the mean of logarithms over common rounds; None without a common value."""
     logs = []
     for before, after in _pairs(a, b):
         old, new = metric_of(before, name, objective), metric_of(after, name, objective)
@@ -227,8 +226,16 @@ def paired_change(a: Sequence[StudyTrial], b: Sequence[StudyTrial], name: str, o
 
 
 def _pairs(a: Sequence[StudyTrial], b: Sequence[StudyTrial]) -> list[tuple[StudyTrial, StudyTrial]]:
-    """Launches of the same round; single launches make one pair."""
+    """Pairs of launches of the same round; two single launches form one pair."""
     if len(a) == len(b) == 1:
         return [(a[0], b[0])]
     rounds = {each.round: each for each in a}
     return [(rounds[each.round], each) for each in b if each.round in rounds]
+
+
+def setting_text(knob: Knob, trial: StudyTrial) -> str:
+    """The value of a setting in a trial, as a table shows it."""
+    value = trial.settings.get(knob.name)
+    if value is None:
+        return knob.unset
+    return f"{value:,.6g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from reports.document import Estimate, Report, Table
 from reports.renderers.markdown import cell_text
 
-# Also as their wide forms, which spreadsheets take for the same.
+# Including the full-width forms, which spreadsheets treat in the same way.
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def render(report: Report) -> bytes:
-    """The tables as UTF-8 CSV; an estimate takes three columns, numbers keep their full precision."""
+    """The tables as UTF-8 CSV; an estimate takes three columns, and numbers keep their full precision."""
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     for section in report.sections:
         for block in section.blocks:
             if isinstance(block, Table) and len(block.frame):
-                writer.writerow([plain(section.title), plain(block.title)])
+                writer.writerow([escape_formula(section.title), escape_formula(block.title)])
                 writer.writerows(_rows(block))
                 writer.writerow([])
     return target.getvalue().encode()
@@ -29,7 +29,9 @@ def _rows(block: Table) -> Iterator[list[object]]:
     estimates = {name for name in frame.columns if any(isinstance(value, Estimate) for value in frame[name])}
     header: list[object] = []
     for name in frame.columns:
-        header += [plain(text) for text in ((name, f"{name} lo", f"{name} hi") if name in estimates else (name,))]
+        header += [
+            escape_formula(text) for text in ((name, f"{name} lo", f"{name} hi") if name in estimates else (name,))
+        ]
     yield header
     for row in frame.itertuples(index=False):
         cells: list[object] = []
@@ -39,10 +41,10 @@ def _rows(block: Table) -> Iterator[list[object]]:
             elif isinstance(value, int | float):
                 cells.append("" if value != value else value)
             else:
-                cells += [plain(cell_text(value))] + ["", ""] * (name in estimates)
+                cells += [escape_formula(cell_text(value))] + ["", ""] * (name in estimates)
         yield cells
 
 
-def plain(text: str) -> str:
-    """Text from outside must not become a formula in a spreadsheet."""
+def escape_formula(text: str) -> str:
+    """Keep untrusted text from becoming a formula in a spreadsheet."""
     return "'" + text if text.lstrip()[:1] in FORMULA_STARTS or text[:1] in ("\t", "\r", "\n") else text

@@ -1,7 +1,7 @@
 """A report as one self-contained HTML file: no script, no external request, light and dark, wide and narrow.
 
-Figures are inline SVG whose colours become the page's CSS variables. Style attributes are turned into presentation
-attributes, so that the content security policy can allow the page's one style sheet, by its hash, and no other.
+Figures are inline SVG; their colours become CSS variables. Style attributes become presentation attributes, so that the
+content security policy can allow only the one style sheet of the page, by its hash.
 """
 
 import base64
@@ -16,15 +16,14 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from reports.document import Block, Estimate, Plot, Report, Table
-from reports.figures import Drawn
-from reports.plots import PALETTE
+from reports.plots.figure import PALETTE, Drawn
 from reports.renderers.markdown import cell_text, is_numeric
 
 SHORT_TEXT = 16
 
 
 def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
-    """The report as UTF-8 HTML, with the figures of `figures.draw_all`."""
+    """The report as UTF-8 HTML, with the figures of `draw_all`."""
     style = _resource("report.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -34,20 +33,20 @@ def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
         return inline_svg(figure.wide_svg if width == "wide" else figure.narrow_svg, f"{plot.name}-{width}", plot.alt)
 
     environment.globals.update(svg=svg, columns=_columns, rows=_rows, grouped=_grouped)
-    environment.filters.update(breakable=_breakable, together=_together)
+    environment.filters.update(breakable=_breakable, nonbreaking_units=_nonbreaking_units)
     template = environment.from_string(_resource("report.html.j2"))
     return template.render(report=report, style=Markup(style), style_hash=f"sha256-{digest}").encode()
 
 
 def _breakable(text: str) -> Markup:
-    """A name that a narrow column may break after its underscores."""
+    """A name with possible line breaks after its underscores."""
     return Markup("_<wbr>").join(text.split("_"))
 
 
-def _together(text: str) -> str:
-    """A sentence in which no line ends between a number and its unit.
+def _nonbreaking_units(text: str) -> str:
+    """The sentence with no-break spaces between numbers and units.
 
-    >>> _together("in 27.8 ms for 95 % of 264 requests").split(" ")
+    >>> _nonbreaking_units("in 27.8 ms for 95 % of 264 requests").split(" ")
     ['in', '27.8\xa0ms', 'for', '95\xa0%', 'of', '264', 'requests']
     """
     return re.sub(r"(?<=\d) (?=(?:ms|s|min|GiB|points)\b|%)", "\N{NO-BREAK SPACE}", text)
@@ -65,7 +64,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`style` holds CSS classes: n for a number, doubtful for an unsupported one, short for text kept on a line."""
+    """`style` holds CSS classes: n for a number, doubtful for an unsupported one, short for unbroken text."""
 
     text: str
     style: str
@@ -73,7 +72,7 @@ class Cell:
 
 
 def _columns(table: Table) -> list[Column]:
-    """A header may be set in several lines, but not between a name and its arrow."""
+    """The columns; a header does not break before its arrow."""
     names = [re.sub(r" (?=[↑↓→←])", "\N{NO-BREAK SPACE}", str(name)) for name in table.frame.columns]
     return [Column(name, is_numeric(table.frame[own])) for name, own in zip(names, table.frame.columns, strict=True)]
 
@@ -94,7 +93,7 @@ def _cell(value: Any, column: Column) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blocks that are laid out together: half-width figures side by side, all else one below the other."""
+    """Blocks with one layout: half-width figures in a grid, all others in a stack."""
 
     kind: str
     blocks: list[Block]
@@ -111,7 +110,7 @@ def _grouped(blocks: Sequence[Block]) -> list[Group]:
 
 
 def inline_svg(svg: str, prefix: str, alt: str) -> Markup:
-    """A saved figure made fit for the page: themed, named for screen readers, ids of its own, no style attributes."""
+    """A saved figure for the page: with theme colours, an aria-label and unique ids, without style attributes."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = re.sub(r'\bstyle="([^"]*)"', lambda match: _attributes(match[1]), body)
@@ -128,7 +127,7 @@ def inline_svg(svg: str, prefix: str, alt: str) -> Markup:
 
 
 def _attributes(style: str) -> str:
-    """The declarations of a style attribute as presentation attributes; the font is the page's."""
+    """The declarations of a style attribute as presentation attributes, without the font family."""
     pairs = (each.split(":", 1) for each in style.split(";") if ":" in each)
     declared = {name.strip(): value.strip() for name, value in pairs}
     shorthand = declared.pop("font", None)

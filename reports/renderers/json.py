@@ -1,4 +1,4 @@
-"""A report as JSON: the same sections and tables, for programs."""
+"""A report as JSON: its sections and tables for programs."""
 
 import json
 from dataclasses import asdict

@@ -58,7 +58,7 @@ def _facts(facts: tuple[tuple[str, str], ...]) -> str:
 
 
 def table(block: Table) -> str:
-    """One table, its title above and its note below."""
+    """One table with its title and its note."""
     frame = block.frame
     if not len(frame):
         return ""
@@ -74,7 +74,7 @@ def table(block: Table) -> str:
 
 
 def is_numeric(column: "pd.Series[Any]") -> bool:
-    """Whether a column holds numbers, and reads best aligned right."""
+    """Whether a column holds only numbers, and so is aligned right."""
     return all(isinstance(value, int | float | Estimate) or value in (None, "∞") for value in column)
 
 
@@ -90,6 +90,6 @@ def _cell(value: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    """Keep outside text from becoming markup: HTML, links, emphasis, line breaks."""
+    """Escape markup in untrusted text: HTML, links, emphasis, line breaks."""
     flat = " ".join(str(text).split())
     return re.sub(r"([\\`*_\[\]<>])", r"\\\1", flat)

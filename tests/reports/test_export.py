@@ -1,4 +1,4 @@
-"""Exports of a run of three requests: a stream of three events, one of several tokens an event, and a failed one."""
+"""Exports of three requests: a stream of three events, one with several tokens per event, and a failed one."""
 
 import csv
 import json
@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from reports.export import export_run
-from reports.records import RequestRecord, Status
-from reports.results import JsonlWriter, RunManifest, finish_run, write_manifest
+from reports.metrics.finish import finish_run
+from reports.run_schema import RequestRecord, Status
+from reports.run_store import JsonlWriter, RunManifest, write_manifest
 
 MS = 1_000_000
 
@@ -64,7 +65,7 @@ def test_metrics_15_requests_as_csv_have_the_columns_of_the_parquet_file(directo
     assert (rows[0]["ttft_s"], rows[2]["ttft_s"]) == ("0.02", "")
 
 
-def test_metrics_15_events_have_a_row_each(directory: Path) -> None:
+def test_metrics_15_each_event_has_a_row(directory: Path) -> None:
     [path] = export_run(directory, {"events"})
 
     rows = pq.read_table(path).to_pylist()

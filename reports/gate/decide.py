@@ -1,0 +1,172 @@
+"""Decides each gated metric: the evidence of one look, bounds valid over all looks, Holm's order over metrics.
+
+A metric has regressed when the lower bound of its effect is above 0 and the effect reaches the smallest effect of
+interest. It passes when the upper bound is below that effect. Otherwise it is inconclusive. The first decision stands.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from reports.stats.estimators import Interval, student_quantile
+
+Array = npt.NDArray[np.float64]
+
+
+class GateDecision(StrEnum):
+    """The decision on one metric, or the verdict on a whole comparison."""
+
+    REGRESSION = "regression"
+    INCONCLUSIVE = "inconclusive"
+    PASS = "pass"
+    IMPROVEMENT = "improvement"
+    NOT_MEASURED = "not_measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """An estimate of how much worse B is, in the unit of d; positive is worse."""
+
+    mean: float
+    error: float
+    freedom: float
+
+    @classmethod
+    def of_pairs(cls, d: Array) -> "Evidence":
+        """From one value per pair."""
+        error = float(np.std(d, ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else math.inf
+        return cls(float(d.mean()), error, max(len(d) - 1, 1))
+
+    @classmethod
+    def of_sides(cls, a: Array, b: Array, between: float = 0.0, occasions: int = 0) -> "Evidence":
+        """From runs of two sides that were not measured together: Welch's t.
+
+        `between` is the standard deviation of a side between occasions, estimated from `occasions` of them. It counts
+        twice, because each side was measured on one occasion.
+        """
+        parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in (a, b) if len(side) > 1]
+        if len(parts) < 2:
+            return cls(float(b.mean() - a.mean()), math.inf, 1)
+        if between:
+            parts.append((2 * between**2, max(occasions - 1, 1)))
+        variance = sum(part for part, _ in parts)
+        squares = sum(part**2 / freedom for part, freedom in parts)
+        freedom = variance**2 / squares if squares else float(len(a) + len(b) - 2)
+        return cls(float(b.mean() - a.mean()), math.sqrt(variance), freedom)
+
+    @property
+    def p_worse(self) -> float:
+        """One-sided p-value of an effect of 0 or less. Without any spread: 0 for a positive effect, else 1."""
+        if self.error == 0:
+            return 0.0 if self.mean > 0 else 1.0
+        return float(special.stdtr(self.freedom, -self.mean / self.error))
+
+    def bounds(self, level: float) -> Interval:
+        """The effect with its lower and upper one-sided bounds, each at confidence 1 - level."""
+        half = 0.0 if self.error == 0 else math.inf
+        if 0 < self.error < math.inf:
+            half = student_quantile(1 - level, self.freedom) * self.error
+        return Interval(self.mean, self.mean - half, self.mean + half)
+
+    def detectable(self, level: float) -> float:
+        """The smallest effect that such runs detect with a power of 80 %."""
+        if self.error == math.inf:
+            return math.inf
+        return (student_quantile(1 - level, self.freedom) + student_quantile(0.8, self.freedom)) * self.error
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDecision:
+    """The first decision on a metric, and the look at which it was made."""
+
+    decision: GateDecision
+    look: int
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Error rates of the decisions.
+
+    `alpha` bounds false regressions over all looks and metrics; `pass_alpha` is the level of one metric's bounds.
+    """
+
+    looks: tuple[int, ...]
+    alpha: float
+    pass_alpha: float
+
+    def rejection_level(self, open_hypotheses: int) -> float:
+        """The level of one look at the next metric in Holm's order."""
+        return nominal_level(self.looks, self.alpha / open_hypotheses)
+
+    @property
+    def bounds_level(self) -> float:
+        """The level of one look at the bounds of a metric."""
+        return nominal_level(self.looks, self.pass_alpha)
+
+
+def decide(
+    metrics: Sequence[str],
+    evidence: Callable[[str, int], Evidence | None],
+    limits: Mapping[str, float],
+    levels: Levels,
+) -> dict[str, FirstDecision]:
+    """Each metric's first decision over the looks; `evidence` returns None for a metric without evidence at a look."""
+    decided: dict[str, FirstDecision] = {}
+    rejected = 0
+    for look in levels.looks:
+        found = {name: evidence(name, look) for name in metrics if name not in decided}
+        undecided = {name: each for name, each in found.items() if each is not None}
+        for name, each in sorted(undecided.items(), key=lambda item: (item[1].p_worse, item[0])):
+            if each.p_worse > levels.rejection_level(len(metrics) - rejected):
+                break
+            if each.mean >= limits[name]:
+                decided[name] = FirstDecision(GateDecision.REGRESSION, look)
+                rejected += 1
+        for name, each in undecided.items():
+            passed = pass_decision(each, levels.bounds_level, limits[name])
+            if name not in decided and passed is not None:
+                decided[name] = FirstDecision(passed, look)
+    return decided
+
+
+def pass_decision(evidence: Evidence, level: float, limit: float) -> GateDecision | None:
+    """Pass or improvement if the upper bound allows it, else None."""
+    bounds = evidence.bounds(level)
+    if bounds.hi < 0 and bounds.value <= -limit:
+        return GateDecision.IMPROVEMENT
+    return GateDecision.PASS if bounds.hi < limit else None
+
+
+SIMULATED_PATHS = 100_000
+SEED = 20_240_229
+
+
+@lru_cache(maxsize=256)
+def nominal_level(looks: tuple[int, ...], alpha: float) -> float:
+    """The one-sided level of each look at which all looks together have an error rate of `alpha`.
+
+    Pocock's constant level (Biometrika 64, 1977) for Student's t of normal differences; `looks` are numbers of pairs.
+
+    >>> nominal_level((8,), 0.05)
+    0.05
+    """
+    return alpha if len(looks) == 1 else float(np.quantile(_smallest_p(looks), alpha))
+
+
+@lru_cache(maxsize=8)
+def _smallest_p(looks: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """The smallest p-value over the looks, for simulated paths of differences without an effect. The seed is fixed."""
+    values = np.random.default_rng(SEED).standard_normal((SIMULATED_PATHS, looks[-1]))
+    sums, squares = np.cumsum(values, axis=1), np.cumsum(values**2, axis=1)
+    smallest = np.full(SIMULATED_PATHS, 1.0)
+    for look in looks:
+        mean = sums[:, look - 1] / look
+        variance = (squares[:, look - 1] - look * mean**2) / (look - 1)
+        smallest = np.minimum(smallest, special.stdtr(look - 1, -mean / np.sqrt(variance / look)))
+    return smallest

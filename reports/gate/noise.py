@@ -1,0 +1,100 @@
+"""Run-to-run noise of one side, and the smallest effect that pairs of such runs can detect."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reports.gate.compare import MIN_EFFECT, CompareOptions
+from reports.gate.decide import Evidence
+from reports.gate.side_run import FRACTIONS, SideRun, log_degradation, median_of
+from reports.run_store import SCHEMA_VERSION
+
+PAIRS = (4, 5, 6, 8, 10, 12)
+ALPHA = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNoise:
+    """Relative run-to-run deviation of a metric (absolute for a fraction); None where a run lacks the metric.
+
+    `effects`: by number of pairs, the relative effect that they detect with a power of 80 %.
+    """
+
+    name: str
+    is_gated: bool
+    median: float | None
+    deviation: float | None
+    effects: dict[int, float]
+
+
+def noise_of(runs: Sequence[SideRun], options: CompareOptions) -> tuple[MetricNoise, ...]:
+    """The noise of every metric of the options, over runs of one side."""
+    return tuple(_noise(name, runs, name in options.gated) for name in (*options.gated, *options.shown))
+
+
+def _noise(name: str, runs: Sequence[SideRun], is_gated: bool) -> MetricNoise:
+    values = [run.values.get(name) for run in runs]
+    scaled = log_degradation(values, name)
+    if scaled is None or len(scaled) < 2:
+        return MetricNoise(name, is_gated, median_of(values), None, {})
+    deviation = float(np.std(scaled, ddof=1))
+    # A pair's d has the noise of two runs.
+    effects = {pairs: Evidence(0.0, math.sqrt(2 / pairs) * deviation, pairs - 1).detectable(ALPHA) for pairs in PAIRS}
+    if name not in FRACTIONS:
+        effects = {pairs: math.expm1(min(effect, 20.0)) for pairs, effect in effects.items()}
+    return MetricNoise(name, is_gated, median_of(values), deviation, effects)
+
+
+def noise_table(found: Sequence[MetricNoise]) -> pd.DataFrame:
+    """A row per metric: median, deviation between runs, and the effect that N pairs detect; percent or points."""
+    rows = []
+    for each in found:
+        is_fraction = each.name in FRACTIONS
+        row: dict[str, Any] = {
+            "metric": each.name,
+            "median": None if each.median is None else 100 * each.median if is_fraction else each.median,
+            "run to run": None if each.deviation is None else 100 * each.deviation,
+            "unit": "points" if is_fraction else "%",
+            "gated": "yes" if each.is_gated else "no",
+        }
+        rows.append(row | {f"{pairs} pairs detect": 100 * each.effects[pairs] for pairs in PAIRS if each.effects})
+    return pd.DataFrame(rows)
+
+
+def noise_json(label: str, runs: Sequence[SideRun], found: Sequence[MetricNoise]) -> dict[str, Any]:
+    """The content of `noise.json`; effects and deviations are fractions."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "side": label,
+        "runs": len(runs),
+        "metrics": {
+            each.name: {
+                "gated": each.is_gated,
+                "median": each.median,
+                "deviation": each.deviation,
+                "smallest_effect": {str(pairs): effect for pairs, effect in each.effects.items()},
+            }
+            for each in found
+        },
+    }
+
+
+def noise_sentence(found: Sequence[MetricNoise], options: CompareOptions) -> str:
+    """One sentence on the smallest change that the gate detects with the largest number of pairs."""
+    most = PAIRS[-1]
+    bound = max(options.min_effect, MIN_EFFECT)
+    beyond = [
+        f"{each.name} {100 * each.effects[most]:.1f} %"
+        for each in found
+        if each.is_gated and each.effects and each.name not in FRACTIONS and each.effects[most] > bound
+    ]
+    if not beyond:
+        return f"{most} pairs detect a change of {100 * bound:g} % in every gated metric."
+    smallest = ", ".join(beyond)
+    return (
+        f"{most} pairs do not detect a change of {100 * bound:g} %. The smallest change that they detect: {smallest}."
+    )

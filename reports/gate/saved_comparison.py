@@ -1,0 +1,148 @@
+"""`comparison.json`: a verdict with all its evidence, from which its report can be rendered again."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from reports.gate.compare import CompareOptions, Comparison, MetricResult, Requirement, RequirementResult
+from reports.gate.decide import GateDecision
+from reports.gate.side_run import GateRefusal, direction_of
+from reports.run_store import SCHEMA_VERSION, RunDirectoryError
+from reports.stats.estimators import Interval
+from reports.text import plain_text
+
+COMPARISON_FILE = "comparison.json"
+MAX_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SavedComparison:
+    """A comparison, the command that made it, and the directories of each side's runs, if they were kept."""
+
+    comparison: Comparison
+    reproduce: tuple[str, ...]
+    runs_a: tuple[Path, ...]
+    runs_b: tuple[Path, ...]
+
+
+def comparison_json(
+    comparison: Comparison,
+    reproduce: Sequence[str] = (),
+    runs_a: Sequence[Path] = (),
+    runs_b: Sequence[Path] = (),
+) -> dict[str, Any]:
+    """The comparison as plain, finite values; runs are named by their paths."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": str(comparison.verdict),
+        "exit_code": comparison.exit_code,
+        "pairs": comparison.num_pairs,
+        "stored_runs_of_a": comparison.runs_a if comparison.is_stored else None,
+        "a": comparison.label_a,
+        "b": comparison.label_b,
+        "setting": comparison.setting,
+        "metrics": {metric.name: _metric_json(metric) for metric in comparison.metrics},
+        "requirements": [
+            {"limit": str(result.requirement), "value": _finite(result.value), "met": result.is_met}
+            for result in comparison.requirements
+        ],
+        "refusals": [refusal.message for refusal in comparison.refusals],
+        "is_usage": any(refusal.is_usage for refusal in comparison.refusals),
+        "notes": list(comparison.notes),
+        "options": asdict(comparison.options) | {"allow": sorted(comparison.options.allow)},
+        "runs": {"a": [str(path) for path in runs_a], "b": [str(path) for path in runs_b]},
+        "command": list(reproduce),
+    }
+
+
+def _metric_json(metric: MetricResult) -> dict[str, Any]:
+    mean = metric.mean
+    return {
+        "gated": metric.is_gated,
+        "decision": str(metric.decision),
+        "a": _finite(metric.a),
+        "b": _finite(metric.b),
+        "change": _finite(metric.change.value),
+        "change_lo": _finite(metric.change.lo),
+        "change_hi": _finite(metric.change.hi),
+        "change_unit": metric.change_unit,
+        "smallest_effect": _finite(metric.smallest_effect),
+        "limit": metric.limit,
+        "mean_d": [_finite(mean.value), _finite(mean.lo), _finite(mean.hi)],
+        "d": list(metric.d),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def load_comparison(directory: Path) -> SavedComparison:
+    """The saved comparison of a directory. Raises RunDirectoryError, which names the file and its fault."""
+    path = directory / COMPARISON_FILE
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RunDirectoryError(f"{path}: larger than the limit of {MAX_BYTES} bytes")
+        content = json.loads(path.read_bytes())
+        if content["schema_version"] > SCHEMA_VERSION:
+            raise RunDirectoryError(
+                f"{path}: has schema {content['schema_version']} but this version reads up to {SCHEMA_VERSION}; "
+                "update tgi-bench"
+            )
+        runs_a, runs_b = (tuple(_run_path(directory, name) for name in content["runs"][side]) for side in "ab")
+        return SavedComparison(_comparison(content), tuple(map(str, content["command"])), runs_a, runs_b)
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunDirectoryError(f"{path}: not a readable comparison ({type(error).__name__}: {error})") from error
+
+
+def _run_path(directory: Path, name: str) -> Path:
+    """The present path of a run: in the comparison's directory if that was moved, else the recorded path."""
+    moved = directory / Path(name).name
+    return moved if moved.is_dir() else Path(name)
+
+
+def _comparison(content: dict[str, Any]) -> Comparison:
+    known = {each.name for each in fields(CompareOptions)}
+    options = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in content["options"].items()
+        if name in known
+    }
+    stored = content["stored_runs_of_a"]
+    return Comparison(
+        plain_text(content["a"]),
+        plain_text(content["b"]),
+        int(content["pairs"]),
+        CompareOptions(**options | {"allow": frozenset(options["allow"])}),
+        tuple(_metric(name, each) for name, each in content["metrics"].items()),
+        tuple(RequirementResult(Requirement.parse(each["limit"]), each["value"]) for each in content["requirements"]),
+        tuple(GateRefusal.of(message, is_usage=bool(content["is_usage"])) for message in content["refusals"]),
+        tuple(map(plain_text, content["notes"])),
+        int(content["pairs"] if stored is None else stored),
+        stored is not None,
+        plain_text(content["setting"]),
+    )
+
+
+def _metric(name: str, content: dict[str, Any]) -> MetricResult:
+    value, lo, hi = content["mean_d"]
+    nothing = math.nan if value is None else math.inf
+    mean = Interval(math.nan if value is None else value, -nothing if lo is None else lo, nothing if hi is None else hi)
+    least = content["smallest_effect"]
+    return MetricResult(
+        name,
+        direction_of(name),
+        bool(content["gated"]),
+        content["a"],
+        content["b"],
+        tuple(map(float, content["d"])),
+        mean,
+        GateDecision(content["decision"]),
+        float(content["limit"]),
+        math.inf if least is None else float(least),
+    )

@@ -1,0 +1,159 @@
+"""One run for the gate: its metrics by name, and the facts that compared runs must share."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.metrics.catalog import PER_RUN
+from reports.metrics.per_request import LATENCY_NAME, PER_REQUEST, Direction
+from reports.metrics.summary import metric_value
+from reports.run_store import RunManifest
+from reports.text import plain_text
+
+Array = npt.NDArray[np.float64]
+
+
+FRACTIONS = frozenset(("error_rate", "slo_attainment", "token_timeliness", "little_residual"))
+
+
+@dataclass(frozen=True, slots=True)
+class SideRun:
+    """One run: its metrics by name, its verdict, and the facts that it must share with the others.
+
+    `device` holds the facts that runs of different occasions must share as well; `directory` is where its records are.
+    """
+
+    label: str
+    values: Mapping[str, float | None]
+    status: str = "valid"
+    reasons: tuple[str, ...] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+    started_at: str = ""
+    directory: Path | None = None
+
+    @classmethod
+    def of(
+        cls, manifest: RunManifest, summary: Mapping[str, Any], metrics: Sequence[str], directory: Path | None = None
+    ) -> "SideRun":
+        """From a stored run. Raises KeyError for an unknown metric."""
+        values = {name: metric_value(summary, name, manifest.is_open_loop) for name in metrics}
+        info = manifest.target.get("info") or {}
+        identity = {
+            "workload hash": manifest.workload_hash,
+            "schedule hash": manifest.schedule_hash,
+            "load mode": manifest.mode,
+            "objectives": manifest.objectives,
+            "model": info.get("model_id"),
+            "length control": manifest.length_control,
+            "cache mode": manifest.prefix_cache,
+            "schema version": manifest.schema_version,
+        }
+        verdict = summary["verdict"]
+        reasons = tuple(reason["message"] for reason in verdict["reasons"])
+        return cls(
+            manifest.title,
+            values,
+            verdict["status"],
+            reasons,
+            identity,
+            device_of(manifest),
+            manifest.started_at,
+            directory,
+        )
+
+
+def device_of(manifest: RunManifest) -> dict[str, Any]:
+    """The device class of a run, and its driver."""
+    machine, target = manifest.machine, manifest.target
+    processor = f"{machine.get('cpus_usable') or machine.get('cpu_count')} × {machine.get('cpu')}"
+    return {"device class": target.get("accelerator") or processor, "driver": target.get("driver")}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One run of each side, measured back to back."""
+
+    a: SideRun
+    b: SideRun
+
+
+@dataclass(frozen=True, slots=True)
+class GateRefusal:
+    """Why runs were not compared; `is_usage` where they must not be compared at all."""
+
+    message: str
+    is_usage: bool = False
+
+    @classmethod
+    def of(cls, message: str, *, is_usage: bool = False) -> "GateRefusal":
+        """With text of servers and runs made plain by `plain_text`."""
+        return cls(plain_text(message), is_usage)
+
+
+def setting_of(run: SideRun) -> str:
+    """`preset:tiny-llama · closed load · 2 × AMD EPYC 9B14`."""
+    mode = run.identity.get("load mode")
+    parts = (run.identity.get("model"), f"{mode} load" if mode else None, run.device.get("device class"))
+    return plain_text(" · ".join(str(part) for part in parts if part))
+
+
+def direction_of(metric: str) -> Direction:
+    """The better direction of a metric, by its name in limits. Raises KeyError for an unknown metric."""
+    known = {each.name: each.direction for each in PER_RUN} | {each.name: each.direction for each in PER_REQUEST}
+    if metric in known:
+        return known[metric]
+    match = LATENCY_NAME.fullmatch(metric)
+    if match is None:
+        raise KeyError(metric)
+    return Direction.LOWER
+
+
+def find_refusals(
+    runs: Sequence[tuple[str, SideRun]], allow: Collection[str] = ()
+) -> tuple[tuple[GateRefusal, ...], tuple[str, ...]]:
+    """Reasons not to compare these runs, and notes about them; each run comes with its place in the comparison.
+
+    Differences named in `allow` become notes.
+    """
+    refusals = [
+        GateRefusal.of(f"{where} ({run.label}) is invalid: {'; '.join(run.reasons) or 'no reason recorded'}")
+        for where, run in runs
+        if run.status == "invalid"
+    ]
+    notes = [
+        plain_text(f"{where} ({run.label}) is degraded: {'; '.join(run.reasons)}")
+        for where, run in runs
+        if run.status == "degraded"
+    ]
+    expected = runs[0][1].identity if runs else {}
+    for name, value in expected.items():
+        odd = next(((where, run) for where, run in runs if run.identity.get(name) != value), None)
+        if odd is None:
+            continue
+        where, run = odd
+        text = plain_text(f"{name} differs: {value} in {runs[0][0]}; {run.identity.get(name)} in {where}")
+        if name in allow:
+            notes.append(f"{text} (allowed)")
+        else:
+            refusals.append(GateRefusal(f"the runs cannot be compared: {text}", is_usage=True))
+    return tuple(refusals), tuple(notes)
+
+
+def log_degradation(values: Sequence[float | None], name: str) -> Array | None:
+    """Values on the scale of d, where more is worse: logarithms, but fractions unchanged; None where one is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or (name not in FRACTIONS and any(value <= 0 for value in known)):
+        return None
+    turn = -1.0 if direction_of(name) is Direction.HIGHER else 1.0
+    return turn * (np.array(known) if name in FRACTIONS else np.log(known))
+
+
+def median_of(values: Iterable[float | None]) -> float | None:
+    """The median of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None

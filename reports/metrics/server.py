@@ -1,0 +1,337 @@
+"""The server's own metrics over the window: histograms and counters as differences, gauges as means.
+
+Samples are the rows of `server_metrics`: series under their Prometheus names, labels as `key="value",...`.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from reports.metrics.windows import Window
+from reports.stats.estimators import percentile_name
+
+_BOUND = re.compile(r'le="([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetric:
+    """A server metric and the series that may contain it; the first series present is used.
+
+    `kind`: histogram (mean and percentiles over the window), counter (difference), gauge (mean and maximum of the sum
+    over label sets), average (mean and maximum of the mean over label sets). A histogram series may be a sum `a + b`, a
+    gauge a quotient `a / b` at each scrape, a counter a quotient of differences. Gauges are multiplied by `scale`.
+    """
+
+    name: str
+    title: str
+    unit: str
+    kind: str
+    series: tuple[str, ...]
+    scale: float = 1.0
+
+
+SERVER_METRICS = (
+    ServerMetric(
+        "request_duration_s",
+        "Request duration",
+        "s",
+        "histogram",
+        ("tgi_request_duration", "vllm:e2e_request_latency_seconds"),
+    ),
+    ServerMetric(
+        "queue_s", "Queue time", "s", "histogram", ("tgi_request_queue_duration", "vllm:request_queue_time_seconds")
+    ),
+    ServerMetric(
+        "inference_s",
+        "Inference time",
+        "s",
+        "histogram",
+        (
+            "tgi_request_inference_duration",
+            "vllm:request_prefill_time_seconds + vllm:request_decode_time_seconds",
+            "vllm:request_inference_time_seconds",
+        ),
+    ),
+    ServerMetric("prefill_s", "Prefill of a request", "s", "histogram", ("vllm:request_prefill_time_seconds",)),
+    ServerMetric("validation_s", "Validation time", "s", "histogram", ("tgi_request_validation_duration",)),
+    ServerMetric("ttft_s", "TTFT (server)", "s", "histogram", ("vllm:time_to_first_token_seconds",)),
+    ServerMetric(
+        "tpot_s",
+        "TPOT (server)",
+        "s",
+        "histogram",
+        ("tgi_request_mean_time_per_token_duration", "vllm:request_time_per_output_token_seconds"),
+    ),
+    ServerMetric("gap_s", "Gap (server)", "s", "histogram", ("vllm:inter_token_latency_seconds",)),
+    ServerMetric(
+        "prefill_step_s", "Prefill call", "s", "histogram", ('tgi_batch_inference_duration{method="prefill"}',)
+    ),
+    ServerMetric(
+        "decode_step_s",
+        "Decode call",
+        "s",
+        "histogram",
+        ('tgi_batch_inference_duration{method="decode"}',),
+    ),
+    ServerMetric(
+        "prefill_forward_s", "Prefill forward", "s", "histogram", ('tgi_batch_forward_duration{method="prefill"}',)
+    ),
+    ServerMetric(
+        "decode_forward_s", "Decode forward", "s", "histogram", ('tgi_batch_forward_duration{method="decode"}',)
+    ),
+    ServerMetric(
+        "decode_tokens_s",
+        "Sampling and detokenization",
+        "s",
+        "histogram",
+        ('tgi_batch_decode_duration{method="decode"}',),
+    ),
+    ServerMetric(
+        "queue_size", "Waiting requests", "requests", "gauge", ("tgi_queue_size", "vllm:num_requests_waiting")
+    ),
+    ServerMetric(
+        "batch_size", "Running requests", "requests", "gauge", ("tgi_batch_current_size", "vllm:num_requests_running")
+    ),
+    ServerMetric("batch_tokens", "Tokens in the batch", "tokens", "gauge", ("tgi_batch_current_max_tokens",)),
+    ServerMetric(
+        "cache_usage",
+        "Token budget in use",
+        "fraction",
+        "gauge",
+        (
+            "tgi_batch_current_max_tokens / tgi_batch_max_total_tokens",
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+        ),
+    ),
+    ServerMetric("gpu_utilization", "GPU utilization", "fraction", "average", ("accelerator_utilization_ratio",)),
+    ServerMetric("gpu_memory", "GPU memory", "GiB", "gauge", ("accelerator_memory_used_bytes",), 2**-30),
+    ServerMetric("gpu_power", "GPU power", "W", "gauge", ("accelerator_power_watts",)),
+    ServerMetric("gpu_clock", "GPU clock", "GHz", "average", ("accelerator_clock_hertz",), 1e-9),
+    ServerMetric("requests", "Requests", "requests", "counter", ("tgi_request_count",)),
+    ServerMetric(
+        "successes", "Successes", "requests", "counter", ("tgi_request_success", "vllm:request_success_total")
+    ),
+    ServerMetric("failures", "Failures", "requests", "counter", ("tgi_request_failure",)),
+    ServerMetric(
+        "input_tokens",
+        "Input tokens",
+        "tokens",
+        "counter",
+        ("tgi_request_input_length_sum", "vllm:prompt_tokens_total"),
+    ),
+    ServerMetric(
+        "output_tokens",
+        "Output tokens",
+        "tokens",
+        "counter",
+        ("tgi_request_generated_tokens_sum", "vllm:generation_tokens_total"),
+    ),
+    ServerMetric("batch_joins", "Batch joins", "joins", "counter", ("tgi_batch_concat",)),
+    ServerMetric(
+        "prefix_hits",
+        "Prefix cache hit rate",
+        "fraction",
+        "counter",
+        (
+            "tgi_prefix_hit_tokens / tgi_prompt_tokens",
+            "vllm:prefix_cache_hits_total / vllm:prefix_cache_queries_total",
+            "vllm:gpu_prefix_cache_hits_total / vllm:gpu_prefix_cache_queries_total",
+        ),
+    ),
+    ServerMetric(
+        "accepted_drafts",
+        "Draft acceptance rate",
+        "fraction",
+        "counter",
+        (
+            "tgi_accepted_tokens / tgi_draft_tokens",
+            "vllm:spec_decode_num_accepted_tokens_total / vllm:spec_decode_num_draft_tokens_total",
+        ),
+    ),
+)
+
+QUANTILES = (50.0, 95.0, 99.0)
+
+
+def server_summary(rows: Iterable[Mapping[str, Any]], window: Window) -> dict[str, Any]:
+    """Name -> {kind, unit, series, ...} for each metric found in the scraped series.
+
+    A histogram has mean, count and, unless it is a sum, percentiles with their buckets. A gauge has mean and max, a
+    counter its change, a quotient of counters its mean.
+    """
+    samples = _by_series(rows)
+    found: dict[str, Any] = {}
+    for metric in SERVER_METRICS:
+        for series in metric.series:
+            values = _reduce(metric, samples, series, window)
+            if values is not None:
+                found[metric.name] = {"kind": metric.kind, "unit": metric.unit, "series": series, **values}
+                break
+    return found
+
+
+def gauge_series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """Times and values of a gauge; empty if it was not scraped."""
+    metric = next(each for each in SERVER_METRICS if each.name == name)
+    samples = _by_series(rows)
+    for series in metric.series:
+        points = _levels(samples, series)
+        if points:
+            return sorted(points), [points[t_s] for t_s in sorted(points)]
+    return [], []
+
+
+def ratio_series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """Times and values of a quotient of counters, for each pair of scrapes between which the divisor grew."""
+    metric = next(each for each in SERVER_METRICS if each.name == name)
+    samples = _by_series(rows)
+    for series in metric.series:
+        part, whole = (_counted(samples, each) for each in series.split(" / "))
+        times = sorted(part.keys() & whole.keys())
+        spans = [(a, b) for a, b in pairwise(times) if whole[b] > whole[a]]
+        if spans:
+            return [b for _, b in spans], [(part[b] - part[a]) / (whole[b] - whole[a]) for a, b in spans]
+    return [], []
+
+
+Samples = Mapping[str, list[tuple[str, float, float]]]
+
+
+def _by_series(rows: Iterable[Mapping[str, Any]]) -> Samples:
+    samples: dict[str, list[tuple[str, float, float]]] = {}
+    for row in rows:
+        if row.get("value") is not None:
+            samples.setdefault(row["name"], []).append((row.get("labels") or "", row["t_s"], row["value"]))
+    return samples
+
+
+def _summed(samples: Samples, series: str) -> dict[float, float]:
+    """Value per scrape, summed over the label sets with the label in `series`, if it has one."""
+    match = re.fullmatch(r"([^{]+)(?:\{(.*)\})?", series)
+    assert match is not None, series
+    return _summed_where(samples, match[1], (match[2] or "",))
+
+
+def _summed_where(samples: Samples, name: str, wanted: Iterable[str]) -> dict[float, float]:
+    points: dict[float, float] = {}
+    for labels, t_s, value in samples.get(name, ()):
+        if all(label in labels for label in wanted):
+            points[t_s] = points.get(t_s, 0.0) + value
+    return points
+
+
+def _reduce(metric: ServerMetric, samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
+    match metric.kind:
+        case "histogram":
+            return _histogram(samples, series, window)
+        case "counter":
+            return _counter(samples, series, window)
+        case "gauge":
+            return _gauge(_levels(samples, series), metric.scale, window)
+        case _:
+            return _gauge(_averaged(samples, series), metric.scale, window)
+
+
+def _histogram(samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
+    parts = [_mean_and_count(samples, part, window) for part in series.split(" + ")]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    found = {"mean": sum(mean for mean, _ in known), "count": known[0][1]}
+    return found | ({"percentiles": _bucket_percentiles(samples, series, window)} if len(parts) == 1 else {})
+
+
+def _mean_and_count(samples: Samples, series: str, window: Window) -> tuple[float, float] | None:
+    total = _difference(_summed(samples, _with_suffix(series, "_sum")), window)
+    count = _difference(_summed(samples, _with_suffix(series, "_count")), window)
+    return None if total is None or not count else (total / count, count)
+
+
+def _with_suffix(series: str, suffix: str) -> str:
+    """`a{b="c"}` and `_sum` give `a_sum{b="c"}`."""
+    name, brace, labels = series.partition("{")
+    return f"{name}{suffix}{brace}{labels}"
+
+
+def _bucket_percentiles(samples: Samples, series: str, window: Window) -> dict[str, dict[str, float | None]]:
+    """Percentiles of the values in the window, linear inside a bucket, with the bounds of the bucket.
+
+    The last bucket has no upper bound; a percentile in it has no value.
+    """
+    counts = _bucket_counts(samples, series, window)
+    if not counts or counts[-1][1] <= 0:
+        return {}
+    bounds, below = np.array([bound for bound, _ in counts]), np.array([count for _, count in counts])
+    found: dict[str, dict[str, float | None]] = {}
+    for percentile in QUANTILES:
+        wanted = percentile / 100 * below[-1]
+        index = int(np.searchsorted(below, wanted))
+        lo, before = (float(bounds[index - 1]), float(below[index - 1])) if index else (0.0, 0.0)
+        hi = float(bounds[index]) if math.isfinite(bounds[index]) else None
+        inside = float(below[index]) - before
+        value = None if hi is None else lo + (hi - lo) * (wanted - before) / inside
+        found[percentile_name(percentile)] = {"value": value, "lo": lo, "hi": hi}
+    return found
+
+
+def _bucket_counts(samples: Samples, series: str, window: Window) -> list[tuple[float, float]]:
+    """Upper bounds in ascending order, and the number of values of the window at or below each."""
+    name, _, label = _with_suffix(series, "_bucket").rstrip("}").partition("{")
+    bounds = {match[1] for labels, _, _ in samples.get(name, ()) if (match := _BOUND.search(labels)) is not None}
+    grown = {
+        float(bound): _difference(_summed_where(samples, name, (label, f'le="{bound}"')), window) for bound in bounds
+    }
+    return sorted((bound, count) for bound, count in grown.items() if count is not None)
+
+
+def _counter(samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
+    changes = [_difference(_counted(samples, part), window) for part in series.split(" / ")]
+    if any(change is None for change in changes):
+        return None
+    if len(changes) == 1:
+        return {"change": changes[0]}
+    part, whole = changes
+    return {"mean": (part or 0.0) / whole, "change": whole} if whole else None
+
+
+def _counted(samples: Samples, series: str) -> dict[float, float]:
+    return _summed(samples, series) or _summed(samples, f"{series}_total")
+
+
+def _gauge(points: Mapping[float, float], scale: float, window: Window) -> dict[str, Any] | None:
+    inside = [scale * value for t_s, value in points.items() if window.start_s <= t_s <= window.end_s]
+    return {"mean": float(np.mean(inside)), "max": max(inside)} if inside else None
+
+
+def _averaged(samples: Samples, series: str) -> dict[float, float]:
+    """The mean over label sets at each scrape."""
+    values: dict[float, list[float]] = {}
+    for _, t_s, value in samples.get(series, ()):
+        values.setdefault(t_s, []).append(value)
+    return {t_s: sum(each) / len(each) for t_s, each in values.items()}
+
+
+def _levels(samples: Samples, series: str) -> dict[float, float]:
+    """A gauge at each scrape, or the quotient of two."""
+    part, _, whole = series.partition(" / ")
+    points = _summed(samples, part)
+    if not whole:
+        return points
+    wholes = _summed(samples, whole)
+    return {t_s: value / wholes[t_s] for t_s, value in points.items() if wholes.get(t_s)}
+
+
+def _difference(points: Mapping[float, float], window: Window) -> float | None:
+    """Growth over the window: from the last scrape at or before its start to the first at or after its end."""
+    times = sorted(points)
+    if len(times) < 2:
+        return None
+    first = max((t_s for t_s in times if t_s <= window.start_s), default=times[0])
+    last = min((t_s for t_s in times if t_s >= window.end_s), default=times[-1])
+    return points[last] - points[first] if last > first else None

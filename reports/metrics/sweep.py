@@ -1,0 +1,131 @@
+"""Load points of one server: the knee, and the highest load within the objectives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+
+from reports.metrics.per_request import meets_objectives
+from reports.metrics.summary import Analysis, metric_value
+from reports.metrics.validity import Level
+from reports.stats.estimators import Interval, proportion
+
+# The minimum distance of a knee above the straight line, in the unit square.
+MIN_BEND = 0.1
+MIN_POINTS = 4
+
+
+class SloDecision(StrEnum):
+    """The 95 % interval of a point's SLO attainment, compared with the target."""
+
+    WITHIN = "within"
+    BEYOND = "beyond"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """One load, a concurrency or a rate, and its runs."""
+
+    load: float
+    analyses: tuple[Analysis, ...]
+
+    @property
+    def first(self) -> Analysis:
+        return self.analyses[0]
+
+    @property
+    def is_valid(self) -> bool:
+        return all(each.summary["verdict"]["status"] != Level.INVALID for each in self.analyses)
+
+    @property
+    def attainment(self) -> Interval | None:
+        """Fraction of requests that meet every objective, over all runs of the point; None without objectives."""
+        indicators = [np.asarray(met, dtype=np.bool_) for each in self.analyses if (met := _meets(each)) is not None]
+        return proportion(np.concatenate(indicators)) if indicators else None
+
+    def slo_decision(self, target: float) -> SloDecision | None:
+        """None without objectives."""
+        fraction = self.attainment
+        if fraction is None:
+            return None
+        if fraction.lo >= target:
+            return SloDecision.WITHIN
+        return SloDecision.BEYOND if fraction.hi < target else SloDecision.UNDECIDED
+
+    def value(self, name: str) -> float | None:
+        """A metric of the first run, by its name in limits."""
+        return metric_value(self.first.summary, name, self.first.run.manifest.is_open_loop)
+
+
+def _meets(analysis: Analysis) -> "pd.Series[bool] | None":
+    manifest = analysis.run.manifest
+    return meets_objectives(analysis.measured.population, manifest.objectives, manifest.is_open_loop)
+
+
+def find_knee(loads: Sequence[float], throughput: Sequence[float]) -> int | None:
+    """Index of the point from which throughput grows less than in proportion to the load; None without such a bend.
+
+    The point furthest above the line from the first to the last point, in a curve scaled to the unit square (Satopaa et
+    al., "Finding a 'Kneedle' in a Haystack", 2011, without smoothing). Loads ascend.
+    """
+    if len(loads) < MIN_POINTS:
+        return None
+    x, y = np.asarray(loads, dtype=np.float64), np.asarray(throughput, dtype=np.float64)
+    if np.isnan(y).any() or x[-1] <= x[0] or y.max() <= y.min():
+        return None
+    above = (y - y.min()) / (y.max() - y.min()) - (x - x[0]) / (x[-1] - x[0])
+    best = int(np.argmax(above))
+    return best if 0 < best < len(x) - 1 and above[best] >= MIN_BEND else None
+
+
+def highest_within(points: Sequence[LoadPoint], target: float) -> LoadPoint | None:
+    """The highest load that reaches the target together with all lower loads; None if none does.
+
+    Points ascend by load. The observed attainment counts, not its interval.
+    """
+    found = None
+    for point in points:
+        fraction = point.attainment
+        if not point.is_valid or fraction is None or fraction.value < target:
+            break
+        found = point
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Load points of one server in ascending order; `quantity` is concurrency or rate.
+
+    `target` is the required SLO attainment; `search` is the sentence and the level of a search.
+    """
+
+    quantity: str
+    points: tuple[LoadPoint, ...]
+    target: float
+    command: tuple[str, ...] = ()
+    search: tuple[str, str] | None = None
+    order: tuple[float, ...] = field(default=())
+
+    @property
+    def knee(self) -> LoadPoint | None:
+        """The knee of the valid points."""
+        valid = [point for point in self.points if point.is_valid]
+        throughput = [point.value("output_tokens_per_s") for point in valid]
+        index = find_knee([point.load for point in valid], [value or 0.0 for value in throughput])
+        return None if index is None else valid[index]
+
+    @property
+    def has_objectives(self) -> bool:
+        return bool(self.points[0].first.run.manifest.objectives)
+
+    @property
+    def within(self) -> LoadPoint | None:
+        """The highest load within the objectives."""
+        return highest_within(self.points, self.target) if self.has_objectives else None
+
+    @property
+    def invalid(self) -> tuple[LoadPoint, ...]:
+        return tuple(point for point in self.points if not point.is_valid)

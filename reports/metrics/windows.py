@@ -1,0 +1,179 @@
+"""The measurement window of a run, and the number of requests in flight over time."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from reports.request_columns import TokenEvents
+from reports.run_store import RunManifest
+from reports.stats.estimators import Slope, newey_west_slope, truncation_point
+
+Array = npt.NDArray[np.float64]
+
+# The rate of these loads is not constant, so they have no transient to find.
+UNEVEN_MODES = frozenset(("trace", "burst", "stages"))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measurement window in seconds since the run's start. `warmup_rule` names the rule that ended the warm-up."""
+
+    start_s: float
+    end_s: float
+    warmup_rule: str
+    truncation_s: float | None
+    drain_s: float | None
+    stop_reason: str | None
+    is_steady: bool = True
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def contains(self, t_s: "Array | pd.Series[float]") -> npt.NDArray[np.bool_]:
+        """Whether each moment lies in the window; False for a missing one."""
+        moments = np.asarray(t_s, dtype=np.float64)
+        return (moments >= self.start_s) & (moments <= self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """Requests in flight as a step function: `level[i]` holds from `t_s[i]` to `t_s[i + 1]`."""
+
+    t_s: Array
+    level: Array
+
+    @classmethod
+    def of(cls, sent_s: Array, end_s: Array) -> "Concurrency":
+        """From sends and ends; requests that were never sent are left out, those that never ended stay in flight."""
+        was_sent = ~np.isnan(sent_s)
+        starts = sent_s[was_sent]
+        ends = end_s[was_sent & ~np.isnan(end_s)]
+        moments = np.concatenate((starts, ends))
+        changes = np.concatenate((np.ones(len(starts)), -np.ones(len(ends))))
+        # Of an end and a start at the same time the end comes first, so that a closed loop never exceeds its users.
+        order = np.lexsort((changes, moments))
+        return cls(moments[order], np.cumsum(changes[order]))
+
+    def within(self, start_s: float, end_s: float) -> tuple[Array, Array]:
+        """Levels in [start, end], and the duration of each."""
+        inside = (self.t_s > start_s) & (self.t_s < end_s)
+        before = int(np.searchsorted(self.t_s, start_s, side="right"))
+        first = self.level[before - 1] if before else 0.0
+        edges = np.concatenate(([start_s], self.t_s[inside], [end_s]))
+        return np.concatenate(([first], self.level[inside])), np.diff(edges)
+
+    def mean(self, start_s: float, end_s: float) -> float:
+        """The time-weighted mean."""
+        levels, durations = self.within(start_s, end_s)
+        return float(levels @ durations) / (end_s - start_s) if end_s > start_s else math.nan
+
+    def median(self, start_s: float, end_s: float) -> float:
+        """The time-weighted median."""
+        levels, durations = self.within(start_s, end_s)
+        order = np.argsort(levels)
+        passed = np.cumsum(durations[order])
+        return float(levels[order][np.searchsorted(passed, passed[-1] / 2)])
+
+    def max(self, start_s: float, end_s: float) -> float:
+        levels, durations = self.within(start_s, end_s)
+        return float(levels[durations > 0].max(initial=0.0))
+
+    def means(self, edges: Array) -> Array:
+        """The time-weighted mean between each pair of successive edges."""
+        if not len(self.t_s):
+            return np.zeros(len(edges) - 1)
+        area = np.concatenate(([0.0], np.cumsum(self.level[:-1] * np.diff(self.t_s))))
+        index = np.searchsorted(self.t_s, edges, side="right") - 1
+        until = np.where(index >= 0, area[index] + self.level[index] * (edges - self.t_s[index]), 0.0)
+        return np.diff(until) / np.diff(edges)
+
+
+def starts_s(frame: pd.DataFrame, is_open_loop: bool) -> Array:
+    """The start of each request: the intended one in an open loop, the send in a closed loop if it was sent."""
+    intended, sent = frame["t_intended_ns"], frame["t_sent_ns"]
+    first, second = (intended, sent) if is_open_loop else (sent, intended)
+    return np.asarray(first.fillna(second).fillna(frame["t_dispatch_ns"]) / 1e9, dtype=np.float64)
+
+
+def find_window(frame: pd.DataFrame, events: TokenEvents, manifest: RunManifest) -> Window:
+    """The window of a run: from the latest of the three warm-up marks to the end of the load.
+
+    Without a recorded end (a crash, or a load without further requests) the window ends at the last send. The window of
+    a burst, which is sent at once, ends with the last response.
+    """
+    sent_s, end_s = _column_s(frame, "t_sent_ns"), _column_s(frame, "t_end_ns")
+    last = end_s if manifest.mode == "burst" else sent_s
+    end = manifest.window_end_s
+    if end is None or manifest.mode == "burst":
+        end = float(np.nanmax(last)) if np.any(~np.isnan(last)) else manifest.warmup_s
+    end = max(end, 0.0)
+    sweep = Concurrency.of(sent_s, end_s)
+    marks = {"configured": manifest.warmup_s, "every slot": _slots_done_s(sweep, sent_s, end_s, manifest)}
+    cut_s = None if manifest.mode in UNEVEN_MODES else _mser_s(sweep, events, end)
+    if cut_s is not None:
+        marks["mser-5"] = cut_s
+    rule, start = max(marks.items(), key=lambda mark: mark[1])
+    is_steady = start <= end / 2 or start <= manifest.warmup_s
+    if not is_steady or start >= end:
+        # Report from the configured warm-up on; the verdict states that the run has no steady state.
+        rule, start = "configured", manifest.warmup_s if manifest.warmup_s < end else 0.0
+    return Window(start, end, rule, cut_s, manifest.drain_s, manifest.stop_reason, is_steady)
+
+
+def _column_s(frame: pd.DataFrame, name: str) -> Array:
+    return np.asarray(frame[name], dtype=np.float64) / 1e9
+
+
+def _slots_done_s(sweep: Concurrency, sent_s: Array, end_s: Array, manifest: RunManifest) -> float:
+    """When every slot of a closed loop has completed a request: all requests in flight at the first full load ended."""
+    if manifest.is_open_loop or not manifest.slots:
+        return 0.0
+    full = np.flatnonzero(sweep.level >= manifest.slots)
+    first_starts = np.sort(sent_s[~np.isnan(sent_s)])[: manifest.slots]
+    if not len(first_starts):
+        return 0.0
+    # Users with a think time may never all be busy at once; then the first request of each counts.
+    moment = float(sweep.t_s[full[0]]) if len(full) else float(first_starts[-1])
+    with np.errstate(invalid="ignore"):
+        running = (sent_s <= moment) & ~(end_s <= moment)
+    ends = end_s[running]
+    return float(np.nanmax(ends)) if np.any(~np.isnan(ends)) else 0.0
+
+
+def _mser_s(sweep: Concurrency, events: TokenEvents, end: float) -> float | None:
+    seconds = np.arange(0.0, math.floor(end) + 1)
+    if len(seconds) < 2:
+        return None
+    tokens = events.tokens_between(0.0, float(seconds[-1]), len(seconds) - 1)
+    cuts = (truncation_point(sweep.means(seconds)), truncation_point(tokens))
+    known = [float(cut) for cut in cuts if cut is not None]
+    return max(known) if known else None
+
+
+def slopes(window: Window, start_s: Array, ttft_s: Array, in_flight: tuple[Array, Array]) -> dict[str, Slope | None]:
+    """Slopes of TTFT and of requests in flight over the window, per second; `in_flight`: moments and levels."""
+    known = window.contains(start_s) & ~np.isnan(ttft_s)
+    order = np.argsort(start_s[known], kind="stable")
+    moments, levels = in_flight
+    inside = window.contains(moments)
+    return {
+        "TTFT": newey_west_slope(start_s[known][order], ttft_s[known][order]),
+        "requests in flight": newey_west_slope(moments[inside], levels[inside]),
+    }
+
+
+def drifting(window: Window, start_s: Array, ttft_s: Array, sweep: Concurrency) -> list[str]:
+    """Those of TTFT and requests in flight that change significantly and by more than 10 % over the window."""
+    if window.length_s <= 0:
+        return []
+    edges = np.linspace(window.start_s, window.end_s, max(20, int(window.length_s)) + 1)
+    found = slopes(window, start_s, ttft_s, (edges[:-1], sweep.means(edges)))
+    return [
+        name
+        for name, slope in found.items()
+        if slope is not None and slope.is_significant and abs(slope.relative_change(window.length_s)) > 0.1
+    ]

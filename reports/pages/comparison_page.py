@@ -1,0 +1,264 @@
+"""The report of a comparison: verdict, metrics, pairs, notes, and a description of the runs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, VerdictLine, format_number
+from reports.gate.compare import MIN_EFFECT, Comparison, MetricResult
+from reports.gate.decide import GateDecision
+from reports.metrics.summary import Analysis
+from reports.pages.across_runs import EFFECT_NOTE, MIN_RUNS, SPREAD_NOTE, Side, effect_table, spread_table
+from reports.pages.facts import run_facts
+from reports.plots import run_plots
+from reports.saved_run import load_run
+
+VERDICT_WORDS = {
+    GateDecision.REGRESSION: "Regression",
+    GateDecision.INCONCLUSIVE: "Inconclusive",
+    GateDecision.PASS: "Pass",
+    GateDecision.IMPROVEMENT: "Improvement",
+    GateDecision.NOT_MEASURED: "Could not measure",
+}
+UNGATED_WORDS = {
+    GateDecision.REGRESSION: "worse",
+    GateDecision.INCONCLUSIVE: "inconclusive",
+    GateDecision.PASS: "not worse",
+    GateDecision.IMPROVEMENT: "better",
+    GateDecision.NOT_MEASURED: "not measured",
+}
+PAIRED_STATISTIC = "mean of ln(B / A) over pairs; Student bounds at Pocock's level, Holm's order over metrics"
+STORED_STATISTIC = "difference of mean ln of the runs; Welch's bounds, Holm's order over metrics"
+VERDICT_LEVELS = {GateDecision.NOT_MEASURED: "invalid"}
+
+
+def build_comparison_report(
+    comparison: Comparison, reproduce: Sequence[str] = (), of_runs: Sequence[Section] = ()
+) -> Report:
+    """The report of a comparison; `reproduce` holds command lines that repeat it, `of_runs` sections about its runs."""
+    sections = [Section("Metrics", _metric_blocks(comparison))] if comparison.metrics else []
+    if comparison.requirements:
+        sections.append(Section("Requirements", (Table("", requirements_table(comparison)),)))
+    sections.append(Section("Method", (_design(comparison), *(Text(_as_sentence(note)) for note in comparison.notes))))
+    sections += of_runs
+    if reproduce:
+        sections.append(Section("Reproduce", tuple(Text(line, is_code=True) for line in reproduce)))
+    title = f"{comparison.label_b} against {comparison.label_a}"
+    subtitle = " · ".join(filter(None, (comparison.size, comparison.setting)))
+    return Report(title, subtitle, (verdict_line(comparison),), tuple(sections))
+
+
+def _as_sentence(note: str) -> str:
+    """The note with a capital letter and a full stop."""
+    return f"{note[:1].upper()}{note[1:].rstrip('.')}."
+
+
+def verdict_line(comparison: Comparison) -> VerdictLine:
+    """The verdict, its sentence, and a reason for each metric that did not simply pass."""
+    verdict = comparison.verdict
+    if comparison.refusals:
+        reasons = tuple(f"{refusal.message[:1].upper()}{refusal.message[1:]}." for refusal in comparison.refusals)
+        return VerdictLine("invalid", VERDICT_WORDS[verdict], "The runs were not compared.", reasons)
+    notable = [metric for metric in comparison.gated if metric.decision is not GateDecision.PASS]
+    reasons = tuple(metric_sentence(metric) for metric in notable)
+    reasons += tuple(
+        f"Required {result.requirement}, measured {'nothing' if result.value is None else format_number(result.value)}."
+        for result in comparison.requirements
+        if not result.is_met
+    )
+    return VerdictLine(
+        VERDICT_LEVELS.get(verdict, str(verdict)), VERDICT_WORDS[verdict], _sentence(comparison), reasons
+    )
+
+
+def _sentence(comparison: Comparison) -> str:
+    names = ", ".join(metric.name for metric in comparison.gated if metric.decision is comparison.verdict)
+    bound = _percent(comparison)
+    match comparison.verdict:
+        case GateDecision.REGRESSION:
+            return f"B is worse than A in {names}, by {bound} % or more."
+        case GateDecision.INCONCLUSIVE:
+            return f"These runs neither show nor exclude a change of {bound} % in {names}."
+        case GateDecision.IMPROVEMENT:
+            return f"B is better than A in {names}, and no gated metric is worse by {bound} %."
+        case GateDecision.PASS:
+            return f"No gated metric is worse by {bound} %."
+        case GateDecision.NOT_MEASURED:
+            return f"A gated metric was not measured: {names}."
+
+
+def _percent(comparison: Comparison) -> str:
+    """The smallest effect of interest, in percent."""
+    return f"{100 * max(comparison.options.min_effect, MIN_EFFECT):g}"
+
+
+def metric_sentence(metric: MetricResult) -> str:
+    """One metric's effect, interval and decision in a sentence."""
+    if metric.decision is GateDecision.NOT_MEASURED:
+        return f"{metric.name}: not measured in every run."
+    text = f"{metric.name}: {change_text(metric)}, {metric.decision}."
+    if metric.decision is GateDecision.INCONCLUSIVE:
+        text += f" These runs can detect {format_number(metric.smallest_effect)} {metric.change_unit}."
+    return text
+
+
+def change_text(metric: MetricResult) -> str:
+    """`+4.20 % (+1.10 to +7.30)`."""
+    change = metric.change
+    if change.value != change.value:
+        return "no pairs yet"
+    value, lo, hi = (f"{each:+.2f}" for each in (change.value, change.lo, change.hi))
+    return f"{value} {metric.change_unit} ({lo} to {hi})"
+
+
+def metrics_table(comparison: Comparison) -> pd.DataFrame:
+    """A row per metric: medians of both sides, change with interval, decision, smallest detectable effect."""
+    return pd.DataFrame(
+        {
+            "metric": f"{metric.name} {metric.direction.mark}",
+            "A": _shown(metric, metric.a),
+            "B": _shown(metric, metric.b),
+            "change of B": Estimate(metric.change.value, metric.change.lo, metric.change.hi, is_change=True),
+            "unit": metric.change_unit,
+            "decision": str(metric.decision) if metric.is_gated else f"{UNGATED_WORDS[metric.decision]}, not gated",
+            "detectable": metric.smallest_effect,
+        }
+        for metric in comparison.metrics
+    )
+
+
+def _shown(metric: MetricResult, value: float | None) -> float | None:
+    return None if value is None else 100 * value if metric.is_fraction else value
+
+
+def requirements_table(comparison: Comparison) -> pd.DataFrame:
+    """A row per fixed limit on side B."""
+    return pd.DataFrame(
+        {"requirement": str(each.requirement), "B, median": each.value, "met": "yes" if each.is_met else "no"}
+        for each in comparison.requirements
+    )
+
+
+def pairs_frame(comparison: Comparison) -> pd.DataFrame:
+    """The change of each metric in each pair: metric, pair, change in percent, worse."""
+    rows = []
+    for metric in comparison.metrics:
+        if metric.is_fraction:
+            continue
+        turn = -1.0 if metric.direction == "higher" else 1.0
+        for number, d in enumerate(metric.d, 1):
+            rows.append({"metric": metric.name, "pair": number, "change": 100 * np.expm1(turn * d), "worse": d > 0})
+    return pd.DataFrame(rows, columns=["metric", "pair", "change", "worse"])
+
+
+def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
+    over, looks = ("runs", "") if comparison.is_stored else ("pairs", " that are valid over repeated looks")
+    note = (
+        f"Medians of each side; latencies in ms, fractions in %. Change of B against A: the mean over {over}, with "
+        f"bounds{looks}. Detectable: the change that these {over} detect with a power of 80 %."
+    )
+    table = Table("", metrics_table(comparison), note)
+    frame = pairs_frame(comparison)
+    if not len(frame):
+        return (table,)
+    bound = 100 * max(comparison.options.min_effect, MIN_EFFECT)
+    metrics = frame["metric"].nunique()
+    plot = Plot(
+        "pairs",
+        "Change of B in every pair",
+        f"One dot per pair. The grey band is ±{_percent(comparison)} %, the smallest effect of interest.",
+        f"Dot plot of the percent change of B against A: {metrics} metrics, {comparison.num_pairs} pairs.",
+        lambda size: run_plots.pair_dots(frame, bound, size),
+        is_full_width=True,
+    )
+    return (table, plot)
+
+
+def _design(comparison: Comparison) -> Facts:
+    options = comparison.options
+    first, last = options.looks[0], options.looks[-1]
+    tested = f"after {first} pairs" if first == last else f"after each pair from {first} to {last}"
+    if comparison.is_stored:
+        tested = "once, after all runs"
+    facts = (
+        ("runs", comparison.size),
+        ("tested", tested),
+        ("gated", ", ".join(options.gated)),
+        ("smallest effect", f"{_percent(comparison)} %; error rate {100 * options.error_points:g} points"),
+        ("statistic", STORED_STATISTIC if comparison.is_stored else PAIRED_STATISTIC),
+        ("exit code", str(comparison.exit_code)),
+    )
+    return Facts((("Design", facts),))
+
+
+FINISH_NOTE = (
+    "Responses could end before the requested length, so the lengths of the sides may differ. The means at equal "
+    "lengths correct for this."
+)
+
+
+def runs_sections(a: Sequence[Path], b: Sequence[Path], label_a: str, label_b: str) -> tuple[Section, ...]:
+    """The sections of a comparison's report that need the saved runs; empty if the runs of a side were not kept.
+
+    With three runs per side: variation within and between runs, changes for the same prompts, and, if lengths were not
+    forced, means at equal lengths. They describe; only the gate decides. Raises RunDirectoryError.
+    """
+    if not a or not b:
+        return ()
+    sides = _side(a, label_a), _side(b, label_b)
+    setup = (Section("Setup", (_facts(sides), _sizes(sides))),)
+    if min(len(side.analyses) for side in sides) < MIN_RUNS:
+        return setup
+    effects, spread = effect_table(*sides), spread_table(sides)
+    return (
+        Section("Per-request comparison", (Table("", effects, EFFECT_NOTE), *_finish_reasons(sides))),
+        *setup,
+        Section("Run-to-run variation", (Table("", spread, SPREAD_NOTE),), is_closed=True),
+    )
+
+
+def _side(directories: Sequence[Path], label: str) -> Side:
+    return Side(label, tuple(Analysis.of(load_run(directory)).named(label) for directory in directories))
+
+
+def _finish_reasons(sides: tuple[Side, Side]) -> tuple[Block, ...]:
+    """The number of responses by finish reason and side; empty if every length was forced."""
+    if all(each.run.manifest.length_control == "forced" for side in sides for each in side.analyses):
+        return ()
+    counts = {side.label: _reasons(side) for side in sides}
+    reasons = dict.fromkeys(reason for each in counts.values() for reason in each)
+    frame = pd.DataFrame(
+        {"finish reason": reason} | {label: each[reason] for label, each in counts.items()} for reason in reasons
+    )
+    return (Table("Finish reasons", frame, FINISH_NOTE),) if len(frame) else ()
+
+
+def _reasons(side: Side) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for analysis in side.analyses:
+        total.update(analysis.summary["workload"]["finish_reasons"])
+    return total
+
+
+def _facts(sides: tuple[Side, Side]) -> Facts:
+    """Both servers, then the load and the machine, which both sides share."""
+    [server_a, load, machine], [server_b, *_] = (run_facts(side.analyses[0]).groups for side in sides)
+    servers = zip("AB", sides, (server_a, server_b), strict=True)
+    return Facts((*((_title(letter, side.label), server[1]) for letter, side, server in servers), load, machine))
+
+
+def _title(letter: str, label: str) -> str:
+    """A side's label with its letter, unless the label starts with it."""
+    return f"Server {label}" if label == letter or label.startswith(f"{letter}: ") else f"{letter} · {label}"
+
+
+def _sizes(sides: tuple[Side, Side]) -> Text:
+    parts = []
+    for letter, side in zip("AB", sides, strict=True):
+        requests = sum(sum(analysis.summary["counts"].values()) for analysis in side.analyses)
+        length = sum(analysis.measured.window.length_s for analysis in side.analyses)
+        parts.append(f"{letter}: {len(side.analyses)} runs with {requests:,} requests measured over {length:,.0f} s")
+    return Text(f"{'; '.join(parts)}. Load, machine and window: first run of A.")

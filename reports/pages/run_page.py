@@ -1,0 +1,254 @@
+"""The report of one or several runs."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from reports.document import (
+    Block,
+    Facts,
+    Plot,
+    Report,
+    Section,
+    Table,
+    Text,
+    Tiles,
+    VerdictLine,
+    format_number,
+)
+from reports.metrics.per_request import primary_latency
+from reports.metrics.summary import Analysis
+from reports.pages import health, run_figures, tables
+from reports.pages.across_runs import across_section
+from reports.pages.facts import facts_of_runs, load_sentence, start_time
+from reports.pages.time_split import time_section
+from reports.plots import run_plots
+from reports.text import legible
+
+
+def build_run_report(analyses: Sequence[Analysis]) -> Report:
+    """The report of analysed runs."""
+    assert analyses, "a report needs a run"
+    across, title = across_section(analyses), _title(analyses)
+    analyses = _with_unique_labels(analyses)
+    sections = (
+        Section("Summary", _summary_blocks(analyses)),
+        Section("Setup", facts_of_runs(analyses)),
+        *across,
+        Section("Throughput", _throughput_blocks(analyses)),
+        Section("Latency", _latency_blocks(analyses)),
+        Section("Requests", _request_blocks(analyses)),
+        *_objective_section(analyses),
+        *_server_section(analyses),
+        *time_section(analyses),
+        Section("Load generator", (Table("", tables.generator_table(analyses)), *health.generator_blocks(analyses))),
+        Section("Reproduce", _repeat_blocks(analyses), is_closed=True),
+        Section("Definitions", (Table("", tables.definitions_table()), Text(READING)), is_closed=True),
+    )
+    return Report(title, _subtitle(analyses), tuple(_verdict(analysis, analyses) for analysis in analyses), sections)
+
+
+def _with_unique_labels(analyses: Sequence[Analysis]) -> list[Analysis]:
+    """The runs with legible labels; equal labels are numbered, because tables have a column per label."""
+    counts = Counter(analysis.label for analysis in analyses)
+    seen: Counter[str] = Counter()
+    labelled = []
+    for analysis in analyses:
+        seen[analysis.label] += 1
+        label = legible(analysis.label)
+        labelled.append(analysis.named(f"{label} #{seen[analysis.label]}" if counts[analysis.label] > 1 else label))
+    return labelled
+
+
+READING = (
+    "Intervals are 95 %: from the autocorrelation of the requests for latencies, by moving-block bootstrap for gaps, "
+    "by batch means for rates, by Wilson for fractions. Requests in one queue depend on each other: a value marked ~ "
+    "has too few independent requests for an interval. Latencies are those of requests that started in the "
+    "measurement window; rates count events inside it."
+)
+
+
+def _title(analyses: Sequence[Analysis]) -> str:
+    """The labels, each once."""
+    return " · ".join(dict.fromkeys(analysis.label for analysis in analyses))
+
+
+def _subtitle(analyses: Sequence[Analysis]) -> str:
+    manifests = [analysis.run.manifest for analysis in analyses]
+    models = [str((each.target.get("info") or {}).get("model_id") or "unknown model") for each in manifests]
+    first, *_, last = sorted(manifests * 2, key=lambda each: each.started_at)
+    times = dict.fromkeys((start_time(first), start_time(last)))
+    parts = (_distinct(models, "models"), _distinct(map(load_sentence, manifests), "loads"), " to ".join(times))
+    return " · ".join(part for part in parts if part)
+
+
+def _distinct(values: Iterable[str], plural: str) -> str:
+    """The different values of several runs; their number if there are more than three."""
+    found = dict.fromkeys(values)
+    return "; ".join(found) if len(found) <= 3 else f"{len(found)} {plural}"
+
+
+WORDS = {"valid": "Valid run", "degraded": "Degraded run", "invalid": "Not a valid measurement"}
+
+
+def _verdict(analysis: Analysis, analyses: Sequence[Analysis]) -> VerdictLine:
+    verdict = analysis.summary["verdict"]
+    reasons = tuple(_sentence(reason["message"]) for reason in verdict["reasons"])
+    label = analysis.label if len(analyses) > 1 else ""
+    caution = "Use these numbers for orientation only, not for a decision. " if verdict["status"] == "invalid" else ""
+    return VerdictLine(verdict["status"], WORDS[verdict["status"]], caution + _headline(analysis), reasons, label)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _headline(analysis: Analysis) -> str:
+    """The main results in one sentence."""
+    rates, metrics = analysis.summary["rates"], analysis.summary["metrics"]
+    parts = []
+    if rates["output_tokens_per_s"]["value"]:
+        speed, users = rates["output_tokens_per_s"]["value"], rates["concurrency_mean"]["value"] or 0
+        parts.append(
+            f"{format_number(speed)} output tokens/s with {format_number(users)} requests in flight on average"
+        )
+    ttft = metrics[primary_latency("ttft_s", analysis.run.manifest.is_open_loop)]
+    if ttft["count"]:
+        median, p95 = (_duration(ttft["percentiles"][p]["value"]) for p in ("p50", "p95"))
+        parts.append(f"TTFT is {median} at the median and {p95} at the 95th percentile")
+    failed, total = tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
+    parts.append(f"{failed:,} of {total:,} requests failed" if failed else f"none of {total:,} requests failed")
+    return _sentence("; ".join(parts))
+
+
+def _duration(seconds: float) -> str:
+    """Milliseconds; seconds from ten seconds on."""
+    return f"{format_number(seconds)} s" if seconds >= 10 else f"{format_number(1e3 * seconds)} ms"
+
+
+def _summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
+    table = Table("", tables.summary_table(analyses), _summary_note(analyses))
+    if len(analyses) > 1:
+        return (table, Table("", tables.totals_table(analyses)))
+    [analysis] = analyses
+    rates = analysis.summary["rates"]
+    failed, total = tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
+    tiles = (
+        ("Requests", format_number(rates["requests_per_s"]["value"] or 0), "per s ↑"),
+        ("Output", format_number(rates["output_tokens_per_s"]["value"] or 0), "tokens/s ↑"),
+        ("Failed requests", f"{failed:,}", "↓"),
+        ("Requests measured", f"{total:,}", ""),
+    )
+    return (table, Tiles(tiles))
+
+
+def _summary_note(analyses: Sequence[Analysis]) -> str:
+    loops = {analysis.run.manifest.is_open_loop for analysis in analyses}
+    since = "the intended start (open loop)" if True in loops else "the send (closed loop)"
+    if len(loops) > 1:
+        since = "the intended start in an open loop, from the send in a closed loop"
+    count = sum(sum(analysis.summary["counts"].values()) for analysis in analyses)
+    length = f", window of {format_number(analyses[0].measured.window.length_s)} s" if len(analyses) == 1 else ""
+    return f"TTFT and E2E count from {since}. {count:,} requests{length}."
+
+
+def _throughput_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
+    frame = pd.concat([run_figures.timeline_frame(analysis) for analysis in analyses], ignore_index=True)
+    windows = _windows(analyses)
+    plot = Plot(
+        "timeline",
+        "Throughput and requests in flight",
+        f"Per second of the run. {run_figures.shade_note(analyses)}",
+        _timeline_alt(analyses),
+        lambda size: run_plots.timeline(frame, windows, size),
+        is_full_width=True,
+    )
+    return (plot, Table("", tables.rates_table(analyses), "Value with its 95 % interval."))
+
+
+def _windows(analyses: Sequence[Analysis]) -> list[tuple[float, float]]:
+    return [(analysis.measured.window.start_s, analysis.measured.window.end_s) for analysis in analyses]
+
+
+def _timeline_alt(analyses: Sequence[Analysis]) -> str:
+    parts = []
+    for analysis in analyses:
+        rates = analysis.summary["rates"]
+        speed, most = (format_number(rates[name]["value"] or 0) for name in ("output_tokens_per_s", "concurrency_max"))
+        parts.append(f"{analysis.label}: {speed} output tokens/s on average, at most {most} in flight")
+    what = "Two line charts over the run's seconds, output tokens per second and requests in flight."
+    return f"{what} {'; '.join(parts)}."
+
+
+def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    for analysis in analyses:
+        title = analysis.label if len(analyses) > 1 else ""
+        blocks.append(
+            Table(
+                title,
+                tables.latency_table(analysis),
+                " ".join(
+                    ("Percentiles with 95 % intervals. ~: too few requests for one.", *tables.needed_requests(analysis))
+                ),
+            )
+        )
+        adjusted = tables.adjusted_table(analysis)
+        if len(adjusted):
+            what = "With failed requests as infinite latencies" + (f", {title}" if title else "")
+            blocks.append(Table(what, adjusted, "Each failed request counts as ∞."))
+    blocks += run_figures.latency_plots(analyses)
+    return tuple(blocks)
+
+
+def _request_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
+    errors = tables.error_table(analyses)
+    causes = (Table("Errors", errors),) if len(errors) else ()
+    return (
+        Table("Status", tables.status_table(analyses)),
+        *causes,
+        Table("Actual lengths", tables.lengths_table(analyses)),
+        Table("Finish reasons", tables.finish_table(analyses)),
+    )
+
+
+def _objective_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
+    blocks: list[Block] = []
+    for analysis in analyses:
+        frame = tables.objectives_table(analysis)
+        if len(frame):
+            found = analysis.summary["slo"]["attainment"]
+            note = (
+                ""
+                if found["value"] is None
+                else f"{found['value']:.1%} of requests meet every objective ({found['lo']:.1%}–{found['hi']:.1%})."
+            )
+            blocks.append(Table(analysis.label if len(analyses) > 1 else "", frame, note))
+    return (Section("Objectives", tuple(blocks)),) if blocks else ()
+
+
+def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
+    blocks: list[Block] = []
+    for analysis in analyses:
+        suffix = f"-{analysis.run.manifest.run_id}" if len(analyses) > 1 else ""
+        blocks += health.server_plot(analysis, f"server{suffix}")
+        frame = tables.server_table(analysis)
+        if len(frame):
+            blocks.append(Table(analysis.label if len(analyses) > 1 else "", frame, "Scraped from the server."))
+    return (Section("Server metrics", tuple(blocks)),) if blocks else ()
+
+
+def _repeat_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    for analysis in analyses:
+        manifest = analysis.run.manifest
+        if manifest.command:
+            blocks.append(Text(shlex.join(manifest.command), is_code=True))
+        hashes = {"run": manifest.run_id, "workload": manifest.workload_hash, "schedule": manifest.schedule_hash}
+        hashes |= {"tokenizer": manifest.tokenizer_hash}
+        facts = tuple((name, value) for name, value in hashes.items() if value)
+        versions = tuple((name, str(version)) for name, version in manifest.libraries.items())
+        blocks.append(Facts((("Identity", facts), ("Libraries", versions))))
+    return tuple(blocks)

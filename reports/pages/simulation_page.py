@@ -1,0 +1,159 @@
+"""Reports of predictions: simulated configurations, and a capacity plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from reports.document import Block, Facts, Plot, Report, Section, Table, VerdictLine, format_number
+from reports.pages.study.course import pareto
+from reports.pages.study.importance import importances
+from reports.pages.study.settings import importance
+from reports.plots import simulation_plots
+from reports.study import StudyData, setting_text
+
+BEST_ROWS = 10
+# The verdict of a report without measurements.
+LEVEL, WORD = "inconclusive", "Predicted, not measured"
+
+
+def build_predictions_report(study: StudyData, excess: Sequence[float], note: str, seconds: float) -> Report:
+    """The report of simulated configurations, each as a trial; `excess` is the factor above the limits of each."""
+    sections = (
+        ("Best configurations", (_best(study),)),
+        ("Throughput and latency", pareto(study)),
+        ("Two settings", _map(study, excess)),
+        ("Importance of settings", importance(study)),
+    )
+    count, met = len(study.trials), len(study.feasible)
+    sentence = f"Simulated {count:,} configurations in {seconds:.3g} s; {met:,} are within every limit."
+    verdict = VerdictLine(LEVEL, WORD, sentence, (note,) if note else ())
+    shown = tuple(Section(title, blocks) for title, blocks in sections if blocks)
+    return Report(study.name, f"{study.objective} {study.direction.mark}", (verdict,), shown)
+
+
+def _best(study: StudyData) -> Table:
+    ranked = sorted(study.feasible or study.trials, key=lambda each: each.value or 0.0, reverse=True)
+    different = {tuple(each.metrics.items()): each for each in reversed(ranked)}
+    rows = [
+        {
+            "number": str(each.number),
+            **{knob.name: setting_text(knob, each) for knob in study.knobs},
+            **{name: each.metrics.get(name) for name in each.metrics},
+        }
+        for each in list(reversed(different.values()))[:BEST_ROWS]
+    ]
+    notes = ["Configurations with equal predictions are listed once."]
+    notes += ["Limits: " + "; ".join(study.limits) + "."] if study.limits else []
+    notes += [] if study.feasible else ["No configuration is within every limit."]
+    return Table("", pd.DataFrame(rows), " ".join(notes))
+
+
+def _map(study: StudyData, excess: Sequence[float]) -> tuple[Block, ...]:
+    """The two most important numeric settings, if two were searched."""
+    numeric = {knob.name: knob for knob in study.moving_knobs if knob.scale != "category"}
+    ranked = [*importances(study), *numeric]
+    names = list(dict.fromkeys(name for name in ranked if name in numeric))[:2]
+    if len(names) < 2:
+        return ()
+    x, y = (numeric[name] for name in names)
+    frame = pd.DataFrame(
+        {
+            "x": pd.Series([each.settings.get(x.name) for each in study.trials], dtype=float),
+            "y": pd.Series([each.settings.get(y.name) for each in study.trials], dtype=float),
+            "value": [each.value or np.nan for each in study.trials],
+            "excess": list(excess),
+        }
+    )
+    if any(frame[axis].nunique() < 2 for axis in "xy"):
+        return ()
+    limit = " The red line encloses the cells with a configuration within every limit." if max(excess) > 1 else ""
+    return (
+        Plot(
+            "two_settings",
+            "Best objective by two settings",
+            f"{len(frame):,} predictions; the colour of a cell is its best value.{limit}",
+            f"Heat map of {study.objective} over {x.name} and {y.name}.",
+            lambda size: simulation_plots.heat_map(frame, x, y, study.objective, size),
+            is_full_width=True,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanData:
+    """A capacity plan as plain values.
+
+    `rows`: rate, policy, replicas, low, high, with_spare, attainment and further columns of the table. `fleets`:
+    attainment, cost, policy, rate of every simulated size; `cost_unit` names the cost. `rate_profile`: hour, needed,
+    running and static, None without a profile. `attainment` is the target, a fraction.
+    """
+
+    name: str
+    rows: pd.DataFrame
+    fleets: pd.DataFrame
+    cost_unit: str
+    attainment: float
+    limits: tuple[str, ...]
+    rate_profile: pd.DataFrame | None = None
+    rate_profile_facts: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+
+
+def build_plan_report(plan: PlanData) -> Report:
+    """The report of a plan: replicas by rate and policy, their cost, and the rate profile."""
+    most = plan.rows[plan.rows["rate"] == plan.rows["rate"].max()].sort_values("replicas").iloc[0]
+    count = f"{most['replicas']} ({most['low']}–{most['high']})"
+    sentence = f"{count} replicas serve {most['rate']:g} requests/s within the limits under {most['policy']}."
+    limits = "; ".join(plan.limits)
+    table = Table("", plan.rows, f"Target: {100 * plan.attainment:g} % of requests within {limits}.")
+    sections = [Section("Replicas", (table, *_rates(plan), *_costs(plan)))]
+    if plan.rate_profile is not None:
+        sections.append(Section("Rate profile", _rate_profile(plan, plan.rate_profile)))
+    verdict = VerdictLine(LEVEL, WORD, sentence, (plan.note,) if plan.note else ())
+    return Report(plan.name, f"{len(plan.rows)} fleets sized", (verdict,), tuple(sections))
+
+
+def _rates(plan: PlanData) -> tuple[Block, ...]:
+    if plan.rows["rate"].nunique() < 2:
+        return ()
+    return (
+        Plot(
+            "replicas_over_rate",
+            "Replicas by rate",
+            "The smallest fleets that reach the target; the band is the level error of the cost model.",
+            f"Lines of replicas over requests per second, {plan.rows['policy'].nunique()} policies.",
+            lambda size: simulation_plots.replicas_over_rate(plan.rows, size),
+        ),
+    )
+
+
+def _costs(plan: PlanData) -> tuple[Block, ...]:
+    if len(plan.fleets) < 2:
+        return ()
+    return (
+        Plot(
+            "cost_over_attainment",
+            "Cost by attainment",
+            "Each fleet and the next smaller one; the line is the target.",
+            f"Lines of {plan.cost_unit} over the fraction of requests within every limit, {len(plan.fleets)} fleets.",
+            lambda size: simulation_plots.cost_over_attainment(plan.fleets, plan.attainment, plan.cost_unit, size),
+        ),
+    )
+
+
+def _rate_profile(plan: PlanData, profile: pd.DataFrame) -> tuple[Block, ...]:
+    totals = {name: float(profile[name].sum()) for name in ("running", "static", "needed")}
+    text = ", ".join(f"{name} {format_number(hours)} replica-hours" for name, hours in totals.items())
+    return (
+        Plot(
+            "day_profile",
+            "Replicas over the day",
+            f"{text}.",
+            f"Steps of replicas over 24 hours: {text}.",
+            lambda size: simulation_plots.day_profile(profile, totals, size),
+            is_full_width=True,
+        ),
+        *((Facts((("Day", plan.rate_profile_facts),)),) if plan.rate_profile_facts else ()),
+    )

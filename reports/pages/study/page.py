@@ -1,0 +1,200 @@
+"""The report of a tuning study: the settings to change, the gain with its interval, and the evidence."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pandas as pd
+
+from reports.document import Block, Estimate, Facts, Report, Section, Table, Text, VerdictLine
+from reports.metrics.per_request import LATENCY_NAME, Direction
+from reports.pages.study.course import history, pareto, times
+from reports.pages.study.predictions import predictions_of
+from reports.pages.study.settings import feasibility, importance, slices
+from reports.stats.estimators import Interval
+from reports.study import StudyData, StudyTrial, TrialOutcome, at_range_end, median_of, paired_change, setting_text
+from reports.text import legible_values
+
+
+def build_study_report(study: StudyData) -> Report:
+    """The report of a study, finished or not."""
+    study = legible_values(study)
+    parts = (
+        ("Baseline and winner", _comparison(study)),
+        ("Changed settings", _changes(study)),
+        ("History", history(study)),
+        ("Feasibility", feasibility(study)),
+        ("Objective by setting", slices(study)),
+        ("Importance of settings", importance(study)),
+        ("Throughput and latency", pareto(study)),
+        ("Predicted and measured", predictions_of(study)),
+        ("Time", times(study)),
+        ("Failed configurations", failed(study)),
+        ("All trials", trials(study)),
+        ("Reproduce", _reproduce(study)),
+    )
+    closed = ("All trials", "Reproduce")
+    sections = tuple(Section(title, blocks, is_closed=title in closed) for title, blocks in parts if blocks)
+    return Report(study.name, study.subtitle or _subtitle(study), (_verdict(study),), sections)
+
+
+def _verdict(study: StudyData) -> VerdictLine:
+    """The verdict with capitalized sentences, and a reason for each setting at the end of its range."""
+    verdict = study.verdict
+    reasons = tuple(reason[:1].upper() + reason[1:] for reason in (*verdict.reasons, *at_range_end(study).values()))
+    return dataclasses.replace(verdict, sentence=verdict.sentence[:1].upper() + verdict.sentence[1:], reasons=reasons)
+
+
+def _subtitle(study: StudyData) -> str:
+    ended = {outcome: sum(each.outcome is outcome for each in study.searched) for outcome in TrialOutcome}
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in ended.items() if count)
+    confirming = sum(each.confirms is not None for each in study.trials)
+    return f"{len(study.searched)} configurations tried ({counts}) · {confirming} confirming launches"
+
+
+def _comparison(study: StudyData) -> tuple[Block, ...]:
+    other = _contender(study)
+    a, b = study.launches(study.baseline), study.launches(other)
+    if not a:
+        return ()
+    names = [study.objective, *sorted({name for each in (*a, *b) for name in each.metrics} - {study.objective})]
+    rows = []
+    for name in names:
+        mark = metric_direction(study, name).mark
+        row: dict[str, object] = {"metric": f"{name} {mark}", f"baseline, n = {len(a)}": _range(a, name, study)}
+        if b:
+            change, role = (
+                paired_change(a, b, name, study.objective),
+                "winner" if other == study.winner else "contender",
+            )
+            row |= {f"{role}, n = {len(b)}": _range(b, name, study), "change": _percent(change)}
+        rows.append(row)
+    source = (
+        "Confirming launches, interleaved" if study.is_confirmed else "Single launches of the search, not confirmed"
+    )
+    note = (
+        f"{source}: the median, with minimum and maximum, of n launches. Change: the mean over rounds in %, with its "
+        "95 % Student interval. ↑ higher is better, ↓ lower is better."
+    )
+    if b and other != study.winner:
+        note += f" The contender is trial {other}, the best other trial; its gain over the baseline is not confirmed."
+    limits = (Text("Limits: " + "; ".join(study.limits) + "."),) if study.limits else ()
+    return (Table("", pd.DataFrame(rows), note), *limits)
+
+
+def metric_direction(study: StudyData, name: str) -> Direction:
+    """The better direction of a metric: lower for latencies, error rates and costs, higher for all others."""
+    if name == study.objective:
+        return study.direction
+    lower = LATENCY_NAME.fullmatch(name) is not None or name in ("error_rate", "cost_per_mtok", "little_residual")
+    return Direction.LOWER if lower else Direction.HIGHER
+
+
+def _contender(study: StudyData) -> int | None:
+    """The trial compared with the baseline: the winner, or, if the baseline won, the best other confirmed trial."""
+    if study.winner != study.baseline:
+        return study.winner
+    best: tuple[float, int] | None = None
+    for number in {each.confirms for each in study.trials} - {None, study.baseline}:
+        found = median_of(study.launches(number), study.objective, study.objective)
+        if number is not None and found is not None and (best is None or study.is_better(found[0], best[0])):
+            best = found[0], number
+    return None if best is None else best[1]
+
+
+def _range(launches: Sequence[StudyTrial], name: str, study: StudyData) -> Estimate | None:
+    found = median_of(launches, name, study.objective)
+    if found is None:
+        return None
+    value, lo, hi = found
+    return Estimate(value, lo, hi) if len(launches) > 1 else Estimate(value)
+
+
+def _percent(ratio: Interval | None) -> Estimate | None:
+    if ratio is None:
+        return None
+    value, lo, hi = (100 * (end - 1) for end in (ratio.value, ratio.lo, ratio.hi))
+    is_known = lo == lo and hi == hi
+    return Estimate(value, lo if is_known else None, hi if is_known else None, is_change=True)
+
+
+def _changes(study: StudyData) -> tuple[Block, ...]:
+    winner, baseline = study.trial(study.winner), study.trial(study.baseline)
+    if winner is None or baseline is None or winner.number == baseline.number:
+        return ()
+    contributions = {each.knob: each.ratio for each in study.contributions}
+    rows = [
+        {
+            "setting": knob.name,
+            "baseline": setting_text(knob, baseline),
+            "winner": setting_text(knob, winner),
+            **({"contribution": _percent(contributions.get(knob.name))} if contributions else {}),
+        }
+        for knob in study.knobs
+        if winner.settings.get(knob.name) != baseline.settings.get(knob.name)
+    ]
+    if not rows:
+        return ()
+    note = "Contribution: the winner over the winner with only this setting reset, in %." if contributions else ""
+    return (Table("", pd.DataFrame(rows), note),)
+
+
+def _reproduce(study: StudyData) -> tuple[Block, ...]:
+    lines = tuple(Text(line, is_code=True) for line in study.commands)
+    return (*lines, *((Facts(study.facts),) if study.facts else ()))
+
+
+def trials(study: StudyData) -> tuple[Block, ...]:
+    rows = [
+        {
+            "trial": str(each.number),
+            "role": _role(each, study),
+            "outcome": str(each.outcome),
+            f"{study.objective} {study.direction.mark}": each.value,
+            "settings": _settings(study, each),
+            "missed": ", ".join(each.missed),
+        }
+        for each in study.trials
+    ]
+    frame = pd.DataFrame(rows)
+    return (Table("", frame if len(frame) and frame["missed"].any() else frame.drop(columns="missed")),) if rows else ()
+
+
+def failed(study: StudyData) -> tuple[Block, ...]:
+    failures = [each for each in study.trials if each.outcome in (TrialOutcome.NOT_SERVED, TrialOutcome.FAILED)]
+    if not failures:
+        return ()
+    rows = [
+        {
+            "trial": str(each.number),
+            "cause": each.cause or str(each.outcome),
+            "phase": each.phase,
+            "settings": _settings(study, each),
+            "reason": each.reason,
+            "log": each.log_line,
+        }
+        for each in failures
+    ]
+    frame = pd.DataFrame(rows)
+    note = "A failed configuration is a result: the sampler avoids similar ones."
+    return (Table("", frame.drop(columns="log") if not frame["log"].any() else frame, note),)
+
+
+def _settings(study: StudyData, trial: StudyTrial) -> str:
+    """The settings of a trial that differ from the baseline."""
+    baseline = study.trial(study.baseline)
+    before = baseline.settings if baseline is not None else {}
+    own = [
+        f"{knob.name} {setting_text(knob, trial)}"
+        for knob in study.knobs
+        if trial.settings.get(knob.name) != before.get(knob.name)
+    ]
+    return ", ".join(own) or "baseline"
+
+
+def _role(trial: StudyTrial, study: StudyData) -> str:
+    if trial.confirms is not None:
+        return f"confirms {trial.confirms}" + ("" if trial.round is None else f", round {trial.round}")
+    if trial.is_drift_check:
+        return "drift check"
+    named = {study.baseline: "baseline", study.winner: "winner"}
+    return named.get(trial.number, "search")

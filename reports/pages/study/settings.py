@@ -1,0 +1,155 @@
+"""The settings of a study: the feasible region, the objective along each setting, and their importance."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from reports.document import Block, Plot, Text
+from reports.metrics.per_request import Direction
+from reports.pages.study.importance import importances, unimportant
+from reports.plots import study_plots
+from reports.study import MIN_TRIALS_FOR_IMPORTANCE, Knob, StudyData, StudyTrial
+
+# The preferred settings of the feasibility map: the prefill budget, and one of the memory settings.
+MAP_KNOBS = ("max_batch_prefill_tokens", ("cuda_memory_fraction", "cpu_memory_gib"))
+SLICES = 8
+
+
+def feasibility(study: StudyData) -> tuple[Block, ...]:
+    knobs = _map_knobs(study)
+    if knobs is None:
+        return ()
+    x, y = knobs
+    columns = {
+        axis: [each.settings.get(knob.name) for each in study.searched] for axis, knob in zip("xy", knobs, strict=True)
+    }
+    frame = pd.DataFrame(columns, dtype=object).assign(outcome=[each.outcome for each in study.searched])
+    alt = f"Every configuration by {x.name} and {y.name}, marked by its outcome."
+    caption = f"{len(frame)} configurations; green circles are within every limit."
+    return (
+        Plot(
+            "feasibility",
+            "Feasible configurations",
+            caption,
+            alt,
+            lambda size: study_plots.settings_map(frame, x, y, size),
+            is_full_width=True,
+        ),
+    )
+
+
+def _map_knobs(study: StudyData) -> tuple[Knob, Knob] | None:
+    moving = {knob.name: knob for knob in study.moving_knobs}
+    memory = next((moving[name] for name in MAP_KNOBS[1] if name in moving), None)
+    budget = moving.get(MAP_KNOBS[0])
+    if budget is not None and memory is not None:
+        return budget, memory
+    ranked = [moving[name] for name in _importances(study) if name in moving]
+    chosen = [*ranked, *(knob for knob in moving.values() if knob not in ranked)][:2]
+    return (chosen[0], chosen[1]) if len(chosen) == 2 else None
+
+
+def slices(study: StudyData) -> tuple[Block, ...]:
+    valued = [each for each in study.searched if each.value is not None]
+    if len(valued) < 3:
+        return ()
+    fractions = _importances(study)
+    knobs = sorted(study.moving_knobs, key=lambda knob: -fractions.get(knob.name, 0.0))
+    plots: list[Block] = [_slice(study, knob, valued) for knob in knobs[:SLICES]]
+    if len(knobs) > 1:
+        plots.append(_parallel(study, knobs[:SLICES], valued))
+    left_out = [knob.name for knob in knobs[SLICES:]]
+    if left_out:
+        plots.append(Text(f"Not drawn, because of low importance: {', '.join(left_out)}."))
+    return tuple(plots)
+
+
+def _slice(study: StudyData, knob: Knob, valued: Sequence[StudyTrial]) -> Plot:
+    frame = pd.DataFrame(
+        {
+            "setting": pd.Series([each.settings.get(knob.name) for each in valued], dtype=object),
+            "value": [each.value for each in valued],
+            "outcome": [each.outcome for each in valued],
+            "is_winner": [each.number == study.winner for each in valued],
+        }
+    )
+    caption = f"{len(frame)} launches." + (" A ring marks the winner." if frame["is_winner"].any() else "")
+    alt = f"Scatter of {study.objective} against {knob.name}, {len(frame)} launches."
+    return Plot(
+        f"slice-{knob.name}",
+        knob.name,
+        caption,
+        alt,
+        lambda size: study_plots.slice_of(frame, knob, study.objective_title, size),
+    )
+
+
+def _parallel(study: StudyData, knobs: Sequence[Knob], valued: Sequence[StudyTrial]) -> Plot:
+    columns = {knob.name: pd.Series([each.settings.get(knob.name) for each in valued], dtype=object) for knob in knobs}
+    values = pd.Series([each.value or 0.0 for each in valued], dtype=float)
+    ranks = values.rank(ascending=study.direction is Direction.HIGHER, pct=True)
+    frame = pd.DataFrame(columns).assign(
+        value=values, rank=ranks, is_winner=[each.number == study.winner for each in valued]
+    )
+    return Plot(
+        "parallel",
+        "Parallel coordinates",
+        "One line per launch; better launches are darker, the winner is bold.",
+        f"Parallel coordinates of {len(knobs)} settings and {study.objective}, {len(frame)} launches.",
+        lambda size: study_plots.parallel_coordinates(frame, knobs, study.objective, size),
+        is_full_width=True,
+    )
+
+
+def _importances(study: StudyData) -> dict[str, float]:
+    return dict(importances(study) if study.importances is None else study.importances)
+
+
+def importance(study: StudyData) -> tuple[Block, ...]:
+    count = len(study.feasible)
+    if count < MIN_TRIALS_FOR_IMPORTANCE:
+        text = f"Too few feasible trials: {count}, but importances need {MIN_TRIALS_FOR_IMPORTANCE}."
+        return (Text(text),) if study.moving_knobs else ()
+    fractions = _importances(study)
+    if not fractions:
+        return ()
+    nan = float("nan")
+    frame = pd.DataFrame(
+        {"name": name, "value": 100 * fraction, "lo": nan, "hi": nan} for name, fraction in fractions.items()
+    )
+    text = ", ".join(f"{name} {100 * fraction:.0f} %" for name, fraction in fractions.items())
+    blocks: list[Block] = [
+        Plot(
+            "importances",
+            "Importance for the best quarter of trials",
+            f"PED-ANOVA over {count} feasible trials: how much the settings of the best differ from all.",
+            f"Bar chart: {text}.",
+            lambda size: study_plots.bars(frame, "fraction of the total importance", size),
+        )
+    ]
+    blocks += _contour(study, list(fractions)[:2])
+    minor = unimportant(fractions)
+    if minor:
+        blocks.append(Text(f"Low importance: {', '.join(minor)}."))
+    return tuple(blocks)
+
+
+def _contour(study: StudyData, names: Sequence[str]) -> list[Block]:
+    knobs = {knob.name: knob for knob in study.moving_knobs}
+    if len(names) < 2 or not all(name in knobs for name in names):
+        return []
+    x, y = (knobs[name] for name in names)
+    trials = study.feasible
+    columns = {axis: [each.settings.get(knob.name) for each in trials] for axis, knob in (("x", x), ("y", y))}
+    frame = pd.DataFrame(columns, dtype=object).assign(value=[each.value or 0.0 for each in trials])
+    alt = f"{study.objective} over {x.name} and {y.name}."
+    lines = "" if "category" in (x.scale, y.scale) else f"; lines join equal {study.objective}"
+    return [
+        Plot(
+            "contour",
+            "The two most important settings",
+            f"{len(frame)} feasible trials{lines}.",
+            alt,
+            lambda size: study_plots.contour(frame, x, y, study.objective, size),
+        )
+    ]

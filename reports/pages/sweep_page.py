@@ -1,0 +1,226 @@
+"""The report of a sweep or a search: load points, curve, knee, and the highest load within the objectives."""
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+import pandas as pd
+
+from reports.document import Block, Estimate, Plot, Report, Section, Table, Text, VerdictLine, format_number
+from reports.metrics.per_request import request_metric_of
+from reports.metrics.summary import Analysis
+from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
+from reports.pages.facts import load_sentence, run_facts, start_time
+from reports.pages.tables import failed_requests
+from reports.pages.time_split import time_section
+from reports.plots import sweep_plots
+
+LOAD_NAMES = {"concurrency": "users", "rate": "requests/s"}
+
+
+def build_sweep_report(sweep: Sweep) -> Report:
+    """The report of a sweep or a search."""
+    manifest = sweep.points[0].first.run.manifest
+    model = (manifest.target.get("info") or {}).get("model_id") or "unknown model"
+    loads = f"{len(sweep.points)} loads from {sweep.points[0].load:g} to {sweep.points[-1].load:g} {_unit(sweep)}"
+    word = "Search" if sweep.search else "Sweep"
+    sections = (
+        Section("Summary", (Table("", points_table(sweep), _note(sweep)), *_plots(sweep))),
+        *time_section([point.first.named(_load(sweep, point.load)) for point in sweep.points]),
+        Section("Setup", (run_facts(_without_load(sweep)), Text(_order(sweep)))),
+        *(() if not sweep.command else (Section("Reproduce", (Text(shlex.join(sweep.command), is_code=True),)),)),
+    )
+    # Without a configured label, each point is labelled with its load.
+    is_named = manifest.label not in ("", f"{sweep.quantity} {sweep.points[0].load:g}")
+    title = manifest.label if is_named else f"{word} over {sweep.quantity}"
+    subtitle = " · ".join((str(model), load_sentence(manifest).split(",")[0], loads, start_time(manifest)))
+    return Report(title, subtitle, (verdict(sweep),), sections)
+
+
+def _without_load(sweep: Sweep) -> Analysis:
+    """The first point without the facts that differ between points."""
+    analysis = sweep.points[0].first
+    manifest = analysis.run.manifest
+    config = {name: value for name, value in manifest.config.items() if name != sweep.quantity}
+    bare = dataclasses.replace(manifest, label="", slots=None, config=config)
+    return dataclasses.replace(analysis, run=dataclasses.replace(analysis.run, manifest=bare))
+
+
+def verdict(sweep: Sweep) -> VerdictLine:
+    """The verdict on all points; invalid points are named."""
+    reasons = tuple(
+        f"{_load(sweep, point.load)}: {reason['message']}"
+        for point in sweep.invalid
+        for analysis in point.analyses
+        for reason in analysis.summary["verdict"]["reasons"]
+        if reason["level"] == "invalid"
+    )
+    level = "invalid" if reasons else "valid"
+    sentences = [] if sweep.search is None else [sweep.search[1]]
+    knee = sweep.knee
+    if knee is not None:
+        speed = format_number(knee.value("output_tokens_per_s") or 0.0)
+        sentences.append(f"The knee is at {_load(sweep, knee.load)} with {speed} output tokens/s.")
+    elif sweep.search is None:
+        sentences.append("The curve has no knee.")
+    if sweep.has_objectives and sweep.search is None:
+        sentences.append(_within_sentence(sweep))
+    words = {"valid": "Valid measurements", "invalid": "Some points are not valid measurements"}
+    return VerdictLine(level, words[level], " ".join(sentences), reasons)
+
+
+def _within_sentence(sweep: Sweep) -> str:
+    found, target = sweep.within, f"{100 * sweep.target:g} % of requests within the objectives"
+    if found is None:
+        return f"No load reached {target}."
+    if found is sweep.points[-1]:
+        return f"Even the highest load, {_load(sweep, found.load)}, reached {target}."
+    return f"{_load(sweep, found.load)} is the highest load that reached {target}."
+
+
+SLO_DECISION_TEXT = {
+    SloDecision.WITHIN: "within",
+    SloDecision.BEYOND: "beyond",
+    SloDecision.UNDECIDED: "undecided",
+    None: "",
+}
+
+
+def points_table(sweep: Sweep) -> pd.DataFrame:
+    """A row per load point: throughput, latencies, failures, and the SLO decision."""
+    return pd.DataFrame(_row(sweep, point) for point in sweep.points)
+
+
+def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
+    summary = point.first.summary
+    rates = {name: Estimate(*(summary["rates"][name][part] for part in ("value", "lo", "hi"))) for name in RATES}
+    row: dict[str, object] = {
+        _unit(sweep): f"{point.load:g}",
+        "output tokens/s ↑": rates["output_tokens_per_s"],
+        "requests/s ↑": rates["requests_per_s"].value,
+        **{f"{title} ms ↓": point.value(name) for title, name in LATENCIES.items()},
+        "failed ↓": f"{failed_requests(point.first):,} of {sum(summary['counts'].values()):,}",
+    }
+    attainment = point.attainment
+    if attainment is not None:
+        row["met, %"] = Estimate(100 * attainment.value, 100 * attainment.lo, 100 * attainment.hi)
+        row["objectives"] = SLO_DECISION_TEXT[point.slo_decision(sweep.target)]
+    if sweep.invalid:
+        row["measurement"] = "valid" if point.is_valid else "invalid"
+    return row
+
+
+RATES = ("output_tokens_per_s", "requests_per_s")
+LATENCIES = {"TTFT p50": "ttft_p50_ms", "TTFT p95": "ttft_p95_ms", "TPOT p50": "tpot_p50_ms", "E2E p95": "e2e_p95_ms"}
+
+
+def _note(sweep: Sweep) -> str:
+    runs = sum(len(point.analyses) for point in sweep.points)
+    note = f"{runs} runs, each in its own directory. Values with 95 % intervals."
+    if runs > len(sweep.points):
+        note += " For a load with several runs, the attainment is that of all its runs."
+    return note
+
+
+def _order(sweep: Sweep) -> str:
+    return "Order of measurement: " + ", ".join(f"{load:g}" for load in sweep.order) + "." if sweep.order else ""
+
+
+def _load(sweep: Sweep, load: float) -> str:
+    """`1 user`, `16 users`, `2.5 requests/s`."""
+    unit = _unit(sweep)
+    return f"{load:g} {unit.removesuffix('s') if unit == 'users' and load == 1 else unit}"
+
+
+def _unit(sweep: Sweep) -> str:
+    return LOAD_NAMES[sweep.quantity]
+
+
+def _plots(sweep: Sweep) -> tuple[Block, ...]:
+    frame = sweep_frame(sweep)
+    if len(frame) < 2:
+        return ()
+    unit = _unit(sweep)
+    title, objective_ms = _quantity(sweep)
+    curve = f"Line chart of {title} in milliseconds against output tokens per second, one dot per load."
+    line = "" if objective_ms is None else " Dashed: the objective."
+    rise = f"Line chart of output tokens per second against {unit}."
+    caption = f"Numbers are {unit}. Hollow dots: not a valid measurement.{line}"
+    return (
+        Plot(
+            "throughput_latency",
+            "Throughput against latency",
+            caption,
+            curve,
+            lambda size: sweep_plots.throughput_latency(frame, title, objective_ms, size),
+        ),
+        Plot(
+            "throughput_by_load",
+            "Throughput against load",
+            "The band is the 95 % interval.",
+            rise,
+            lambda size: sweep_plots.against_load(frame, unit, size),
+        ),
+    )
+
+
+CURVES = {"ttft_p95_ms": "TTFT p95", "e2e_p95_ms": "E2E p95"}
+
+
+def _curve(sweep: Sweep) -> str:
+    """The latency of the curve: TTFT, or E2E without streaming."""
+    return next(
+        (name for name in CURVES if any(point.value(name) is not None for point in sweep.points)), "ttft_p95_ms"
+    )
+
+
+def _quantity(sweep: Sweep) -> tuple[str, float | None]:
+    """The title of the curve's latency, and the objective on it in ms."""
+    name = _curve(sweep)
+    manifest = sweep.points[0].first.run.manifest
+    for objective in manifest.objectives:
+        if objective.get("max") is not None and request_metric_of(
+            objective["metric"], manifest.is_open_loop
+        ) == request_metric_of(name, manifest.is_open_loop):
+            scale = 1.0 if objective["metric"].endswith("_ms") else 1e3
+            return CURVES[name], scale * objective["max"]
+    return CURVES[name], None
+
+
+def sweep_frame(sweep: Sweep) -> pd.DataFrame:
+    """One row per point with both values: load, output_tokens_per_s, lo, hi, value_ms and marks."""
+    knee, curve = sweep.knee, _curve(sweep)
+    rows = []
+    for point in sweep.points:
+        rate, latency = point.first.summary["rates"]["output_tokens_per_s"], point.value(curve)
+        if rate["value"] is not None and latency is not None:
+            found = {"load": point.load, "output_tokens_per_s": rate["value"], "lo": rate["lo"], "hi": rate["hi"]}
+            marks = {"is_knee": point is knee, "is_highest_within": point is sweep.within, "is_valid": point.is_valid}
+            rows.append(found | {"value_ms": latency} | marks)
+    return pd.DataFrame(rows)
+
+
+def sweep_json(sweep: Sweep) -> dict[str, object]:
+    """The content of `sweep.json`."""
+    return {
+        "quantity": sweep.quantity,
+        "target": sweep.target,
+        "knee": sweep.knee.load if sweep.knee else None,
+        "highest_within": sweep.within.load if sweep.within else None,
+        "points": [_point_json(sweep, point) for point in sweep.points],
+    }
+
+
+def _point_json(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
+    attainment = point.attainment
+    names: Sequence[str] = (*RATES, *LATENCIES.values(), "error_rate")
+    return {
+        "load": point.load,
+        "is_valid": point.is_valid,
+        "runs": [str(each.run.directory.name) for each in point.analyses if each.run.directory],
+        "metrics": {name: point.value(name) for name in names},
+        "attainment": None
+        if attainment is None
+        else {"value": attainment.value, "lo": attainment.lo, "hi": attainment.hi},
+        "standing": None if attainment is None else str(point.slo_decision(sweep.target)),
+    }

@@ -1,0 +1,347 @@
+"""Tables: one function each, analysed runs in, `DataFrame` out. Cells are text, numbers or `Estimate`s."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from reports.document import Estimate
+from reports.metrics.catalog import METRICS, PER_RUN
+from reports.metrics.per_request import CORRECTED, Direction, primary_latency
+from reports.metrics.server import SERVER_METRICS
+from reports.metrics.summary import Analysis
+from reports.pages.facts import load_sentence
+from reports.run_schema import Status
+
+# Rows of the summary table, by their key in `summary["metrics"]`.
+HEADLINE = (
+    ("ttft_s", "TTFT"),
+    ("tpot_s", "TPOT"),
+    ("gap_s", "Gap"),
+    ("e2e_s", "E2E"),
+    ("srv_queue_s", "Queue time, server"),
+)
+LATENCIES = (
+    ("ttft_s", "TTFT"),
+    ("ttft_co_s", "TTFT from schedule"),
+    ("ttfat_s", "Time to first answer"),
+    ("tpot_s", "TPOT"),
+    ("gap_s", "Gap"),
+    ("itl_s", "ITL"),
+    ("max_gap_s", "Longest gap"),
+    ("e2e_s", "E2E"),
+    ("e2e_co_s", "E2E from schedule"),
+    ("ntpot_s", "Normalized latency"),
+)
+STATUS_TEXT = {
+    Status.OK: "complete",
+    Status.CONNECT_ERROR: "connection failed, or broke before the headers",
+    Status.TIMEOUT: "time limit exceeded",
+    Status.OVERLOADED: "rejected with status 429",
+    Status.HTTP_4XX: "other 4xx status",
+    Status.HTTP_5XX: "5xx status",
+    Status.STREAM_ERROR: "error inside the stream",
+    Status.TRUNCATED: "ended without a finish reason",
+    Status.BAD_PAYLOAD: "unreadable JSON or fields",
+    Status.PROTOCOL_ERROR: "not a response of this API",
+    Status.CANCELLED: "cancelled by the generator",
+    Status.UNFINISHED: "still running at the drain limit",
+    Status.CLIENT_ERROR: "failed inside the generator",
+}
+
+
+def summary_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """The summary table in the form of k6: a row per metric (and run), avg, min, med, max, p(90), p(95) in ms."""
+    rows = []
+    for name, title in HEADLINE:
+        for analysis in analyses:
+            metric = analysis.summary["metrics"][primary_latency(name, analysis.run.manifest.is_open_loop)]
+            if not metric["count"]:
+                if name == "srv_queue_s" and (queue := analysis.summary["server"].get("queue_s")):
+                    rows.append(_row(title, analysis, analyses, {"avg": 1e3 * queue["mean"]}))
+                continue
+            percentiles = metric["percentiles"]
+            values = {
+                "avg": 1e3 * metric["mean"],
+                "min": 1e3 * metric["min"],
+                "med": 1e3 * percentiles["p50"]["value"],
+                "max": 1e3 * metric["max"],
+                "p(90)": 1e3 * percentiles["p90"]["value"],
+                "p(95)": 1e3 * percentiles["p95"]["value"],
+            }
+            rows.append(_row(title, analysis, analyses, values))
+    columns = ["ms, ↓ better", *(["run"] if len(analyses) > 1 else []), "avg", "min", "med", "max", "p(90)", "p(95)"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _row(title: str, analysis: Analysis, analyses: Sequence[Analysis], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"ms, ↓ better": title, **({"run": analysis.label} if len(analyses) > 1 else {}), **values}
+
+
+def totals_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """A row per run: requests/s, tokens/s, failed requests, number of requests, load, window and drain limit."""
+    return pd.DataFrame(
+        {
+            "run": analysis.label,
+            "requests/s ↑": analysis.summary["rates"]["requests_per_s"]["value"],
+            "output tokens/s ↑": analysis.summary["rates"]["output_tokens_per_s"]["value"],
+            "failed ↓": failed_requests(analysis),
+            "requests": sum(analysis.summary["counts"].values()),
+            "load": load_sentence(analysis.run.manifest),
+            "window, s": analysis.measured.window.length_s,
+            "drain limit, s": analysis.measured.window.drain_s,
+        }
+        for analysis in analyses
+    )
+
+
+def failed_requests(analysis: Analysis) -> int:
+    """The number of requests in the window that did not end ok."""
+    return sum(count for status, count in analysis.summary["counts"].items() if status != Status.OK)
+
+
+def rates_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """Every metric of the whole run with its 95 % interval, unit and better direction."""
+    rows = []
+    for metric in PER_RUN:
+        found = [analysis.summary["rates"][metric.name] for analysis in analyses]
+        if all(each["value"] is None for each in found):
+            continue
+        scale, unit = (100.0, "%") if metric.unit == "fraction" else (1.0, metric.unit)
+        row: dict[str, Any] = {"metric": metric.title}
+        for analysis, each in zip(analyses, found, strict=True):
+            row[_column(analysis, analyses)] = _scaled(each, scale)
+        rows.append(row | {"unit": unit, "better": _better(metric.direction)})
+    return pd.DataFrame(rows)
+
+
+def _column(analysis: Analysis, analyses: Sequence[Analysis]) -> str:
+    return analysis.label if len(analyses) > 1 else "value (95 % interval)"
+
+
+def _better(direction: Direction) -> str:
+    return {"lower": "↓ lower", "higher": "↑ higher", "none": ""}[direction]
+
+
+def _scaled(found: Mapping[str, Any], scale: float) -> Estimate:
+    value, lo, hi = (None if found[name] is None else scale * found[name] for name in ("value", "lo", "hi"))
+    return Estimate(value, lo, hi, found.get("supported", True))
+
+
+def latency_table(analysis: Analysis) -> pd.DataFrame:
+    """Every latency in ms: count, missing, mean, and percentiles with 95 % intervals."""
+    rows = []
+    for name, title in _shown_latencies(analysis):
+        metric = analysis.summary["metrics"][name]
+        shown = {p: _scaled(metric["percentiles"][p], 1e3) for p in ("p50", "p90", "p95", "p99")}
+        counts = {"count": metric["count"], "missing": metric["missing"]}
+        rows.append(
+            {"ms, ↓ better": title, **counts, "mean": 1e3 * metric["mean"], **shown, "max": 1e3 * metric["max"]}
+        )
+    return pd.DataFrame(rows)
+
+
+def needed_requests(analysis: Analysis) -> list[str]:
+    """For each latency with a percentile that lacks an interval: the requests that would give one; or nothing."""
+    sentences = []
+    for name, title in _shown_latencies(analysis):
+        percentiles = analysis.summary["metrics"][name]["percentiles"]
+        needed = [
+            f"{p} about {percentiles[p]['needed']:,}" for p in ("p50", "p95", "p99") if percentiles[p].get("needed")
+        ]
+        if needed and name in ("ttft_s", "ttft_co_s", "tpot_s", "e2e_s", "e2e_co_s"):
+            sentences.append(f"{title} needs, in requests at this load: {', '.join(needed)}.")
+    return sentences
+
+
+def _shown_latencies(analysis: Analysis) -> list[tuple[str, str]]:
+    """The latencies with values that do not repeat another row.
+
+    Without reasoning the first answer is the first token; with one token per event ITL is the gap; in a closed loop the
+    intended start is the send. In an open loop each row with two origins names its own.
+    """
+    metrics, is_open_loop = analysis.summary["metrics"], analysis.run.manifest.is_open_loop
+    repeats = {"ttfat_s": "ttft_s", "itl_s": "gap_s"}
+    corrected = () if is_open_loop else tuple(CORRECTED.values())
+    return [
+        (name, f"{title} from send" if is_open_loop and name in CORRECTED else title)
+        for name, title in LATENCIES
+        if metrics[name]["count"]
+        and name not in corrected
+        and not (name in repeats and metrics[name]["percentiles"] == metrics[repeats[name]]["percentiles"])
+    ]
+
+
+def adjusted_table(analysis: Analysis) -> pd.DataFrame:
+    """Latency percentiles in ms with every failed request at plus infinity; empty without failures."""
+    if not failed_requests(analysis):
+        return pd.DataFrame()
+    rows = []
+    for name, title in _shown_latencies(analysis):
+        adjusted = analysis.summary["metrics"][name]["adjusted"]
+        if adjusted is not None:
+            shown = {p: "∞" if adjusted[p] is None else 1e3 * adjusted[p] for p in ("p50", "p90", "p95", "p99")}
+            rows.append({"ms, ↓ better": title, **shown})
+    return pd.DataFrame(rows)
+
+
+def status_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """A row per status that occurred."""
+    rows = []
+    for status in Status:
+        counts = [analysis.summary["counts"][status] for analysis in analyses]
+        if any(counts) or status is Status.OK:
+            row: dict[str, Any] = {"status": str(status), "meaning": STATUS_TEXT[status]}
+            for analysis, count in zip(analyses, counts, strict=True):
+                row[analysis.label if len(analyses) > 1 else "requests"] = count
+                if len(analyses) == 1:
+                    row["fraction, %"] = 100 * count / max(sum(analysis.summary["counts"].values()), 1)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def error_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """The causes of failures with their phase; empty without failures."""
+    rows = []
+    for analysis in analyses:
+        failed = analysis.measured.population
+        failed = failed[failed["status"] != Status.OK]
+        kinds = failed.assign(error_type=failed["error_type"].fillna("unknown")).groupby(
+            ["status", "error_type"], sort=False
+        )
+        for (status, cause), group in kinds:
+            phase, _, kind = str(cause).rpartition("/")
+            row = {"status": str(status), "phase": phase or "unknown", "cause": kind, "requests": len(group)}
+            rows.append(({"run": analysis.label} if len(analyses) > 1 else {}) | row)
+    return pd.DataFrame(rows)
+
+
+def lengths_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """The actual lengths in tokens."""
+    titles = {"input_tokens": "input", "cached_input_tokens": "input, cached", "output_tokens": "output"}
+    rows = []
+    for name, title in titles.items():
+        for analysis in analyses:
+            found = analysis.summary["workload"]["lengths"][name]
+            if not found["count"] or (name == "cached_input_tokens" and not found["max"]):
+                continue
+            percentiles = found["percentiles"]
+            row = {"tokens": title, **({"run": analysis.label} if len(analyses) > 1 else {}), "mean": found["mean"]}
+            row |= {
+                "min": int(found["min"]),
+                "med": percentiles["p50"],
+                "p(95)": percentiles["p95"],
+                "max": int(found["max"]),
+            }
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def finish_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """The number of responses by finish reason."""
+    reasons = list(dict.fromkeys(r for analysis in analyses for r in analysis.summary["workload"]["finish_reasons"]))
+    return pd.DataFrame(
+        {"finish reason": reason}
+        | {
+            analysis.label if len(analyses) > 1 else "requests": analysis.summary["workload"]["finish_reasons"].get(
+                reason, 0
+            )
+            for analysis in analyses
+        }
+        for reason in reasons
+    )
+
+
+def objectives_table(analysis: Analysis) -> pd.DataFrame:
+    """Each objective, and the number of requests for which it is the first one missed."""
+    slo = analysis.summary["slo"]
+    rows = []
+    for objective in slo["objectives"]:
+        bounds = [
+            f"{sign} {objective[key]:g}" for key, sign in (("max", "≤"), ("min", "≥")) if objective.get(key) is not None
+        ]
+        missed = slo["first_violated"].get(objective["metric"])
+        rows.append(
+            {
+                "objective": f"{objective['metric']} {' and '.join(bounds)}",
+                "first missed by": "checked over the run" if missed is None else missed,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def server_table(analysis: Analysis) -> pd.DataFrame:
+    """The server's metrics over the window, with the client's mean if both exist."""
+    client_metrics = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "gap_s": "gap_s", "request_duration_s": "e2e_s"}
+    rows = []
+    for metric in SERVER_METRICS:
+        found = analysis.summary["server"].get(metric.name)
+        if found is None:
+            continue
+        scale, unit = {"s": (1e3, "ms"), "fraction": (100.0, "%")}.get(metric.unit, (1.0, metric.unit))
+        p95 = (found.get("percentiles") or {}).get("p95")
+        client_mean = (
+            analysis.summary["metrics"][client_metrics[metric.name]]["mean"] if metric.name in client_metrics else None
+        )
+        rows.append(
+            {
+                "server metric": metric.title,
+                "mean": scale * found["mean"] if "mean" in found else None,
+                "p95 (bucket)": None if p95 is None else _scaled(p95, scale),
+                "max": None if found.get("max") is None else scale * found["max"],
+                "over the window": found.get("change", found.get("count")),
+                "client mean": None if client_mean is None else 1e3 * client_mean,
+                "unit": unit,
+                "series": found["series"],
+            }
+        )
+    frame = pd.DataFrame(rows)
+    return frame.dropna(axis=1, how="all") if len(frame) else frame
+
+
+def generator_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """The load generator's measurements of itself, with the bounds for a degraded run."""
+    rows = []
+    for name, title, scale, unit, bound in GENERATOR:
+        values = [analysis.summary["client"].get(name) for analysis in analyses]
+        if all(value is None for value in values):
+            continue
+        row: dict[str, Any] = {"generator": title}
+        for analysis, value in zip(analyses, values, strict=True):
+            row[analysis.label if len(analyses) > 1 else "value"] = _whole(value, scale)
+        rows.append(row | {"unit": unit, "degraded if": bound})
+    return pd.DataFrame(rows)
+
+
+def _whole(value: float | None, scale: float) -> float | None:
+    return value if value is None or isinstance(value, int) else scale * value
+
+
+GENERATOR = (
+    ("sent_over_offered", "sent / offered requests", 100.0, "%", "below 99 %"),
+    ("schedule_lag_p99_s", "schedule lag, p99", 1e3, "ms", "above 5 ms or 5 % of median TTFT"),
+    ("loop_lag_p99_s", "event-loop lag, p99", 1e3, "ms", "above 25 % of the median gap, if times are read times"),
+    ("read_late_p99_s", "latest read after arrival in a request, p99", 1e3, "ms", ""),
+    ("loop_lag_max_s", "longest event-loop block", 1e3, "ms", "above 1 s"),
+    ("cpu_share_max", "CPU of the busiest worker", 100.0, "%", "above 70 %"),
+    ("gc_pause_max_s", "longest garbage collection", 1e3, "ms", ""),
+    ("open_files_share", "open files, of the limit", 100.0, "%", ""),
+    ("local_ports", "local ports for connections", 1.0, "ports", ""),
+    ("coalesced_share", "events that arrived coalesced", 100.0, "%", ""),
+    ("coalesced_gaps_share", "gaps inside one read, counted as 0", 100.0, "%", ""),
+    ("coalesced_within_max_s", "longest time within which such events arrived", 1e3, "ms", ""),
+    ("token_mismatch_median", "token count mismatch, median", 100.0, "%", "above 2 %"),
+    ("completions", "completions in the window", 1.0, "requests", "none"),
+    ("server_requests", "requests counted by the server", 1.0, "requests", "not the client's count"),
+    ("lost_workers", "workers lost", 1.0, "workers", "any"),
+    ("client_errors", "client errors", 1.0, "requests", "any"),
+)
+
+
+def definitions_table() -> pd.DataFrame:
+    """Title, name, unit and formula of each metric."""
+    return pd.DataFrame(
+        {"metric": metric.title, "name": metric.name, "unit": metric.unit, "formula": metric.formula}
+        for metric in METRICS
+        if not metric.name.startswith("srv_")
+    )

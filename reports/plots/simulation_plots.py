@@ -1,0 +1,147 @@
+"""Figures of predictions: a map of two settings, and fleets by rate, attainment and hour."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from reports.document import Size
+from reports.plots.figure import PALETTE, label_axis, name_series, new_figure, series_colour, styled, tick_number
+from reports.study import Knob
+
+Array = npt.NDArray[np.float64]
+
+CELLS = 12
+# The mean number of predictions per cell of a map, so that few cells are empty.
+MIN_PER_CELL = 4
+HOURS = 24
+
+
+def cells(frame: pd.DataFrame, x: Knob, y: Knob) -> tuple[Array, Array, Array, Array]:
+    """The plane of two numeric settings in cells: the edges of both, then best value and smallest excess of each cell.
+
+    frame: x, y, value, excess; an excess above 1 exceeds a limit. The best value is that of the predictions within the
+    limits, or without any of the nearest: [cells of y, cells of x], NaN without predictions.
+    """
+    known = frame[frame["x"].notna() & frame["y"].notna()]
+    side = int(np.clip(np.sqrt(len(known) / MIN_PER_CELL), 2, CELLS))
+    edges, places = [], []
+    for knob, name in ((x, "x"), (y, "y")):
+        values = known[name].to_numpy(dtype=np.float64)
+        low, high = float(values.min()), float(values.max())
+        space = np.geomspace if knob.scale == "log" and low > 0 else np.linspace
+        ends = space(low, high, side + 1)
+        edges.append(np.asarray(ends, dtype=np.float64))
+        places.append(np.clip(np.searchsorted(ends, values, side="right") - 1, 0, side - 1))
+    best, excess = np.full((side, side), np.nan), np.full((side, side), np.nan)
+    ordered = known.assign(column=places[0], row=places[1], miss=known["excess"].clip(lower=1.0))
+    first = ordered.sort_values(["miss", "value"], ascending=[True, False]).groupby(["row", "column"], sort=False)
+    chosen = first.head(1)
+    at = chosen["row"].to_numpy(), chosen["column"].to_numpy()
+    best[at], excess[at] = chosen["value"], chosen["excess"]
+    return edges[0], edges[1], best, excess
+
+
+def heat_map(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -> Figure:
+    """The best objective over two numeric settings, and the line beyond which every prediction exceeds a limit.
+
+    frame: as for `cells`.
+    """
+    x_edges, y_edges, best, excess = cells(frame, x, y)
+    with styled():
+        figure, [axes] = new_figure(size)
+        colours = LinearSegmentedColormap.from_list("best", [PALETTE["shade"], PALETTE["series-0"]])
+        mesh = axes.pcolormesh(x_edges, y_edges, best, cmap=colours, rasterized=True)
+        bar = figure.colorbar(mesh, ax=axes, pad=0.03)
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(tick_number))
+        bar.ax.yaxis.set_major_locator(MaxNLocator(5))
+        bar.outline.set_visible(False)
+        for knob, edges, which in ((x, x_edges, "x"), (y, y_edges, "y")):
+            _scale(axes, knob, edges, which)
+        if np.nanmin(excess) <= 1 < np.nanmax(excess):
+            middles = [np.sqrt(e[1:] * e[:-1]) if e[0] > 0 else (e[1:] + e[:-1]) / 2 for e in (x_edges, y_edges)]
+            filled = np.where(np.isnan(excess), np.nanmax(excess), excess)
+            axes.contour(*middles, filled, levels=[1.0], colors=[PALETTE["bad"]], linewidths=1.6)
+        axes.grid(visible=False)
+        axes.set_xlabel(x.name)
+        label_axis(axes, f"{y.name}; colour: {quantity}")
+        return figure
+
+
+def _scale(axes: Axes, knob: Knob, edges: Array, which: str) -> None:
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    if knob.scale == "log" and edges[0] > 0:
+        (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+        axis.set_ticks([float(edges[0]), float(edges[len(edges) // 2]), float(edges[-1])])
+        axis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_number(float(f"{value:.3g}"))))
+
+
+def replicas_over_rate(frame: pd.DataFrame, size: Size) -> Figure:
+    """Replicas that reach the target, by policy, with the range of the cost model's level error.
+
+    frame: rate, policy, replicas, low, high.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        names = list(dict.fromkeys(frame["policy"]))
+        for index, name in enumerate(names):
+            rows = frame[frame["policy"] == name].sort_values("rate")
+            colour = series_colour(index)
+            axes.fill_between(rows["rate"], rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
+            axes.plot(rows["rate"], rows["replicas"], "o-", color=colour, markersize=5)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set_xlabel("requests/s")
+        name_series(axes, names, size)
+        label_axis(axes, "replicas  ↓ better")
+        return figure
+
+
+def cost_over_attainment(frame: pd.DataFrame, target: float, unit: str, size: Size) -> Figure:
+    """The cost of each fleet over its fraction of requests within every limit; the target as a line.
+
+    frame: attainment, cost, policy, rate; the fleets of one rate and policy are joined.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        names = list(dict.fromkeys(frame["policy"]))
+        for (name, _), rows in frame.groupby(["policy", "rate"], sort=False):
+            colour = series_colour(names.index(str(name)))
+            axes.plot(100 * rows["attainment"], rows["cost"], "o-", color=colour, markersize=5, linewidth=1.0)
+        axes.axvline(100 * target, color=PALETTE["muted"], linewidth=0.9)
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.06)
+        axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+        axes.set_xlabel("requests within every limit, %")
+        name_series(axes, names, size)
+        label_axis(axes, f"{unit}  ↓ better")
+        return figure
+
+
+def day_profile(frame: pd.DataFrame, totals: Mapping[str, float], size: Size) -> Figure:
+    """Replicas over a day, needed and running; `totals` are replica-hours by series.
+
+    frame: hour, and a column of replicas for each series of `totals`.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        hours = np.append(frame["hour"].to_numpy(dtype=np.float64), HOURS)
+        for index, name in enumerate(totals):
+            steps = np.append(frame[name].to_numpy(dtype=np.float64), frame[name].iloc[-1])
+            axes.step(hours, steps, where="post", color=series_colour(index))
+        axes.set_xlim(0, HOURS)
+        axes.set_ylim(bottom=0)
+        axes.set_xticks(range(0, HOURS + 1, 6 if size.is_narrow else 3))
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set_xlabel("hour of the day")
+        name_series(axes, [f"{name} {hours:.0f} h" for name, hours in totals.items()], size)
+        label_axis(axes, "replicas")
+        return figure

@@ -1,0 +1,130 @@
+"""Figures of a sweep; each takes a frame and returns a `Figure`."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from reports.document import Size, format_number
+from reports.plots.figure import PALETTE, label_axis, new_figure, series_colour, styled, tick_number
+
+# Latencies that differ by more than this factor have a logarithmic axis: beyond the knee queues grow without bound.
+MAX_LINEAR_RATIO = 12.0
+
+
+def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float | None, size: Size) -> Figure:
+    """Latency against throughput: one dot per load, joined in the order of loads, and the objective as a line.
+
+    frame: load, output_tokens_per_s, value_ms, is_knee, is_valid. Invalid points are hollow.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        axes.plot(frame["output_tokens_per_s"], frame["value_ms"], color=series_colour(0), linewidth=1.2)
+        for is_valid, fill in ((True, series_colour(0)), (False, "white")):
+            rows = frame[frame["is_valid"] == is_valid]
+            axes.plot(
+                rows["output_tokens_per_s"],
+                rows["value_ms"],
+                "o",
+                color=series_colour(0),
+                markerfacecolor=fill,
+                markersize=5,
+            )
+        for row in frame.itertuples():
+            _name_point(axes, row, float(frame["output_tokens_per_s"].max()))
+        _axes(axes, "output tokens/s  → better", size)
+        values = frame["value_ms"]
+        low, top = float(values.min()), float(values.max())
+        if objective_ms is not None and objective_ms <= 3 * top:
+            _objective(axes, objective_ms, is_low=objective_ms < 1.3 * float(values.iloc[0]))
+            low, top = min(low, objective_ms), max(top, objective_ms)
+        scale = _latency_axis(axes, low, top)
+        axes.margins(x=0.08)
+        label_axis(axes, f"{quantity}, ms{scale}  ↓ better")
+        return figure
+
+
+def _latency_axis(axes: Axes, low: float, top: float) -> str:
+    """Linear from zero, or logarithmic for a wide range. Returns the suffix of the axis title."""
+    if low <= 0 or top <= MAX_LINEAR_RATIO * low:
+        axes.set_ylim(bottom=0, top=1.12 * top)
+        return ""
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.5, top * 1.6)
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if top > 200 * low else (1.0, 3.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    return " (log scale)"
+
+
+def _objective(axes: Axes, value_ms: float, *, is_low: bool) -> None:
+    """A dashed line with its label away from the curve: at the left, or at the right for a low objective."""
+    axes.axhline(value_ms, color=PALETTE["bad"], linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.annotate(
+        f"objective {format_number(value_ms)} ms",
+        (1.0 if is_low else 0.0, value_ms),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(0 if is_low else 3, 4),
+        textcoords="offset points",
+        ha="right" if is_low else "left",
+        color=PALETTE["bad"],
+    )
+
+
+def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
+    """Throughput against load. frame: load, output_tokens_per_s, lo, hi, is_knee, is_highest_within."""
+    with styled():
+        figure, [axes] = new_figure(size)
+        axes.fill_between(frame["load"], frame["lo"], frame["hi"], color=series_colour(0), alpha=0.15, linewidth=0)
+        axes.plot(frame["load"], frame["output_tokens_per_s"], "o-", color=series_colour(0), markersize=4)
+        for load_value, speed in frame.loc[frame["is_knee"], ["load", "output_tokens_per_s"]].to_numpy():
+            axes.annotate(
+                "knee",
+                (load_value, speed),
+                xytext=(0, 9),
+                textcoords="offset points",
+                ha="center",
+                color=PALETTE["ink"],
+                fontweight="bold",
+            )
+        for load_value in frame.loc[frame["is_highest_within"], "load"]:
+            axes.axvline(load_value, color=PALETTE["muted"], linewidth=0.8, linestyle=(0, (4, 3)))
+            is_right = load_value > frame["load"].max() / 2
+            axes.annotate(
+                "highest within objectives",
+                (load_value, 0),
+                xytext=(-5 if is_right else 5, 6),
+                textcoords="offset points",
+                ha="right" if is_right else "left",
+                color=PALETTE["muted"],
+            )
+        _axes(axes, load, size)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0, top=1.08 * float(frame[["output_tokens_per_s", "hi"]].max().max()))
+        label_axis(axes, "output tokens/s  ↑ better")
+        return figure
+
+
+def _name_point(axes: Axes, row: Any, most: float) -> None:
+    """The load beside its dot: at the left near the right edge, else at the right."""
+    is_rightmost = float(row.output_tokens_per_s) > 0.85 * most
+    text = f"{row.load:g}" + ("  knee" if row.is_knee else "")
+    axes.annotate(
+        text,
+        (float(row.output_tokens_per_s), float(row.value_ms)),
+        xytext=(-6 if is_rightmost else 6, 4),
+        textcoords="offset points",
+        ha="right" if is_rightmost else "left",
+        color=PALETTE["ink"] if row.is_knee else PALETTE["muted"],
+        fontweight="bold" if row.is_knee else "normal",
+    )
+
+
+def _axes(axes: Axes, label: str, size: Size) -> None:
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+    is_whole = label == "users"
+    axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 7, integer=is_whole, steps=[1, 2, 4, 5, 10]))

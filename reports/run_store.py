@@ -1,0 +1,222 @@
+"""The directory of a bench run: its manifest and its files while the run lasts.
+
+During a run, rows are appended to `*.jsonl`; `metrics/finish.py` turns them into Parquet and `saved_run.py` reads them.
+The load generator's worker imports this module, so it needs only the standard library.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from reports.run_schema import RequestRecord
+
+SCHEMA_VERSION = 1
+
+MANIFEST_FILE = "manifest.json"
+CLIENT_FILE = "client.json"
+SUMMARY_FILE = "summary.json"
+REQUESTS, TIMESERIES, SERVER_METRICS = "requests", "timeseries", "server_metrics"
+TABLES = (REQUESTS, TIMESERIES, SERVER_METRICS)
+
+ROWS_PER_BATCH = 2_000
+
+
+def is_open_loop(mode: str, stages_of: str | None) -> bool:
+    """Whether requests start at scheduled times, independent of the number in flight."""
+    return mode != "closed" and not (mode == "stages" and stages_of == "concurrency")
+
+
+class RunDirectoryError(Exception):
+    """A directory that is missing, is not a run, or was written by a newer version."""
+
+
+@dataclass(slots=True)
+class RunManifest:
+    """The server, the load and the machine of a run: enough to repeat it and to refuse a wrong comparison.
+
+    `seed` fixes lengths and arrivals; texts also depend on `salt`, and so does `text_hash`, but not `workload_hash`.
+    `target` holds url, api, info (the reply of `/info`), info_end (the same at the end of the run), launch_argv,
+    launch_chosen (the arguments that tgi-bench added) and accelerator. `clipped` holds requests, input_tokens and
+    output_tokens. `objectives` is a list of {metric, max or min}. `machine` holds the operating system, kernel, cpu,
+    cpu_count, memory_bytes and container limits. `slots` is the concurrency of a closed loop, `window_end_s` the end of
+    the load's window, `drain_s` the limit of the drain. Times in seconds count from the run's start. `open_loop` is
+    None in runs of earlier versions. `arrival_times` holds the source of the times of received bytes (kernel, read or
+    mixed) and how many reads had a timestamp of the kernel (stamped), none (unstamped) or an impossible one (rejected).
+    """
+
+    run_id: str
+    started_at: str = ""
+    command: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    mode: str = "closed"
+    open_loop: bool | None = None
+    label: str = ""
+    notes: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    version: str = ""
+    revision: str | None = None
+    python: str = ""
+    libraries: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    workers: int = 1
+    seed: int | None = None
+
+    salt: str | None = None
+    workload_hash: str | None = None
+    text_hash: str | None = None
+    schedule_hash: str | None = None
+    tokenizer_hash: str | None = None
+    length_control: str = "free"
+    prefix_cache: str = "natural"
+    clipped: dict[str, int] = field(default_factory=dict)
+    objectives: list[dict[str, Any]] = field(default_factory=list)
+    price_per_hour: float | None = None
+    target: dict[str, Any] = field(default_factory=dict)
+
+    warmup_s: float = 0.0
+    slots: int | None = None
+    window_end_s: float | None = None
+    drain_s: float | None = None
+    stop_reason: str | None = None
+    clock: dict[str, float] = field(default_factory=dict)
+    arrival_times: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """The manifest of one JSON object; unknown keys are ignored."""
+        known = {each.name for each in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in row.items() if name in known})
+
+    @property
+    def is_open_loop(self) -> bool:
+        return is_open_loop(self.mode, self.config.get("stages_of")) if self.open_loop is None else self.open_loop
+
+    @property
+    def title(self) -> str:
+        return self.label or self.run_id
+
+
+@dataclass(slots=True)
+class RunResult:
+    """One bench run.
+
+    `timeseries` has one row per second and worker; `server_metrics` has rows of {t_s, name, labels, value}; `client`
+    holds the generator's measurements of itself, {} if the run was killed.
+    """
+
+    manifest: RunManifest
+    records: Sequence[RequestRecord]
+    timeseries: list[dict[str, Any]] = field(default_factory=list)
+    server_metrics: list[dict[str, Any]] = field(default_factory=list)
+    client: dict[str, Any] = field(default_factory=dict)
+    directory: Path | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the load ended in order: a killed run has no `client.json` or no stop reason."""
+        return bool(self.client) and self.manifest.stop_reason is not None
+
+
+class JsonlWriter:
+    """Appends JSON objects to a file, each with one unbuffered write, so that a crash loses no finished row."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one line. Raises OSError, for example if the disk is full."""
+        line = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        written = self._file.write(line)
+        while written is not None and written < len(line):
+            line = line[written:]
+            written = self._file.write(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    replace_file(path, json.dumps(value, indent=2, allow_nan=False, default=str).encode() + b"\n")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file atomically: readers see the old or the new content, never a part."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def write_manifest(directory: Path, manifest: RunManifest) -> None:
+    """Write `manifest.json`; a run writes it at its start, and the complete one at its end."""
+    write_json(directory / MANIFEST_FILE, manifest.to_json())
+
+
+def write_client(directory: Path, client: Mapping[str, Any]) -> None:
+    """Write `client.json`, the generator's measurements of itself."""
+    write_json(directory / CLIENT_FILE, {"schema_version": SCHEMA_VERSION, **client})
+
+
+def load_manifest(directory: Path) -> RunManifest:
+    """The manifest of a run directory. Raises RunDirectoryError if it is missing, not a run, or of a newer version."""
+    if not directory.is_dir():
+        raise RunDirectoryError(f"{directory}: no such directory")
+    path = directory / MANIFEST_FILE
+    if not path.exists():
+        raise RunDirectoryError(f"{directory}: not a run directory, it has no {MANIFEST_FILE}")
+    row = read_json(path)
+    version = row.get("schema_version")
+    if not isinstance(version, int) or "run_id" not in row:
+        raise RunDirectoryError(f"{path}: not a run manifest")
+    if version > SCHEMA_VERSION:
+        raise RunDirectoryError(
+            f"{directory}: has schema {version} but this version reads up to {SCHEMA_VERSION}; update tgi-bench"
+        )
+    return RunManifest.from_json(row)
+
+
+def jsonl_files(directory: Path, table: str) -> list[Path]:
+    """The JSONL files of a table, one per worker."""
+    return sorted(directory.glob(f"{table}*.jsonl"))
+
+
+def read_jsonl(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Rows of JSONL files, without a last line that a crash cut off. Raises RunDirectoryError."""
+    for path in paths:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise RunDirectoryError(f"{path}:{number}: not a JSON record ({error})") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises RunDirectoryError."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RunDirectoryError(f"{path}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path}: not a JSON object")
+    return value

@@ -1,0 +1,214 @@
+"""Estimators for dependent values: quantiles, proportions, batch means, MSER truncation and Newey-West slopes.
+
+Requests that overlap in time are dependent, so no function here treats them as independent draws.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+Array = npt.NDArray[np.float64]
+
+PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
+NUM_BATCHES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value and its two-sided interval; the bounds are NaN if the sample is too small."""
+
+    value: float
+    lo: float
+    hi: float
+
+
+def percentile_name(percentile: float) -> str:
+    """`p50`, `p99.9`.
+
+    >>> percentile_name(50.0), percentile_name(99.9)
+    ('p50', 'p99.9')
+    """
+    return f"p{percentile:g}"
+
+
+def quantile(values: Array, percentile: float) -> float:
+    """Linear interpolation between order statistics; NaN without values."""
+    return float(np.quantile(values, percentile / 100)) if len(values) else math.nan
+
+
+def sorted_quantiles(ordered: Array, fractions: Array) -> Array:
+    """Quantiles of values in ascending order, at several fractions."""
+    position = np.asarray(fractions) * (len(ordered) - 1)
+    below = np.floor(position).astype(np.int64)
+    lower, upper = ordered[below], ordered[np.minimum(below + 1, len(ordered) - 1)]
+    found: Array = lower + (position - below) * (upper - lower)
+    return found
+
+
+def is_supported(percentile: float, count: int) -> bool:
+    """Whether `count` values can bound the percentile from both sides with 95 % confidence.
+
+    >>> [is_supported(90.0, 35), is_supported(90.0, 36), is_supported(99.9, 3687), is_supported(99.9, 3688)]
+    [False, True, False, True]
+    """
+    tail = max(percentile, 100 - percentile) / 100
+    return count >= math.ceil(math.log(0.025) / math.log(tail))
+
+
+def adjusted_quantile(values: Array, failures: int, percentile: float) -> float | None:
+    """The percentile with every failed request at plus infinity; None if the percentile is then infinite."""
+    total = len(values) + failures
+    if not total:
+        return None
+    position = percentile / 100 * (total - 1)
+    if failures / total >= 1 - percentile / 100 or math.ceil(position) >= len(values):
+        return None
+    ordered = np.sort(values)
+    below = math.floor(position)
+    return float(ordered[below] + (position - below) * (ordered[math.ceil(position)] - ordered[below]))
+
+
+def wilson(successes: float, count: float, z: float = 1.959963984540054) -> Interval:
+    """Wilson's interval of a proportion; `count` may be an effective sample size."""
+    if count <= 0:
+        return Interval(math.nan, 0.0, 1.0)
+    fraction = successes / count
+    centre = (fraction + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(fraction * (1 - fraction) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    lo = 0.0 if successes <= 0 else max(0.0, centre - half)
+    hi = 1.0 if successes >= count else min(1.0, centre + half)
+    return Interval(fraction, lo, hi)
+
+
+def proportion(indicator: npt.NDArray[np.bool_]) -> Interval:
+    """Wilson's interval of a dependent indicator in order of start, with its effective sample size."""
+    size = effective_size(indicator.astype(np.float64))
+    fraction = float(indicator.mean()) if len(indicator) else math.nan
+    return wilson(fraction * size, size) if len(indicator) else wilson(0, 0)
+
+
+def effective_size(series: Array) -> float:
+    """The effective sample size: n / (1 + 2 * sum of the leading positive autocorrelations)."""
+    count = len(series)
+    spread = float(np.var(series)) if count else 0.0
+    if count < 3 or spread == 0.0:
+        return float(count)
+    correlation = autocovariance(series)[1 : count // 2] / spread
+    ends = np.flatnonzero(correlation <= 1e-12)
+    total = float(correlation[: ends[0]].sum() if len(ends) else correlation.sum())
+    return max(1.0, count / (1 + 2 * total))
+
+
+def student_quantile(probability: float, freedom: float) -> float:
+    """The quantile of Student's distribution."""
+    return float(special.stdtrit(freedom, probability))
+
+
+def mean_interval(means: Array) -> Interval:
+    """A mean of batch means with its 95 % Student interval."""
+    count = len(means)
+    if not count:
+        return Interval(math.nan, math.nan, math.nan)
+    value = float(np.mean(means))
+    if count < 2:
+        return Interval(value, math.nan, math.nan)
+    half = student_quantile(0.975, count - 1) * float(np.std(means, ddof=1)) / math.sqrt(count)
+    return Interval(value, value - half, value + half)
+
+
+def truncation_point(series: Array, batch: int = 5) -> int | None:
+    """Observations to drop from the start by MSER-5: the cut that minimizes the error of the mean of the rest.
+
+    None for fewer than ten batches, which are too short a series. The last five batches are never removed, because the
+    variance of a few values is small by chance. The plain rule also cuts a third of a steady series by chance, so only
+    cuts with `_removes_a_bias` count, and of the cuts within a quarter of the smallest error the earliest is taken.
+    (White, 1997; White, Cobb and Spratt, 2000.)
+    """
+    num_batches = len(series) // batch
+    if num_batches < 10:
+        return None
+    means = series[: num_batches * batch].reshape(num_batches, batch).mean(axis=1)
+    cuts = [0] + [cut for cut in range(1, num_batches - 4) if _removes_a_bias(means[:cut], means[cut:])]
+    errors = [float(np.var(means[cut:])) / (num_batches - cut) for cut in cuts]
+    bound = 1.25 * min(errors) + 1e-12 * max(errors)
+    return batch * next(cut for cut, error in zip(cuts, errors, strict=True) if error <= bound)
+
+
+def _removes_a_bias(removed: Array, rest: Array) -> bool:
+    """Whether keeping `removed` shifts the mean by over 1 %, and the means differ by three standard errors.
+
+    Five standard errors if more than half would be removed, because the whole run is then unsteady. The standard error
+    accounts for the first-order correlation of the rest.
+    """
+    difference = float(removed.mean() - rest.mean())
+    fraction = len(removed) / (len(removed) + len(rest))
+    if abs(difference) * fraction <= 0.01 * abs(float(rest.mean())):
+        return False
+    spread = float(np.var(rest))
+    centred = rest - rest.mean()
+    correlation = float(centred[1:] @ centred[:-1]) / (len(rest) * spread) if spread > 0 else 0.0
+    correlation = min(max(correlation, 0.0), 0.9)
+    variance = spread * (1 + correlation) / (1 - correlation) * (1 / len(removed) + 1 / len(rest))
+    errors = 5 if fraction > 0.5 else 3
+    return difference**2 > errors**2 * variance
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A regression slope per unit of x, its 95 % interval, and the mean level of y."""
+
+    value: float
+    lo: float
+    hi: float
+    level: float
+
+    @property
+    def is_significant(self) -> bool:
+        return self.lo > 0 or self.hi < 0
+
+    def relative_change(self, span: float) -> float:
+        """The predicted change over a span of x, relative to the mean level."""
+        return self.value * span / self.level if self.level else 0.0
+
+
+def newey_west_slope(x: Array, y: Array) -> Slope | None:
+    """Least-squares slope of y on x (in order) with Newey-West errors; None below ten points or without spread in x.
+
+    Bartlett weights. Andrews' first-order rule sets the number of lags from the scores, because latencies under a queue
+    stay correlated for much longer than the usual fixed number. (Newey and West, 1987; Andrews, 1991.)
+    """
+    count = len(x)
+    if count < 10 or float(np.ptp(x)) == 0.0:
+        return None
+    centred = x - x.mean()
+    weight = float(centred @ centred)
+    value = float(centred @ y) / weight
+    scores = centred * (y - y.mean() - value * centred)
+    lags = _bandwidth(scores)
+    variance = float(scores @ scores)
+    for lag in range(1, lags + 1):
+        variance += 2 * (1 - lag / (lags + 1)) * float(scores[lag:] @ scores[:-lag])
+    error = math.sqrt(max(variance, 0.0) * count / (count - 2)) / weight
+    half = student_quantile(0.975, count - 2) * error
+    return Slope(value, value - half, value + half, float(y.mean()))
+
+
+def _bandwidth(scores: Array) -> int:
+    count, energy = len(scores), float(scores @ scores)
+    correlation = float(scores[1:] @ scores[:-1]) / energy if energy else 0.0
+    correlation = min(max(correlation, 0.0), 0.97)
+    ratio = 4 * correlation**2 / ((1 - correlation) ** 2 * (1 + correlation) ** 2)
+    usual: float = 4 * (count / 100) ** (2 / 9)
+    return min(math.floor(max(usual, 1.1447 * math.cbrt(ratio * count))), count // 4)
+
+
+def autocovariance(series: Array) -> Array:
+    """The autocovariance at every lag, by one Fourier transform."""
+    count = len(series)
+    size = 1 << (2 * count - 1).bit_length()
+    spectrum = np.fft.rfft(series - series.mean(), size)
+    products: Array = np.fft.irfft(spectrum * spectrum.conj(), size)[:count]
+    return products / count

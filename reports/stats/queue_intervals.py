@@ -1,0 +1,330 @@
+"""95 % intervals of latencies that depend on each other through a queue, or none where a run is too short.
+
+The integrated autocorrelation time `tau` is the number of requests that carry the information of one independent
+request. It is estimated from the series, from its exceedances of several percentiles and from the series that carry the
+queue's state, and inflated, because short runs underestimate it. A run with too few independent requests gets no
+interval, but the number of requests that would give one. `benchmarks/results/coverage.json` has the coverage in queues
+of known truth.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from reports.stats.estimators import Interval, is_supported, student_quantile, wilson
+
+Array = npt.NDArray[np.float64]
+
+# Chosen by simulation on one set of seeds and confirmed on others.
+LEAST_EFFECTIVE = 30.5
+INFLATION, ATTAINMENT_INFLATION = 180.0, 60.0
+# From which percentile on: requests needed (n / tau), as a multiple of what independent requests would need.
+SUPPORT_FACTORS = ((99.0, 1.5), (95.0, 0.8), (90.0, 0.75))
+LEAST_COUNT = 6
+OWN_SUPPORT_FACTOR = 1.2
+FEW_EVENTS = 30
+UNSEEN_CLUSTER = 3.7
+"""Size of a cluster of waiting requests that a run may have missed, in mean times of a request in the server."""
+
+SERIES_LEVELS = (None, 50.0, 75.0, 90.0)
+STATE_LEVELS = (None, 50.0, 90.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedEstimate:
+    """A value with its interval; without support the bounds are NaN and `needed` is the number of requests to run."""
+
+    interval: Interval
+    needed: int | None = None
+
+    @staticmethod
+    def unsupported(value: float, needed: int) -> "BoundedEstimate":
+        return BoundedEstimate(Interval(value, math.nan, math.nan), needed)
+
+
+def autocorrelation_time(series: Array) -> float | None:
+    """Integrated autocorrelation time, in requests; None for a constant series.
+
+    Geyer's initial monotone sequence estimator ("Practical Markov Chain Monte Carlo", 1992).
+    """
+    count = len(series)
+    if count < 4 or series.min() == series.max():
+        return None
+    size = 1 << (2 * count - 1).bit_length()
+    spectrum = np.fft.rfft(series - series.mean(), size)
+    covariance = np.fft.irfft(spectrum * spectrum.conj(), size)[: count - count % 2]
+    pairs = (covariance[0::2] + covariance[1::2]) / covariance[0]
+    ends = np.flatnonzero(pairs <= 0)
+    leading = pairs[: ends[0]] if len(ends) else pairs
+    return float(2 * np.minimum.accumulate(leading).sum() - 1) if len(leading) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """How strongly successive requests of a series depend on each other, as autocorrelation times in requests.
+
+    own: of the series; state: the largest of the companion series that carry the queue's state; both: the larger one.
+    """
+
+    count: int
+    own: float
+    state: float
+    both: float
+
+    @staticmethod
+    def of(series: Array, state: float | None = None) -> "Dependence":
+        """state: the `state_time` of the run; None without such series."""
+        count = len(series)
+        own = max(_longest_time(series, SERIES_LEVELS), 1.0) if count else 1.0
+        state = own if state is None else state
+        noise = 1 + 8 / math.sqrt(max(count, 1))
+        both = max(own, state)
+        return Dependence(count, own if own > noise else 1.0, max(state, 1.0), both if both > noise else 1.0)
+
+    @property
+    def effective(self) -> float:
+        """Number of independent requests with the same information."""
+        return self.count / self.both
+
+    @property
+    def is_dependent(self) -> bool:
+        """Independent requests exceed this bound in less than 1 % of runs."""
+        return self.both > 1 + 20 / math.sqrt(max(self.count, 1))
+
+    @property
+    def is_enough(self) -> bool:
+        return not self.is_dependent or self.effective >= LEAST_EFFECTIVE
+
+    @property
+    def needed(self) -> int:
+        """Requests at this load that would be enough, roughly."""
+        return math.ceil(self.count * LEAST_EFFECTIVE / self.effective)
+
+    def inflated(self, time: float, constant: float = INFLATION) -> float:
+        return 1 + (time - 1) * (1 + constant / self.effective)
+
+    def needed_for(self, percentile: float) -> int | None:
+        """Requests that a percentile's interval needs; None if there are enough."""
+        if not self.is_enough:
+            return self.needed
+        if not self.is_dependent:
+            return None if is_supported(percentile, self.count) else independent_support(percentile)
+        tail = max(percentile, 100 - percentile)
+        factor = next((factor for bound, factor in SUPPORT_FACTORS if tail >= bound), None)
+        if factor is None:
+            return None
+        least = independent_support(percentile)
+        missing = max(factor * least / self.effective, OWN_SUPPORT_FACTOR * least * self.own / self.count)
+        return math.ceil(missing * self.count) if missing > 1 else None
+
+
+def state_time(companions: Sequence[Array]) -> float | None:
+    """The largest autocorrelation time of the series that carry the queue's state; None without any.
+
+    companions: [requests] each, in order of start: TTFT, and in an open loop the number in flight at each start.
+    """
+    return max((_longest_time(companion, STATE_LEVELS) for companion in companions if len(companion)), default=None)
+
+
+def independent_support(percentile: float) -> int:
+    """Fewest independent values that bound a percentile from both sides with 95 % confidence.
+
+    >>> [independent_support(p) for p in (90.0, 95.0, 99.0)]
+    [36, 72, 368]
+    """
+    return math.ceil(math.log(0.025) / math.log(max(percentile, 100 - percentile) / 100))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSeries:
+    """Latencies in order of start, with their dependence.
+
+    queue: for an end-to-end latency, the part that carries the queue (TTFT); None where the series is that part.
+    busy_s: mean time of a request in the server; one cluster of waiting requests that a calm run did not see adds about
+    this much to the sum of waits.
+    """
+
+    values: Array
+    dependence: Dependence
+    queue: Array | None = None
+    busy_s: float = 0.0
+
+    @staticmethod
+    def of(values: Array, state: float | None = None, queue: Array | None = None, busy_s: float = 0.0) -> "QueueSeries":
+        """values, queue: [requests], in order of start; state: the `state_time` of the run."""
+        return QueueSeries(values, Dependence.of(values, state), queue, busy_s)
+
+    @property
+    def is_constant(self) -> bool:
+        return bool(self.values.min() == self.values.max())
+
+    def mean(self) -> BoundedEstimate:
+        if not len(self.values):
+            return BoundedEstimate.unsupported(math.nan, LEAST_COUNT)
+        value = float(self.values.mean())
+        if self.is_constant:
+            return BoundedEstimate(Interval(value, value, value))
+        if len(self.values) < LEAST_COUNT:
+            return BoundedEstimate.unsupported(value, LEAST_COUNT)
+        if not self.dependence.is_enough:
+            return BoundedEstimate.unsupported(value, self.dependence.needed)
+        lo, hi, _ = self._mean_bounds()
+        return BoundedEstimate(Interval(value, lo, hi))
+
+    def percentile(self, percentile: float) -> BoundedEstimate:
+        """The upper bound of a high percentile may exceed the largest value seen."""
+        if not len(self.values):
+            return BoundedEstimate.unsupported(math.nan, independent_support(percentile))
+        if self.is_constant:
+            return self.mean()
+        value = float(np.quantile(self.values, percentile / 100))
+        needed = self.dependence.needed_for(percentile)
+        if needed is not None:
+            return BoundedEstimate.unsupported(value, needed)
+        lo, hi = self._percentile_bounds(percentile, value)
+        return BoundedEstimate(Interval(value, lo, hi))
+
+    def attainment(self, limit: float) -> BoundedEstimate:
+        """The fraction of requests within a limit."""
+        found = fraction(self.values <= limit, self.dependence)
+        if self.queue is None or found.needed is not None:
+            return found
+        lo = min(found.interval.lo, float((self.values <= limit - self._queue_shift()).mean()))
+        return BoundedEstimate(Interval(found.interval.value, lo, found.interval.hi))
+
+    def _z(self, effective: float) -> float:
+        return _student(effective, self.dependence)
+
+    def _time(self) -> float:
+        """The inflated autocorrelation time. In an end-to-end latency, the rest hides how slowly the queue varies."""
+        time = self.dependence.inflated(self.dependence.own)
+        if self.queue is None:
+            return time
+        queue_part = float(self.queue.var()) * self.dependence.inflated(self.dependence.state)
+        return max(time, (queue_part + self._rest_variance()) / max(float(self.values.var()), 1e-300))
+
+    def _rest_variance(self) -> float:
+        assert self.queue is not None
+        rest = self.values - self.queue
+        return float(rest.var()) * max(autocorrelation_time(rest) or 1.0, 0.0)
+
+    def _mean_bounds(self) -> tuple[float, float, float]:
+        """Lower and upper bound of the mean, and the upper one's multiple of the mean above the minimum.
+
+        A queue's standard error grows like its mean squared, so the upper side is longer.
+        """
+        base, mean = float(self.values.min()), float(self.values.mean())
+        if mean <= base:
+            return mean, mean, 1.0
+        effective = self.dependence.count / self._time()
+        z = self._z(effective)
+        half = z * float(self.values.std()) / math.sqrt(effective)
+        error = half / (mean - base)
+        lo, upper = base + (mean - base) / (1 + error), _upper_multiple(error)
+        if self.queue is None:
+            unseen = UNSEEN_CLUSTER * self.busy_s / self.dependence.count
+            return lo, max(base + (mean - base) * upper, mean + half + unseen), upper
+        upper = min(upper, 1 + error)
+        lo = min(lo, mean - z * math.sqrt(self._rest_variance() / self.dependence.count))
+        return lo, max(base + (mean - base) * upper, mean + math.hypot(self._queue_shift(), half)), upper
+
+    def _queue_shift(self) -> float:
+        """How much longer the queue's part may be than observed."""
+        assert self.queue is not None
+        above = float(self.queue.mean() - self.queue.min())
+        if above <= 0:
+            return 0.0
+        effective = self.dependence.count / self.dependence.inflated(self.dependence.state)
+        error = min(self._z(effective) * float(self.queue.std()) / math.sqrt(effective) / above, 1.5)
+        return above * (min(error + error**2 + error**3, 2 * error))
+
+    def _percentile_bounds(self, percentile: float, value: float) -> tuple[float, float]:
+        count, ordered = self.dependence.count, np.sort(self.values)
+        effective = count / (self._time() if percentile != 50 or self.queue is not None else self._median_time())
+        alpha = float(special.ndtr(-self._z(effective)))
+        low, high = (
+            _binomial_quantile(effective, percentile / 100, tail) / effective * count for tail in (alpha, 1 - alpha)
+        )
+        lo = float(ordered[max(math.floor(low) - 1, 0)])
+        hi = float(ordered[min(math.ceil(high), count - 1)])
+        if not self.dependence.is_dependent or percentile <= 50:
+            return lo, hi
+        if self.queue is not None:
+            return lo, max(hi, value + self._queue_shift())
+        _, _, upper = self._mean_bounds()
+        return lo, max(hi, float(ordered[0]) + (value - float(ordered[0])) * (1 + 1.8 * (upper - 1)))
+
+    def _median_time(self) -> float:
+        times = [_exceedance_time(self.values, level) for level in (50.0, 75.0)]
+        return self.dependence.inflated(max(times)) if self.dependence.own > 1 else 1.0
+
+
+def fraction(met: npt.NDArray[np.bool_], dependence: Dependence) -> BoundedEstimate:
+    """The fraction of requests for which `met` holds. met: [requests], in order of start.
+
+    dependence: that of a latency of the same run. A rare event shows too little of its own dependence.
+    """
+    count = len(met)
+    if not count:
+        return BoundedEstimate.unsupported(math.nan, LEAST_COUNT)
+    value = float(met.mean())
+    if not dependence.is_enough:
+        return BoundedEstimate.unsupported(value, dependence.needed)
+    time = max(dependence.own, autocorrelation_time(met.astype(np.float64)) or 1.0)
+    effective = count / dependence.inflated(time, ATTAINMENT_INFLATION)
+    if min(met.sum(), count - met.sum()) < FEW_EVENTS:
+        effective = min(effective, count / dependence.inflated(dependence.both))
+    found = wilson(value * effective, effective, _student(effective, dependence))
+    return BoundedEstimate(Interval(value, found.lo, found.hi))
+
+
+def _student(effective: float, dependence: Dependence) -> float:
+    return student_quantile(0.975, max(2.0, min(effective, dependence.effective) / 4))
+
+
+def throughput(completion_s: Array, dependence: Dependence) -> BoundedEstimate:
+    """Completions per second from the gaps between them. completion_s: [requests], ascending."""
+    gaps = np.diff(completion_s)
+    rate = 1 / float(gaps.mean())
+    if not dependence.is_enough:
+        return BoundedEstimate.unsupported(rate, dependence.needed)
+    times = [autocorrelation_time(gaps) or 0.0, *(_batch_time(gaps, batches) for batches in (20, 10))]
+    time = max(times) * (1 + 20 / dependence.effective)
+    error = student_quantile(0.975, 19) * float(gaps.std() / gaps.mean()) * math.sqrt(time / len(gaps))
+    return BoundedEstimate(Interval(rate, rate / (1 + error), rate / (1 - error) if error < 1 else math.inf))
+
+
+def _batch_time(gaps: Array, batches: int) -> float:
+    size = len(gaps) // batches
+    means = gaps[: size * batches].reshape(batches, size).mean(axis=1)
+    return size * float(means.var(ddof=1) / max(float(gaps.var()), 1e-300))
+
+
+def _longest_time(series: Array, levels: Sequence[float | None]) -> float:
+    times = (
+        (autocorrelation_time(series) or 1.0) if level is None else _exceedance_time(series, level) for level in levels
+    )
+    return max(times)
+
+
+def _exceedance_time(series: Array, level: float) -> float:
+    """Autocorrelation time of whether a value exceeds its percentile `level`; 1 if none does."""
+    return autocorrelation_time((series > np.quantile(series, level / 100)).astype(np.float64)) or 1.0
+
+
+def _upper_multiple(error: float) -> float:
+    return min(1 + error + error**2 + error**3, 1 + 2 * error)
+
+
+def _binomial_quantile(count: float, probability: float, tail: float) -> float:
+    """Where the continuous binomial distribution of a real `count` has `tail` below it."""
+    low, high = 0.0, count
+    for _ in range(50):
+        middle = (low + high) / 2
+        below = float(special.betainc(count - middle, middle + 1, 1 - probability)) if middle < count else 1.0
+        low, high = (middle, high) if below < tail else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from reports.gate.change_point import Bisection, ChangePoint, Conclusion, Measurement, Outcome, run_noise
+
+COMMITS = 33
+
+
+def bisect(seed: int, first_changed: int | None, change: float, noise: float, drift: float = 0.0):
+    """The conclusion of a simulated bisection, with the runs and the revisions it took."""
+    generator = np.random.default_rng(seed)
+    bisection, level, measurements = Bisection(COMMITS), 0.0, []
+    while not isinstance(decided := bisection.next(measurements), Conclusion):
+        for revision in decided:
+            level += generator.normal(0, drift)
+            is_changed = first_changed is not None and revision >= first_changed
+            value = level + change * is_changed + generator.normal(0, noise)
+            measurements.append(Measurement(revision, value))
+    return decided, len(measurements), len({each.revision for each in measurements})
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.003])
+def test_a_planted_change_of_5_percent_is_found_at_2_percent_noise(drift):
+    found = []
+    for seed in range(60):
+        planted = int(np.random.default_rng([seed, 7]).integers(1, COMMITS))
+        decided, runs, revisions = bisect(seed, planted, change=0.05, noise=0.02, drift=drift)
+        assert runs <= 60
+        assert revisions <= 10
+        found.append(decided.first_changed == planted)
+
+    assert sum(found) >= 57
+
+
+def test_without_a_change_there_is_no_difference():
+    outcomes = [bisect(seed, None, change=0.0, noise=0.02)[0].outcome for seed in range(60)]
+
+    assert outcomes.count(Outcome.NO_DIFFERENCE) >= 57
+    assert Outcome.FOUND not in outcomes
+
+
+@pytest.mark.slow
+def test_the_shares_hold_over_two_thousand_bisections():
+    planted = [int(np.random.default_rng([seed, 8]).integers(1, COMMITS)) for seed in range(1_000)]
+    found = [bisect(seed, first, 0.05, 0.02)[0].first_changed == first for seed, first in enumerate(planted)]
+    none = [bisect(seed, None, 0.0, 0.02)[0].outcome is Outcome.NO_DIFFERENCE for seed in range(1_000)]
+
+    assert np.mean(found) >= 0.95
+    assert np.mean(none) >= 0.95
+
+
+def test_a_large_change_between_two_commits_needs_the_ends_only():
+    bisection = Bisection(2)
+    measurements = [Measurement(revision, 0.2 * revision) for _ in range(4) for revision in (0, 1)]
+
+    decided = bisection.next(measurements)
+
+    assert isinstance(decided, Conclusion)
+    assert (decided.outcome, decided.first_changed) == (Outcome.FOUND, 1)
+
+
+def test_a_change_that_is_too_small_for_the_budget_is_undecided():
+    decided, runs, _ = bisect(3, 20, change=0.012, noise=0.02)
+
+    assert decided.outcome in {Outcome.UNDECIDED, Outcome.NO_DIFFERENCE}
+    assert runs <= 60
+
+
+def test_the_first_revision_tells_nothing_about_where_the_change_is():
+    posterior = ChangePoint(np.array([0.0, 0.5, 0.5]), 0.02)
+
+    assert posterior.split_error(0) == 0.5
+    assert posterior.split_error(1) == 0.0
+
+
+def test_noise_is_read_off_repeated_runs():
+    runs = [Measurement(revision, 0.1 * repeat) for revision in range(20) for repeat in (0, 1)]
+
+    assert run_noise(runs) == pytest.approx(0.0653, abs=1e-3)

@@ -1,0 +1,226 @@
+"""The report of a study: the verdict, then the evidence from its trials."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Literal
+
+import pandas as pd
+import pytest
+from matplotlib.contour import ContourSet
+
+from reports.document import Report, Table, Text
+from reports.pages.study.course import history_frame, pareto_frame
+from reports.pages.study.importance import importances
+from reports.pages.study.page import build_study_report
+from reports.plots.figure import HALF
+from reports.plots.study_plots import contour
+from reports.renderers import markdown
+from reports.study import Knob, StudyData, TrialOutcome, at_range_end, paired_change
+from reports.text import log_sentence
+from tests.support.samples.sample_study import sample_study
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyData:
+    return sample_study()
+
+
+@pytest.fixture(scope="module")
+def report(study: StudyData) -> Report:
+    return build_study_report(study)
+
+
+def _section(report: Report, title: str) -> tuple[object, ...]:
+    return next(section.blocks for section in report.sections if section.title == title)
+
+
+def test_sections_are_in_order(report: Report) -> None:
+    assert [section.title for section in report.sections] == [
+        *(
+            "Baseline and winner",
+            "Changed settings",
+            "History",
+            "Feasibility",
+            "Objective by setting",
+            "Importance of settings",
+        ),
+        *("Throughput and latency", "Time", "Failed configurations", "All trials", "Reproduce"),
+    ]
+    assert report.verdicts[0].word == "Better settings found"
+
+
+def test_every_figure_has_a_unique_name_and_a_description(report: Report) -> None:
+    names = [plot.name for plot in report.plots]
+
+    assert {"history", "feasibility", "parallel", "importances", "contour", "pareto", "time_line", "drift_checks"} < {
+        *names
+    }
+    assert len(names) == len(set(names))
+    assert all(len(plot.alt) > 20 and plot.caption for plot in report.plots)
+
+
+REFUSING = """
+import socket, sys
+for name in ("optuna", "optuna_dashboard", "torch", "locust", "pynvml"):
+    sys.modules[name] = None
+def refused(*_):
+    raise AssertionError("a report needs no network")
+socket.socket.connect = socket.getaddrinfo = refused
+from pathlib import Path
+from reports.pages.study.page import build_study_report
+from reports.renderers.write import write_report
+from tests.support.samples.sample_study import sample_study
+print(len(write_report(build_study_report(sample_study(12)), Path(sys.argv[1])).figures))
+"""
+
+
+def test_tuning_12_7_a_report_needs_no_accelerator_no_optuna_and_no_network(tmp_path) -> None:
+    written = subprocess.run([sys.executable, "-c", REFUSING, str(tmp_path)], capture_output=True, text=True)
+
+    assert written.returncode == 0, written.stderr
+    assert int(written.stdout) >= 10
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+
+
+def test_baseline_and_winner_are_compared_round_by_round(study: StudyData, report: Report) -> None:
+    [table, limits] = _section(report, "Baseline and winner")
+
+    assert isinstance(table, Table)
+    assert list(table.frame.columns) == ["metric", "baseline, n = 4", "winner, n = 4", "change"]
+    change = table.frame["change"].iloc[0]
+    pairs = study.launches(study.baseline), study.launches(study.winner)
+    ratio = paired_change(*pairs, "output_tokens_per_s", "output_tokens_per_s")
+    assert ratio is not None
+    assert change.value == pytest.approx(100 * (ratio.value - 1))
+    assert change.lo < change.value < change.hi
+    assert "Confirming launches" in table.note
+    assert isinstance(limits, Text)
+
+
+def test_an_unconfirmed_study_is_marked() -> None:
+    [table, _] = _section(build_study_report(sample_study(is_confirmed=False)), "Baseline and winner")
+
+    assert isinstance(table, Table)
+    assert "not confirmed" in table.note
+
+
+def test_few_feasible_trials_have_no_importances() -> None:
+    [text] = _section(build_study_report(sample_study(12)), "Importance of settings")
+
+    assert isinstance(text, Text)
+    assert text.text.startswith("Too few feasible trials")
+
+
+def test_importance_finds_the_settings_the_objective_depends_on() -> None:
+    shares = importances(sample_study(200, seed=1))
+
+    assert set(list(shares)[:2]) == {"cpu_memory_gib", "max_batch_prefill_tokens"}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["prefill_chunking"] < 0.05
+
+
+@pytest.mark.parametrize(("scale", "has_lines"), [("linear", True), ("category", False)])
+def test_contour_lines_need_numeric_settings(scale: Literal["linear", "category"], has_lines: bool) -> None:
+    frame = pd.DataFrame({"x": [1, 2, 3] * 3, "y": [1] * 3 + [2] * 3 + [3] * 3, "value": range(9)})
+
+    figure = contour(frame, Knob("a"), Knob("b", scale=scale), "output_tokens_per_s", HALF)
+
+    assert any(isinstance(each, ContourSet) for each in figure.axes[0].collections) == has_lines
+
+
+def test_history_has_the_best_feasible_value_so_far(study: StudyData) -> None:
+    best = history_frame(study)["best"].dropna()
+
+    assert best.is_monotonic_increasing
+    assert best.iloc[-1] == max(each.value or 0 for each in study.feasible)
+
+
+def test_pareto_front_has_the_undominated_feasible_trials(study: StudyData) -> None:
+    frame = pareto_frame(study, "output_tokens_per_s", "ttft_p95_ms")
+    front = frame[frame["on_front"]].sort_values("x")
+
+    assert (front["outcome"] == TrialOutcome.FEASIBLE).all()
+    assert front["y"].is_monotonic_increasing
+
+
+def test_failed_configurations_are_listed_with_class_and_log_line(study: StudyData, report: Report) -> None:
+    [table] = _section(report, "Failed configurations")
+
+    assert isinstance(table, Table)
+    assert len(table.frame) == sum(each.outcome is TrialOutcome.NOT_SERVED for each in study.trials)
+    assert set(table.frame["cause"]) == {"memory"}
+    assert table.frame["log"].str.contains("Not enough memory").all()
+
+
+def test_a_study_of_one_trial_or_none_still_has_a_report(study: StudyData) -> None:
+    for count in (0, 1):
+        started = dataclasses.replace(study, trials=study.trials[:count], winner=None)
+        report = build_study_report(started)
+
+        assert {plot.name for plot in report.plots} <= {"time_line"}
+        assert markdown.render(report)
+
+
+def test_if_the_defaults_win_they_are_compared_with_the_best_confirmed_trial(study: StudyData) -> None:
+    assert study.winner != study.baseline
+    kept = dataclasses.replace(study, winner=study.baseline)
+
+    [table, *_] = next(each for each in build_study_report(kept).sections if each.title == "Baseline and winner").blocks
+
+    assert isinstance(table, Table)
+    assert list(table.frame.columns) == ["metric", "baseline, n = 4", "contender, n = 4", "change"]
+    assert f"The contender is trial {study.winner}" in table.note
+
+
+def test_log_sentence_is_the_last_line_cut_in_length() -> None:
+    record = json.dumps({"text": "ERROR: died\nTraceback:\nShardError: no block fits\n\n", "record": {"extra": {}}})
+
+    assert log_sentence(record) == "ShardError: no block fits"
+    assert log_sentence("plain words") == "plain words"
+    assert log_sentence(f"ready\n{record}\n\n") == "ShardError: no block fits"
+    assert log_sentence("[1]") == "[1]"
+    assert log_sentence("") == ""
+    assert len(log_sentence("x" * 5000)) == 300
+
+
+def test_sentences_of_the_verdict_are_capitalized(study: StudyData) -> None:
+    line = dataclasses.replace(study.verdict, sentence="defaults are as good", reasons=("the guard was off",))
+
+    [verdict] = build_study_report(dataclasses.replace(study, verdict=line)).verdicts
+
+    assert (verdict.sentence, verdict.reasons) == ("Defaults are as good", ("The guard was off",))
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "expected"),
+    [
+        (Knob("k", scale="linear", low=0.8, high=1.0), 0.8, "lower end of its range, 0.8 to 1"),
+        (Knob("k", scale="linear", low=0.8, high=1.0), 0.999, "upper end"),
+        (Knob("k", scale="log", low=64, high=8192), 70, None),
+        (Knob("k", scale="log", low=64, high=8192), 64, "lower end of its range, 64 to 8192"),
+        (Knob("k", scale="category"), True, None),
+        (Knob("k", scale="linear", low=5, high=5), 5, None),
+        (Knob("k", scale="linear", low=1, high=9), None, None),
+    ],
+)
+def test_a_best_value_at_the_end_of_its_range_is_reported(
+    study: StudyData, knob: Knob, value: object, expected: str
+) -> None:
+    trials = tuple(
+        dataclasses.replace(each, settings={"k": value}) if each.number == study.winner else each
+        for each in study.trials
+    )
+    changed = dataclasses.replace(study, knobs=(knob,), trials=trials)
+
+    reasons = build_study_report(changed).verdicts[0].reasons
+
+    assert reasons[0] == "Guards on answers were off."
+    assert [expected in reason for reason in reasons[1:]] == ([True] if expected else [])
+
+
+def test_no_range_end_is_reported_if_the_defaults_are_best(study: StudyData) -> None:
+    knob = Knob("waiting_served_ratio", low=0.3, high=2.0)
+
+    assert at_range_end(dataclasses.replace(study, knobs=(knob,), winner=study.baseline)) == {}

@@ -1,0 +1,285 @@
+"""A written report: one self-contained page, figures beside it, rebuilt from the saved run alone."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from reports.document import Table, format_number
+from reports.metrics.summary import Analysis, analyse_run
+from reports.pages.run_figures import request_points
+from reports.pages.run_page import build_run_report
+from reports.pages.tables import latency_table, summary_table
+from reports.renderers.write import ReportPaths, write_report
+from reports.run_store import RunDirectoryError, RunManifest, write_manifest
+from tests.support.samples.sample_run import SampleLoad, sample_run, write_sample_run
+
+EVIL = '<script>alert(1)</script>"><img src=x onerror=alert(2)> $x$ 模型 | [a](http://h)'
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
+    directory = tmp_path_factory.mktemp("run")
+    write_sample_run(directory, SampleLoad(seed=3, duration_s=30))
+    return report_runs([directory], directory, ("csv", "json"))
+
+
+def report_runs(directories: Sequence[Path], out: Path, formats: Sequence[str] = ()) -> ReportPaths:
+    return write_report(build_run_report([analyse_run(directory) for directory in directories]), out, formats)
+
+
+class Elements(HTMLParser):
+    """Collects every start tag of a page with its attributes, and checks that tags are closed."""
+
+    VOID = frozenset(("wbr", "meta", "br", "img", "link", "use", "path", "rect", "image"))
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_page_is_well_formed_and_loads_nothing(written: ReportPaths) -> None:
+    page = Elements(written.html.read_text())
+
+    assert page.open == []
+    tags = {tag for tag, _ in page.found}
+    assert not tags & {"script", "link", "iframe", "object", "img"}
+    for _, attributes in page.found:
+        assert "style" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("src", "href", "xlink:href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith("#")
+
+
+def test_policy_allows_only_the_one_style_sheet(written: ReportPaths) -> None:
+    text = written.html.read_text()
+    [style] = re.findall(r"<style>(.*?)</style>", text, flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+
+    [policy] = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy.startswith("default-src 'none';")
+    assert f"style-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert "http:" not in style
+    assert "https:" not in style
+
+
+def test_page_has_one_language_title_viewport_and_unique_ids(written: ReportPaths) -> None:
+    page = Elements(written.html.read_text())
+    ids = [attributes["id"] for _, attributes in page.found if "id" in attributes]
+
+    assert len(ids) == len(set(ids))
+    assert page.found[0] == ("html", {"lang": "en"})
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.found
+
+
+def test_every_figure_has_alternative_text_in_both_widths(written: ReportPaths) -> None:
+    page = Elements(written.html.read_text())
+    drawings = [attributes for tag, attributes in page.found if tag == "svg"]
+
+    assert len(drawings) == 2 * len(written.figures) / 2
+    assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
+
+
+def test_references_inside_figures_resolve(written: ReportPaths) -> None:
+    text = written.html.read_text()
+    ids = set(re.findall(r'\bid="([^"]+)"', text))
+
+    references = re.findall(r'(?:url\(#|href="#)([^")]+)', text)
+
+    assert references
+    assert set(references) <= ids
+
+
+def test_figures_follow_the_theme(written: ReportPaths) -> None:
+    drawings = "".join(re.findall(r"<svg.*?</svg>", written.html.read_text(), flags=re.DOTALL))
+
+    assert "var(--series-0)" in drawings
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawings)) <= {"#000000"}
+
+
+def test_figures_are_saved_as_png_and_svg(written: ReportPaths) -> None:
+    names = {path.name for path in written.figures}
+
+    assert {"timeline.png", "timeline.svg", "ttft.png", "gaps.svg", "ttft_by_prompt.png", "server.png"} <= names
+    assert (written.html.parent / "figures/ttft.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_opens_with_the_verdict_and_the_summary_table(written: ReportPaths) -> None:
+    lines = [line for line in written.markdown.read_text().splitlines() if line]
+
+    assert lines[0] == "# 20261120-1359-sample"
+    assert "**Valid run.**" in lines[2]
+    assert "output tokens/s with" in lines[2]
+    assert lines[3] == "## Summary"
+    assert lines[4] == "| ms, ↓ better | avg | min | med | max | p(90) | p(95) |"
+    assert [line.split("|")[1].strip() for line in lines[6:11]] == ["TTFT", "TPOT", "Gap", "E2E", "Queue time, server"]
+
+
+def test_report_states_setup_clipping_and_length_control(written: ReportPaths) -> None:
+    text = written.markdown.read_text()
+
+    for fact in (
+        "model: preset:tiny-llama",
+        "clipped: 7 requests, 2,214 tokens",
+        "length control: forced",
+        "added by tgi-bench: --max-concurrent-requests 1024",
+        "CPU: AMD EPYC 9B14, 2 cores",
+    ):
+        assert fact in text.replace("\\_", "_")
+
+
+def test_report_is_rebuilt_identically_from_the_saved_run(written: ReportPaths) -> None:
+    before = written.html.read_bytes()
+
+    again = report_runs([written.html.parent], written.html.parent)
+
+    assert again.html.read_bytes() == before
+
+
+def test_csv_and_json_hold_the_tables(written: ReportPaths) -> None:
+    csv_path, json_path = written.others
+
+    assert "ms, ↓ better" in csv_path.read_text()
+    document = json.loads(json_path.read_text())
+    assert document["verdicts"][0]["level"] == "valid"
+    assert [section["title"] for section in document["sections"]][:4] == [
+        *("Summary", "Setup"),
+        *("Throughput", "Latency"),
+    ]
+
+
+def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
+    load = SampleLoad(mode="closed", duration_s=6, warmup_s=0, label=EVIL)
+    run = write_sample_run(tmp_path, load)
+    run.manifest.target["info"]["model_id"] = EVIL
+    run.manifest.notes = EVIL
+    write_manifest(tmp_path, run.manifest)
+
+    paths = report_runs([tmp_path, tmp_path], tmp_path / "out", ("csv",))
+
+    page = Elements(paths.html.read_text())
+    assert not {"script", "img"} & {tag for tag, _ in page.found}
+    assert not any(name.startswith("on") for _, attributes in page.found for name in attributes)
+    markdown = paths.markdown.read_text()
+    assert "<script>" not in markdown
+    assert not re.search(r"(?<!\\)\[a\]\(", markdown)
+
+
+def test_each_of_several_runs_has_a_row_with_its_label(tmp_path: Path) -> None:
+    loads = (
+        SampleLoad(mode="closed", duration_s=10, run_id="a", label="static batches", slowdown=1.5),
+        SampleLoad(mode="closed", duration_s=10, run_id="b", label="continuous batching", seed=1),
+    )
+    for load in loads:
+        write_sample_run(tmp_path / load.run_id, load)
+
+    text = report_runs([tmp_path / "a", tmp_path / "b"], tmp_path).markdown.read_text()
+
+    assert "| TTFT | static batches |" in text
+    assert "| TTFT | continuous batching |" in text
+    assert (
+        "| run | requests/s ↑ | output tokens/s ↑ | failed ↓ | requests | load | window, s | drain limit, s |" in text
+    )
+
+
+def mixed_runs() -> list[Analysis]:
+    """A closed and an open loop with different windows and drain limits; the open one sends late."""
+    closed = sample_run(SampleLoad(mode="closed", duration_s=20, run_id="a", label="closed"))
+    opened = sample_run(SampleLoad(duration_s=30, run_id="b", label="open", seed=1))
+    closed.manifest.drain_s = 10.0
+    for record in opened.records:
+        assert record.t_intended_ns is not None
+        record.t_intended_ns -= 200_000_000
+    return [Analysis.of(closed), Analysis.of(opened)]
+
+
+def test_trust_W14_mode_window_and_drain_are_stated_for_each_run() -> None:
+    analyses = mixed_runs()
+
+    report = build_run_report(analyses)
+
+    table, totals = (block for block in report.sections[0].blocks if isinstance(block, Table))
+    rows = totals.frame.set_index("run")
+    assert list(rows["load"]) == ["closed loop, 16 users", "open loop, poisson, 8 requests/s"]
+    assert list(rows["window, s"]) == [each.measured.window.length_s for each in analyses]
+    assert list(rows["drain limit, s"]) == [10.0, 30.0]
+    assert "window of" not in table.note
+    assert "closed loop, 16 users; open loop, poisson, 8 requests/s" in report.subtitle
+
+
+def test_trust_W14_the_table_and_the_figures_of_a_latency_have_one_origin() -> None:
+    analyses = mixed_runs()
+
+    plots = {plot.name: plot for plot in build_run_report(analyses).plots}
+    table = summary_table(analyses)
+
+    for analysis in analyses:
+        median = {
+            name: table[(table.iloc[:, 0] == name) & (table["run"] == analysis.label)]["med"].item()
+            for name in ("TTFT", "E2E")
+        }
+        assert f"{analysis.label}: median {format_number(median['TTFT'])} ms" in plots["ttft"].alt
+        assert request_points(analysis, "e2e_s", "output_tokens")["value_ms"].median() == pytest.approx(median["E2E"])
+    rows = list(latency_table(analyses[1]).iloc[:, 0])
+    assert {"TTFT from send", "TTFT from schedule"} <= set(rows)
+    assert "TTFT" not in rows
+
+
+@pytest.mark.parametrize("load", [SampleLoad(duration_s=0.5, warmup_s=0), SampleLoad(duration_s=4, failure_share=1.0)])
+def test_short_and_failed_runs_have_a_report(tmp_path: Path, load: SampleLoad) -> None:
+    write_sample_run(tmp_path, load)
+
+    text = report_runs([tmp_path], tmp_path).markdown.read_text()
+
+    assert "**Not a valid measurement.**" in text
+    assert "run longer" in text
+    assert "for orientation only" in text
+
+
+def test_run_without_requests_has_a_report(tmp_path: Path) -> None:
+    write_manifest(tmp_path, RunManifest("empty"))
+
+    assert "**Not a valid measurement.**" in report_runs([tmp_path], tmp_path).markdown.read_text()
+
+
+def test_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        report_runs([tmp_path], tmp_path)
+
+
+def test_report_of_runs_in_memory_is_the_same(written: ReportPaths) -> None:
+    report = build_run_report([Analysis.of(sample_run(SampleLoad(seed=3, duration_s=30)))])
+
+    assert report.verdicts[0].sentence in written.markdown.read_text().replace("\\_", "_")
+
+
+def test_constant_lengths_have_no_figure() -> None:
+    run = sample_run(SampleLoad(mode="closed", duration_s=10))
+    for record in run.records:
+        record.input_tokens = 128
+
+    names = [plot.name for plot in build_run_report([Analysis.of(run)]).plots]
+
+    assert "ttft_by_prompt" not in names
+    assert "e2e_by_output" in names

@@ -1,0 +1,112 @@
+"""Reports of predictions: the map of two settings, the best configurations, and a capacity plan."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from reports.document import Report, Size, Table
+from reports.pages.simulation_page import PlanData, build_plan_report, build_predictions_report
+from reports.plots import simulation_plots
+from reports.plots.figure import HALF, NARROW
+from reports.plots.simulation_plots import cells
+from reports.renderers import markdown
+from reports.study import Knob, StudyData, TrialOutcome
+from tests.support.samples.sample_study import sample_study
+
+X, Y = Knob("max_batch_prefill_tokens", scale="log"), Knob("waiting_served_ratio")
+PLANE = pd.DataFrame(
+    [
+        {"x": float(x), "y": float(y), "value": float(x * y), "excess": x / 8}
+        for x in (1, 2, 4, 8, 16)
+        for y in (1, 2, 3, 4, 5)
+    ]
+)
+ROWS = pd.DataFrame(
+    [
+        {"rate": rate, "policy": policy, "replicas": count, "low": count - 1, "high": count + 1, "attainment": 0.96}
+        for policy, counts in (("round_robin", (2, 8)), ("two_choices", (2, 7)))
+        for rate, count in zip((4.0, 16.0), counts, strict=True)
+    ]
+)
+DAY = pd.DataFrame(
+    {"hour": range(24), "needed": [2] * 12 + [8] * 12, "running": [2] * 11 + [8] * 13, "static": [8] * 24}
+)
+
+
+def predictions() -> StudyData:
+    return dataclasses.replace(sample_study(40, is_confirmed=False), winner=None, baseline=None)
+
+
+def test_a_cell_has_the_best_value_within_the_limits() -> None:
+    x_edges, y_edges, best, excess = cells(PLANE, X, Y)
+
+    assert (x_edges[0], x_edges[-1], y_edges[0], y_edges[-1]) == pytest.approx((1, 16, 1, 5))
+    # In the last column 8 keeps the limit and 16 does not, so the greater value does not count.
+    assert best[-1, -1] == 8 * 5
+    assert excess[-1, -1] == 1.0
+    assert best[0, 0] == np.nanmin(best)
+
+
+def test_a_cell_without_predictions_is_empty() -> None:
+    corners = pd.DataFrame({"x": [1.0, 16.0] * 8, "y": [1.0, 5.0] * 8, "value": 1.0, "excess": 0.0})
+
+    best = cells(corners, X, Y)[2]
+
+    assert np.isnan(best).tolist() == [[False, True], [True, False]]
+
+
+@pytest.mark.parametrize("size", [HALF, NARROW])
+def test_the_map_names_its_settings_and_draws_the_limit(size: Size) -> None:
+    figure = simulation_plots.heat_map(PLANE.assign(excess=PLANE["x"] / 3), X, Y, "output_tokens_per_s", size)
+
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "max_batch_prefill_tokens"
+    assert axes.get_title("left") == "waiting_served_ratio; colour: output_tokens_per_s"
+    assert len(axes.collections) == 2
+    within = simulation_plots.heat_map(PLANE.assign(excess=0.5), X, Y, "output_tokens_per_s", size)
+    assert len(within.axes[0].collections) == 1
+
+
+def test_a_sweep_counts_feasible_configurations_and_lists_equal_ones_once() -> None:
+    study = predictions()
+    twice = dataclasses.replace(study, trials=(*study.trials, *study.trials))
+    excess = [2.0 if each.outcome is TrialOutcome.VIOLATED else 0.5 for each in twice.trials]
+
+    report = build_predictions_report(twice, excess, "made by hand", 1.5)
+
+    [verdict] = report.verdicts
+    assert verdict.sentence == f"Simulated 80 configurations in 1.5 s; {len(twice.feasible)} are within every limit."
+    assert verdict.reasons == ("made by hand",)
+    best = _table(report)
+    assert len(best) == 10
+    assert best["number"].is_unique
+    assert "two_settings" in {plot.name for plot in report.plots}
+
+
+def test_a_plan_shows_rates_costs_and_the_rate_profile() -> None:
+    fleets = pd.DataFrame({"attainment": [0.5, 0.96], "cost": [7.0, 8.0], "policy": "round_robin", "rate": 16.0})
+    plan = PlanData("plan", ROWS, fleets, "price per hour", 0.95, ("ttft_p95_ms <= 300",), DAY)
+
+    report = build_plan_report(plan)
+
+    assert [plot.name for plot in report.plots] == ["replicas_over_rate", "cost_over_attainment", "day_profile"]
+    assert report.verdicts[0].sentence.startswith("7 (6–8) replicas serve 16 requests/s")
+    day = report.plots[-1]
+    assert day.caption == "running 126 replica-hours, static 192 replica-hours, needed 120 replica-hours."
+    for plot in report.plots:
+        assert plot.draw(HALF).axes[0].lines
+    assert markdown.render(report)
+
+
+def test_a_plan_of_one_rate_has_no_curve() -> None:
+    one = PlanData("plan", ROWS[:1], ROWS[:0], "replicas", 0.95, ())
+
+    assert build_plan_report(one).plots == ()
+
+
+def _table(report: Report) -> pd.DataFrame:
+    [table] = report.sections[0].blocks
+    assert isinstance(table, Table)
+    return table.frame

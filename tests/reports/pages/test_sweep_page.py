@@ -1,0 +1,137 @@
+"""The knee, the highest load within objectives, and the report of several loads."""
+
+from dataclasses import replace
+
+import pytest
+
+from reports.document import Table
+from reports.metrics.summary import Analysis
+from reports.metrics.sweep import LoadPoint, SloDecision, Sweep, find_knee, highest_within
+from reports.pages.sweep_page import build_sweep_report, points_table, sweep_json, verdict
+from reports.plots.figure import HALF
+from reports.renderers.write import write_report
+from tests.support.samples.sample_run import SampleLoad, sample_run
+
+
+def point(rate: float, limit_ms: float = 400.0, runs: int = 1) -> LoadPoint:
+    analyses = []
+    for seed in range(runs):
+        run = sample_run(replace(SampleLoad(), rate=rate, seed=seed, failure_share=0.0))
+        run.manifest.objectives = [{"metric": "ttft_p95_ms", "max": limit_ms}]
+        analyses.append(Analysis.of(run))
+    return LoadPoint(rate, tuple(analyses))
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    return Sweep("rate", tuple(point(rate) for rate in (2.0, 4.0, 8.0, 16.0, 32.0)), 0.95, ("tgi-bench", "sweep"))
+
+
+@pytest.mark.parametrize(
+    ("loads", "throughput", "knee"),
+    [
+        ([1, 2, 4, 8, 16], [10, 20, 40, 42, 43], 2),
+        ([1, 2, 3, 4, 5], [10, 20, 30, 40, 50], None),
+        ([1, 2, 4], [10, 20, 20], None),
+        ([1, 2, 4, 8], [10, 10, 10, 10], None),
+        ([1, 2, 4, 8, 16], [10, 20, 40, 38, 30], 2),
+    ],
+)
+def test_metrics_8_the_knee_is_where_throughput_stops_to_grow_with_load(loads, throughput, knee) -> None:
+    assert find_knee(loads, throughput) == knee
+
+
+def test_slo_decision_uses_the_interval_of_the_pooled_runs() -> None:
+    one, two = point(8.0), point(8.0, runs=2)
+
+    assert one.slo_decision(0.2) is SloDecision.WITHIN
+    assert point(8.0, limit_ms=1.0).slo_decision(0.2) is SloDecision.BEYOND
+    assert one.slo_decision(one.attainment.value) is SloDecision.UNDECIDED
+    assert two.attainment.hi - two.attainment.lo < one.attainment.hi - one.attainment.lo
+
+
+def test_the_highest_load_within_precedes_the_first_one_beyond() -> None:
+    good, bad, again = point(2.0), point(4.0, limit_ms=1.0), point(8.0)
+
+    assert highest_within((good, bad, again), 0.5) is good
+    assert highest_within((bad, again), 0.5) is None
+
+
+def test_the_report_has_every_point_the_curve_and_the_verdict(sweep: Sweep, tmp_path) -> None:
+    report = build_sweep_report(sweep)
+
+    paths = write_report(report, tmp_path)
+    assert {path.name for path in paths.figures} >= {"throughput_latency.svg", "throughput_by_load.png"}
+    text = paths.markdown.read_text()
+    assert "5 loads from 2 to 32 requests/s" in text
+    assert verdict(sweep).sentence in text
+    assert list(points_table(sweep)["requests/s"]) == ["2", "4", "8", "16", "32"]
+    assert any(isinstance(block, Table) for block in report.sections[0].blocks)
+
+
+def test_sweep_json_has_the_values_of_every_point(sweep: Sweep) -> None:
+    content = sweep_json(sweep)
+
+    assert [each["load"] for each in content["points"]] == [2.0, 4.0, 8.0, 16.0, 32.0]
+    assert content["highest_within"] == (sweep.within.load if sweep.within else None)
+    assert content["points"][0]["standing"] in ("within", "beyond", "undecided")
+
+
+@pytest.mark.parametrize(
+    ("label", "title"), [("rate 4", "Sweep over rate"), ("", "Sweep over rate"), ("new batching", "new batching")]
+)
+def test_the_title_is_the_label_or_the_varied_quantity(label: str, title: str) -> None:
+    one = point(4.0)
+    one.first.run.manifest.label = label
+
+    report = build_sweep_report(Sweep("rate", (one,), 0.95, ("tgi-bench", "sweep", "--slo", "ttft_p95_ms < 500")))
+
+    assert report.title == title
+    assert "--slo 'ttft_p95_ms < 500'" in str(report.sections[-1])
+
+
+def test_the_curve_has_a_line_at_the_objective_of_its_own_latency(sweep: Sweep) -> None:
+    [plot] = [plot for plot in build_sweep_report(sweep).plots if plot.name == "throughput_latency"]
+
+    assert "Dashed: the objective." in plot.caption
+    [axes] = plot.draw(HALF).axes
+    assert [text.get_text() for text in axes.texts if "objective" in text.get_text()] == ["objective 400 ms"]
+    assert axes.get_ylim()[1] > 400
+
+
+def test_wide_latency_ranges_have_a_logarithmic_axis(sweep: Sweep) -> None:
+    apart, near = (replace(sweep, points=points) for points in (sweep.points, sweep.points[:3]))
+
+    scales = {}
+    for name, each in (("apart", apart), ("near", near)):
+        [plot] = [plot for plot in build_sweep_report(each).plots if plot.name == "throughput_latency"]
+        [axes] = plot.draw(HALF).axes
+        scales[name] = axes.get_yscale()
+
+    assert scales == {"apart": "log", "near": "linear"}
+
+
+def test_one_user_is_singular() -> None:
+    one = replace(point(4.0), load=1.0)
+
+    section = build_sweep_report(Sweep("concurrency", (one,), 0.95)).sections[1]
+
+    assert "1 user:" in str(section.blocks[0])
+
+
+def test_without_streaming_the_curve_shows_e2e(sweep: Sweep) -> None:
+    blocking = []
+    for each in sweep.points:
+        run = sample_run(replace(SampleLoad(), rate=each.load, failure_share=0.0, duration_s=20))
+        for record in run.records:
+            record.t_first_ns = record.t_last_ns = None
+            record.gap_ns = []
+        blocking.append(LoadPoint(each.load, (Analysis.of(run),)))
+
+    [plot] = [
+        plot
+        for plot in build_sweep_report(replace(sweep, points=tuple(blocking))).plots
+        if plot.name == "throughput_latency"
+    ]
+
+    assert plot.alt.startswith("Line chart of E2E p95")
