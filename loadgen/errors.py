@@ -1,11 +1,11 @@
-"""What can go wrong around a run, each with the exit code its command returns.
+"""The exceptions of the load generator, each with the exit code of its command.
 
 LoadgenError
-├── UsageError       2   a flag, a file or a combination of them that is wrong
+├── UsageError       2   a wrong flag, file or combination of them
 └── MeasurementError 4   nothing could be measured
-    ├── StartError       the server under test did not come up
-    ├── TargetError      the server does not answer, or not as the API asks
-    └── WorkerError      the generator's own process failed
+    ├── StartError       the server under test did not start
+    ├── TargetError      the server does not answer, or not as its API requires
+    └── WorkerError      the load generator's own process failed
 """
 
 
@@ -22,7 +22,7 @@ class MeasurementError(LoadgenError):
 
 
 class StartError(MeasurementError):
-    """Carries the end of the server's log, when it wrote one."""
+    """`log_tail` is the end of the server's log."""
 
     def __init__(self, message: str, log_tail: str = "") -> None:
         super().__init__(f"{message}\n{log_tail}" if log_tail else message)
@@ -30,7 +30,7 @@ class StartError(MeasurementError):
 
 
 class TargetError(MeasurementError):
-    """Carries the HTTP status where one arrived."""
+    """`status` is the HTTP status, if one arrived."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)

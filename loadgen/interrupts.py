@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the first asks to finish, the second ends everything at once."""
+"""Ctrl-C and SIGTERM during a run: the first lets it finish, the second ends it at once."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user or the system asked to stop. `is_urgent` when they asked twice."""
+    """SIGINT or SIGTERM arrived. `is_urgent`: a second one arrived."""
 
     def __init__(self, number: signal.Signals, *, is_urgent: bool = False) -> None:
         super().__init__(number.name)
@@ -23,7 +23,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def raise_on_signals() -> None:
-    """Make SIGINT and SIGTERM raise `Interrupted` wherever the program is; for commands, from their first line on."""
+    """Make SIGINT and SIGTERM raise `Interrupted` in the main thread."""
     for number in EXIT_CODES:
         signal.signal(number, _raise)
 
@@ -32,27 +32,27 @@ def _raise(number: int, _frame: FrameType | None) -> None:
     raise Interrupted(signal.Signals(number))
 
 
-class FirstAsksSecondEnds:
-    """While entered, the first signal calls `on_first`, the second calls `on_second` and raises `Interrupted`.
+class TwoStageInterrupt:
+    """Within the context, the first signal calls `on_first`; the second calls `on_second` and raises `Interrupted`.
 
-    Outside the main thread, where no handlers can be set, it does nothing.
+    Does nothing outside the main thread, where handlers cannot be set.
     """
 
     def __init__(self, on_first: Callable[[], None], on_second: Callable[[], None]) -> None:
         self.first: signal.Signals | None = None
         self._on_first = on_first
         self._on_second = on_second
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in EXIT_CODES}
+            self._previous = {number: signal.signal(number, self._handle) for number in EXIT_CODES}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -1,7 +1,8 @@
-"""A program of several commands: its words, their flags, and how it ends. `tgi-bench` and `tgi-tune` are two."""
+"""A program of several commands: their flags, exit codes and error output. `tgi-bench` and `tgi-tune` are two."""
 
 import argparse
 import errno
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +16,25 @@ COULD_NOT_MEASURE = 4
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A word of the command line: its help, its flags and what it does. `run` also gets the words as given."""
+    """One command: its help, its flags and its function. `run` also receives the words of the command line."""
 
     summary: str
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Sequence[str]], int]
 
 
+def command_in(module: str, summary: str) -> Command:
+    """A command whose `add_flags` and `run` are in a module that is imported on first use."""
+    return Command(
+        summary,
+        lambda parser: importlib.import_module(module).add_flags(parser),
+        lambda args, words: int(importlib.import_module(module).run(args, words)),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`later` are words that the documents name and this version does not have: refused by name."""
+    """`later` are documented commands that this version lacks; they are refused by name."""
 
     name: str
     description: str
@@ -40,31 +50,32 @@ class Program:
         try:
             if words and words[0] in self.later:
                 raise UsageError(f"`{words[0]}` is not available in this version")
-            given = self._parser().parse_args(words)
-            return self.commands[given.command].run(given, words)
+            args = self.parse(words)
+            return self.commands[args.command].run(args, words)
         except Interrupted as interrupted:
-            self._say(self.when_stopped)
+            self._write_error(self.when_stopped)
             return interrupted.exit_code
         except LoadgenError as error:
-            self._say(f"{self.name}: {error}")
+            self._write_error(f"{self.name}: {error}")
             return error.exit_code
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            self._say(f"{self.name}: the disk is full ({error.filename})")
+            self._write_error(f"{self.name}: the disk is full ({error.filename})")
             return COULD_NOT_MEASURE
 
-    def _say(self, text: str) -> None:
-        sys.stderr.write(text + "\n")
-
-    def _parser(self) -> argparse.ArgumentParser:
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The flags of a command line. Only the named command adds its flags: others need not be imported."""
         parser = argparse.ArgumentParser(prog=self.name, description=self.description, **self._style())
-        words = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-        for word, command in self.commands.items():
-            command.add_flags(
-                words.add_parser(word, help=command.summary, description=command.summary, **self._style())
-            )
-        return parser
+        subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+        for name, command in self.commands.items():
+            subparser = subparsers.add_parser(name, help=command.summary, description=command.summary, **self._style())
+            if name == next(iter(words), None):
+                command.add_flags(subparser)
+        return parser.parse_args(words)
+
+    def _write_error(self, text: str) -> None:
+        sys.stderr.write(text + "\n")
 
     def _style(self) -> dict[str, Any]:
         return {

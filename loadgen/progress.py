@@ -1,31 +1,31 @@
-"""How far a run is, on stderr: a line that renews itself on a terminal, plain lines elsewhere."""
+"""Progress of a run on stderr: one updated line on a terminal, plain lines elsewhere."""
 
 import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
-from reports.plain_text import plain_text
+from reports.text import plain_text
 
 PLAIN_EVERY_S = 5.0
 
 
-class Progress(Protocol):
-    """Told what happens; shows it or not."""
+class ProgressDisplay(Protocol):
+    """Shows messages and the progress of a run."""
 
-    def say(self, text: str) -> None:
-        """A sentence that stays; what servers wrote into it cannot steer a terminal."""
+    def show(self, text: str) -> None:
+        """Show a message permanently. Control characters are removed."""
 
     def update(self, message: Mapping[str, Any]) -> None:
-        """The numbers of one second, as the worker's progress messages have them."""
+        """Show the numbers of one progress message."""
 
     def close(self) -> None:
-        """No more updates of this run; another may follow."""
+        """End the updates of this run; another run may follow."""
 
 
-class Silent:
+class SilentProgress:
     """Shows nothing."""
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         pass
 
     def update(self, message: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ def render(message: Mapping[str, Any], tokens_per_s: float | None) -> str:
     if message.get("ttft_p50_s") is not None:
         parts.append(f"TTFT p50 {message['ttft_p50_s'] * 1e3:.1f} ms p95 {message['ttft_p95_s'] * 1e3:.1f} ms")
     if message.get("waiting"):
-        parts.append(f"{message['waiting']} waiting at the limit")
+        parts.append(f"{message['waiting']} waiting at the in-flight limit")
     return " ".join((parts[0], *(f" {part}" for part in parts[1:4]), *(f"  {part}" for part in parts[4:])))
 
 
@@ -59,32 +59,32 @@ class _Rate:
     """Tokens per second between two messages."""
 
     def __init__(self) -> None:
-        self._before = (0.0, 0)
+        self._previous = (0.0, 0)
 
     def of(self, message: Mapping[str, Any]) -> float | None:
         now = (float(message["t_s"]), int(message["tokens_out"]))
-        before, self._before = self._before, now
-        if now[0] <= before[0]:
+        previous, self._previous = self._previous, now
+        if now[0] <= previous[0]:
             return None
-        return (now[1] - before[1]) / (now[0] - before[0])
+        return (now[1] - previous[1]) / (now[0] - previous[0])
 
 
 class PlainProgress:
-    """A line every few seconds, for logs."""
+    """One line every `PLAIN_EVERY_S`, for logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._shown_s = 0.0
         self._rate = _Rate()
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         self._stream.write(plain_text(text) + "\n")
         self._stream.flush()
 
     def update(self, message: Mapping[str, Any]) -> None:
         if message["t_s"] - self._shown_s >= PLAIN_EVERY_S:
             self._shown_s = message["t_s"]
-            self.say(render(message, self._rate.of(message)))
+            self.show(render(message, self._rate.of(message)))
 
     def close(self) -> None:
         self._shown_s, self._rate = 0.0, _Rate()
@@ -92,7 +92,7 @@ class PlainProgress:
 
 
 class TerminalProgress:
-    """One line that renews itself."""
+    """One line that is updated in place."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -103,7 +103,7 @@ class TerminalProgress:
         self._is_live = False
         self._rate = _Rate()
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         self._console.print(plain_text(text), markup=False, highlight=False)
 
     def update(self, message: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class TerminalProgress:
             self._status.stop()
 
 
-def open_progress(stream: TextIO | None = None) -> Progress:
-    """What suits where stderr goes."""
+def open_progress(stream: TextIO | None = None) -> ProgressDisplay:
+    """The display for a stream, stderr by default: a terminal or a log."""
     stream = stream or sys.stderr
     return TerminalProgress(stream) if stream.isatty() else PlainProgress(stream)

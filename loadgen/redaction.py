@@ -1,11 +1,11 @@
-"""Secrets out of what is stored: command lines, and what servers say of their configuration."""
+"""Removes secrets from stored command lines and server configurations."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-# Words of a name that hold a secret by themselves, and those that do as its last word after another.
+# Words that mark a secret anywhere in a name, and pairs of words that do at its end.
 _SECRET = re.compile(
     r"(?:^|[_-])(?:api[_-]?keys?|password|passwd|secrets?|authorization|credentials?)(?:$|[_-])"
     r"|(?:^|[_-])(?:hf|hub|hugging[_-]?face|hugging[_-]?face[_-]?hub|auth|access|bearer)[_-]tokens?$",
@@ -23,7 +23,7 @@ def is_secret(name: str) -> bool:
 
 
 def redacted(value: Any) -> Any:
-    """The same JSON with the values of secret fields masked; what is empty stays, as it tells nothing."""
+    """The same JSON with the values of secret fields masked; empty values stay."""
     if isinstance(value, Mapping):
         return {key: MASK if each and is_secret(str(key)) else redacted(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -37,24 +37,24 @@ def redacted_argv(argv: Sequence[str]) -> list[str]:
     >>> redacted_argv(["HF_TOKEN=x", "serve", "--api-key", "abc", "--hf-token=def", "--port", "80"])
     ['HF_TOKEN=***', 'serve', '--api-key', '***', '--hf-token=***', '--port', '80']
     """
-    shown: list[str] = []
+    redacted_words: list[str] = []
     is_value = False
     for word in argv:
         name, equals, _ = word.partition("=")
         if is_value:
-            shown.append(MASK)
+            redacted_words.append(MASK)
         elif equals and " " not in name and is_secret(name):
-            shown.append(f"{name}={MASK}")
+            redacted_words.append(f"{name}={MASK}")
         elif " " in word:
-            shown.append(_redacted_text(word))
+            redacted_words.append(_redacted_text(word))
         else:
-            shown.append(word)
+            redacted_words.append(word)
         is_value = not is_value and not equals and word.startswith("-") and is_secret(word)
-    return shown
+    return redacted_words
 
 
 def _redacted_text(text: str) -> str:
-    """A command inside a command line, such as the value of `--server`; its spaces are kept."""
+    """Redact a command inside a command line, such as the value of `--server`; keeps its spaces."""
     parts = re.split(r"(\s+)", text)
     words = iter(redacted_argv(parts[::2]))
     return "".join(next(words) if index % 2 == 0 else part for index, part in enumerate(parts))

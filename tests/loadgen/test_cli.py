@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from loadgen import cli, program
-from reports.results import load_run
-from tests.support.stream_server import Script, ServerState, stream_server
+from reports.saved_run import load_run
+from tests.support.servers.stream_server import Script, ServerState, stream_server
 
 LOAD = ["--concurrency", "2", "--requests", "40", "--input-tokens", "8", "--output-tokens", "2"]
 
@@ -60,8 +60,9 @@ def test_run_writes_a_run_directory_with_its_report_and_prints_the_table(measure
     assert manifest["command"] == ["tgi-bench", *measured.arguments]
 
 
-def test_an_invalid_run_exits_4_and_keeps_its_data(url, tmp_path, capsys):
-    code = cli.main(["run", "--url", url, *LOAD, "--requests", "5", "--out", str(tmp_path / "r")])
+def test_an_invalid_run_exits_4_and_keeps_its_data(tmp_path, capsys):
+    with stream_server(ServerState(lambda body: Script(status=500))) as (url, _):
+        code = cli.main(["run", "--url", url, *LOAD, "--requests", "5", "--out", str(tmp_path / "r")])
 
     assert code == 4
     assert len(load_run(tmp_path / "r").records) == 5
@@ -69,20 +70,20 @@ def test_an_invalid_run_exits_4_and_keeps_its_data(url, tmp_path, capsys):
 
 
 def test_a_server_command_is_started_measured_and_stopped(tmp_path, capsys):
-    command = f"{sys.executable} -m tests.support.serve_stream"
+    command = f"{sys.executable} -m tests.support.servers.serve_stream"
 
     code = cli.main(["run", "--server", command, *LOAD, "--out", str(tmp_path / "r")])
 
     result = load_run(tmp_path / "r")
     assert code == expected_code(tmp_path / "r")
-    assert result.manifest.target["launch_argv"][1:] == ["-m", "tests.support.serve_stream"]
+    assert result.manifest.target["launch_argv"][1:] == ["-m", "tests.support.servers.serve_stream"]
     assert {record.status for record in result.records} == {"ok"}
     assert (tmp_path / "r" / "server.log").exists()
     assert result.manifest.target["server_exit_code"] is None
 
 
 def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
-    command = f"{sys.executable} -m tests.support.serve_stream --fail"
+    command = f"{sys.executable} -m tests.support.servers.serve_stream --fail"
 
     code = cli.main(["run", "--server", command, "--out", str(tmp_path / "r")])
 
@@ -94,18 +95,18 @@ def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["run", "--rate", "3"], "`rate` is 3.0 but mode 'closed' has no rate"),
-        (["run", "--workers", "9"], "`concurrency` is 8 but there are 9 workers to share it"),
-        (["compare", "runs"], "a comparison has two sides"),
+        (["run", "--workers", "9"], "`concurrency` is 8 but 9 workers share it"),
+        (["compare", "runs"], "a comparison needs two sides"),
         (["selftest", "--streams", "one"], "`streams` is 'one', not a list of numbers"),
         (["run", "--web", "here:now"], "`web` is 'here:now', not HOST or HOST:PORT"),
         (
             ["run", "--join", "10.0.0.1", "--rate", "3"],
-            "--rate is for the master: a worker that joins is told its load",
+            "--rate does not go with --join; give it to the master",
         ),
-        (["run", "--master", "--workers", "2"], "`workers` is 2 but a --master makes no load; give --expect-workers"),
-        (["run", "--expect-workers", "2"], "`expect_workers` belongs to --master"),
-        (["noise", "somewhere"], "'somewhere' is no side of a comparison"),
-        (["run", "--slo", "output_tokens_per_s > 5"], "`slo` names 'output_tokens_per_s', which is no metric of a"),
+        (["run", "--master", "--workers", "2"], "`workers` is 2 but a --master makes no load; use --expect-workers"),
+        (["run", "--expect-workers", "2"], "`expect_workers` needs --master"),
+        (["noise", "somewhere"], "'somewhere' is not a side of a comparison"),
+        (["run", "--slo", "output_tokens_per_s > 5"], "`slo` names 'output_tokens_per_s', which is not a metric of a"),
         (["report", "no-such-directory"], "no-such-directory: no such directory"),
         (["run", "--config", "absent.toml"], "absent.toml: No such file"),
     ],
@@ -120,7 +121,7 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path, monkeypatch, capsys, argumen
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_says_what_it_would_do(tmp_path, monkeypatch, capsys):
+def test_a_dry_run_prints_the_command_and_the_load(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     code = cli.main(["run", "--dry-run", "--server", "serve --port {port}", "--rate", "3", "--mode", "poisson"])
@@ -132,7 +133,7 @@ def test_a_dry_run_says_what_it_would_do(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_nobody_at_the_url_exits_4_and_leaves_nothing(tmp_path, capsys):
+def test_an_unreachable_url_exits_4_and_leaves_nothing(tmp_path, capsys):
     code = cli.main(["run", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "r")])
 
     assert code == 4
@@ -158,7 +159,7 @@ def test_help_prints_the_exit_codes(capsys, arguments):
     assert "130, 143  interrupted" in shown
 
 
-def test_report_finishes_a_run_whose_process_died_and_prints_nothing_but_json_where_asked(copied, capsys):
+def test_report_finishes_a_run_whose_process_died_and_prints_only_json_with_json(copied, capsys):
     records = load_run(copied).records
     (copied / "requests.parquet").unlink()
     (copied / "report.html").unlink()
@@ -189,7 +190,7 @@ def test_several_runs_are_reported_side_by_side(measured, copied, tmp_path, caps
 
 def test_importing_the_commands_loads_neither_locust_nor_pandas():
     code = (
-        "import sys, loadgen.cli, loadgen.config, loadgen.runner\n"
+        "import sys, loadgen.cli, loadgen.config.bench_config, loadgen.runner\n"
         "loaded = {'locust', 'gevent', 'pandas', 'torch', 'reference_server'} & set(sys.modules)\n"
         "sys.exit(f'loaded: {loaded}' if loaded else 0)\n"
     )

@@ -31,6 +31,6 @@ def test_a_second_run_is_shown_like_the_first():
 def test_what_a_server_wrote_cannot_steer_the_terminal():
     stream = io.StringIO()
 
-    PlainProgress(stream).say("the server ended:\n\x1b[2Jgone \u202etxt.exe")
+    PlainProgress(stream).show("the server ended:\n\x1b[2Jgone \u202etxt.exe")
 
     assert stream.getvalue() == "the server ended:\n\N{REPLACEMENT CHARACTER}[2Jgone \N{REPLACEMENT CHARACTER}txt.exe\n"

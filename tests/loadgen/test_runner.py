@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from loadgen import runner
-from loadgen.config import BenchConfig
+from loadgen.commands.present import show_runs
+from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, TargetError, UsageError
-from loadgen.present import present
-from loadgen.runner import choose_length_control, new_run_id, run
-from loadgen.target import LaunchedTarget, ServerFacts, Target
-from reports.results import load_run
-from tests.support.stream_server import Script, ServerState, stream_server
+from loadgen.runner import measure, new_run_id
+from loadgen.target.target import LaunchedTarget, Target
+from reports.metrics.summary import Analysis, metric_value
+from reports.pages.tables import summary_table
+from reports.saved_run import load_run
+from tests.support.servers.stream_server import Script, ServerState, stream_server
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def generations(state):
 def test_a_closed_loop_never_exceeds_its_users_and_accounts_for_every_request(url, state, tmp_path):
     config = BenchConfig(concurrency=3, requests=20, input_tokens="16", output_tokens="4")
 
-    result = run(config, Target(url), tmp_path / "r")
+    result = measure(config, Target(url), tmp_path / "r")
 
     assert [record.status for record in result.records] == ["ok"] * 20
     assert len(generations(state)) == 20
@@ -55,24 +57,65 @@ def test_a_closed_loop_never_exceeds_its_users_and_accounts_for_every_request(ur
     assert result.manifest.target["config"] == {"max_waiting_tokens": 20}
 
 
-def test_prompts_are_distinct_and_the_same_again_for_a_seed(url, state, tmp_path):
-    config = BenchConfig(mode="burst", requests=12, input_tokens="24", output_tokens="2", seed=5)
+def test_prompts_are_distinct_and_equal_for_an_equal_seed_and_salt(url, state, tmp_path):
+    config = BenchConfig(mode="burst", requests=12, input_tokens="24", output_tokens="2", seed=5, salt="mine")
 
-    results = [run(config, Target(url), tmp_path / name) for name in ("a", "b")]
+    results = [measure(config, Target(url), tmp_path / name) for name in ("a", "b")]
 
     texts = [body["inputs"] for body in generations(state)]
     assert len(set(texts)) == 12
     assert sorted(texts[:12]) == sorted(texts[12:])
     assert results[0].manifest.workload_hash == results[1].manifest.workload_hash
+    assert results[0].manifest.text_hash == results[1].manifest.text_hash
     assert results[0].manifest.schedule_hash == results[1].manifest.schedule_hash
 
 
-def test_an_open_loop_starts_requests_whatever_is_in_flight(url, state, tmp_path):
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"input_tokens": "uniform:16,32"},
+        {"workload": "shared_prefix", "prefix_tokens": 16, "input_tokens": "8"},
+        {"workload": "prompts"},
+    ],
+    ids=lambda workload: workload.get("workload", "synthetic"),
+)
+def test_trust_W1_a_second_run_on_one_server_sends_no_prompt_that_it_knows(url, state, tmp_path, workload):
+    if workload.get("workload") == "prompts":
+        (tmp_path / "prompts.txt").write_text("how are you\nwhere is it\n")
+        workload = workload | {"prompts_file": str(tmp_path / "prompts.txt")}
+    config = BenchConfig(mode="burst", requests=12, output_tokens="2", seed=5, **workload)
+
+    results = [measure(config, Target(url), tmp_path / name) for name in ("a", "b")]
+
+    texts = [body["inputs"] for body in generations(state)]
+    openings = [{text[:12] for text in part} for part in (texts[:12], texts[12:])]
+    assert not openings[0] & openings[1] or workload.get("workload") is None
+    assert not set(texts[:12]) & set(texts[12:])
+    first, second = (result.manifest for result in results)
+    assert first.workload_hash == second.workload_hash
+    assert first.text_hash != second.text_hash
+    assert first.salt != second.salt
+    lengths = [sorted(record.input_tokens or 0 for record in result.records) for result in results]
+    assert lengths[0] == lengths[1]
+
+
+def test_trust_W1_a_file_is_sent_unchanged_without_a_salt(url, state, tmp_path):
+    (tmp_path / "prompts.txt").write_text("how are you\n")
+    config = BenchConfig(
+        requests=1, concurrency=1, workload="prompts", prompts_file=str(tmp_path / "prompts.txt"), salt="off"
+    )
+
+    measure(config, Target(url), tmp_path / "r")
+
+    assert generations(state)[0]["inputs"] == "how are you"
+
+
+def test_an_open_loop_starts_requests_independent_of_those_in_flight(url, state, tmp_path):
     """Answers take far longer than the spacing of arrivals, and yet every request leaves before the first ends."""
     state.script = lambda body: Script(first_s=1.5)
     config = BenchConfig(mode="constant", rate=50, requests=10, input_tokens="8", output_tokens="2")
 
-    result = run(config, Target(url), tmp_path / "r")
+    result = measure(config, Target(url), tmp_path / "r")
 
     intended = sorted(record.t_intended_ns for record in result.records)
     assert intended == [round(index * 1e9 / 50) for index in range(10)]
@@ -80,21 +123,45 @@ def test_an_open_loop_starts_requests_whatever_is_in_flight(url, state, tmp_path
     assert (tmp_path / "r" / "schedule.parquet").exists()
 
 
-def test_a_limit_in_flight_delays_requests_and_says_so(url, state, tmp_path):
+def test_trust_W12_a_burst_is_an_open_loop_for_the_load_and_for_its_report(url, state, tmp_path):
     config = BenchConfig(mode="burst", requests=6, max_in_flight=2, input_tokens="8", output_tokens="4")
 
-    result = run(config, Target(url), tmp_path / "r")
+    analysis = Analysis.of(measure(config, Target(url), tmp_path / "r"))
+
+    manifest = analysis.run.manifest
+    assert (config.is_open_loop, manifest.is_open_loop) == (True, True)
+    tuned = metric_value(analysis.summary, "ttft_p50_ms", config.is_open_loop)
+    table = summary_table([analysis])
+    assert table.loc[table.iloc[:, 0] == "TTFT", "med"].item() == tuned
+    assert manifest.to_json()["open_loop"] is True
+    assert "not_stationary" not in str(analysis.summary["verdict"])
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_trust_W13_thirty_requests_are_enough_for_a_run(url, state, tmp_path, concurrency):
+    config = BenchConfig(concurrency=concurrency, requests=30, input_tokens="8", output_tokens="4")
+
+    summary = Analysis.of(measure(config, Target(url), tmp_path / "r")).summary
+
+    found = {reason["check"] for reason in summary["verdict"]["reasons"]}
+    assert not found & {"completions", "steady_state"}
+
+
+def test_an_in_flight_limit_delays_requests_and_the_wait_is_recorded(url, state, tmp_path):
+    config = BenchConfig(mode="burst", requests=6, max_in_flight=2, input_tokens="8", output_tokens="4")
+
+    result = measure(config, Target(url), tmp_path / "r")
 
     assert [record.status for record in result.records] == ["ok"] * 6
     waits = sorted(record.limit_wait_s for record in result.records)
     assert waits[0] < 0.01 < waits[-1]
 
 
-def test_what_outlives_the_drain_is_unfinished(url, state, tmp_path):
+def test_a_request_in_flight_after_the_drain_is_unfinished(url, state, tmp_path):
     state.script = lambda body: Script(first_s=60)
     config = BenchConfig(concurrency=2, duration=0.5, warmup=0, drain=0.2, input_tokens="8", output_tokens="2")
 
-    result = run(config, Target(url), tmp_path / "r")
+    result = measure(config, Target(url), tmp_path / "r")
 
     assert [record.status for record in result.records] == ["unfinished"] * 2
     assert {record.error_type for record in result.records} == {"first_event/cut"}
@@ -103,7 +170,7 @@ def test_what_outlives_the_drain_is_unfinished(url, state, tmp_path):
 def test_phases_follow_the_clock(url, state, tmp_path):
     config = BenchConfig(mode="constant", rate=40, duration=0.6, warmup=0.5, input_tokens="8", output_tokens="2")
 
-    result = run(config, Target(url), tmp_path / "r")
+    result = measure(config, Target(url), tmp_path / "r")
 
     phases = {record.request_id: record.phase for record in result.records}
     by_start = sorted(result.records, key=lambda record: record.t_intended_ns)
@@ -119,7 +186,7 @@ def test_a_trace_is_clipped_to_the_limits_and_every_request_is_accounted_for(url
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
     config = BenchConfig(mode="trace", workload="azure_llm", trace_file=str(trace), time_scale=0.05)
 
-    result = run(config, Target(url), tmp_path / "r")
+    result = measure(config, Target(url), tmp_path / "r")
 
     by_start = sorted(result.records, key=lambda record: record.t_intended_ns)
     assert [record.t_intended_ns for record in by_start] == [0, 50_000_000, 100_000_000]
@@ -136,17 +203,17 @@ def test_a_server_that_refuses_connections_ends_the_run(state, tmp_path):
     assert facts.api == "tgi"
 
     with pytest.raises(TargetError, match="connection refused"):
-        run(BenchConfig(requests=1), Target(url), tmp_path / "r")
+        measure(BenchConfig(requests=1), Target(url), tmp_path / "r")
 
 
 def test_reliability_F43_a_server_that_dies_ends_the_run_and_its_errors_are_kept(tmp_path):
-    command = [sys.executable, "-m", "tests.support.serve_stream"]
+    command = [sys.executable, "-m", "tests.support.servers.serve_stream"]
     config = BenchConfig(concurrency=8, duration=60, warmup=0, input_tokens="8", output_tokens="4")
 
     with LaunchedTarget(command, tmp_path / "server.log", ready_timeout_s=30) as target:
         killer = threading.Timer(3.0, target.process.kill)
         killer.start()
-        result = run(config, target, tmp_path / "r")
+        result = measure(config, target, tmp_path / "r")
         killer.join()
 
     assert result.manifest.stop_reason == "server_unreachable"
@@ -159,7 +226,7 @@ def test_openai_servers_are_recognised_and_measured(url, state, tmp_path):
     state.has_info = False
     config = BenchConfig(requests=4, input_tokens="16", output_tokens="4")
 
-    result = run(config, Target(url), tmp_path / "r")
+    result = measure(config, Target(url), tmp_path / "r")
 
     assert result.manifest.target["api"] == "openai-chat"
     assert result.manifest.length_control == "capped"
@@ -171,26 +238,15 @@ def test_openai_servers_are_recognised_and_measured(url, state, tmp_path):
 def test_a_directory_that_holds_a_run_is_refused(url, tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
 
-    with pytest.raises(UsageError, match="holds a run already"):
-        run(BenchConfig(requests=1), Target(url), tmp_path)
+    with pytest.raises(UsageError, match="already holds a run"):
+        measure(BenchConfig(requests=1), Target(url), tmp_path)
 
 
-def test_a_full_disk_is_seen_before_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "LEAST_FREE_BYTES", 2**62)
+def test_a_full_disk_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "MIN_FREE_BYTES", 2**62)
 
-    with pytest.raises(MeasurementError, match="MiB free, and a run wants"):
+    with pytest.raises(MeasurementError, match="MiB free, but a run needs"):
         runner.make_run_directory(tmp_path / "r")
-
-
-def test_lengths_are_forced_only_where_the_server_says_it_can():
-    can = ServerFacts("tgi", {"engine": {"extensions": ["min_new_tokens", "ignore_eos_token"]}})
-    cannot = ServerFacts("tgi", {"model_id": "x"})
-
-    assert choose_length_control(BenchConfig(), can) == "forced"
-    assert choose_length_control(BenchConfig(length_control="capped"), can) == "capped"
-    assert choose_length_control(BenchConfig(), cannot) == "capped"
-    with pytest.raises(UsageError, match="does not list ignore_eos_token"):
-        choose_length_control(BenchConfig(length_control="forced"), cannot)
 
 
 def test_run_ids_sort_by_time_and_differ():
@@ -200,14 +256,14 @@ def test_run_ids_sort_by_time_and_differ():
 DRIVER = """
 import sys
 from pathlib import Path
-from loadgen.config import BenchConfig
+from loadgen.config.bench_config import BenchConfig
 from loadgen.interrupts import Interrupted
-from loadgen.present import present
-from loadgen.runner import run
-from loadgen.target import Target
+from loadgen.commands.present import show_runs
+from loadgen.runner import measure
+from loadgen.target.target import Target
 config = BenchConfig(concurrency=2, duration=60, warmup=0, drain=30, input_tokens="8", output_tokens="4")
 try:
-    run(config, Target(sys.argv[1]), Path(sys.argv[2]))
+    measure(config, Target(sys.argv[1]), Path(sys.argv[2]))
 except Interrupted as interrupted:
     sys.exit(interrupted.exit_code)
 """
@@ -220,11 +276,13 @@ def start_driver(url, out):
 def wait_for(condition, timeout_s=30.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_reliability_F39_first_signal_drains_and_keeps_everything(url, state, tmp_path, number, code):
     driver = start_driver(url, tmp_path / "r")
     wait_for(lambda: len(generations(state)) >= 6)
@@ -239,7 +297,7 @@ def test_reliability_F39_first_signal_drains_and_keeps_everything(url, state, tm
     driver.stderr.close()
 
 
-def test_a_signal_before_the_first_request_leaves_an_empty_run_that_can_be_reported(url, tmp_path):
+def test_a_signal_before_the_first_request_leaves_an_empty_run_that_can_be_reported(url, tmp_path, capsys):
     out = tmp_path / "r"
     driver = start_driver(url, out)
     wait_for(lambda: (out / "worker.log").exists())
@@ -248,10 +306,9 @@ def test_a_signal_before_the_first_request_leaves_an_empty_run_that_can_be_repor
 
     assert driver.wait(30) == 130
     driver.stderr.close()
-    text, verdict, _ = present([out], out, is_json=False)
-    assert verdict == "invalid"
+    assert show_runs([out], out, is_json=False) == 4
     assert load_run(out).manifest.stop_reason == "interrupted"
-    assert text
+    assert capsys.readouterr().out
 
 
 def test_reliability_F39_second_signal_ends_at_once(url, state, tmp_path):
@@ -267,7 +324,8 @@ def test_reliability_F39_second_signal_ends_at_once(url, state, tmp_path):
     driver.stderr.close()
 
 
-def test_reliability_F38_a_killed_bench_leaves_a_valid_prefix_and_no_worker(url, state, tmp_path):
+@pytest.mark.slow
+def test_reliability_F38_a_killed_bench_leaves_a_valid_prefix_and_no_worker(url, state, tmp_path, capsys):
     out = tmp_path / "r"
     driver = start_driver(url, out)
     wait_for(lambda: len(generations(state)) >= 8)
@@ -280,9 +338,11 @@ def test_reliability_F38_a_killed_bench_leaves_a_valid_prefix_and_no_worker(url,
     records = load_run(out).records
     assert len(records) >= 4
     assert {record.status for record in records} == {"ok"}
-    text, _, report = present([out], out, is_json=False)
-    assert "ended by a crash" in text
-    assert report.exists()
+    show_runs([out], out, is_json=False)
+    shown = capsys.readouterr().out
+    assert "ended by a crash" in shown
+    assert "invalid: incomplete: stopped after" in shown
+    assert (out / "report.html").exists()
 
 
 def workers_of(out):
@@ -299,9 +359,22 @@ def workers_of(out):
 def test_a_run_in_a_thread_needs_no_signal_handlers(url, tmp_path):
     results = []
     config = BenchConfig(requests=2, input_tokens="8", output_tokens="2")
-    thread = threading.Thread(target=lambda: results.append(run(config, Target(url), tmp_path / "r")))
+    thread = threading.Thread(target=lambda: results.append(measure(config, Target(url), tmp_path / "r")))
 
     thread.start()
     thread.join(60)
 
     assert len(results[0].records) == 2
+
+
+def test_trust_3a_the_manifest_has_the_source_of_the_arrival_times(url, tmp_path):
+    config = BenchConfig(mode="burst", requests=2, input_tokens="8", output_tokens="4")
+
+    result = measure(config, Target(url), tmp_path / "r")
+
+    counts = load_run(tmp_path / "r").manifest.arrival_times
+    assert counts["source"] in ("kernel", "mixed", "read")
+    assert counts["stamped"] + counts["unstamped"] > 0
+    assert counts["rejected"] == 0
+    assert all(record.t_first_read_ns >= record.t_first_ns for record in result.records)
+    assert all(record.read_late_max_s >= 0 for record in result.records)

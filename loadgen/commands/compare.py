@@ -1,0 +1,309 @@
+"""`tgi-bench compare`: two sides under one load, in live pairs or stored runs; writes the report and CI files."""
+
+import argparse
+import dataclasses
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from loadgen.commands.present import render_table
+from loadgen.commands.shared_flags import (
+    SIDE,
+    add_baselines_flag,
+    add_docker_flag,
+    add_gate_flag,
+    add_history_flag,
+    add_minutes_flag,
+    add_side_load_flags,
+    load_config,
+)
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import MeasurementError, UsageError
+from loadgen.gate.pairing import Gate, GateResult, live_measure
+from loadgen.gate.sides import SideSpec, check_docker, check_relaunch, describe_sides, open_side, read_side
+from loadgen.gate.stored_sides import between_of, stored_runs
+from loadgen.progress import ProgressDisplay, open_progress
+from loadgen.redaction import redacted_argv
+from loadgen.runner import make_run_directory, new_run_id
+from reports.gate.compare import MIN_EFFECT, CompareOptions, Comparison, Requirement, metrics_needed
+from reports.gate.saved_comparison import COMPARISON_FILE, SavedComparison, comparison_json, load_comparison
+from reports.gate.side_run import GateRefusal, direction_of
+from reports.gate.stored import MIN_RUNS, judge_stored
+from reports.pages import ci
+from reports.pages.comparison_page import build_comparison_report, metrics_table, runs_sections, verdict_line
+from reports.renderers.write import write_report
+from reports.run_store import RunDirectoryError, replace_file, write_json
+from reports.text import plain_text
+
+GITHUB = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Sides, judgement and output; then every flag of a load."""
+    parser.add_argument("sides", nargs="*", metavar="SIDE", help=f"A, the baseline, and B, the candidate. {SIDE}")
+    parser.add_argument("--server-a", metavar="COMMAND", help="Starts side A; the same as command:COMMAND.")
+    parser.add_argument("--server-b", metavar="COMMAND", help="Starts side B.")
+    parser.add_argument("--against", metavar="NAME", help="Side A is this stored baseline, and SIDE is B.")
+    add_baselines_flag(parser)
+    add_history_flag(parser)
+    parser.add_argument("--args-a", metavar="WORDS", help="Added to the launcher of a git, image or TOML side A.")
+    parser.add_argument("--args-b", metavar="WORDS", help="Added to the launcher of side B.")
+    add_docker_flag(parser)
+    parser.add_argument("--label-a", metavar="NAME", help="Name of side A in reports. Default: the side as given.")
+    parser.add_argument("--label-b", metavar="NAME", help="Name of side B in reports. Default: the side as given.")
+    parser.add_argument(
+        "--no-relaunch", action="store_true", help="Accept a URL as a side: its server is not restarted for every run."
+    )
+    parser.add_argument("--pairs", type=int, metavar="N", help="Exactly N pairs. Default 4 to 12, until decided.")
+    parser.add_argument("--min-pairs", type=int, metavar="N", default=4, help="Pairs before the first look. Default 4.")
+    parser.add_argument("--max-pairs", type=int, metavar="N", default=12, help="Maximum number of pairs. Default 12.")
+    add_minutes_flag(parser)
+    parser.add_argument(
+        "--min-effect", metavar="PERCENT", default="3%", help="Smallest change of interest, 3%% or more. Default 3%%."
+    )
+    add_gate_flag(parser)
+    parser.add_argument(
+        "--require", action="append", default=[], metavar="LIMIT", help='Limit on B: "ttft_p95_ms < 800"; repeatable.'
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="DIFFERENCE",
+        help='Judge runs that differ in this, such as "model" or "workload hash"; repeatable, and in the report.',
+    )
+    parser.add_argument(
+        "--inconclusive",
+        choices=("report", "pass", "fail"),
+        default="report",
+        help="Exit code of an inconclusive comparison: 3, 0 or 1.",
+    )
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="Write JUnit XML.")
+    parser.add_argument("--md", type=Path, metavar="FILE", help="Write Markdown for a comment.")
+    parser.add_argument("--metrics", type=Path, metavar="FILE", help="Write GitLab's metrics report.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the comparison. Default runs/<id>.")
+    parser.add_argument("--json", action="store_true", help="Print comparison.json instead of the table.")
+    add_side_load_flags(parser)
+
+
+def run(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Measure until decided and write the files."""
+    load = load_config(args)
+    options = options_of(args)
+    sides = sides_of(args)
+    if args.dry_run:
+        print(describe_sides(sides, load))
+        return 0
+    out: Path = args.out or Path("runs") / new_run_id()
+    make_run_directory(out)
+    if (out / COMPARISON_FILE).exists():
+        raise UsageError(f"{out} already holds a comparison; choose another --out or remove it")
+    progress = open_progress()
+    started_s = time.monotonic()
+    try:
+        result = _judged(sides, load, options, args, out, progress)
+    finally:
+        progress.close()
+    comparison = result.comparison
+    reproduce = ("tgi-bench " + shlex.join(redacted_argv(words)),)
+    directories = [[run.directory for run in runs if run.directory] for runs in (result.runs_a, result.runs_b)]
+    content = comparison_json(comparison, reproduce, *directories)
+    write_json(out / COMPARISON_FILE, content)
+    report = rebuild(out, out)[1]
+    if args.junit is not None:
+        _write(args.junit, ci.junit(comparison, time.monotonic() - started_s))
+    if args.md is not None:
+        _write(args.md, ci.comment(comparison, reproduce).encode())
+    if args.metrics is not None:
+        _write(args.metrics, ci.gitlab_metrics(comparison).encode())
+    annotations = ci.write_ci(comparison, ci_environment(parsing.environment(*GITHUB)), reproduce)
+    progress.show(f"report: {report}")
+    if args.json:
+        print(json.dumps(content, indent=2, allow_nan=False))
+    else:
+        print("\n".join(filter(None, (render(comparison), annotations))))
+    return result.exit_code
+
+
+def sides_of(args: argparse.Namespace) -> tuple[SideSpec, SideSpec]:
+    """The two sides of a command line. Raises UsageError."""
+    words = list(args.sides)
+    named: list[str | None] = [None, None]
+    for index, command in enumerate((args.server_a, args.server_b)):
+        if command is not None:
+            named[index] = f"command:{command}"
+    if args.against is not None:
+        if named[0] is not None:
+            raise UsageError("`against` and `server_a` both name side A; give one of them")
+        named[0] = f"baseline:{args.against}"
+    for index in (0, 1):
+        if named[index] is None and words:
+            named[index] = words.pop(0)
+    if words or None in named:
+        raise UsageError(
+            "a comparison needs two sides: give A and B, --against NAME and B, or --server-a and --server-b"
+        )
+    labels, added = (args.label_a, args.label_b), (args.args_a, args.args_b)
+    a, b = (read_side("ab"[i], str(named[i]), labels[i], added[i], args.docker_args) for i in (0, 1))
+    check_docker((a, b), args.docker_args)
+    if a.label == b.label:
+        a, b = dataclasses.replace(a, label=f"A: {a.label}"), dataclasses.replace(b, label=f"B: {b.label}")
+    if b.is_stored and not a.is_stored:
+        raise UsageError("side B is stored and A is not; give the stored side first: it is the baseline")
+    check_relaunch((a, b), args.no_relaunch)
+    return a, b
+
+
+def _judged(
+    specs: tuple[SideSpec, SideSpec],
+    load: BenchConfig,
+    options: CompareOptions,
+    args: argparse.Namespace,
+    out: Path,
+    progress: ProgressDisplay,
+) -> GateResult:
+    gate = Gate(out, options, progress, args.max_minutes)
+    metrics = metrics_needed(options)
+    with ExitStack() as stack:
+        try:
+            if specs[0].is_stored:
+                return _against_stored(specs, load, gate, args, stack)
+            sides = tuple(open_side(spec, load, out, stack, progress) for spec in specs)
+        except MeasurementError as error:
+            progress.show(str(error))
+            refusal = GateRefusal.of(f"a side could not be measured: {error}")
+            labels = [plain_text(spec.label) for spec in specs]
+            comparison = Comparison(labels[0], labels[1], 0, options, (), (), (refusal,))
+            return GateResult(comparison, comparison.exit_code)
+        result = gate.run((sides[0], sides[1]), live_measure(load, metrics, progress))
+    running = [spec.label for spec in specs if spec.kind == "url"]
+    return _with_notes(result, [f"the server of {label} was not restarted for every run" for label in running])
+
+
+def _against_stored(
+    specs: tuple[SideSpec, SideSpec],
+    load: BenchConfig,
+    gate: Gate,
+    args: argparse.Namespace,
+    stack: ExitStack,
+) -> GateResult:
+    metrics = metrics_needed(gate.options)
+    stored = stored_runs(specs[0], metrics, args.baselines)
+    exit_code = None
+    if specs[1].is_stored:
+        runs = stored_runs(specs[1], metrics, args.baselines)
+    else:
+        side = open_side(specs[1], load, gate.out, stack, gate.progress)
+        alone = gate.run_alone(side, gate.options.pairs or MIN_RUNS, live_measure(load, metrics, gate.progress))
+        runs, exit_code = alone.runs, alone.exit_code
+    between = between_of(args.history, stored, metrics)
+    comparison = judge_stored(stored, runs, gate.options, between)
+    return GateResult(comparison, exit_code if exit_code is not None else comparison.exit_code, stored, runs)
+
+
+def rebuild(directory: Path, out: Path) -> tuple[SavedComparison, Path]:
+    """Render the report of a stored comparison into `out`. Returns its path too. Raises UsageError if it is damaged."""
+    try:
+        saved = load_comparison(directory)
+        comparison = saved.comparison
+        labels = comparison.label_a, comparison.label_b
+        sections = () if comparison.refusals else runs_sections(saved.runs_a, saved.runs_b, *labels)
+    except RunDirectoryError as error:
+        raise UsageError(str(error)) from error
+    return saved, write_report(build_comparison_report(comparison, saved.reproduce, sections), out).html
+
+
+def report_again(directory: Path, out: Path, *, is_json: bool) -> str:
+    """Render the report of a stored comparison again; returns the text for stdout. Raises UsageError."""
+    saved, _ = rebuild(directory, out)
+    if is_json:
+        return (directory / COMPARISON_FILE).read_text(encoding="utf-8").rstrip()
+    return render(saved.comparison)
+
+
+def _with_notes(result: GateResult, notes: Sequence[str]) -> GateResult:
+    comparison = dataclasses.replace(result.comparison, notes=(*result.comparison.notes, *notes))
+    return dataclasses.replace(result, comparison=comparison)
+
+
+def options_of(args: argparse.Namespace) -> CompareOptions:
+    """How to judge, from the flags. Raises UsageError naming the flag, its value and its limit."""
+    for name, least in (("pairs", 2), ("min_pairs", 2), ("max_pairs", 2)):
+        value = getattr(args, name)
+        if value is not None and not least <= value <= 100:
+            raise UsageError(f"`{name}` is {value} but must be {least} to 100")
+    if args.min_pairs > args.max_pairs:
+        raise UsageError(f"`min_pairs` is {args.min_pairs} but `max_pairs` is {args.max_pairs}")
+    options = gated_options(args.gate)
+    try:
+        for text in args.require:
+            direction_of(Requirement.parse(text).metric)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except KeyError as error:
+        raise unknown_metric(error) from error
+    return dataclasses.replace(
+        options,
+        min_effect=parse_percentage(args.min_effect),
+        min_pairs=args.min_pairs,
+        max_pairs=args.max_pairs,
+        pairs=args.pairs,
+        inconclusive=args.inconclusive,
+        require=tuple(args.require),
+        allow=frozenset(args.allow),
+    )
+
+
+def gated_options(more: Sequence[str] | None) -> CompareOptions:
+    """The default options with more metrics gated. Raises UsageError for an unknown metric."""
+    options = CompareOptions()
+    try:
+        for metric in more or ():
+            direction_of(metric)
+    except KeyError as error:
+        raise unknown_metric(error) from error
+    gated = tuple(dict.fromkeys((*options.gated, *(more or ()))))
+    return dataclasses.replace(options, gated=gated, shown=tuple(each for each in options.shown if each not in gated))
+
+
+def unknown_metric(error: KeyError) -> UsageError:
+    return UsageError(f"unknown metric {error}; metrics are named like ttft_p95_ms or output_tokens_per_s")
+
+
+def ci_environment(variables: Mapping[str, str]) -> ci.CiEnvironment:
+    """Where GitHub's variables ask for output."""
+    summary, output = (Path(variables[name]) if name in variables else None for name in GITHUB[1:])
+    return ci.CiEnvironment(variables.get("GITHUB_ACTIONS") == "true", summary, output)
+
+
+def parse_percentage(text: str) -> float:
+    """A percentage as a fraction. Raises UsageError.
+
+    >>> parse_percentage("5%"), parse_percentage("7.5")
+    (0.05, 0.075)
+    """
+    try:
+        fraction = float(text.removesuffix("%")) / 100
+    except ValueError:
+        fraction = 0.0
+    if not MIN_EFFECT <= fraction <= 1:
+        raise UsageError(f"`min_effect` is {text!r} but must be {MIN_EFFECT:.0%} to 100%")
+    return fraction
+
+
+def render(comparison: Comparison) -> str:
+    """The verdict and the table of metrics, as text."""
+    line = verdict_line(comparison)
+    parts = [f"{line.word}: {line.sentence}", *(f"  {reason}" for reason in line.reasons)]
+    if comparison.metrics:
+        parts += ["", render_table(metrics_table(comparison))]
+    return "\n".join(parts)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content)

@@ -1,0 +1,85 @@
+"""`tgi-bench noise`: how much runs of one side differ, and the smallest change that the gate can detect."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from loadgen.commands.compare import gated_options
+from loadgen.commands.present import render_table
+from loadgen.commands.shared_flags import (
+    SIDE,
+    add_docker_flag,
+    add_gate_flag,
+    add_minutes_flag,
+    add_side_load_flags,
+    load_config,
+)
+from loadgen.errors import UsageError
+from loadgen.gate.pairing import Gate, live_measure
+from loadgen.gate.sides import check_docker, check_relaunch, describe_sides, open_side, read_side
+from loadgen.program import COULD_NOT_MEASURE
+from loadgen.progress import open_progress
+from loadgen.runner import make_run_directory, new_run_id
+from reports.gate.compare import metrics_needed
+from reports.gate.noise import noise_json, noise_of, noise_sentence, noise_table
+from reports.run_store import write_json
+
+NOISE_FILE = "noise.json"
+MAX_RUNS = 100
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("side", metavar="SIDE", help=SIDE)
+    parser.add_argument("--args", dest="args_a", metavar="WORDS", help="Added to the launcher of a git or TOML side.")
+    add_docker_flag(parser)
+    parser.add_argument("--label", dest="label_a", metavar="NAME", help="Name of the side. Default: the side as given.")
+    parser.add_argument(
+        "--no-relaunch", action="store_true", help="Accept a URL: its server is not restarted for every run."
+    )
+    parser.add_argument("--runs", type=int, metavar="N", default=6, help="Runs of the side. Default 6.")
+    add_minutes_flag(parser)
+    add_gate_flag(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the runs. Default runs/<id>.")
+    parser.add_argument("--json", action="store_true", help="Print noise.json instead of the table.")
+    add_side_load_flags(parser)
+
+
+def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    """Measure and write `noise.json`."""
+    load = load_config(args)
+    if not 2 <= args.runs <= MAX_RUNS:
+        raise UsageError(f"`runs` is {args.runs} but must be 2 to {MAX_RUNS}")
+    options = gated_options(args.gate)
+    spec = read_side("a", args.side, args.label_a, args.args_a, args.docker_args)
+    check_docker((spec,), args.docker_args)
+    if spec.is_stored:
+        raise UsageError(f"{args.side} is stored, but noise needs live runs; `compare` accepts stored sides")
+    check_relaunch((spec,), args.no_relaunch)
+    if args.dry_run:
+        print(describe_sides((spec,), load))
+        return 0
+    out: Path = args.out or Path("runs") / new_run_id()
+    make_run_directory(out)
+    if (out / NOISE_FILE).exists():
+        raise UsageError(f"{out} already holds a noise measurement; choose another --out or remove it")
+    progress = open_progress()
+    try:
+        with ExitStack() as stack:
+            side = open_side(spec, load, out, stack, progress)
+            gate = Gate(out, options, progress, args.max_minutes)
+            measured = gate.run_alone(side, args.runs, live_measure(load, metrics_needed(options), progress))
+    finally:
+        progress.close()
+    found = noise_of(measured.runs, options)
+    content = noise_json(spec.label, measured.runs, found)
+    write_json(out / NOISE_FILE, content)
+    if args.json:
+        print(json.dumps(content, indent=2, allow_nan=False))
+    else:
+        invalid = [f"invalid: {'; '.join(run.reasons)}" for run in measured.runs if run.status == "invalid"]
+        print(f"{spec.label}: {len(measured.runs)} runs, in {out}", "", render_table(noise_table(found)), "", sep="\n")
+        print("\n".join(invalid or [noise_sentence(found, options)]))
+    is_measured = measured.is_valid and len(measured.runs) > 1
+    return measured.exit_code or (0 if is_measured else COULD_NOT_MEASURE)

@@ -1,0 +1,116 @@
+"""Output of finished runs: summary and report files, exports, and the table in the terminal."""
+
+import json
+import numbers
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from loadgen.errors import UsageError
+from loadgen.program import COULD_NOT_MEASURE
+from reports.document import Estimate, format_number
+from reports.metrics.summary import Analysis, analyse_run
+from reports.pages import tables
+from reports.pages.run_page import build_run_report
+from reports.renderers.write import write_report
+from reports.run_store import RunDirectoryError
+from reports.text import legible
+
+NOTHING = "-"
+
+
+def show_runs(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
+    """Finish, summarize and report runs, and print the summary. Returns the exit code of the first verdict.
+
+    Raises UsageError for a directory that is not a run.
+    """
+    try:
+        analyses = [analyse_run(directory) for directory in directories]
+    except RunDirectoryError as error:
+        raise UsageError(str(error)) from error
+    report = write_report(build_run_report(analyses), out)
+    summaries = [analysis.summary for analysis in analyses]
+    if is_json:
+        print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2, allow_nan=False))
+    else:
+        print(legible(render_summary(analyses)))
+    print(f"report: {report.html}", file=sys.stderr)
+    return COULD_NOT_MEASURE if summaries[0]["verdict"]["status"] == "invalid" else 0
+
+
+def export_runs(directories: Sequence[Path], formats: Sequence[str]) -> None:
+    """Write exports into run directories."""
+    if not formats:
+        return
+    from reports.export import export_run
+
+    for directory in directories:
+        for path in export_run(directory, formats):
+            print(f"export: {path}", file=sys.stderr)
+
+
+def render_summary(analyses: Sequence[Analysis]) -> str:
+    """Verdict, latencies and totals of runs, as text."""
+    parts = ["\n".join(_verdict(analysis, len(analyses) > 1) for analysis in analyses)]
+    parts.append(render_table(tables.summary_table(analyses)))
+    parts.append("\n".join(_totals(analysis, len(analyses) > 1) for analysis in analyses))
+    return "\n\n".join(parts)
+
+
+def _verdict(analysis: Analysis, is_one_of_many: bool) -> str:
+    verdict = analysis.summary["verdict"]
+    head = f"{analysis.label}: {verdict['status']}" if is_one_of_many else f"{verdict['status']} run {analysis.label}"
+    return "\n".join([head, *(f"  {reason['level']}: {reason['message']}" for reason in verdict["reasons"])])
+
+
+def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
+    summary = analysis.summary
+    window, rates, counts = summary["window"], summary["rates"], summary["counts"]
+    failed = {status: count for status, count in counts.items() if status != "ok" and count}
+    listed = f" ({', '.join(f'{count} {status}' for status, count in failed.items())})" if failed else ""
+    rows = [
+        ("requests/s", _value(rates["requests_per_s"]["value"])),
+        ("output tokens/s", _value(rates["output_tokens_per_s"]["value"])),
+        ("requests", f"{sum(counts.values())} started in the window, {len(analysis.run.records)} in all"),
+        ("failed", f"{sum(failed.values())}{listed}"),
+        ("window", f"{window['end_s'] - window['start_s']:.1f} s, ended by {window['stop_reason'] or 'a crash'}"),
+        *_clipped(analysis),
+    ]
+    title = [analysis.label] if is_one_of_many else []
+    return "\n".join([*title, *(f"{name:<16} {value}" for name, value in rows)])
+
+
+def _clipped(analysis: Analysis) -> list[tuple[str, str]]:
+    """Lengths clipped to the server's limits; shown for traces even if nothing was clipped."""
+    manifest = analysis.run.manifest
+    clipped = manifest.clipped
+    if clipped.get("requests"):
+        lost = f"{clipped['input_tokens']} input and {clipped['output_tokens']} output tokens"
+        return [("clipped", f"{clipped['requests']} requests to the server's limits, by {lost}")]
+    return [("clipped", "none: every request fits the server's limits")] if manifest.config.get("trace_file") else []
+
+
+def render_table(frame: pd.DataFrame) -> str:
+    """A frame with aligned columns: the first to the left, numbers to the right."""
+    cells = [[str(name) for name in frame.columns]]
+    cells += [[_value(value) for value in row] for row in frame.itertuples(index=False)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = []
+    for row in cells:
+        padded = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    if value is None or value != value:
+        return NOTHING
+    if isinstance(value, str | Estimate):
+        return str(value)
+    return format_number(int(value) if isinstance(value, numbers.Integral) else float(value))

@@ -1,0 +1,127 @@
+"""`tgi-bench run`: one measurement of one server, by this machine or by several."""
+
+import argparse
+import contextlib
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadgen.commands.join import JOIN_KEY_VARIABLE, join, join_address, join_key
+from loadgen.commands.present import export_runs, show_runs
+from loadgen.commands.shared_flags import add_export_flag, add_load_flags, load_config
+from loadgen.config.bench_config import BenchConfig
+from loadgen.config.distribution import LOOPBACK, MASTER_PORT, WEB_PORT, Address, Distribution
+from loadgen.errors import LoadgenError, UsageError
+from loadgen.progress import open_progress
+from loadgen.runner import InterruptedRun, make_run_directory, measure, new_run_id
+from loadgen.target.target import open_target, server_command
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_load_flags(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Run directory. Default runs/<id>.")
+    parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
+    add_export_flag(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Print the server command and the load as JSON; start nothing."
+    )
+    add_distribution_flags(parser)
+
+
+def run(args: argparse.Namespace, words: Sequence[str]) -> int:
+    if args.join is not None:
+        return join(join_address(args), join_key(), open_progress())
+    config = load_config(args)
+    distribution = distribution_of(args, config)
+    if args.dry_run:
+        print(json.dumps({"server": server_command(config), "load": config.resolved()}, indent=2))
+        return 0
+    out: Path = args.out or Path("runs") / new_run_id()
+    make_run_directory(out)
+    try:
+        exit_code = _run(config, distribution, out, words, is_json=args.json)
+    except LoadgenError:
+        with contextlib.suppress(OSError):
+            out.rmdir()  # fails where files were written
+        raise
+    export_runs([out], args.export)
+    return exit_code
+
+
+def _run(config: BenchConfig, distribution: Distribution, out: Path, words: Sequence[str], *, is_json: bool) -> int:
+    progress = open_progress()
+    for warning in warnings_of(distribution):
+        progress.show(f"warning: {warning}")
+    if config.url is None:
+        progress.show(f"starting {config.server or config.model_id}; log: {out / 'server.log'}")
+    exit_code = None
+    opened = open_target(
+        config, out / "server.log", lambda waited_s: progress.show(f"waiting for the server, {waited_s:.0f} s")
+    )
+    with opened as target:
+        progress.show(f"measuring {target.url}")
+        try:
+            measure(config, target, out, progress, ["tgi-bench", *words], distribution)
+        except InterruptedRun as interrupted:
+            progress.show("interrupted; reporting the requests measured so far")
+            exit_code = interrupted.exit_code
+    verdict_code = show_runs([out], out, is_json=is_json)
+    return exit_code if exit_code is not None else verdict_code
+
+
+def add_distribution_flags(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group(
+        "load from several machines",
+        "One command is the master and the others join it; the master stores all records. If other hosts can reach "
+        f"the master's port, set {JOIN_KEY_VARIABLE} to the same secret for all commands. Traffic is not encrypted.",
+    )
+    flags.add_argument(
+        "--master", action="store_true", help="Make no load here: wait for workers that join, and divide the load."
+    )
+    flags.add_argument("--master-bind-host", metavar="HOST", help=f"Address the master listens at. Default {LOOPBACK}.")
+    flags.add_argument("--master-bind-port", metavar="PORT", help=f"Default {MASTER_PORT}; 0 for a free one.")
+    flags.add_argument("--expect-workers", metavar="N", type=int, help="Start when N workers have joined. Default 1.")
+    flags.add_argument(
+        "--join", metavar="HOST[:PORT]", help="Be a worker of the master at this address; the master sends the load."
+    )
+    parser.add_argument(
+        "--web",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="Serve locust's web UI during the run, with TTFT, TPOT, tokens per second and running streams. "
+        f"Default {LOOPBACK}:{WEB_PORT}.",
+    )
+
+
+def distribution_of(args: argparse.Namespace, config: BenchConfig) -> Distribution:
+    """The load-making processes that a command line asks for. Raises UsageError."""
+    web = None if args.web is None else Address.parse("web", args.web, Address(LOOPBACK, WEB_PORT))
+    if not args.master:
+        for name in ("master_bind_host", "master_bind_port", "expect_workers"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"`{name}` needs --master")
+        distribution = Distribution(config.workers, web=web, key=secrets.token_hex(16))
+    else:
+        if config.workers != 1:
+            raise UsageError(f"`workers` is {config.workers} but a --master makes no load; use --expect-workers")
+        text = f"{args.master_bind_host or ''}:{args.master_bind_port or ''}"
+        bind = Address.parse("master_bind_host", text, Address(LOOPBACK, MASTER_PORT))
+        count = 1 if args.expect_workers is None else args.expect_workers
+        distribution = Distribution(count, True, bind, web, join_key())
+    distribution.check(config)
+    return distribution
+
+
+def warnings_of(distribution: Distribution) -> list[str]:
+    """Warnings about addresses that other hosts can reach."""
+    warnings = []
+    if distribution.is_open and not distribution.bind.is_loopback:
+        risk = "its traffic is not encrypted" if distribution.key else "any host that reaches it can join"
+        warnings.append(f"the master listens at {distribution.bind}: {risk}, and workers receive the server's API key")
+    if distribution.web is not None and not distribution.web.is_loopback:
+        warnings.append(
+            f"the web UI listens at {distribution.web}: any host that reaches it can watch and stop the run"
+        )
+    return warnings

@@ -1,0 +1,325 @@
+"""The fields of a load: TOML keys and flags have their names. `BenchConfig` adds checks and derived values."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+
+from loadgen.config.durations import parse_duration, parse_stages
+from loadgen.config.objectives import EXAMPLE as SLO_EXAMPLE
+from loadgen.config.objectives import WIDTH_EXAMPLE, parse_objective, parse_width
+from loadgen.http.response_reader import MAX_RESPONSE_BYTES
+from loadgen.http.sse import MAX_LINE_BYTES
+from loadgen.workloads.lengths import EXAMPLES, Lengths
+from loadgen.workloads.think_time import EXAMPLES as THINK_TIME_EXAMPLES
+from loadgen.workloads.think_time import parse_think_time
+from reports.run_store import is_open_loop
+
+Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "stages", "sessions", "trace"]
+WorkloadName = Literal[
+    "synthetic", "shared_prefix", "multi_turn", "prompts", "sharegpt", "azure_llm", "burstgpt", "mooncake"
+]
+ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions"]
+
+TRACE_WORKLOADS = ("azure_llm", "burstgpt", "mooncake")
+GENERATED_WORKLOADS = ("synthetic", "shared_prefix", "multi_turn")
+FILE_WORKLOADS = ("prompts", "sharegpt")
+RATE_MODES = ("constant", "poisson", "gamma", "sessions")
+THINKING_MODES = ("closed", "sessions")
+
+# Documented as modes, but commands of their own.
+COMMAND_MODES = ("sweep", "search")
+
+MAX_WORKERS = 1_000
+DEFAULT_DURATION_S = 30.0
+DEFAULT_WARMUP_S = 3.0
+DEFAULT_DRAIN_S = 30.0
+DEFAULT_INPUT_TOKENS = "128"
+DEFAULT_OUTPUT_TOKENS = "64"
+DEFAULT_TURNS = "4"
+DEFAULT_PREFIX_TOKENS = 256
+DEFAULT_PREFIX_GROUPS = 4
+DEFAULT_SHAREGPT_ROWS = 1_000
+EMBEDDED_MODEL_ID = "preset:tiny-llama"
+EMBEDDED_PERMITS = 1_024
+NO_SALT = "off"
+
+
+def _as_text(value: object) -> object:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else value
+
+
+def _check_lengths(value: str) -> str:
+    return str(Lengths.parse(value))
+
+
+def _check_stages(value: str) -> str:
+    parse_stages(value)
+    return value
+
+
+def _check_think_time(value: str) -> str:
+    parse_think_time(value)
+    return value
+
+
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _check_objective(value: str) -> str:
+    parse_objective(value)
+    return value.strip()
+
+
+def _check_width(value: str) -> str:
+    parse_width(value)
+    return value.strip()
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400)]
+LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths)]
+ObjectiveText = Annotated[str, AfterValidator(_check_objective)]
+ThinkTimeText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_think_time)]
+WidthText = Annotated[str, AfterValidator(_check_width)]
+
+
+class BenchSettings(BaseModel):
+    """One load and its target."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Mode = Field(
+        "closed",
+        description="How requests start: `closed` (each user waits for its answer), `constant`, `poisson` or `gamma` "
+        "arrivals at --rate, `burst` (all at once), `stages` (a rate that follows --stages), `sessions` (conversations "
+        "start at --rate, turns follow one another), `trace` (at the times of --trace-file).",
+    )
+    concurrency: int = Field(8, ge=1, le=100_000, description="Users of the closed loop.")
+    rate: float | None = Field(
+        None, gt=0, le=1_000_000, description="Requests (or sessions) per second of an open loop."
+    )
+    stages: Annotated[str, AfterValidator(_check_stages)] | None = Field(
+        None, description="Rate (or users), linear from 0 to each target, as DURATION:TARGET,…: 30s:8,1m:8,10s:0."
+    )
+    stages_of: Literal["rate", "concurrency"] = Field(
+        "rate", description="What --stages sets: requests/s of an open loop, or the users of a closed one."
+    )
+    ramp_up: Seconds = Field(0.0, description="Time over which the users of mode closed start.")
+    burstiness: float = Field(
+        1.0, gt=0, le=1_000, description="Shape of gamma arrivals: 1 is Poisson, below 1 burstier."
+    )
+    duration: Seconds | None = Field(
+        None,
+        description="Length of the measurement, after the warm-up: 20s, 2m. Default 30s unless --requests or a trace "
+        "ends the run.",
+    )
+    requests: int | None = Field(None, ge=1, le=10_000_000, description="End after this many measured requests.")
+    warmup: Seconds | None = Field(
+        None,
+        description="Uncounted load before the measurement. Default 3s; 0 for --requests and traces.",
+    )
+    drain: Seconds | None = Field(
+        None,
+        description="How long requests in flight may continue after the last one was sent. Default 30s after a timed "
+        "measurement, --timeout if --requests or a trace ends the run.",
+    )
+    think_time: ThinkTimeText = Field(
+        "0",
+        description="Pause between an answer and the next request, in closed loops and sessions: a time or a "
+        f"distribution, as in {THINK_TIME_EXAMPLES}.",
+    )
+    max_in_flight: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Maximum requests of an open loop in flight. Waiting for a place is part of the latency.",
+    )
+    timeout: Seconds = Field(600.0, gt=0, description="Time limit of one request.")
+    first_event_timeout: Seconds | None = Field(
+        None, gt=0, description="Limit on the time from the request's last byte to the first token of a stream."
+    )
+    stall_timeout: Seconds | None = Field(
+        None, gt=0, description="Limit on the time between two tokens of a stream. Comments are not tokens."
+    )
+    max_line_bytes: int = Field(MAX_LINE_BYTES, ge=1_024, le=2**30, description="Longest accepted line of a stream.")
+    max_response_bytes: int = Field(MAX_RESPONSE_BYTES, ge=1_024, le=2**32, description="Largest accepted response.")
+    max_errors: int | None = Field(None, ge=1, description="End the run after this many failed requests.")
+    max_error_share: float | None = Field(
+        None, gt=0, lt=1, description="End the run when more than this fraction of the last 50 requests failed."
+    )
+    converge: Annotated[tuple[WidthText, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description="End the run once the 95 % interval of a metric has at most this relative half-width: "
+        f'"{WIDTH_EXAMPLE}"; repeatable, all must hold. Checked after --converge-requests, then at every doubling.',
+    )
+    converge_requests: int = Field(100, ge=30, description="Measured requests before the first check of --converge.")
+    stop_on_overload: bool = Field(
+        False, description="End an open loop when TTFT and requests in flight both keep growing."
+    )
+    stop_at_attainment: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="End the run when the attainment of every --slo is significantly above or below this fraction.",
+    )
+    unhealthy_probes: int = Field(
+        5, ge=0, le=1_000, description="End the run when the server's /health fails this many times in a row; 0: never."
+    )
+
+    slo: Annotated[tuple[ObjectiveText, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description=f'Objective of each request, such as "{SLO_EXAMPLE}"; repeatable. Adds goodput_rps '
+        "and slo_attainment.",
+    )
+    stop_when_missed: Annotated[tuple[ObjectiveText, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description="End the run once a metric significantly misses a value, by its 99 % bound after a quarter of the "
+        'duration: "ttft_p95_ms < 500"; repeatable; one is enough.',
+    )
+    cost_per_hour: float | None = Field(
+        None, gt=0, description="Price of the server per hour, in any currency. Adds cost_per_mtok."
+    )
+
+    workload: WorkloadName = Field("synthetic", description="Source of the prompts.")
+    input_tokens: LengthText | None = Field(
+        None,
+        description=f"Prompt length of `synthetic`, of the unique part of `shared_prefix`, of each question of "
+        f"`multi_turn`: a number or {EXAMPLES}. Default {DEFAULT_INPUT_TOKENS}.",
+    )
+    output_tokens: LengthText | None = Field(
+        None, description=f"Answer length: a number or a distribution. Default {DEFAULT_OUTPUT_TOKENS}, or the trace's."
+    )
+    length_pairs: str | None = Field(
+        None,
+        description="CSV file of input and output tokens; each request of `synthetic`, `shared_prefix` or `multi_turn` "
+        "draws one row, instead of --input-tokens and --output-tokens.",
+    )
+    prefix_groups: int | None = Field(
+        None, ge=1, le=100_000, description=f"Shared prefixes of `shared_prefix`. Default {DEFAULT_PREFIX_GROUPS}."
+    )
+    prefix_tokens: int | None = Field(
+        None, ge=1, le=10_000_000, description=f"Length of each shared prefix. Default {DEFAULT_PREFIX_TOKENS}."
+    )
+    prefix_popularity: Literal["uniform", "zipf"] | None = Field(
+        None, description="How often each shared prefix is used. Default uniform."
+    )
+    turns: LengthText | None = Field(
+        None, description=f"Questions of a `multi_turn` session: a number or a distribution. Default {DEFAULT_TURNS}."
+    )
+    assistant: Literal["scripted", "real"] = Field(
+        "scripted",
+        description="The server's answers that later turns of `multi_turn` repeat: words of the requested length, "
+        "equal for equal seeds, or the server's real answers.",
+    )
+    prefix_cache: Literal["natural", "cold", "warm"] = Field(
+        "natural",
+        description="State of the server's prefix cache: unchanged (`natural`), without hits (`cold`: every prompt "
+        "begins with different words), with every shared prefix (`warm`: each is sent once before the load).",
+    )
+    stream: bool = Field(True, description="Whether answers are streamed; blocking calls have no TTFT, TPOT or gaps.")
+    length_control: Literal["auto", "forced", "capped"] = Field(
+        "auto",
+        description="Whether answers have exactly the requested length (`forced`, if the server supports it) or at "
+        "most that length (`capped`). `auto` forces if possible.",
+    )
+    trace_file: str | None = Field(
+        None, description="CSV or JSONL file of an `azure_llm`, `burstgpt` or `mooncake` trace."
+    )
+    trace_limit: int | None = Field(
+        None,
+        ge=1,
+        description=f"Use only the first requests of the trace. Default all, of `sharegpt` {DEFAULT_SHAREGPT_ROWS}.",
+    )
+    trace_skip: int = Field(0, ge=0, description="Skip the first requests of the trace (or of `sharegpt`).")
+    trace_loop: bool = Field(False, description="Repeat the trace until --duration or --requests end the run.")
+    trace_model: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="Only rows of `burstgpt` with this Model, such as ChatGPT; repeatable."
+    )
+    trace_log_type: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description='Only rows of `burstgpt` with this Log Type, such as "API log"; repeatable.'
+    )
+    block_tokens: int | None = Field(
+        None, ge=1, le=1_000_000, description="Prompt tokens that one hash of `mooncake` stands for. Default 512."
+    )
+    min_input_tokens: int | None = Field(
+        None, ge=1, description="Skip requests of a trace or of `sharegpt` with shorter prompts."
+    )
+    max_input_tokens: int | None = Field(None, ge=1, description="Skip requests with longer prompts.")
+    min_output_tokens: int | None = Field(None, ge=1, description="Skip requests with shorter answers.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Skip requests with longer answers.")
+    time_scale: float = Field(
+        1.0, gt=0, le=1_000, description="Multiplies every arrival time of a trace: 0.05 is 20 times faster."
+    )
+    prompts_file: str | None = Field(
+        None,
+        description="JSONL (`prompt`, `text`, `inputs` or `messages`), CSV with such a column, or one prompt per line; "
+        "the JSON file of `sharegpt`.",
+    )
+    prompt_column: str | None = Field(
+        None, description="Key or column of the prompts in --prompts-file. Default the first of prompt, text, inputs."
+    )
+    output_tokens_column: str | None = Field(
+        None, description="Key or column of --prompts-file that holds the length of each answer."
+    )
+    prompts_order: Literal["file", "shuffled"] = Field(
+        "file", description="Order of the prompts of a file: as in the file, or shuffled by --seed."
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="tokenizer.json (or its directory) that counts prompt tokens instead of the server's /tokenize.",
+    )
+
+    url: str | None = Field(None, description="URL of a running server to measure.")
+    server: str | None = Field(
+        None,
+        description="Command that starts the server to measure. Free ports are passed in PORT, MASTER_PORT and "
+        "PROMETHEUS_PORT; {port} is replaced by PORT.",
+    )
+    model_id: str = Field(
+        EMBEDDED_MODEL_ID,
+        min_length=1,
+        description="Model of the server that is started if neither --url nor --server is given.",
+    )
+    api: ApiName = Field("auto", description="API of the server.")
+    model: str | None = Field(None, description="Model name sent on OpenAI routes. Default the server's first model.")
+    api_key: SecretStr | None = Field(None, description="Sent as a bearer token.")
+    ready_timeout: Seconds = Field(600.0, gt=0, description="How long a started server may take until it answers.")
+
+    temperature: float | None = Field(None, ge=0, le=100, description="Sampling temperature. Default greedy.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of lengths, arrivals and, with the salt, of texts.")
+    salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="Makes the texts of a run new to the server, so that its prefix cache cannot know them. Default 64 "
+        "random bits per run. A value sends the same texts again; `off` also sends the texts of a file unchanged.",
+    )
+    priority: Literal["auto", "normal"] = Field(
+        "auto",
+        description="Whether the load generator requests real-time scheduling (`auto`: if permitted), so that its "
+        "times are accurate on a machine that the server keeps busy.",
+    )
+    workers: int = Field(1, ge=1, le=MAX_WORKERS, description="Processes on this machine that make the load together.")
+    label: str = Field("", max_length=200, description="Name of this run in tables and reports.")
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _refuse_commands(cls, value: object) -> object:
+        if value in COMMAND_MODES:
+            raise ValueError(f"{value!r} is a command of its own: tgi-bench {value}")
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+            raise ValueError("must look like http://HOST:PORT, without query or credentials")
+        return value.rstrip("/")
+
+    @property
+    def is_open_loop(self) -> bool:
+        return is_open_loop(self.mode, self.stages_of)

@@ -1,0 +1,204 @@
+"""Settings of a load that contradict each other."""
+
+from loadgen.config.bench_settings import (
+    FILE_WORKLOADS,
+    GENERATED_WORKLOADS,
+    RATE_MODES,
+    THINKING_MODES,
+    TRACE_WORKLOADS,
+    BenchSettings,
+)
+
+NO_TIME = ("0", "0s", "0ms")
+
+
+def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    """Every rule over several settings: whether it is broken, and the message."""
+    is_trace_workload = config.workload in TRACE_WORKLOADS
+    return [
+        (config.mode in RATE_MODES and config.rate is None, f"`rate` is required by mode {config.mode!r}"),
+        (
+            config.mode not in RATE_MODES and config.rate is not None,
+            f"`rate` is {config.rate} but mode {config.mode!r} has no rate; modes with one: {', '.join(RATE_MODES)}",
+        ),
+        (
+            config.burstiness != 1 and config.mode != "gamma",
+            f"`burstiness` is {config.burstiness} but mode is {config.mode!r}; only 'gamma' uses it",
+        ),
+        *_workload_conflicts(config),
+        *_row_conflicts(config),
+        *_length_conflicts(config),
+        *(
+            (
+                not config.stream and getattr(config, name) is not None,
+                f"`{name}` is {getattr(config, name)} but `stream` is false; a blocking answer has no events",
+            )
+            for name in ("first_event_timeout", "stall_timeout")
+        ),
+        (
+            config.assistant == "real" and config.workload != "multi_turn",
+            f"`assistant` is 'real' but workload {config.workload!r} has no turns",
+        ),
+        (
+            config.stop_on_overload and not config.is_open_loop,
+            f"`stop_on_overload` needs an open loop, but mode {config.mode!r} is closed",
+        ),
+        (
+            config.stop_at_attainment is not None and not config.slo,
+            f"`stop_at_attainment` is {config.stop_at_attainment} but there is no `slo`; give at least one",
+        ),
+        (
+            (config.mode == "stages") != (config.stages is not None),
+            f"`stages` is {config.stages!r} but mode is {config.mode!r}; only mode 'stages' has stages",
+        ),
+        (
+            config.mode == "stages" and (config.duration is not None or config.requests is not None),
+            "mode 'stages' ends with its last stage; give neither `duration` nor `requests`",
+        ),
+        (
+            config.mode == "sessions" and (config.requests is not None or config.max_in_flight is not None),
+            "mode 'sessions' ends by `duration` and has no in-flight limit; give neither `requests` nor "
+            "`max_in_flight`",
+        ),
+        (
+            config.mode == "burst" and config.requests is None,
+            "`requests` is required by mode 'burst': the size of the burst",
+        ),
+        (
+            config.mode == "trace" and not is_trace_workload,
+            f"`workload` is {config.workload!r} but mode 'trace' requires one of {', '.join(TRACE_WORKLOADS)}",
+        ),
+        (
+            is_trace_workload and config.trace_file is None,
+            f"`trace_file` is required by workload {config.workload!r}",
+        ),
+        (
+            not is_trace_workload and config.trace_file is not None,
+            f"`trace_file` is {config.trace_file!r} but workload {config.workload!r} reads no such file",
+        ),
+        (
+            config.time_scale != 1 and config.mode != "trace",
+            f"`time_scale` is {config.time_scale} but mode is {config.mode!r}; only 'trace' has arrival times to scale",
+        ),
+        (
+            config.workload in FILE_WORKLOADS and config.prompts_file is None,
+            f"`prompts_file` is required by workload {config.workload!r}",
+        ),
+        (
+            config.workload not in FILE_WORKLOADS and config.prompts_file is not None,
+            f"`prompts_file` is {config.prompts_file!r} but workload {config.workload!r} reads no such file",
+        ),
+        (
+            config.input_tokens is not None and (is_trace_workload or config.workload in FILE_WORKLOADS),
+            f"`input_tokens` is {config.input_tokens} but workload {config.workload!r} defines its own lengths",
+        ),
+        (
+            config.output_tokens is not None and is_trace_workload,
+            f"`output_tokens` is {config.output_tokens} but workload {config.workload!r} defines its own lengths",
+        ),
+        (
+            config.max_in_flight is not None and not config.is_open_loop,
+            f"`max_in_flight` is {config.max_in_flight} but mode {config.mode!r} is limited by its number of users",
+        ),
+        (
+            config.think_time not in NO_TIME and config.mode not in THINKING_MODES and config.is_open_loop,
+            f"`think_time` is {config.think_time} but mode is {config.mode!r}; only "
+            f"{' and '.join(map(repr, THINKING_MODES))} have think times",
+        ),
+        (
+            config.ramp_up > 0 and config.mode != "closed",
+            f"`ramp_up` is {config.ramp_up:g} s but mode is {config.mode!r}; only 'closed' has a ramp-up",
+        ),
+        (
+            config.stages_of == "concurrency" and config.mode != "stages",
+            f"`stages_of` is 'concurrency' but mode is {config.mode!r}, not 'stages'",
+        ),
+        (config.duration == 0, "`duration` is 0 but must be above 0"),
+        (config.url is not None and config.server is not None, "`url` and `server` exclude each other"),
+    ]
+
+
+def _workload_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    of_prefixes = ("prefix_groups", "prefix_tokens", "prefix_popularity")
+    prefix_setting = next((name for name in of_prefixes if getattr(config, name) is not None), None)
+    return [
+        (
+            prefix_setting is not None and config.workload != "shared_prefix",
+            f"`{prefix_setting}` needs workload 'shared_prefix', not {config.workload!r}",
+        ),
+        (
+            config.turns is not None and config.workload != "multi_turn",
+            f"`turns` is {config.turns} but workload {config.workload!r} has no turns",
+        ),
+        (
+            (config.workload == "multi_turn" and config.mode != "sessions" and config.is_open_loop)
+            or (config.mode == "sessions" and config.workload != "multi_turn"),
+            f"mode {config.mode!r} does not fit workload {config.workload!r}: 'multi_turn' requires mode 'sessions' "
+            "or 'closed', and mode 'sessions' requires 'multi_turn'",
+        ),
+        (
+            config.prefix_cache == "warm" and config.workload != "shared_prefix",
+            "`prefix_cache` is 'warm' but only workload 'shared_prefix' has known prefixes to send first",
+        ),
+    ]
+
+
+def _row_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    """Settings that select rows of a file that the workload does not read."""
+    workloads_with = {
+        "trace_limit": (*TRACE_WORKLOADS, "sharegpt"),
+        "trace_skip": (*TRACE_WORKLOADS, "sharegpt"),
+        "trace_loop": TRACE_WORKLOADS,
+        "trace_model": ("burstgpt",),
+        "trace_log_type": ("burstgpt",),
+        "block_tokens": ("mooncake",),
+        "min_input_tokens": (*TRACE_WORKLOADS, "sharegpt"),
+        "max_input_tokens": (*TRACE_WORKLOADS, "sharegpt"),
+        "min_output_tokens": (*TRACE_WORKLOADS, "sharegpt"),
+        "max_output_tokens": (*TRACE_WORKLOADS, "sharegpt"),
+        "prompt_column": ("prompts",),
+        "output_tokens_column": ("prompts",),
+    }
+    found = [
+        (
+            getattr(config, name) not in (None, 0, False, ()) and config.workload not in workloads,
+            f"`{name}` is {getattr(config, name)!r} but workload is {config.workload!r}; it applies to "
+            f"{', '.join(workloads)} only",
+        )
+        for name, workloads in workloads_with.items()
+    ]
+    return [
+        *found,
+        (
+            config.prompts_order != "file" and config.workload not in FILE_WORKLOADS,
+            f"`prompts_order` is {config.prompts_order!r} but workload {config.workload!r} reads no prompts",
+        ),
+        (
+            config.trace_loop and config.duration is None and config.requests is None,
+            "`trace_loop` never ends by itself; give `duration` or `requests`",
+        ),
+        *(
+            (
+                least is not None and most is not None and least > most,
+                f"`min_{name}` is {least} but `max_{name}` is {most}",
+            )
+            for name, least, most in (
+                ("input_tokens", config.min_input_tokens, config.max_input_tokens),
+                ("output_tokens", config.min_output_tokens, config.max_output_tokens),
+            )
+        ),
+    ]
+
+
+def _length_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    has_pairs = config.length_pairs is not None
+    return [
+        (
+            has_pairs and config.workload not in GENERATED_WORKLOADS,
+            f"`length_pairs` is {config.length_pairs!r} but workload {config.workload!r} defines its own lengths",
+        ),
+        (
+            has_pairs and (config.input_tokens is not None or config.output_tokens is not None),
+            "`length_pairs` excludes `input_tokens` and `output_tokens`",
+        ),
+    ]

@@ -1,0 +1,166 @@
+"""The interface between the load generator and an API: prompts to requests, payloads to token events."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from json.scanner import make_scanner
+from typing import Any, Protocol
+
+from loadgen.workloads.prompt import Prompt
+
+
+class BadPayloadError(Exception):
+    """A payload that is not JSON, or a known field of a wrong type."""
+
+
+class NotThisApiError(Exception):
+    """A payload that is not an object of this API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Parameters of every request of a run.
+
+    `forces_length` requests answers of exactly the given length, by the server's extension fields.
+    """
+
+    forces_length: bool = False
+    temperature: float | None = None
+    seed: int = 0
+    model: str = "tgi"
+    streams: bool = True
+
+    @property
+    def accepted_type(self) -> str:
+        """The content type that answers must have."""
+        return "text/event-stream" if self.streams else "application/json"
+
+
+@dataclass(slots=True)
+class ParsedAnswer:
+    """The answer to one request so far. Times are monotonic ns, taken when an event was read from the socket.
+
+    `pieces` are the texts of the answer; None: texts are not stored.
+    """
+
+    event_ns: list[int] = field(default_factory=list)
+    event_tokens: list[int] = field(default_factory=list)
+    counts_are_exact: bool = False
+    first_answer_ns: int | None = None
+    reasoning_events: int = 0
+    finish_reason: str | None = None
+    is_terminated: bool = False
+    error: str | None = None
+    input_tokens: int | None = None
+    usage_output_tokens: int | None = None
+    usage_reasoning_tokens: int | None = None
+    cached_input_tokens: int | None = None
+    srv_validation_s: float | None = None
+    srv_queue_s: float | None = None
+    srv_inference_s: float | None = None
+    srv_time_per_token_s: float | None = None
+    pieces: list[str] | None = None
+
+    @property
+    def text(self) -> str:
+        """The stored text of the answer."""
+        return "".join(self.pieces or ())
+
+    def add_text(self, text: object) -> None:
+        """Store a piece of text, if texts are stored."""
+        if self.pieces is not None and isinstance(text, str):
+            self.pieces.append(text)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the stream ended as the API requires."""
+        return self.is_terminated or self.finish_reason is not None
+
+    def add_event(self, at_ns: int, tokens: int = 1, *, is_reasoning: bool = False) -> None:
+        """Record one token event."""
+        self.event_ns.append(at_ns)
+        self.event_tokens.append(tokens)
+        if is_reasoning:
+            self.reasoning_events += 1
+        elif self.first_answer_ns is None:
+            self.first_answer_ns = at_ns
+
+
+# Records store counts in 32 bits; a larger number is not a token count.
+MAX_COUNT = 2**31 - 1
+MAX_TIME_DIGITS = 12
+
+# TGI's headers of a blocking call, in milliseconds.
+TIMING_HEADERS = {
+    "srv_validation_s": "x-validation-time",
+    "srv_queue_s": "x-queue-time",
+    "srv_inference_s": "x-inference-time",
+    "srv_time_per_token_s": "x-time-per-token",
+}
+
+
+def read_timing_headers(headers: Mapping[str, str], answer: ParsedAnswer) -> None:
+    """Read TGI's timing headers; values that are not numbers are ignored."""
+    for name, header in TIMING_HEADERS.items():
+        text = headers.get(header, "")
+        if text.isascii() and text.isdigit() and len(text) <= MAX_TIME_DIGITS:
+            setattr(answer, name, int(text) / 1e3)
+
+
+class Dialect(Protocol):
+    """One API."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """Parameters of every request."""
+
+    @property
+    def path(self) -> str:
+        """The route of the requests."""
+
+    def body(self, prompt: Prompt) -> bytes:
+        """The JSON of a request."""
+
+    def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
+        """Read a blocking response into the answer. Raises BadPayloadError or NotThisApiError."""
+
+    def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
+        """Read one event's payload into the answer. Raises BadPayloadError or NotThisApiError."""
+
+
+def decode_object(payload: bytes) -> dict[str, Any]:
+    """The JSON object of a payload."""
+    # `json.loads` in half the time, if the payload is one UTF-8 value without surrounding space.
+    try:
+        text = payload.decode()
+        value, end = _scan(text, 0)
+    except (ValueError, RecursionError, StopIteration):
+        end = -1
+    if end < 0 or end != len(text):
+        value = _parse(payload)
+    if not isinstance(value, dict):
+        raise NotThisApiError(f"an event is a JSON {type(value).__name__}, not an object")
+    return value
+
+
+_scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+
+
+def _parse(payload: bytes) -> Any:
+    """The value of a payload in any form that `json.loads` accepts. Raises BadPayloadError."""
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise BadPayloadError(f"an event is not JSON: {payload[:80]!r}") from error
+
+
+def whole_number(values: Mapping[str, Any], name: str) -> int | None:
+    """A count in a payload; None if it is absent or not a count, so that the next source is used."""
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        return None
+    return value
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()

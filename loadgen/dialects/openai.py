@@ -1,0 +1,152 @@
+"""OpenAI's chat and completions APIs: chunks with deltas, a usage object, `[DONE]`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.dialects.dialect import (
+    BadPayloadError,
+    NotThisApiError,
+    ParsedAnswer,
+    Sampling,
+    decode_object,
+    encode,
+    whole_number,
+)
+from loadgen.workloads.prompt import Prompt
+
+DONE = b"[DONE]"
+REASONING_KEYS = ("reasoning_content", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiChat:
+    """`POST /v1/chat/completions`."""
+
+    sampling: Sampling
+    path: str = "/v1/chat/completions"
+
+    def body(self, prompt: Prompt) -> bytes:
+        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        return encode({"messages": list(messages), **_common(prompt, self.sampling)})
+
+    def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
+        _read(payload, at_ns, answer)
+
+    def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
+        _read_whole(payload, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiCompletions:
+    """`POST /v1/completions`."""
+
+    sampling: Sampling
+    path: str = "/v1/completions"
+
+    def body(self, prompt: Prompt) -> bytes:
+        return encode({"prompt": prompt.text, **_common(prompt, self.sampling)})
+
+    def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
+        _read(payload, at_ns, answer)
+
+    def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
+        _read_whole(payload, answer)
+
+
+def _common(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": sampling.model,
+        "stream": sampling.streams,
+        **({"stream_options": {"include_usage": True}} if sampling.streams else {}),
+        "temperature": sampling.temperature or 0,
+    }
+    if sampling.temperature:
+        body["seed"] = sampling.seed
+    if prompt.output_tokens is not None:
+        body["max_tokens"] = prompt.output_tokens
+        if sampling.forces_length:
+            body |= {"ignore_eos_token": True, "min_new_tokens": prompt.output_tokens}
+    return body
+
+
+def _read(payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
+    if payload == DONE:
+        answer.is_terminated = True
+        return
+    chunk = decode_object(payload)
+    if chunk.get("error") is not None:
+        error = chunk["error"]
+        answer.error = str(error.get("type") or "error") if isinstance(error, dict) else "error"
+        return
+    choices = chunk.get("choices")
+    if not isinstance(choices, list):
+        raise NotThisApiError(f"an event has no `choices`: {payload[:80]!r}")
+    is_open = bool(choices) and all(isinstance(each, dict) and each.get("finish_reason") is None for each in choices)
+    tokens = _read_usage(chunk.get("usage"), answer, is_open=is_open)
+    for choice in choices:
+        _read_choice(choice, tokens, at_ns, answer)
+
+
+def _read_whole(payload: bytes, answer: ParsedAnswer) -> None:
+    response = decode_object(payload)
+    if response.get("error") is not None:
+        error = response["error"]
+        answer.error = str(error.get("type") or "error") if isinstance(error, dict) else "error"
+        return
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise NotThisApiError(f"a response has no `choices`: {payload[:80]!r}")
+    answer.is_terminated = True
+    message = choices[0].get("message")
+    answer.add_text(message.get("content") if isinstance(message, dict) else choices[0].get("text"))
+    reason = choices[0].get("finish_reason")
+    answer.finish_reason = None if reason is None else str(reason)
+    _read_usage(response.get("usage"), answer, is_open=False)
+
+
+def _read_choice(choice: Any, tokens: int | None, at_ns: int, answer: ParsedAnswer) -> None:
+    if not isinstance(choice, dict):
+        raise BadPayloadError(f"a choice is {choice!r}, not an object")
+    delta = choice.get("delta")
+    if delta is not None and not isinstance(delta, dict):
+        raise BadPayloadError(f"`delta` is {delta!r}, not an object")
+    is_reasoning = delta is not None and any(delta.get(key) for key in REASONING_KEYS)
+    if is_reasoning or _has_content(choice, delta) or (tokens and choice.get("finish_reason") is None):
+        answer.add_event(at_ns, tokens or 1, is_reasoning=is_reasoning)
+    answer.add_text(choice.get("text") if delta is None else delta.get("content"))
+    if choice.get("finish_reason") is not None:
+        answer.finish_reason = str(choice["finish_reason"])
+
+
+def _has_content(choice: Mapping[str, Any], delta: Mapping[str, Any] | None) -> bool:
+    if delta is None:
+        return bool(choice.get("text"))
+    return bool(delta.get("content")) or _has_tool_arguments(delta.get("tool_calls"))
+
+
+def _has_tool_arguments(calls: Any) -> bool:
+    """Whether a delta has tool arguments. Some servers send one call, most a list."""
+    listed = calls if isinstance(calls, list) else [calls]
+    functions = [call.get("function") for call in listed if isinstance(call, dict)]
+    return any(isinstance(function, dict) and function.get("arguments") for function in functions)
+
+
+def _read_usage(usage: Any, answer: ParsedAnswer, *, is_open: bool) -> int | None:
+    """Store the newest usage. Returns its new tokens if the server also sends usage with unfinished choices."""
+    if usage is None:
+        return None
+    if not isinstance(usage, dict):
+        raise BadPayloadError(f"`usage` is {usage!r}, not an object")
+    before = answer.usage_output_tokens or 0
+    answer.usage_output_tokens = whole_number(usage, "completion_tokens")
+    answer.input_tokens = whole_number(usage, "prompt_tokens")
+    prompt_details = usage.get("prompt_tokens_details")
+    if isinstance(prompt_details, dict):
+        answer.cached_input_tokens = whole_number(prompt_details, "cached_tokens")
+    completion_details = usage.get("completion_tokens_details")
+    if isinstance(completion_details, dict):
+        answer.usage_reasoning_tokens = whole_number(completion_details, "reasoning_tokens")
+    is_counted = answer.usage_output_tokens is not None
+    answer.counts_are_exact = is_counted and (answer.counts_are_exact or is_open)
+    return (answer.usage_output_tokens or 0) - before if answer.counts_are_exact else None

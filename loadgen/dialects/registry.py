@@ -1,0 +1,13 @@
+"""The API dialects by name."""
+
+from collections.abc import Callable
+
+from loadgen.dialects.dialect import Dialect, Sampling
+from loadgen.dialects.openai import OpenAiChat, OpenAiCompletions
+from loadgen.dialects.tgi import Tgi
+
+DIALECTS: dict[str, Callable[[Sampling], Dialect]] = {
+    "tgi": Tgi,
+    "openai-chat": OpenAiChat,
+    "openai-completions": OpenAiCompletions,
+}

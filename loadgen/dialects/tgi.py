@@ -1,0 +1,81 @@
+"""TGI's native API: one `token` object per event, `details` in the last one, errors within status 200."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.dialects.dialect import (
+    BadPayloadError,
+    NotThisApiError,
+    ParsedAnswer,
+    Sampling,
+    decode_object,
+    encode,
+    whole_number,
+)
+from loadgen.workloads.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Tgi:
+    """`POST /generate_stream`, or `/generate` if answers are not streamed."""
+
+    sampling: Sampling
+
+    @property
+    def path(self) -> str:
+        return "/generate_stream" if self.sampling.streams else "/generate"
+
+    def body(self, prompt: Prompt) -> bytes:
+        parameters: dict[str, Any] = {"details": True, "do_sample": False}
+        if self.sampling.temperature:
+            parameters |= {"do_sample": True, "temperature": self.sampling.temperature, "seed": self.sampling.seed}
+        if prompt.output_tokens is not None:
+            parameters["max_new_tokens"] = prompt.output_tokens
+            if self.sampling.forces_length:
+                parameters |= {"ignore_eos_token": True, "min_new_tokens": prompt.output_tokens}
+        return encode({"inputs": prompt.text, "parameters": parameters})
+
+    def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
+        response = decode_object(payload)
+        if "error" in response:
+            answer.error = str(response.get("error_type") or "error")
+            return
+        if not isinstance(response.get("generated_text"), str):
+            raise NotThisApiError(f"a response has no `generated_text`: {payload[:80]!r}")
+        answer.is_terminated = True
+        answer.add_text(response["generated_text"])
+        if response.get("details") is not None:
+            _read_details(response["details"], answer)
+
+    def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
+        event = decode_object(payload)
+        token = event.get("token")
+        if isinstance(token, dict):
+            answer.counts_are_exact = True
+            answer.add_event(at_ns)
+        elif "error" in event:
+            answer.error = str(event.get("error_type") or "error")
+            return
+        elif token is not None:
+            raise BadPayloadError(f"`token` is {token!r}, not an object")
+        else:
+            raise NotThisApiError(f"an event has neither `token` nor `error`: {payload[:80]!r}")
+        if event.get("generated_text") is not None:
+            answer.is_terminated = True
+            answer.add_text(event["generated_text"])
+        details = event.get("details")
+        if details is not None:
+            _read_details(details, answer)
+
+
+def _read_details(details: Any, answer: ParsedAnswer) -> None:
+    if not isinstance(details, dict):
+        raise BadPayloadError(f"`details` is {details!r}, not an object")
+    finish_reason = details.get("finish_reason")
+    answer.finish_reason = None if finish_reason is None else str(finish_reason)
+    answer.usage_output_tokens = whole_number(details, "generated_tokens")
+    answer.input_tokens = whole_number(details, "input_length")
+    prefill = details.get("prefill")
+    if answer.input_tokens is None and isinstance(prefill, list) and prefill:
+        answer.input_tokens = len(prefill)
+    answer.cached_input_tokens = whole_number(details, "cached_input_tokens")

@@ -1,0 +1,393 @@
+"""`python -m loadgen.generator.master`: coordinates the workers of one run, on locust's master runner.
+
+Makes no load itself. Reads a `WorkerPlan` and a `Distribution` as JSON on stdin and writes the same messages on stdout
+as a single worker. Starts its workers, or waits for workers that join; assigns partitions; measures clock offsets;
+starts and stops all workers together. worker_group.py has the decisions. SIGINT or SIGTERM: stop sending, drain,
+finish.
+"""
+
+# locust first: it makes the sockets of everything imported after it cooperative.
+import gevent
+import locust.dispatch
+import locust.env
+import locust.runners
+
+# isort: split
+import contextlib
+import functools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gevent.queue import Empty, Queue
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.config.distribution import Address, Distribution
+from loadgen.errors import MeasurementError
+from loadgen.generator.clocks import ClockOffset, Ping, estimate
+from loadgen.generator.messages import (
+    FROM_WORKER,
+    STOP_REQUESTED,
+    STOP_SIGNAL,
+    TO_WORKER,
+    Hello,
+    JoinPlan,
+    WorkerPlan,
+    pack_files,
+)
+from loadgen.generator.users import ClosedLoopUser, OpenLoopUser
+from loadgen.generator.web_ui import WebPage
+from loadgen.generator.worker import POLL_S, print_message
+from loadgen.generator.worker_group import Member, Stage, WorkerGroup
+from loadgen.parent_death import end_with_parent
+from reports.run_store import REQUESTS, TIMESERIES, write_client
+
+PINGS = 16
+PONG_S = 5.0
+# Time between the start message and the start: the message must reach every worker.
+START_DELAY_S = 0.25
+EXIT_S = 5.0
+
+
+def main() -> int:
+    message = json.load(sys.stdin)
+    plan, distribution = WorkerPlan.from_json(message["plan"]), Distribution.from_json(message["distribution"])
+    if not end_with_parent(plan.parent_pid, signal.SIGKILL):
+        return 1
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    logging.getLogger("locust").setLevel(logging.ERROR)
+    try:
+        Master(plan, distribution).run()
+    except MeasurementError as error:
+        print_message(type="failed", text=str(error))
+        return 1
+    return 0
+
+
+class GroupRunner(locust.runners.MasterRunner):  # type: ignore[misc]
+    """locust's master. Once `is_closed`, late workers get no users: partitions are fixed before the load begins."""
+
+    is_closed = False
+
+    def handle_message(self, client_id: str, msg: Any) -> None:
+        if self.is_closed and msg.type == "client_ready" and client_id not in self.clients:
+            # Acknowledged, so that it sends a hello and is refused with a reason.
+            self.send_message("ack", client_id=client_id, data={"index": -1})
+            return
+        super().handle_message(client_id, msg)
+
+
+class PartitionDispatcher(locust.dispatch.UsersDispatcher):  # type: ignore[misc]
+    """locust's dispatcher, assigning users in partition order, so that each worker gets `Partition.share_of` them."""
+
+    _worker_nodes: list[Any]
+
+    def __init__(self, group: WorkerGroup, worker_nodes: list[Any], user_classes: list[Any]) -> None:
+        self._index_of = {member.client_id: member.index for member in group.members}
+        super().__init__(worker_nodes, user_classes)
+
+    def _sort_workers(self) -> None:
+        self._worker_nodes = sorted(self._worker_nodes, key=lambda node: self._index_of.get(node.id, 0))
+
+
+class Master:
+    """One run of several workers."""
+
+    def __init__(self, plan: WorkerPlan, distribution: Distribution) -> None:
+        self._plan = plan
+        self._distribution = distribution
+        self._config = config = BenchConfig.model_validate(plan.config)
+        self._directory = Path(plan.directory)
+        self._hello = Hello.of_this_process(distribution.key)
+        self._group = WorkerGroup(distribution.count, self._hello, config.max_errors)
+        self._url_is_loopback = Address.parse(
+            "url", plan.url.split("//")[1].split("/")[0], distribution.bind
+        ).is_loopback
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._pongs: dict[str, Queue[Ping]] = {}
+        self._pinged_ns: dict[tuple[str, int], int] = {}
+        self._start_ns = 0
+        self._sent_stop = False
+        self._sent_measure = False
+        self._write_errors = 0
+        self._environment = locust.env.Environment(
+            user_classes=[OpenLoopUser if config.is_open_loop else ClosedLoopUser],
+            host=plan.url,
+            dispatcher_class=functools.partial(PartitionDispatcher, self._group),
+        )
+        self._runner = self._bind(distribution.bind)
+        self._page = self._open_page(distribution.web)
+
+    def run(self) -> None:
+        """Raises MeasurementError if not all workers become ready."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            gevent.signal_handler(number, self._group.stop, "interrupted")
+        gevent.signal_handler(STOP_SIGNAL, self._group.stop, STOP_REQUESTED)
+        try:
+            self._wait_for_workers()
+            if self._group.stop_reason is None:
+                self._begin()
+                self._watch()
+                self._measure_clocks_again()
+        finally:
+            self._end_workers()
+        self._finish()
+
+    def _bind(self, address: Address) -> GroupRunner:
+        try:
+            runner = GroupRunner(self._environment, address.host, address.port)
+        except SystemExit:  # raised by locust if the port is taken
+            raise MeasurementError(
+                f"the master's address {address} is in use; choose another --master-bind-port"
+            ) from None
+        except Exception as error:
+            raise MeasurementError(f"the master cannot listen at {address}: {error}") from error
+        self._environment.runner = runner
+        runner.register_message(FROM_WORKER, self._receive)
+        return runner
+
+    def _open_page(self, address: Address | None) -> WebPage | None:
+        if address is None:
+            return None
+        page = WebPage(self._environment, address, lambda: self._group.stop("interrupted"))
+        print_message(type="notice", text=f"locust's web UI is at {page.start()} during the load")
+        return page
+
+    def _wait_for_workers(self) -> None:
+        """Wait until all workers have joined and prepared their requests."""
+        if self._distribution.is_open:
+            at = Address(self._distribution.bind.host, self._runner.server.port)
+            print_message(type="notice", text=f"waiting for {self._group.count} workers: tgi-bench run --join {at}")
+        else:
+            for index in range(self._group.count):
+                self._processes[index] = self._start_worker(index)
+        deadline_s = time.monotonic() + self._config.ready_timeout
+        while not self._is_ready() and self._group.stop_reason is None:
+            gevent.sleep(POLL_S)
+            self._detect_losses()
+            for member in self._group.members:
+                if member.stage == Stage.LOST:
+                    raise MeasurementError(
+                        f"worker {member.index} on {member.hello.host} failed: {member.lost_because}"
+                    )
+            if time.monotonic() > deadline_s:
+                joined = f"{len(self._group.members)} of {self._group.count} workers"
+                raise MeasurementError(f"only {joined} joined within {self._config.ready_timeout:g} s")
+
+    def _is_ready(self) -> bool:
+        ready = {node.id for node in self._runner.clients.ready}
+        return self._group.is_ready and all(member.client_id in ready for member in self._group.members)
+
+    def _start_worker(self, index: int) -> "subprocess.Popen[bytes]":
+        join = JoinPlan(
+            self._distribution.bind.host,
+            self._runner.server.port,
+            os.getpid(),
+            self._distribution.key,
+            str(self._directory),
+            index,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "loadgen.generator.group_worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(join.to_json()).encode())
+            process.stdin.close()
+        return process
+
+    def _begin(self) -> None:
+        """Measure every clock, assign the users, and start all workers at one moment."""
+        self._group.has_begun = True
+        self._runner.is_closed = True
+        members = {member.client_id for member in self._group.members}
+        for client_id in set(self._runner.clients) - members:
+            del self._runner.clients[client_id]
+        for member in self._group.members:
+            member.measured = self._measure_clock(member)
+        users = self._group.count if self._config.is_open_loop else self._config.users
+        self._runner.start(users, spawn_rate=users)
+        self._start_ns = time.perf_counter_ns() + round(START_DELAY_S * 1e9)
+        for member in self._group.members:
+            self._send(member, type="start", start_ns=self._start_ns + member.offset_ns)
+        print_message(type="started", start_ns=self._start_ns, wall_s=time.time(), at_ns=time.perf_counter_ns())
+
+    def _measure_clock(self, member: Member) -> ClockOffset:
+        pongs = self._pongs[member.client_id] = Queue()
+        pings = []
+        for number in range(PINGS):
+            self._pinged_ns[member.client_id, number] = time.perf_counter_ns()
+            self._send(member, type="ping", number=number)
+            try:
+                pings.append(pongs.get(timeout=PONG_S))
+            except Empty:
+                raise MeasurementError(f"worker {member.index} on {member.hello.host} does not answer pings") from None
+        return estimate(pings)
+
+    def _measure_clocks_again(self) -> None:
+        """Measure the drift since the start; a worker that no longer answers keeps its first estimate."""
+        for member in self._group.members:
+            if member.stage == Stage.DONE:
+                with contextlib.suppress(MeasurementError):
+                    member.measured_later = self._measure_clock(member)
+
+    def _watch(self) -> None:
+        second = 0
+        while not self._group.is_over:
+            gevent.sleep(POLL_S)
+            self._detect_losses()
+            if self._group.stop_reason is not None and not self._sent_stop:
+                self._sent_stop = True
+                self._send_all(type="stop", reason=self._group.stop_reason)
+            if self._group.is_warm and not self._sent_measure:
+                self._sent_measure = True
+                for member in self._group.active:
+                    self._send(member, type="measure", at_ns=self._group.warm_ns + member.offset_ns)
+            elapsed_s = (time.perf_counter_ns() - self._start_ns) / 1e9
+            if elapsed_s >= second + 1:
+                second = int(elapsed_s)
+                self._report(elapsed_s)
+        self._report((time.perf_counter_ns() - self._start_ns) / 1e9)
+
+    def _report(self, elapsed_s: float) -> None:
+        live = self._group.live(elapsed_s)
+        print_message(type="progress", **live)
+        if self._page is not None:
+            self._page.update(live)
+
+    def _detect_losses(self) -> None:
+        """Detect own workers that ended, and workers whose heartbeats stopped."""
+        for index, process in self._processes.items():
+            code = process.poll()
+            member = next((each for each in self._group.members if each.index == index), None)
+            if code is None:
+                continue
+            if member is None:
+                raise MeasurementError(f"worker {index} ended with exit code {code} before it joined")
+            if member.is_active:
+                self._lose(member, f"its process ended with exit code {code}")
+        for member in self._group.active:
+            node = self._runner.clients.get(member.client_id)
+            # A worker that still prepares may be silent for a while: locust drops it after a minute.
+            is_missing = self._group.has_begun and node is not None and node.state == locust.runners.STATE_MISSING
+            if node is None or is_missing:
+                self._lose(member, "its heartbeats stopped")
+
+    def _lose(self, member: Member, because: str) -> None:
+        self._group.lose(member, because)
+        # Otherwise locust would assign its users to other workers after a minute.
+        self._runner.clients.pop(member.client_id, None)
+        if self._group.has_begun:
+            print_message(type="notice", text=f"worker {member.index} on {member.hello.host} was lost: {because}")
+
+    def _receive(self, environment: object, msg: Any) -> None:  # noqa: ARG002 - locust's signature
+        received_ns = time.perf_counter_ns()
+        message: dict[str, Any] = msg.data
+        client_id = str(msg.node_id)
+        member = self._group.member(client_id)
+        if message["type"] == "hello":
+            if member is None:
+                self._answer_hello(client_id, Hello.from_json(message))
+            return
+        if member is None:
+            return
+        if member.stage == Stage.LOST:
+            self._send(member, type="end")
+            return
+        match message["type"]:
+            case "ready":
+                self._note_ready(member, message)
+            case "pong":
+                sent_ns = self._pinged_ns.pop((client_id, message["number"]))
+                self._pongs[client_id].put(Ping(sent_ns, message["at_ns"], received_ns))
+            case "warm":
+                member.warm_ns = message["at_ns"] - member.offset_ns
+            case "progress":
+                self._group.note_progress(member, message)
+            case "rows":
+                self._store(member, message["table"], message["lines"])
+            case "stopping":
+                self._group.note_stopping(message["reason"])
+            case "done":
+                self._group.note_done(member, message["end"], message["health"])
+            case "failed":
+                self._group.lose(member, message["text"])
+
+    def _answer_hello(self, client_id: str, hello: Hello | None) -> None:
+        refusal = self._group.refusal(hello, self._url_is_loopback)
+        if refusal is not None or hello is None:
+            self._runner.send_message(TO_WORKER, {"type": "refused", "reason": refusal}, client_id)
+            self._runner.clients.pop(client_id, None)
+            print_message(type="notice", text=f"refused a worker{f' on {hello.host}' if hello else ''}: {refusal}")
+            return
+        member = self._group.admit(client_id, hello)
+        self._send(
+            member,
+            type="plan",
+            plan=self._plan.to_json(),
+            index=member.index,
+            count=self._group.count,
+            files=pack_files(self._config) if self._distribution.is_open else {},
+            is_watched=self._page is not None,
+        )
+        if self._distribution.is_open:
+            print_message(type="notice", text=f"worker {member.index} joined from {hello.host}")
+
+    def _note_ready(self, member: Member, message: dict[str, Any]) -> None:
+        expected = (self._plan.workload_hash, self._plan.schedule_hash)
+        if (message["workload_hash"], message["schedule_hash"]) != expected:
+            self._group.lose(
+                member, "it built a different workload from the same plan: its libraries differ from the master's"
+            )
+            return
+        member.stage = Stage.READY
+
+    def _store(self, member: Member, table: str, lines: list[str]) -> None:
+        """Append rows that a remote worker sent, whole lines at once, so that a crash leaves a valid prefix."""
+        if table not in (REQUESTS, TIMESERIES):
+            return
+        data = "".join(f"{line}\n" for line in lines).encode()
+        try:
+            with (self._directory / f"{table}-{member.index}.jsonl").open("ab", buffering=0) as file:
+                while data:
+                    data = data[file.write(data) or 0 :]
+        except OSError:
+            self._write_errors += 1
+            self._group.stop("no_space")
+
+    def _send(self, member: Member, **message: Any) -> None:
+        self._runner.send_message(TO_WORKER, message, member.client_id)
+
+    def _send_all(self, **message: Any) -> None:
+        for member in self._group.members:
+            self._send(member, **message)
+
+    def _end_workers(self) -> None:
+        """End every worker process before this one."""
+        self._send_all(type="end")
+        deadline_s = time.monotonic() + EXIT_S
+        while time.monotonic() < deadline_s and any(process.poll() is None for process in self._processes.values()):
+            gevent.sleep(POLL_S)
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if self._page is not None:
+            self._page.stop()
+        self._runner.quit()
+
+    def _finish(self) -> None:
+        end = self._group.end()
+        workers = [member.describe(self._group.count) for member in self._group.members]
+        write_client(self._directory, {**end, "write_errors": self._write_errors, "workers": workers})
+        print_message(type="done", **end)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

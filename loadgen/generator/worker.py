@@ -1,0 +1,298 @@
+"""`python -m loadgen.generator.worker`: the process that makes the load, with locust as a library.
+
+Reads a `WorkerPlan` as JSON on stdin, writes records and its own health into the run directory, and writes its progress
+to stdout once a second. SIGINT or SIGTERM: stop sending, drain, finish. One worker of several: group_worker.py.
+"""
+
+# locust first: it makes the sockets of everything imported after it cooperative.
+import gevent
+import locust
+import locust.env
+import locust.runners
+
+# isort: split
+import gc
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.dialects.registry import DIALECTS
+from loadgen.generator.load_state import NS_PER_S, LoadEnd, LoadState
+from loadgen.generator.messages import STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
+from loadgen.generator.partition import Partition
+from loadgen.generator.recorder import Recorder, RowSink, latest, live_row, quantile
+from loadgen.generator.request_bodies import Conversations, PreparedRequests
+from loadgen.generator.self_monitor import TIMER_S, SelfMonitor
+from loadgen.generator.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
+from loadgen.http.call import Client
+from loadgen.http.connection import ConnectionPool, Origin
+from loadgen.http.hub_connection import HubConnection
+from loadgen.http.timers import Ticker
+from loadgen.parent_death import end_with_parent
+from loadgen.target.machine import request_realtime
+from loadgen.workloads import workload
+from loadgen.workloads.prompt import ServerLimits
+from loadgen.workloads.shapes import ConstantShape, Shape
+from loadgen.workloads.think_time import parse_think_time
+from reports.run_schema import RequestRecord, Status
+from reports.run_store import REQUESTS, TIMESERIES, JsonlWriter, write_client
+
+POLL_S = 0.02
+PREPARED_CLOSED_LOOP = 1_024
+# A longer gap of the event loop makes the run invalid.
+MAX_LOOP_GAP_S = 5.0
+
+
+class UsersOverTime(locust.LoadTestShape):  # type: ignore[misc]
+    """locust's form of a `Shape`."""
+
+    shape: Shape
+    abstract = True
+
+    def tick(self) -> tuple[int, float] | None:
+        users = self.shape.users(self.get_run_time())
+        return users, float(max(users, 1))
+
+
+def main() -> int:
+    plan = WorkerPlan.from_json(json.load(sys.stdin))
+    if not end_with_parent(plan.parent_pid, signal.SIGKILL):
+        return 1
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    logging.getLogger("locust").setLevel(logging.ERROR)
+    _run_alone(plan)
+    return 0
+
+
+def _run_alone(plan: WorkerPlan) -> None:
+    directory = Path(plan.directory)
+    records, series = (JsonlWriter(directory / f"{table}.jsonl") for table in (REQUESTS, TIMESERIES))
+    worker = Worker(plan, Partition(), WorkerOutput(records, series, print_message))
+    worker.handle_signals()
+    runner = _start_locust(worker)
+    worker.users.begun.wait()
+    load = worker.load
+    print_message(type="started", start_ns=load.start_ns, wall_s=time.time(), at_ns=time.perf_counter_ns())
+    end, health = worker.watch()
+    runner.quit()
+    write_client(directory, {**end, "write_errors": load.write_errors, "workers": [health]})
+    print_message(type="done", **end)
+
+
+def _start_locust(worker: "Worker") -> "locust.runners.Runner":
+    is_open_loop = worker.config.is_open_loop
+    environment = locust.env.Environment(user_classes=[OpenLoopUser if is_open_loop else ClosedLoopUser])
+    if not is_open_loop:
+        shape = UsersOverTime()
+        shape.shape = ConstantShape(worker.config.users)
+        environment.shape_class = shape
+    runner = environment.create_local_runner()
+    if is_open_loop:
+        runner.start(1, spawn_rate=1)
+    else:
+        runner.start_shape()
+    return runner
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutput:
+    """Where a worker's records, its time series and its messages go; a master also receives single latencies."""
+
+    records: RowSink
+    series: RowSink
+    send: Callable[..., None]
+    is_to_master: bool = False
+
+
+class Worker:
+    """One worker's load, from the first request to the last record."""
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        partition: Partition,
+        output: WorkerOutput,
+        on_record: Callable[[RequestRecord], None] | None = None,
+    ) -> None:
+        # Imported objects live as long as the process, so collections during the load need not scan them.
+        gc.collect()
+        gc.freeze()
+        self.output = output
+        self.partition = partition
+        self.monitor = SelfMonitor()
+        self.is_over = Event()
+        config = BenchConfig.model_validate(plan.config)
+        self.config = config
+        self.runs_before_others = config.priority == "auto" and request_realtime()
+        work = workload.build(
+            config, workload.vocabulary_from_json(plan.vocabulary), ServerLimits(**plan.limits), plan.answer_tokens
+        )
+        self.work = work
+        times_ns = None if work.times_ns is None else partition.times(work.times_ns)
+        dialect = DIALECTS[plan.api](plan.sampling)
+        self.requests = PreparedRequests(partition.prompts(work.prompts), dialect)
+        self.requests.prepare(self._known_requests(times_ns))
+        self.load = LoadState(
+            run_id=plan.run_id,
+            limits=self._load_end(),
+            requests=iter(self.requests),
+            client=Client(
+                ConnectionPool(Origin.parse(plan.url), time.perf_counter_ns, HubConnection),
+                dialect,
+                plan.headers,
+                config.request_limits,
+                time.perf_counter_ns,
+            ),
+            recorder=Recorder(output.records, on_record),
+            clock_ns=time.perf_counter_ns,
+            worker=partition.index,
+            conversations=Conversations(dialect) if config.assistant == "real" else None,
+        )
+        self.users = LoadRunner(
+            self.load,
+            think_time=parse_think_time(config.think_time, config.seed),
+            shape=None if config.is_open_loop or isinstance(config.shape, ConstantShape) else config.shape,
+            partition=partition,
+            times_ns=times_ns,
+            end_reason="requests" if config.requests is not None else "end_of_trace",
+            limit=BoundedSemaphore(partition.share_of(config.max_in_flight)) if config.max_in_flight else None,
+        )
+        LoadUser.runner = self.users
+
+    def _known_requests(self, times_ns: list[int] | None) -> int:
+        if times_ns is not None:
+            return len(times_ns)
+        known = self.config.requests or max(PREPARED_CLOSED_LOOP, 4 * self.config.users)
+        return self.partition.share_of(known)
+
+    def _load_end(self) -> LoadEnd:
+        config = self.config
+        requests = None if config.requests is None or config.is_open_loop else self.partition.share_of(config.requests)
+        return LoadEnd(
+            config.warmup_s,
+            config.duration_s,
+            requests=requests,
+            slots=None if config.is_open_loop or config.mode == "stages" else config.concurrency,
+            max_errors=config.max_errors,
+            max_error_share=config.max_error_share,
+        )
+
+    def handle_signals(self) -> None:
+        """SIGINT, SIGTERM and STOP_SIGNAL stop the load and let it drain."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            gevent.signal_handler(number, self.stop, "interrupted")
+        gevent.signal_handler(STOP_SIGNAL, self.stop, STOP_REQUESTED)
+
+    def stop(self, reason: str) -> None:
+        """Send nothing more; requests in flight may finish until the drain limit."""
+        self.users.is_interrupted |= reason == "interrupted"
+        self.load.stop(reason)
+        self.users.begin()
+
+    def watch(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Watch a load that has begun until it is drained. Returns how it ended, and the health of this process."""
+        ticker = Ticker(TIMER_S, self._tick)
+        reporter = gevent.spawn(self._report_every_second)
+        self.is_over.wait()
+        self.output.send(type="stopping", reason=self.load.stop_reason)
+        drained_s = self._drain()
+        ticker.close()
+        reporter.kill()
+        self._report()
+        self.output.records.close()
+        self.output.series.close()
+        return self._end(drained_s), self._health()
+
+    def _drain(self) -> float:
+        """Wait for requests in flight up to the drain limit and cancel the rest. Returns the seconds it took."""
+        started_ns = self.load.clock_ns()
+        limit_ns = started_ns + round(self.config.drain_s * NS_PER_S)
+        while (self.users.sending or self.users.waiting) and self.load.clock_ns() < limit_ns:
+            gevent.sleep(POLL_S)
+        self.users.cancel(Status.CANCELLED if self.users.is_interrupted else Status.UNFINISHED)
+        return (self.load.clock_ns() - started_ns) / NS_PER_S
+
+    def _tick(self, late_s: float) -> None:
+        """One timer for loop lag and for the phases of the load: idle wake-ups cost more than events."""
+        self.monitor.note_timer(late_s)
+        if late_s > MAX_LOOP_GAP_S:
+            self.load.stop("client_limit")
+        self.load.tick()
+        if self.load.is_over:
+            self.is_over.set()
+
+    def _report_every_second(self) -> None:
+        while True:
+            gevent.sleep(1.0)
+            self._report()
+
+    def _report(self) -> None:
+        load, live = self.load, self.load.recorder.live
+        t_s = (load.clock_ns() - load.start_ns) / NS_PER_S
+        row = {
+            "t_s": t_s,
+            "worker": self.partition.index,
+            "in_flight": load.in_flight,
+            "sent": live.sent,
+            "completed": live.completed,
+            "failed": live.failed,
+            "tokens_out": load.tokens_seen(),
+            "tokens_in": live.tokens_in,
+            "ttft_p50_s": quantile(live.second_ttft_s, 0.50),
+            "ttft_p95_s": quantile(live.second_ttft_s, 0.95),
+            **self.monitor.second(),
+        }
+        try:
+            self.output.series.write(row)
+        except OSError as error:
+            load.client_errors.append(f"cannot write the time series: {error.strerror}")
+            load.stop("no_space")
+        progress = live_row(live, load.in_flight) | {"tokens_out": row["tokens_out"], "waiting": self.users.waiting}
+        if self.output.is_to_master:
+            progress |= {"errors": load.errors, **latest(live)}
+        self.output.send(type="progress", t_s=t_s, phase=str(load.phase), statuses=dict(live.statuses), **progress)
+        live.clear_second()
+
+    def _end(self, drained_s: float) -> dict[str, Any]:
+        load = self.load
+
+        def since_start(at_ns: int | None) -> float | None:
+            return None if at_ns is None else (at_ns - load.start_ns) / NS_PER_S
+
+        return {
+            "stop_reason": load.stop_reason,
+            "warmup_ended_s": since_start(load.measure_ns),
+            "window_end_s": since_start(load.window_end_ns),
+            "drain_s": drained_s,
+            "clipped": load.clipped.to_json(),
+            "client_errors": load.client_errors[:20],
+        }
+
+    def _health(self) -> dict[str, Any]:
+        return {
+            "worker": self.partition.index,
+            "is_lost": False,
+            "runs_before_others": self.runs_before_others,
+            "arrival_times": self.load.client.pool.arrivals.to_json(),
+            **self.monitor.summary(),
+        }
+
+
+def print_message(**message: Any) -> None:
+    """Write a message to stdout as one line of JSON."""
+    sys.stdout.write(json.dumps(message, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

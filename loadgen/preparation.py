@@ -1,0 +1,139 @@
+"""Prepares a run before its first request: facts about the target, vocabulary, workload, length control."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import TargetError, UsageError
+from loadgen.progress import ProgressDisplay
+from loadgen.target.control import ControlClient
+from loadgen.target.target import Target, TargetFacts
+from loadgen.workloads import workload
+from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabulary, calibrate
+from loadgen.workloads.workload import Workload
+
+CHECKED_PROMPTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounter:
+    """Counts tokens, including special ones. `digest` is that of a tokenizer file."""
+
+    count: CountTokens
+    source: str
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthCheck:
+    """Generated prompts that were counted again, and the largest difference from their planned length in tokens."""
+
+    checked: int
+    largest_error: int
+
+    @property
+    def is_exact(self) -> bool:
+        return self.largest_error == 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """Everything that is known before the first request."""
+
+    facts: TargetFacts
+    work: Workload
+    vocabulary: Vocabulary | None
+    counter: TokenCounter | None
+    answer_tokens: list[int | None] | None
+    length_check: LengthCheck | None
+    length_control: str
+
+
+def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) -> PreparedRun:
+    """Raises UsageError for a wrong workload, TargetError if the server does not answer."""
+    facts = target.facts(config.api, config.model)
+    length_control = choose_length_control(config, facts)
+    control = target.control()
+    try:
+        counter = open_counter(config, control) if workload.needs_vocabulary(config) else None
+        vocabulary = make_vocabulary(counter) if counter is not None else None
+        answer_tokens = _answer_tokens(config, control)
+        work = workload.build(config, vocabulary, facts.limits, answer_tokens)
+        length_check = check_lengths(work.first(CHECKED_PROMPTS), counter) if counter is not None else None
+    finally:
+        control.close()
+    if length_control == "capped":
+        progress.show("answer lengths are capped, not forced: the server may end an answer earlier")
+    if length_check is not None and not length_check.is_exact:
+        progress.show(f"prompt lengths differ by up to {length_check.largest_error} tokens with this tokenizer")
+    if work.times_ns is not None and not work.times_ns:
+        raise UsageError("the schedule has no requests: the duration is shorter than the first arrival")
+    return PreparedRun(facts, work, vocabulary, counter, answer_tokens, length_check, length_control)
+
+
+def choose_length_control(config: BenchConfig, facts: TargetFacts) -> str:
+    """`forced` if the server lists the extensions for it, else `capped`. Raises UsageError."""
+    if config.length_control == "forced" and not facts.can_force_length:
+        raise UsageError(
+            "`length_control` is 'forced' but /info of the server lists no extensions ignore_eos_token and "
+            "min_new_tokens; use 'capped' or 'auto'"
+        )
+    if config.length_control == "capped" or not facts.can_force_length:
+        return "capped"
+    has_length = config.workload != "prompts" or config.output_tokens is not None
+    return "forced" if has_length else "capped"
+
+
+def open_counter(config: BenchConfig, control: ControlClient) -> TokenCounter:
+    """The token counter of a config: a tokenizer file, or the server's `/tokenize`. Raises UsageError."""
+    if config.tokenizer is None:
+        return TokenCounter(control.count_tokens, "/tokenize")
+    path = Path(config.tokenizer)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"`tokenizer` is {config.tokenizer!r}: {error.strerror}") from error
+    return TokenCounter(_count_with_file(content, path), str(path), hashlib.sha256(content).hexdigest())
+
+
+def _count_with_file(content: bytes, path: Path) -> Callable[[str], int]:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(f"`tokenizer` is {str(path)!r}: not a tokenizer.json ({error})") from error
+    return lambda text: len(tokenizer.encode(text).ids)
+
+
+def make_vocabulary(counter: TokenCounter) -> Vocabulary:
+    """The words that prompts are composed of. Raises UsageError or TargetError."""
+    try:
+        return calibrate(counter.count)
+    except CalibrationError as error:
+        raise UsageError(f"cannot make prompts of exact length with {counter.source}: {error}") from error
+    except TargetError as error:
+        if error.status is None:
+            raise
+        raise UsageError(
+            f"the server does not count tokens ({error}); pass its tokenizer.json as --tokenizer"
+        ) from error
+
+
+def _answer_tokens(config: BenchConfig, control: ControlClient) -> list[int | None] | None:
+    if not workload.needs_answer_lengths(config):
+        return None
+    try:
+        return workload.answer_lengths(config, open_counter(config, control).count)
+    except TargetError as error:
+        raise UsageError(f"{error}; pass --tokenizer to count the answers, or --output-tokens") from error
+
+
+def check_lengths(prompts: list[Prompt], counter: TokenCounter) -> LengthCheck:
+    """Count generated prompts and compare with their planned lengths."""
+    errors = [abs(counter.count(prompt.text) - (prompt.input_tokens or 0)) for prompt in prompts]
+    return LengthCheck(len(errors), max(errors, default=0))

@@ -1,0 +1,308 @@
+"""Measures this machine's client against the reference timing server: timing errors and the highest accurate rate.
+
+The reference time of an event is when the server wrote it to the socket, on the clock that both processes share.
+Lateness of the server itself is therefore not an error of the client. Tokens are spread over time, or
+those of all streams are sent at once, as by an engine after a step.
+"""
+
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.config.bench_settings import NO_SALT
+from loadgen.errors import MeasurementError
+from loadgen.progress import ProgressDisplay
+from loadgen.runner import measure
+from loadgen.selftest.reference_timing_server import timing_server
+from loadgen.target.control import ControlClient
+from loadgen.target.target import Target
+from reports.metrics.summary import summarize
+from reports.run_schema import RequestRecord, Status
+from reports.run_store import RunResult
+
+STREAMS = (1, 16, 64, 256)
+# Loads grow by this factor until one is not accurate.
+GROWTH = 1.5
+HALVINGS = 2
+MAX_STREAMS = 2_000
+FIRST_S, GAP_S = 0.05, 0.02
+# Lengths differ; otherwise streams that start together would always end together.
+MIN_TOKENS, MAX_TOKENS = 32, 96
+# Accurate means within 1 ms plus 2 % of the reference time.
+TOLERANCE_S, TOLERANCE_FRACTION = 0.001, 0.02
+FRACTIONS = (0.5, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAccuracy:
+    """Accuracy of the client under one load. Errors are observed minus reference times, in milliseconds.
+
+    `lost_events` were never counted. `event_lag` is the time from writing an event to its recorded arrival.
+    `read_ttft_error` is the error if the time of the read is taken for the arrival. With `sends_bursts` the server sent
+    the tokens of all streams at once.
+    """
+
+    streams: int
+    sends_bursts: bool
+    requests: int
+    events: int
+    events_per_s: float
+    cpu_us_per_event: float
+    ttft_error_mean_ms: float
+    ttft_error_p50_ms: float
+    ttft_error_p99_ms: float
+    read_ttft_error_mean_ms: float
+    read_ttft_error_p99_ms: float
+    gap_error_p50_ms: float
+    gap_error_p99_ms: float
+    gap_mean_ratio: float
+    event_lag_min_ms: float
+    event_lag_p50_ms: float
+    coalesced_share: float
+    lost_events: int
+    server_late_p99_ms: float
+    is_accurate: bool
+    verdict: str
+
+
+def measure_level(
+    streams: int, seconds: float, first_s: float = FIRST_S, gap_s: float = GAP_S, *, sends_bursts: bool = False
+) -> ClientAccuracy:
+    """Measure one load of concurrent streams. Raises MeasurementError if no stream was measured."""
+    with timing_server(first_s, gap_s, sends_bursts=sends_bursts) as url, tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder) / "prompts.txt"
+        one_s = first_s + MAX_TOKENS * gap_s
+        count = round(streams * (4 + (seconds + 2) / (first_s + MIN_TOKENS * gap_s)))
+        prompts.write_text("\n".join(f"request {number}" for number in range(count)))
+        config = BenchConfig(
+            concurrency=streams,
+            duration=seconds,
+            warmup=1.0,
+            drain=one_s + 5,
+            workload="prompts",
+            prompts_file=str(prompts),
+            salt=NO_SALT,
+            output_tokens=f"uniform:{MIN_TOKENS},{MAX_TOKENS}",
+            unhealthy_probes=0,
+        )
+        result = measure(config, Target(url), Path(folder) / "run")
+        control = ControlClient(url)
+        status, body = control.get("/times")
+        control.close()
+        if status != 200:
+            raise MeasurementError(f"the reference timing server answers {status}")
+        return compare(streams, result, json.loads(body), gap_s, sends_bursts=sends_bursts)
+
+
+def compare(
+    streams: int, result: RunResult, reference: Sequence[dict[str, Any]], gap_s: float, *, sends_bursts: bool = False
+) -> ClientAccuracy:
+    """Compare observed with reference times, over the requests of the measurement."""
+    pairs = list(match_streams(result, reference))
+    if not pairs:
+        raise MeasurementError(f"none of {streams} streams was measured; this machine is too slow")
+    observed_ttft = [pair.ttft_s(pair.observed_ns) for pair in pairs]
+    reference_ttft = [pair.ttft_s(pair.reference_ns) for pair in pairs]
+    read_ttft = [pair.ttft_s([pair.first_read_ns]) for pair in pairs]
+    observed_gaps = [each for pair in pairs for each in gaps_s(pair.observed_ns)]
+    reference_gaps = [each for pair in pairs for each in gaps_s(pair.reference_ns)]
+    wanted = [
+        (seen, true, share)
+        for seen, true in ((observed_ttft, reference_ttft), (observed_gaps, reference_gaps))
+        for share in FRACTIONS
+    ]
+    found = [(quantile(seen, share), quantile(true, share)) for seen, true, share in wanted]
+    errors_ms = [1e3 * (seen - true) for seen, true in found]
+    lags_ms = [
+        (seen - true) / 1e6 for pair in pairs for seen, true in zip(pair.observed_ns, pair.reference_ns, strict=False)
+    ]
+    late_s = [late for pair in pairs for late in pair.late_s(gap_s)]
+    lost = sum(pair.lost for pair in pairs)
+    return ClientAccuracy(
+        streams=streams,
+        sends_bursts=sends_bursts,
+        requests=len(pairs),
+        events=sum(len(pair.reference_ns) for pair in pairs),
+        events_per_s=sum(each.events for each in result.records) / max(row["t_s"] for row in result.timeseries),
+        cpu_us_per_event=1e6 * cpu_s_per_event(result.timeseries),
+        ttft_error_mean_ms=1e3 * (mean(observed_ttft) - mean(reference_ttft)),
+        ttft_error_p50_ms=errors_ms[0],
+        ttft_error_p99_ms=errors_ms[1],
+        read_ttft_error_mean_ms=1e3 * (mean(read_ttft) - mean(reference_ttft)),
+        read_ttft_error_p99_ms=1e3 * (quantile(read_ttft, 0.99) - quantile(reference_ttft, 0.99)),
+        gap_error_p50_ms=errors_ms[2],
+        gap_error_p99_ms=errors_ms[3],
+        gap_mean_ratio=mean(observed_gaps) / mean(reference_gaps),
+        event_lag_min_ms=min(lags_ms),
+        event_lag_p50_ms=quantile(lags_ms, 0.5),
+        coalesced_share=coalesced_share(result.records),
+        lost_events=lost,
+        server_late_p99_ms=1e3 * quantile(late_s, 0.99),
+        is_accurate=lost == 0
+        and all(abs(seen - true) <= TOLERANCE_S + TOLERANCE_FRACTION * true for seen, true in found),
+        verdict=str(summarize(result)["verdict"]["status"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedStream:
+    """One stream as the client observed it and as the server wrote it; ns since the start of the run."""
+
+    record: RequestRecord
+    due_ns: int
+    observed_ns: list[int]
+    reference_ns: list[int]
+
+    def ttft_s(self, events_ns: Sequence[int]) -> float:
+        assert self.record.t_sent_ns is not None, "an ok stream was sent"
+        return (events_ns[0] - self.record.t_sent_ns) / 1e9
+
+    @property
+    def first_read_ns(self) -> int:
+        """When the first event was read."""
+        return self.observed_ns[0] if self.record.t_first_read_ns is None else self.record.t_first_read_ns
+
+    @property
+    def lost(self) -> int:
+        """Events and tokens that were written but not counted, or counted but not written."""
+        written = len(self.reference_ns)
+        return abs(written - (self.record.output_tokens or 0)) + abs(written - len(self.observed_ns))
+
+    def late_s(self, gap_s: float) -> Iterator[float]:
+        """The server's own lateness with each token, in seconds."""
+        for index, at_ns in enumerate(self.reference_ns):
+            yield (at_ns - self.due_ns) / 1e9 - index * gap_s
+
+
+def match_streams(result: RunResult, reference: Sequence[dict[str, Any]]) -> Iterator[ObservedStream]:
+    """The complete streams of the measurement, each with its reference times."""
+    written = {row["inputs"]: row for row in reference}
+    zero_ns = round(result.manifest.clock["monotonic_at_start_s"] * 1e9)
+    for record in result.records:
+        row = written.get(f"request {record.prompt_id.rsplit('-', 1)[1]}")
+        if record.phase != "measure" or record.status != Status.OK or row is None:
+            continue
+        assert record.t_first_ns is not None, "an ok stream has a first event"
+        observed_ns = list(itertools.accumulate(record.gap_ns, initial=record.t_first_ns))
+        yield ObservedStream(
+            record, row["due_ns"] - zero_ns, observed_ns, [at_ns - zero_ns for at_ns in row["written_ns"]]
+        )
+
+
+def gaps_s(events_ns: Sequence[int]) -> Iterator[float]:
+    return ((later - earlier) / 1e9 for earlier, later in itertools.pairwise(events_ns))
+
+
+def cpu_s_per_event(seconds: Sequence[dict[str, Any]]) -> float:
+    """CPU time per event, without the first and last second if there are others."""
+    inner = list(itertools.pairwise(seconds[:-1])) or list(
+        itertools.pairwise(({"t_s": 0.0, "tokens_out": 0}, *seconds))
+    )
+    cpu_s = sum(row["cpu_share"] * (row["t_s"] - before["t_s"]) for before, row in inner)
+    return float(cpu_s / max(1, inner[-1][1]["tokens_out"] - inner[0][0]["tokens_out"]))
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """Linear interpolation between order statistics."""
+    ordered = sorted(values)
+    place = fraction * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def coalesced_share(records: Sequence[RequestRecord]) -> float:
+    """Fraction of events that shared a read with another one."""
+    return sum(record.coalesced_events for record in records) / max(1, sum(record.events for record in records))
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """The measured loads, and why larger ones were not measured: None if the search ended by itself."""
+
+    levels: Sequence[ClientAccuracy]
+    failure: str | None = None
+
+    @property
+    def capacity(self) -> float | None:
+        """The highest event rate with accurate times; None if no load was accurate."""
+        best = self._largest_accurate()
+        return None if best is None else best.events_per_s
+
+    def conclusion(self) -> str:
+        """Up to which load the client is accurate, how accurate it is there, and what ended the search."""
+        best = self._largest_accurate()
+        inaccurate = min((level.streams for level in self.levels if not level.is_accurate), default=None)
+        ends = [] if inaccurate is None else [f"{inaccurate} streams are not accurate"]
+        ends += [] if self.failure is None else [self.failure]
+        if best is None:
+            return f"no load was timed accurately: {'; '.join(ends) or 'none was measured'}"
+        error = f"TTFT error mean {best.ttft_error_mean_ms:+.2f} p99 {best.ttft_error_p99_ms:+.2f} ms"
+        read = f"of read times {best.read_ttft_error_mean_ms:+.2f} and {best.read_ttft_error_p99_ms:+.2f}"
+        load = f"{best.events_per_s:.0f} events/s ({best.streams} streams{', in bursts' if best.sends_bursts else ''})"
+        end = "; ".join(ends) or "no larger load was measured"
+        return f"accurate up to {load}: {error} ({read}); {end}"
+
+    def _largest_accurate(self) -> ClientAccuracy | None:
+        return max(
+            (level for level in self.levels if level.is_accurate), key=lambda each: each.events_per_s, default=None
+        )
+
+
+def measure_loads(
+    streams: Sequence[int], seconds: float, progress: ProgressDisplay, *, is_growing: bool = True
+) -> SelfTest:
+    """Measure the given loads with tokens spread over time and in bursts.
+
+    To find the capacity, then measure larger ones in bursts, then some between accurate and inaccurate. A load that
+    cannot be measured ends the search.
+    """
+    levels: list[ClientAccuracy] = []
+
+    def add(count: int, *, sends_bursts: bool = True) -> None:
+        try:
+            levels.append(measure_level(count, seconds, sends_bursts=sends_bursts))
+        except (MeasurementError, OSError) as error:
+            raise _NotMeasuredError(f"{count} streams could not be measured: {error}") from error
+        progress.show(render(levels[-1]))
+
+    try:
+        for count in streams:
+            add(count, sends_bursts=False)
+            add(count)
+        while is_growing and levels[-1].is_accurate and levels[-1].streams * GROWTH <= MAX_STREAMS:
+            add(round(levels[-1].streams * GROWTH))
+        for _ in range(HALVINGS if is_growing else 0):
+            low = max((level.streams for level in levels if level.is_accurate), default=0)
+            high = min((level.streams for level in levels if level.streams > low), default=low)
+            if not low or high - low < 2:
+                break
+            add(round(math.sqrt(low * high)))
+    except _NotMeasuredError as error:
+        return SelfTest(levels, str(error))
+    return SelfTest(levels)
+
+
+class _NotMeasuredError(Exception):
+    """A load that could not be measured."""
+
+
+def render(level: ClientAccuracy) -> str:
+    word = f"{'accurate' if level.is_accurate else 'INACCURATE'}, {level.verdict}"
+    ttft = f"TTFT error mean {level.ttft_error_mean_ms:+.2f} p99 {level.ttft_error_p99_ms:+.2f} ms"
+    read = f"(of read times {level.read_ttft_error_mean_ms:+.2f}, {level.read_ttft_error_p99_ms:+.2f})"
+    gap = f"gap error p50 {level.gap_error_p50_ms:+.2f} p99 {level.gap_error_p99_ms:+.2f} ms"
+    cost = f"{level.cpu_us_per_event:.0f} us of CPU per event"
+    streams = f"{level.streams:>5} streams {'in bursts' if level.sends_bursts else 'spread   '}"
+    rate = f"{level.events_per_s:>7.0f} events/s"
+    return "  ".join((streams, rate, f"{ttft} {read}", gap, f"{level.lost_events} events lost", cost, word))

@@ -1,0 +1,247 @@
+"""The server under test: one that already runs, or one that is started for the run and stopped after it."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.config.bench_settings import EMBEDDED_PERMITS
+from loadgen.dialects.dialect import Sampling
+from loadgen.dialects.registry import DIALECTS
+from loadgen.errors import StartError, TargetError
+from loadgen.target.control import ControlClient
+from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
+from loadgen.workloads.prompt import Prompt, ServerLimits
+
+FORCING_EXTENSIONS = frozenset(("ignore_eos_token", "min_new_tokens"))
+POLL_S = 0.1
+REPORT_WAIT_EVERY_S = 5.0
+READY_PROMPT = Prompt("ready", text="Hello", output_tokens=1)
+
+OnWait = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """Facts that a server reports: its API, `/info` if it has one, and the model's name."""
+
+    api: str
+    info: dict[str, Any] = field(default_factory=dict)
+    model: str = "tgi"
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> ServerLimits:
+        def positive(name: str) -> int | None:
+            value = self.info.get(name)
+            return value if isinstance(value, int) and value > 0 else None
+
+        return ServerLimits(positive("max_input_tokens"), positive("max_total_tokens"))
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """Extensions beyond TGI, as `/info` lists them under `engine`."""
+        engine = self.info.get("engine")
+        listed = engine.get("extensions") if isinstance(engine, Mapping) else None
+        return frozenset(str(name) for name in listed) if isinstance(listed, list) else frozenset()
+
+    @property
+    def can_force_length(self) -> bool:
+        return self.extensions >= FORCING_EXTENSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that answers. `launch_argv` is the command that started it, `launch_chosen` the part we added to it."""
+
+    url: str
+    api_key: str | None = None
+    launch_argv: tuple[str, ...] | None = None
+    launch_chosen: tuple[str, ...] = ()
+    process: LaunchedProcess | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def control(self) -> ControlClient:
+        return ControlClient(self.url, self.headers)
+
+    def facts(self, api: str = "auto", model: str | None = None) -> TargetFacts:
+        """Query the server. Raises TargetError if it does not answer or has no known API."""
+        control = self.control()
+        try:
+            info = control.get_json("/info")
+            info = info if isinstance(info, dict) else {}
+            is_tgi = "model_id" in info and "max_total_tokens" in info
+            api = "tgi" if api == "auto" and is_tgi else api
+            if api == "tgi" or is_tgi:
+                # TGI takes any other model name for an adapter.
+                config = control.get_json("/config")
+                return TargetFacts(api, info, model or "tgi", config if isinstance(config, dict) else {})
+            listed = _first_model(control.get_json("/v1/models"))
+            if api == "auto" and listed is None:
+                raise TargetError(f"{self.url}: neither /info nor /v1/models answers as in TGI or OpenAI; give --api")
+            return TargetFacts("openai-chat" if api == "auto" else api, info, model or listed or "tgi")
+        finally:
+            control.close()
+
+    def info(self) -> dict[str, Any]:
+        """The current `/info`; empty if there is none or the server is gone."""
+        control = self.control()
+        try:
+            info = control.get_json("/info")
+        except TargetError:
+            return {}
+        finally:
+            control.close()
+        return info if isinstance(info, dict) else {}
+
+    def generate_once(self, api: str = "auto", model: str | None = None, prompt: Prompt = READY_PROMPT) -> None:
+        """Generate once, one token by default. Raises TargetError on failure."""
+        facts = self.facts(api, model)
+        dialect = DIALECTS[facts.api](Sampling(model=facts.model))
+        control = self.control()
+        try:
+            status, body = control.post(dialect.path, dialect.body(prompt), timeout_s=300.0)
+        finally:
+            control.close()
+        if status != 200 or b'"error"' in body:
+            raise TargetError(
+                f"{self.url}{dialect.path}: status {status}: {body[:300].decode(errors='replace')}", status
+            )
+
+
+def _first_model(models: Any) -> str | None:
+    listed = models.get("data") if isinstance(models, dict) else None
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return str(first["id"]) if isinstance(first, dict) and "id" in first else None
+
+
+class LaunchedTarget:
+    """Starts a server command, waits until it answers, and stops it when the context ends.
+
+    >>> with LaunchedTarget(["text-generation-launcher"], log=Path("server.log")) as target:  # doctest: +SKIP
+    ...     runner.measure(config, target, out)
+
+    Raises StartError, with the end of the log, if the server ends or is not ready in time.
+    """
+
+    def __init__(
+        self,
+        command: str | Sequence[str],
+        log: Path,
+        *,
+        chosen: Sequence[str] = (),
+        ready_timeout_s: float = 600.0,
+        api: str = "auto",
+        api_key: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_wait: OnWait | None = None,
+    ) -> None:
+        self.process = LaunchedProcess(split_command(command), log, environment)
+        self._chosen = tuple(chosen)
+        self._ready_timeout_s = ready_timeout_s
+        self._api = api
+        self._api_key = api_key
+        self._on_wait = on_wait
+
+    def __enter__(self) -> Target:
+        try:
+            return self._start()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if getattr(error, "is_urgent", False):
+            self.process.kill()
+        else:
+            self.process.stop()
+
+    def _start(self) -> Target:
+        deadline_s = time.monotonic() + self._ready_timeout_s
+        while True:
+            self.process.start()
+            target = Target(
+                self.process.url, self._api_key, tuple(self.process.argv), self._chosen, process=self.process
+            )
+            try:
+                self._wait_ready(target, deadline_s)
+            except StartError:
+                if self.process.port_was_taken and self.process.attempts_left:
+                    self.process.kill()
+                    continue
+                raise
+            return target
+
+    def _wait_ready(self, target: Target, deadline_s: float) -> None:
+        """Poll `/health`, then generate one token."""
+        control = target.control()
+        try:
+            self._poll(target, control, deadline_s)
+        finally:
+            control.close()
+
+    def _poll(self, target: Target, control: ControlClient, deadline_s: float) -> None:
+        reported_s = started_s = time.monotonic()
+        problem = "it does not listen"
+        while True:
+            self.process.check_alive()
+            now_s = time.monotonic()
+            if now_s > deadline_s:
+                raise StartError(
+                    f"the server was not ready after {self._ready_timeout_s:g} s: {problem}", self.process.log_tail()
+                )
+            if self._on_wait is not None and now_s - reported_s >= REPORT_WAIT_EVERY_S:
+                reported_s = now_s
+                self._on_wait(now_s - started_s)
+            try:
+                status, _ = control.get("/health", timeout_s=5.0)
+                if status in (200, 404):
+                    target.generate_once(self._api)
+                    # Another server may have answered if this one could not bind its port.
+                    self.process.check_alive()
+                    return
+                problem = f"/health answers {status}"
+            except TargetError as error:
+                problem = str(error)
+            time.sleep(POLL_S)
+
+
+def embedded_command(model_id: str) -> tuple[list[str], list[str]]:
+    """The command of the default server, and the part of it that we added."""
+    chosen = ["--max-concurrent-requests", str(EMBEDDED_PERMITS)]
+    return [find_launcher(), "--model-id", model_id, *chosen], chosen
+
+
+def server_command(config: BenchConfig) -> list[str] | None:
+    """The command that a config starts; None if the server already runs."""
+    if config.url is not None:
+        return None
+    return split_command(config.server) if config.server is not None else embedded_command(config.model_id)[0]
+
+
+@contextlib.contextmanager
+def open_target(config: BenchConfig, log: Path, on_wait: OnWait | None = None) -> Iterator[Target]:
+    """The target of a config: a URL, a command, or the default server."""
+    key = config.api_key.get_secret_value() if config.api_key else None
+    if config.url is not None:
+        yield Target(config.url, key)
+        return
+    command: str | Sequence[str]
+    command, chosen = (config.server, []) if config.server is not None else embedded_command(config.model_id)
+    launched = LaunchedTarget(
+        command,
+        log,
+        chosen=chosen,
+        ready_timeout_s=config.ready_timeout,
+        api=config.api,
+        api_key=key,
+        on_wait=on_wait,
+    )
+    with launched as target:
+        yield target

@@ -1,0 +1,66 @@
+"""Growing conversations: every turn repeats the turns before it and adds a question.
+
+The answers in a prompt are scripted, with the requested length, so that prompts depend on the seed only and not on the
+server.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loadgen.workloads.lengths import Lengths, PairedLengths
+from loadgen.workloads.prompt import Prompt, ServerLimits, marker
+from loadgen.workloads.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class MultiTurn:
+    """An infinite sequence of sessions, each with its turns in order."""
+
+    vocabulary: Vocabulary
+    turns: Lengths
+    lengths: PairedLengths
+    limits: ServerLimits
+    seed: int
+    text_key: str
+    is_cold: bool = False
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for number in itertools.count():
+            yield from self.session(number)
+
+    def session(self, number: int) -> Iterator[Prompt]:
+        rng = random.Random(f"lengths:{self.seed}:{number}")
+        num_turns = self.turns.draw(rng)
+        messages: list[tuple[int, str]] = []
+        for turn in range(num_turns):
+            key = f"{self.text_key}:{number}:{turn}"
+            question_tokens, answer_tokens = self.lengths.draw(rng)
+            messages.append((question_tokens, f"question:{key}"))
+            yield self._prompt(number, turn, num_turns, messages, answer_tokens)
+            messages.append((answer_tokens, f"answer:{key}"))
+
+    def _prompt(
+        self, number: int, turn: int, num_turns: int, messages: list[tuple[int, str]], answer_tokens: int
+    ) -> Prompt:
+        planned = sum(tokens for tokens, _ in messages)
+        input_tokens, output_tokens = self.limits.clip(planned, answer_tokens)
+        input_tokens = max(input_tokens, self.vocabulary.shortest)
+        session_id = f"multi_turn-{self.seed}-{number}"
+        own = marker(self.is_cold, f"{self.text_key}:{number}:{turn}")
+        pieces = self.vocabulary.compose([*own, *messages], input_tokens)
+        pieces[: len(own) + 1] = ["".join(pieces[: len(own) + 1])]
+        roles = itertools.cycle(("user", "assistant"))
+        return Prompt(
+            prompt_id=f"{session_id}-{turn}",
+            text="".join(pieces),
+            messages=tuple({"role": role, "content": piece} for role, piece in zip(roles, pieces, strict=False)),
+            planned_input_tokens=planned,
+            planned_output_tokens=answer_tokens,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            session_id=session_id,
+            turn=turn,
+            turns_left=num_turns - turn - 1,
+        )

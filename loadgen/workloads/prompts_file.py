@@ -1,0 +1,227 @@
+"""Prompts from a file: JSONL, CSV, one prompt per line, or the JSON file of ShareGPT."""
+
+import csv
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadgen.errors import UsageError
+from loadgen.workloads.lengths import Lengths
+from loadgen.workloads.prompt import Prompt, ServerLimits
+
+TEXT_KEYS = ("prompt", "text", "inputs")
+MESSAGES_KEY = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Column names. `text` None: the first of `TEXT_KEYS` in the file; `output_tokens` None: no such column."""
+
+    text: str | None = None
+    output_tokens: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return TEXT_KEYS if self.text is None else (self.text,)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt of a file: a text or chat messages, and the length of its answer if the file has it."""
+
+    text: str = ""
+    messages: tuple[dict[str, str], ...] | None = None
+    output_tokens: int | None = None
+
+    def with_prefix(self, prefix: str) -> "PromptRow":
+        """The row with a prefix before its text, or before the text of its first message."""
+        if self.messages is None:
+            return replace(self, text=prefix + self.text)
+        first = self.messages[0]
+        return replace(self, messages=({**first, "content": prefix + first["content"]}, *self.messages[1:]))
+
+    def as_text(self) -> str:
+        """The prompt for a text route; roles of messages are dropped."""
+        if self.messages is None:
+            return self.text
+        return "\n".join(message["content"] for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePrompts:
+    """The prompts of a file in order, repeated from the start when all were sent.
+
+    Their token lengths are unknown before the server counts them, so only answers are clipped. With a salt, a marker of
+    16 characters stands before each prompt: one for the run, or one per prompt if the cache must stay cold.
+    """
+
+    name: str
+    rows: Sequence[PromptRow]
+    output_tokens: Lengths
+    limits: ServerLimits
+    seed: int
+    salt: str | None = None
+    is_cold: bool = False
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for index in itertools.count():
+            row = self.rows[index % len(self.rows)]
+            rng = random.Random(f"lengths:{self.seed}:{index}")
+            planned = row.output_tokens or self.output_tokens.draw(rng)
+            row = row.with_prefix(self._marker(index))
+            _, output_tokens = self.limits.clip(1, planned)
+            yield Prompt(
+                prompt_id=f"{self.name}-{index}",
+                text=row.as_text(),
+                messages=row.messages,
+                planned_output_tokens=planned,
+                output_tokens=output_tokens,
+            )
+
+    def _marker(self, index: int) -> str:
+        if self.salt is None and not self.is_cold:
+            return ""
+        key = f"{self.salt}:{index}" if self.is_cold else f"{self.salt}"
+        return f"{hashlib.sha256(key.encode()).hexdigest()[:16]} "
+
+
+def read_prompts(path: Path, columns: Columns = Columns()) -> list[PromptRow]:
+    """The prompts of a `.jsonl`, `.csv` or plain text file. Raises UsageError naming file and line."""
+    reader = READERS.get(path.suffix.lower(), _read_lines)
+    try:
+        rows = reader(path, columns)
+    except OSError as error:
+        raise UsageError(f"`prompts_file` is {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    if not rows:
+        raise UsageError(f"{path}: it has no prompts")
+    return rows
+
+
+def shuffled(rows: Sequence[PromptRow], seed: int) -> list[PromptRow]:
+    """The rows in an order that depends only on the seed."""
+    order = list(rows)
+    random.Random(f"order:{seed}").shuffle(order)
+    return order
+
+
+def _read_jsonl(path: Path, columns: Columns) -> list[PromptRow]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: not JSON ({error})") from error
+        rows.append(_row_of(row, columns, f"{path}:{number}"))
+    return rows
+
+
+def _row_of(row: object, columns: Columns, where: str) -> PromptRow:
+    if isinstance(row, str):
+        return PromptRow(row)
+    if not isinstance(row, Mapping):
+        raise UsageError(f"{where}: neither a string nor an object")
+    output_tokens = _output_tokens(row, columns, where)
+    messages = row.get(MESSAGES_KEY) if columns.text is None else row.get(columns.text)
+    if (columns.text is None and messages is not None) or isinstance(messages, list):
+        return PromptRow(messages=_messages(messages, where), output_tokens=output_tokens)
+    for key in columns.texts:
+        if isinstance(row.get(key), str):
+            return PromptRow(row[key], output_tokens=output_tokens)
+    wanted = (*TEXT_KEYS, MESSAGES_KEY) if columns.text is None else columns.texts
+    raise UsageError(f"{where}: it has none of {', '.join(wanted)}")
+
+
+def _output_tokens(row: Mapping[str, object], columns: Columns, where: str) -> int | None:
+    """The length of the answer, if the file has a column for it. Raises UsageError."""
+    if columns.output_tokens is None:
+        return None
+    value = row.get(columns.output_tokens)
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdigit() or int(str(value)) < 1:
+        raise UsageError(f"{where}: `{columns.output_tokens}` is {value!r}, not a number of tokens")
+    return int(str(value))
+
+
+def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
+    if not isinstance(messages, list) or not messages:
+        raise UsageError(f"{where}: `messages` is not a list of messages")
+    for message in messages:
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise UsageError(f"{where}: a message needs `role` and `content` as strings")
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+
+
+def _read_csv(path: Path, columns: Columns) -> list[PromptRow]:
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        names = reader.fieldnames or ()
+        key = next((key for key in columns.texts if key in names), None)
+        if key is None:
+            raise UsageError(f"{path}: it has none of the columns {', '.join(columns.texts)}")
+        if columns.output_tokens is not None and columns.output_tokens not in names:
+            raise UsageError(f"{path}: it has no column {columns.output_tokens!r}")
+        return [
+            PromptRow(row[key] or "", output_tokens=_output_tokens(row, columns, f"{path}:{number}"))
+            for number, row in enumerate(reader, start=2)
+        ]
+
+
+def _read_lines(path: Path, _columns: Columns) -> list[PromptRow]:
+    return [PromptRow(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+READERS = {".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".csv": _read_csv}
+
+USER_ROLES = frozenset(("human", "user"))
+ASSISTANT_ROLES = frozenset(("gpt", "chatgpt", "bard", "assistant"))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The first question of a conversation and its answer."""
+
+    question: str
+    answer: str
+
+
+def read_sharegpt(path: Path, limit: int | None = None) -> list[Conversation]:
+    """The conversations that begin with a non-empty question and answer. Raises UsageError."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"`prompts_file` is {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error})") from error
+    if not isinstance(rows, list):
+        raise UsageError(f"{path}: not a list of conversations")
+    found = [each for row in rows if (each := _conversation(row)) is not None]
+    if not found:
+        raise UsageError(f"{path}: no conversation begins with a question and an answer")
+    return found[:limit]
+
+
+def _conversation(row: object) -> Conversation | None:
+    turns = row.get("conversations") if isinstance(row, Mapping) else None
+    if not isinstance(turns, list) or len(turns) < 2:
+        return None
+    question, answer = (
+        _text_of(turn, roles) for turn, roles in zip(turns, (USER_ROLES, ASSISTANT_ROLES), strict=False)
+    )
+    return Conversation(question, answer) if question and answer else None
+
+
+def _text_of(turn: object, roles: frozenset[str]) -> str:
+    if not isinstance(turn, Mapping) or turn.get("from") not in roles or not isinstance(turn.get("value"), str):
+        return ""
+    return str(turn["value"]).strip()

@@ -1,0 +1,274 @@
+"""Builds the prompts and arrivals of a run from a config, a vocabulary and the server's limits.
+
+The command builds the workload to hash and store it; each worker builds the same one to send it.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.config.bench_settings import (
+    DEFAULT_INPUT_TOKENS,
+    DEFAULT_OUTPUT_TOKENS,
+    DEFAULT_PREFIX_GROUPS,
+    DEFAULT_PREFIX_TOKENS,
+    DEFAULT_SHAREGPT_ROWS,
+    DEFAULT_TURNS,
+    FILE_WORKLOADS,
+    NO_SALT,
+    TRACE_WORKLOADS,
+)
+from loadgen.config.durations import parse_stages
+from loadgen.errors import UsageError
+from loadgen.workloads import arrivals
+from loadgen.workloads.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
+from loadgen.workloads.multi_turn import MultiTurn
+from loadgen.workloads.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts_file import (
+    Columns,
+    Conversation,
+    FilePrompts,
+    PromptRow,
+    read_prompts,
+    read_sharegpt,
+    shuffled,
+)
+from loadgen.workloads.shared_prefix import SharedPrefix
+from loadgen.workloads.synthetic import Synthetic
+from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS, READERS, LengthRange, RowChoice, TracePrompts
+from loadgen.workloads.vocabulary import CountTokens, Vocabulary, Word
+
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The prompts in order and, in an open loop, when each starts (ns after the start of the load)."""
+
+    prompts: Iterable[Prompt]
+    times_ns: list[int] | None
+    digest: str
+
+    @property
+    def schedule_hash(self) -> str | None:
+        return None if self.times_ns is None else arrivals.schedule_hash(self.times_ns)
+
+    def first(self, count: int) -> list[Prompt]:
+        return list(itertools.islice(self.prompts, count))
+
+    def scheduled(self) -> list[Prompt]:
+        """The prompt at each of the times: every request, or the first turn of every session."""
+        first_turns = (prompt for prompt in self.prompts if prompt.turn == 0)
+        return list(itertools.islice(first_turns, len(self.times_ns or ())))
+
+    def shared_prefixes(self) -> list[Prompt]:
+        """The prompts that warm the server's prefix cache; empty if the workload has no known prefixes."""
+        return self.prompts.prefixes() if isinstance(self.prompts, SharedPrefix) else []
+
+
+def needs_vocabulary(config: BenchConfig) -> bool:
+    """Whether prompt texts are generated to length."""
+    return config.workload not in FILE_WORKLOADS
+
+
+def needs_answer_lengths(config: BenchConfig) -> bool:
+    """Whether the answers of a file must be counted before `build`."""
+    return config.workload == "sharegpt" and (config.output_tokens is None or config.has_length_filter)
+
+
+def answer_lengths(config: BenchConfig, count: CountTokens) -> list[int | None]:
+    """Tokens of each answer of a ShareGPT file, without special ones; None for filtered conversations."""
+    special = count("")
+    choice = row_choice(config)
+    lengths: list[int | None] = []
+    for row in _sharegpt_rows(config):
+        answer_tokens = max(1, count(row.answer) - special)
+        is_in = answer_tokens in choice.output_tokens and count(row.question) in choice.input_tokens
+        lengths.append(answer_tokens if is_in else None)
+    return lengths
+
+
+def row_choice(config: BenchConfig) -> RowChoice:
+    """The rows of its file that a load uses."""
+    return RowChoice(
+        skip=config.trace_skip,
+        limit=config.trace_limit,
+        input_tokens=LengthRange(config.min_input_tokens, config.max_input_tokens),
+        output_tokens=LengthRange(config.min_output_tokens, config.max_output_tokens),
+        models=config.trace_model,
+        log_types=config.trace_log_type,
+    )
+
+
+def _sharegpt_rows(config: BenchConfig) -> list[Conversation]:
+    end = config.trace_skip + (config.trace_limit or DEFAULT_SHAREGPT_ROWS)
+    return read_sharegpt(Path(config.prompts_file or ""), end)[config.trace_skip :]
+
+
+def build(
+    config: BenchConfig,
+    vocabulary: Vocabulary | None,
+    limits: ServerLimits,
+    answer_tokens: Sequence[int | None] | None = None,
+) -> Workload:
+    """The workload of a config; `answer_tokens` come from `answer_lengths`.
+
+    Raises UsageError if a file is missing or wrong.
+    """
+    if config.workload in FILE_WORKLOADS:
+        prompts, source = _from_file(config, limits, answer_tokens)
+    else:
+        assert vocabulary is not None, "required by `needs_vocabulary`"
+        prompts, source = _generated(config, vocabulary, limits)
+    return Workload(prompts, _times(config, prompts), _digest(config, vocabulary, limits, source))
+
+
+def _from_file(
+    config: BenchConfig, limits: ServerLimits, answer_tokens: Sequence[int | None] | None
+) -> tuple[Iterable[Prompt], Any]:
+    """The prompts of a file, and their part of the digest."""
+    path = Path(config.prompts_file or "")
+    if config.workload == "prompts":
+        rows = read_prompts(path, Columns(config.prompt_column, config.output_tokens_column))
+    else:
+        rows = _conversations(config, answer_tokens)
+    if config.prompts_order == "shuffled":
+        rows = shuffled(rows, config.seed)
+    output = Lengths.parse(config.output_tokens or DEFAULT_OUTPUT_TOKENS)
+    salt = None if config.salt == NO_SALT else config.salt
+    prompts = FilePrompts(path.stem, rows, output, limits, config.seed, salt, config.prefix_cache == "cold")
+    return prompts, [_described(output), *output.values, [asdict(row) for row in rows]]
+
+
+def _conversations(config: BenchConfig, answer_tokens: Sequence[int | None] | None) -> list[PromptRow]:
+    """The questions of a ShareGPT file with the lengths of their answers. Raises UsageError if none is left."""
+    rows = _sharegpt_rows(config)
+    if answer_tokens is None:
+        return [PromptRow(row.question) for row in rows]
+    known = zip(rows, answer_tokens, strict=True)
+    is_own = config.output_tokens is None
+    selected = [PromptRow(row.question, output_tokens=n if is_own else None) for row, n in known if n is not None]
+    if not selected:
+        raise UsageError(f"{config.prompts_file}: no conversation passes the filters")
+    return selected
+
+
+def _lengths(config: BenchConfig) -> tuple[PairedLengths, Any]:
+    """The lengths of generated prompts, and their part of the digest. Raises UsageError."""
+    if config.length_pairs is not None:
+        try:
+            pairs = read_pairs(Path(config.length_pairs))
+        except ValueError as error:
+            raise UsageError(f"`length_pairs`: {error}") from error
+        return Joint(pairs), pairs
+    texts = (config.input_tokens or DEFAULT_INPUT_TOKENS, config.output_tokens or DEFAULT_OUTPUT_TOKENS)
+    own, output = (Lengths.parse(text) for text in texts)
+    return Independent(own, output), [_described(own), _described(output), own.values, output.values]
+
+
+def _described(lengths: Lengths) -> str:
+    """A length distribution for the digest, without its file's path: the content counts."""
+    return lengths.kind if lengths.values else str(lengths)
+
+
+def _generated(config: BenchConfig, vocabulary: Vocabulary, limits: ServerLimits) -> tuple[Iterable[Prompt], Any]:
+    """Prompts generated to length, and their part of the digest."""
+    is_cold = config.prefix_cache == "cold"
+    if config.workload in TRACE_WORKLOADS:
+        trace = READERS[config.workload](Path(config.trace_file or ""), row_choice(config))
+        block_tokens = config.block_tokens or MOONCAKE_BLOCK_TOKENS
+        prompts = TracePrompts(
+            config.workload,
+            trace,
+            vocabulary,
+            limits,
+            config.seed,
+            config.text_key,
+            is_cold,
+            config.trace_loop,
+            block_tokens,
+        )
+        return prompts, [[asdict(row) for row in trace], block_tokens]
+    lengths, source = _lengths(config)
+    if config.workload == "shared_prefix":
+        num_groups = config.prefix_groups or DEFAULT_PREFIX_GROUPS
+        prefix_tokens, is_zipf = config.prefix_tokens or DEFAULT_PREFIX_TOKENS, config.prefix_popularity == "zipf"
+        shared = SharedPrefix(
+            vocabulary, num_groups, prefix_tokens, is_zipf, lengths, limits, config.seed, config.text_key, is_cold
+        )
+        return shared, [source, num_groups, prefix_tokens, is_zipf]
+    if config.workload == "multi_turn":
+        turns = Lengths.parse(config.turns or DEFAULT_TURNS)
+        return MultiTurn(vocabulary, turns, lengths, limits, config.seed, config.text_key, is_cold), [
+            source,
+            _described(turns),
+            turns.values,
+        ]
+    return Synthetic(vocabulary, lengths, limits, config.seed, config.text_key), source
+
+
+def _times(config: BenchConfig, prompts: Iterable[Prompt]) -> list[int] | None:
+    process = _process(config, prompts)
+    if process is None:
+        return None
+    return arrivals.truncate(
+        process.times(config.seed),
+        warmup_ns=round(config.warmup_s * NS_PER_S),
+        duration_ns=None if config.duration_s is None else round(config.duration_s * NS_PER_S),
+        requests=config.requests,
+    )
+
+
+def _process(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.ArrivalSchedule | None:
+    """The arrivals of an open loop; None for a closed one."""
+    rows = len(prompts.rows) if isinstance(prompts, TracePrompts) and not prompts.loops else None
+    match config.mode:
+        case "constant":
+            process: arrivals.ArrivalSchedule = arrivals.Constant(config.rate or 0.0)
+        case "stages" if config.is_open_loop:
+            process = arrivals.StagedRate(parse_stages(config.stages or ""))
+        case "poisson" | "gamma" | "sessions":
+            process = arrivals.Gamma(config.rate or 0.0, config.burstiness)
+        case "burst":
+            process = arrivals.Burst(config.requests or 0)
+        case "trace":
+            assert isinstance(prompts, TracePrompts), "BenchConfig checks it"
+            return arrivals.Replay([row.arrival_ns for row in prompts.rows], config.time_scale, config.trace_loop)
+        case _:
+            return None
+    return process if rows is None else arrivals.AtMost(process, rows)
+
+
+def text_hash(workload_hash: str, config: BenchConfig) -> str:
+    """Equal for runs that send the same bytes: the workload and the salt."""
+    return hashlib.sha256(f"{workload_hash}:{config.text_key}:{config.salt}".encode()).hexdigest()
+
+
+def _digest(config: BenchConfig, vocabulary: Vocabulary | None, limits: ServerLimits, source: Any) -> str:
+    """Equal for runs whose prompts have the same lengths, order and sharing; their texts also depend on the salt."""
+    parts = {
+        "workload": config.workload,
+        "seed": config.seed,
+        "prefix_cache": config.prefix_cache,
+        "source": source,
+        "vocabulary": None if vocabulary is None else asdict(vocabulary),
+        "limits": asdict(limits),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def vocabulary_from_json(value: dict[str, Any] | None) -> Vocabulary | None:
+    """The inverse of `dataclasses.asdict`."""
+    if value is None:
+        return None
+    return Vocabulary(
+        special_tokens=value["special_tokens"],
+        openers=tuple(Word(**word) for word in value["openers"]),
+        words=tuple(Word(**word) for word in value["words"]),
+        filler=value["filler"],
+    )

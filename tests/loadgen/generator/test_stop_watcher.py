@@ -1,0 +1,177 @@
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import UsageError
+from loadgen.generator.stop_rules import (
+    AttainmentDecided,
+    Converged,
+    InterimLooks,
+    Overloaded,
+    PartialRun,
+    stop_rules_of,
+)
+from loadgen.generator.stop_watcher import GrowingFiles, StopWatcher
+from reports.metrics.measured import Measured
+from reports.run_schema import RequestRecord
+from reports.run_store import JsonlWriter, RunManifest, RunResult
+from tests.support.samples.sample_run import SampleLoad, sample_run
+
+SECOND = 1_000_000_000
+
+
+def requests(ttft_s, every_s=0.1):
+    """One request a tenth of a second; each streams two tokens, the second 10 ms after the first."""
+    records = []
+    for index, first_s in enumerate(ttft_s):
+        sent = round(index * every_s * SECOND)
+        first = sent + round(first_s * SECOND)
+        last = first + 10_000_000
+        records.append(
+            RequestRecord(
+                "run",
+                f"r{index}",
+                t_intended_ns=sent,
+                t_dispatch_ns=sent,
+                t_sent_ns=sent,
+                t_first_ns=first,
+                t_last_ns=last,
+                t_end_ns=last,
+                output_tokens=2,
+                first_event_tokens=1,
+                events=2,
+                gap_ns=[10_000_000],
+            )
+        )
+    return records
+
+
+def partial_run(records, in_flight=(), **manifest):
+    end_s = max(record.t_sent_ns for record in records) / SECOND
+    run = RunResult(RunManifest("run", mode="constant", window_end_s=end_s, **manifest), records)
+    levels = np.asarray(in_flight, dtype=np.float64)
+    return PartialRun(Measured.of(run), (np.arange(len(levels), dtype=np.float64), levels))
+
+
+def test_metrics_10_a_run_converges_when_its_interval_is_narrow_enough():
+    ttft_s = 0.1 + 0.01 * np.random.default_rng(1).standard_normal(400)
+    seen = partial_run(requests(ttft_s))
+
+    # The mean of 400 values with a deviation of a tenth is known to about 1 %.
+    assert Converged((("ttft_mean_ms", 0.02),)).reason(seen) == "converged"
+    assert Converged((("ttft_mean_ms", 0.002),)).reason(seen) is None
+    assert Converged((("ttft_mean_ms", 0.02), ("ttft_p99_ms", 0.0001))).reason(seen) is None
+
+
+def test_metrics_10_an_open_loop_is_overloaded_when_ttft_and_requests_in_flight_both_grow():
+    rising = [0.1 + 0.02 * index for index in range(200)]
+    steady = [0.1 + 0.01 * (index % 7) for index in range(200)]
+    noise = np.random.default_rng(1).standard_normal(20)
+
+    assert Overloaded().reason(partial_run(requests(rising), in_flight=5 * np.arange(20) + noise)) == "overload"
+    assert Overloaded().reason(partial_run(requests(rising), in_flight=40 + noise)) is None
+    assert Overloaded().reason(partial_run(requests(steady), in_flight=5 * np.arange(20) + noise)) is None
+
+
+@pytest.mark.parametrize(("share", "reason"), [(0.99, "objective_met"), (0.5, "objective_missed"), (0.9, None)])
+def test_metrics_10_objectives_are_decided_by_a_sequential_bound(share, reason):
+    met = np.random.default_rng(2).random(300) < share
+    seen = partial_run(requests(np.where(met, 0.1, 0.9)), objectives=[{"metric": "ttft_p95_ms", "max": 500.0}])
+
+    assert AttainmentDecided(0.9).reason(seen) == reason
+
+
+def test_rules_are_evaluated_at_doubling_sizes_only():
+    asked = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Rule:
+        least: int = 50
+
+        def reason(self, seen):
+            asked.append(int(seen.measured.started.sum()))
+
+    looks = InterimLooks((Rule(),))
+    for size in (40, 60, 70, 99, 100, 150, 230, 399, 400):
+        looks.look(partial_run(requests([0.1] * size)))
+
+    assert asked == [60, 100, 230, 400]
+
+
+def test_a_run_is_watched_through_its_growing_files(tmp_path):
+    manifest = RunManifest("run", mode="constant")
+    stopped, reasons = threading.Event(), []
+
+    def stop(reason):
+        reasons.append(reason)
+        stopped.set()
+
+    stop_watcher = StopWatcher(manifest, tmp_path, (Converged((("ttft_mean_ms", 0.05),)),), stop)
+    stop_watcher.start()
+    with JsonlWriter(tmp_path / "requests-0.jsonl") as writer:
+        for record in requests(0.1 + 0.01 * np.random.default_rng(1).standard_normal(150)):
+            writer.write(record.to_json())
+    was_stopped = stopped.wait(timeout=30)
+    stop_watcher.finish()
+
+    assert was_stopped
+    assert reasons == ["converged"]
+
+
+def test_an_incomplete_line_is_read_later(tmp_path):
+    files = GrowingFiles(tmp_path, "requests")
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b'{"a":1}\n{"a"')
+
+    first = list(files.rows())
+    with path.open("ab") as file:
+        file.write(b":2}\n")
+
+    assert first == [{"a": 1}]
+    assert list(files.rows()) == [{"a": 2}]
+
+
+def test_rules_come_from_the_settings_of_a_load():
+    load = BenchConfig(
+        mode="poisson", rate=5, slo=("ttft_p95_ms < 500",), converge=("output_tokens_per_s 3%", "gap_p99_ms 10 %"),
+        stop_on_overload=True, stop_at_attainment=0.95,
+    )  # fmt: skip
+
+    assert stop_rules_of(load) == (
+        Converged((("output_tokens_per_s", 0.03), ("gap_p99_ms", 0.1))),
+        Overloaded(),
+        AttainmentDecided(0.95),
+    )
+    assert stop_rules_of(BenchConfig()) == ()
+
+
+@pytest.mark.parametrize("metric", ["ttft_max_ms", "speed", "speed_p95_ms"])
+def test_a_metric_without_an_interval_cannot_converge(metric):
+    with pytest.raises(UsageError, match=f"`converge` names '{metric}'"):
+        stop_rules_of(BenchConfig(converge=f"{metric} 5%"))
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"converge": "ttft_p95_ms"}, "not an interval width"),
+        ({"stop_on_overload": True}, "needs an open loop"),
+        ({"stop_at_attainment": 0.9}, "no `slo`"),
+    ],
+)
+def test_rules_without_effect_are_refused(load, message):
+    with pytest.raises(ValueError, match=message):
+        BenchConfig(**load)
+
+
+def test_every_rule_accepts_a_realistic_run():
+    run = sample_run(SampleLoad(duration_s=30))
+    manifest = dataclasses.replace(run.manifest, objectives=[{"metric": "ttft_p95_ms", "max": 1.0}])
+    seen = PartialRun(Measured.of(dataclasses.replace(run, manifest=manifest)), (np.arange(30.0), np.ones(30)))
+
+    assert Converged((("output_tokens_per_s", 0.5), ("itl_p99_ms", 0.9))).reason(seen) == "converged"
+    assert Overloaded().reason(seen) is None
+    assert AttainmentDecided(0.95).reason(seen) == "objective_missed"

@@ -1,0 +1,101 @@
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import UsageError
+from loadgen.preparation import check_lengths, choose_length_control, make_vocabulary, open_counter
+from loadgen.target.control import ControlClient
+from loadgen.target.target import TargetFacts
+from loadgen.workloads.prompt import Prompt
+from tests.support.servers.stream_server import stream_server
+
+TEXT = [
+    "the water of the river and the light of the day are part of the same world that we know",
+    "people said that they could not find the house where the old man lived and worked",
+    "numbers such as 1 2 3 and 10 20 30 are read by each reader in the same way",
+] * 20
+
+
+@pytest.fixture(scope="module", params=[300, 600])
+def tokenizer_file(request, tmp_path_factory):
+    """A byte-level BPE with few merges (most words are several tokens) and with many, and a begin token."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    trainer = BpeTrainer(
+        vocab_size=request.param,
+        special_tokens=["<s>"],
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def test_prompts_have_their_exact_length_under_a_real_tokenizer(tokenizer_file):
+    counter = open_counter(BenchConfig(tokenizer=str(tokenizer_file)), ControlClient("http://127.0.0.1:9"))
+    vocabulary = make_vocabulary(counter)
+    lengths = [vocabulary.shortest, 16, 100, 333, 2_048]
+    prompts = [Prompt(f"p{n}", vocabulary.write(n, f"p{n}"), input_tokens=n) for n in lengths]
+
+    length_check = check_lengths(prompts, counter)
+
+    assert (length_check.checked, length_check.largest_error) == (5, 0)
+    assert counter.digest is not None
+
+
+def test_a_tokenizer_is_found_in_its_directory(tokenizer_file):
+    by_file, by_directory = (
+        open_counter(BenchConfig(tokenizer=str(path)), ControlClient("http://127.0.0.1:9"))
+        for path in (tokenizer_file, tokenizer_file.parent)
+    )
+
+    assert by_file.count("the water") == by_directory.count("the water")
+
+
+def test_without_a_tokenizer_file_the_server_counts():
+    with stream_server() as (url, state):
+        control = ControlClient(url)
+        counter = open_counter(BenchConfig(), control)
+
+        assert counter.count("one two three") == 4
+        assert counter.source == "/tokenize"
+        control.close()
+
+    assert state.requests[0]["body"] == {"inputs": "one two three"}
+
+
+def test_a_length_check_reports_the_largest_error(tokenizer_file):
+    counter = open_counter(BenchConfig(tokenizer=str(tokenizer_file)), ControlClient("http://127.0.0.1:9"))
+    actual = counter.count("the water of the river")
+
+    assert check_lengths([Prompt("p", "the water of the river", input_tokens=actual + 3)], counter).largest_error == 3
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("{}", "not a tokenizer.json")])
+def test_a_wrong_tokenizer_file_is_refused(tmp_path, content, message):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(content)
+
+    with pytest.raises(UsageError) as refused:
+        open_counter(BenchConfig(tokenizer=str(path)), ControlClient("http://127.0.0.1:9"))
+
+    assert message in str(refused.value)
+
+
+def test_lengths_are_forced_only_if_the_server_lists_the_extensions():
+    can = TargetFacts("tgi", {"engine": {"extensions": ["min_new_tokens", "ignore_eos_token"]}})
+    cannot = TargetFacts("tgi", {"model_id": "x"})
+
+    assert choose_length_control(BenchConfig(), can) == "forced"
+    assert choose_length_control(BenchConfig(length_control="capped"), can) == "capped"
+    assert choose_length_control(BenchConfig(), cannot) == "capped"
+    with pytest.raises(UsageError, match="lists no extensions ignore_eos_token"):
+        choose_length_control(BenchConfig(length_control="forced"), cannot)
