@@ -1,29 +1,29 @@
-"""TuneConfig: a space file, typed. What a study searches, under which load, towards what, for how long."""
+"""TuneConfig: the typed sections of a space file. It is beside `errors.py` because every room reads it."""
 
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-from tuner.expression import parse
+from tuner.space.expression import parse
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 SamplerName = Literal["auto", "tpe", "gp", "random", "qmc", "grid", "nsga2", "coordinate"]
 Kind = Literal["own", "tgi-docker", "tgi-launcher", "command"]
 
-# Launches of a study where nothing is said; a space of more than `WIDE` parameters needs more, a guided search less.
-TRIALS, WIDE_TRIALS, GUIDED_TRIALS, WIDE = 40, 80, 16, 6
+# Default launches: of a study, of a space of more than `WIDE` parameters, and of a search by the simulator.
+TRIALS, WIDE_TRIALS, SIMULATOR_TRIALS, WIDE = 40, 80, 16, 6
 
 
 class StudySection(BaseModel):
-    """`[study]`: where it is kept, how it searches and when it ends."""
+    """`[study]`: its storage, its sampler, and when it ends."""
 
     model_config = _STRICT
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = Field(
-        None, description="Folder under studies/; made from model, space and load when absent."
+        None, description="Folder under studies/. Default from model, space and load."
     )
     storage: str = Field(
         "journal", description="journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://..., or grpc://HOST:PORT."
@@ -32,46 +32,65 @@ class StudySection(BaseModel):
         None, ge=1, le=10_000, description="Configurations launched, the defaults included. Default 40, or 80 if wide."
     )
     max_hours: float | None = Field(None, gt=0, description="Stop searching after this long, whichever comes first.")
-    seed: int = Field(0, ge=0, description="Of the sampler.")
-    sampler: SamplerName = Field("auto", description="auto: opening moves, halving, then TPE.")
-    guide: Literal["auto", "off", "rank", "gp"] = Field("auto", description="Whether the simulator proposes.")
+    seed: int = Field(0, ge=0, description="Seed of the sampler.")
+    sampler: SamplerName = Field("auto", description="auto: initial design, halving, then TPE.")
+    simulator: Literal["auto", "off", "rank", "gp"] = Field(
+        "auto", validation_alias=AliasChoices("simulator", "guide"), description="Whether the simulator proposes."
+    )
     noise_runs: int = Field(4, ge=0, le=50, description="Runs of the defaults before the search; 0 for none.")
-    patience: int | None = Field(None, ge=1, description="Stop after so many launches without a real improvement.")
-    keep_all: bool = Field(False, description="Keep every value of `quantize` after the opening moves.")
-    skip_doomed: bool = Field(True, description="Skip what must run out of memory, since something smaller did.")
-    anchor_every: int = Field(10, ge=0, description="Measure the incumbent again each so many trials; 0 for never.")
-    reuse: bool = Field(False, description="Take results of the same key from other studies on this device class.")
-    mixed: bool = Field(False, description="Let workers of another device class, build or load join.")
+    patience: int | None = Field(None, ge=1, description="Stop after this many launches without an improvement.")
+    keep_all: bool = Field(False, description="Keep every value of `quantize` after the initial design.")
+    skip_dominated: bool = Field(
+        True,
+        validation_alias=AliasChoices("skip_dominated", "skip_doomed"),
+        description="Skip configurations dominated by one that ran out of memory.",
+    )
+    drift_check_every: int = Field(
+        10,
+        ge=0,
+        validation_alias=AliasChoices("drift_check_every", "anchor_every"),
+        description="Measure the incumbent again after this many trials; 0 for never.",
+    )
+    reuse: bool = Field(
+        False, description="Reuse results of equal settings from other studies of this load, build and device."
+    )
+    mixed: bool = Field(False, description="Let workers with another device class, build or load join.")
+
+    def num_trials(self, num_parameters: int) -> int:
+        """Number of launches: `trials`, or a default for the size of the space."""
+        if self.trials is not None:
+            return self.trials
+        return WIDE_TRIALS if num_parameters > WIDE else TRIALS
 
 
 class ServerSection(BaseModel):
-    """`[server]`: what is launched."""
+    """`[server]`: the server to launch."""
 
     model_config = _STRICT
 
-    kind: Kind = Field("own", description="Whose launcher: the bundled reference server, a real TGI, any command.")
+    kind: Kind = Field("own", description="The bundled reference server, a real TGI, or any command.")
     model_id: str = Field("preset:tiny-llama", min_length=1, description="Hub id, local directory, or preset:NAME.")
     command: str | None = Field(
-        None, description="kind command: the server; {setting} is replaced. tgi-launcher: the launcher's path."
+        None, description="kind command: starts the server; {setting} is replaced. tgi-launcher: the launcher's path."
     )
     image: str = Field("ghcr.io/huggingface/text-generation-inference:latest", description="kind tgi-docker.")
     volume: str | None = Field(None, description="kind tgi-docker: HOST_DIR:/data.")
     shm_size: str = Field("1g", description="kind tgi-docker: shared memory of the container.")
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="Devices of the server; none for a CPU.")
-    ready_timeout_s: float = Field(300.0, gt=0, description="Seconds a launch may take.")
-    fixed: dict[str, Any] = Field(default_factory=dict, description="Settings of every trial, the baseline included.")
+    ready_timeout_s: float = Field(300.0, gt=0, description="Longest time of a launch in seconds.")
+    fixed: dict[str, Any] = Field(default_factory=dict, description="Settings of every trial, also of the baseline.")
 
     @model_validator(mode="after")
     def _has_command(self) -> "ServerSection":
         if self.kind == "command" and not self.command:
-            raise ValueError("kind `command` needs `command`, the words that start the server")
+            raise ValueError("kind `command` needs `command`, the command line of the server")
         if self.kind in ("own", "tgi-docker") and self.command:
             raise ValueError(f"kind `{self.kind}` takes no `command`")
         return self
 
 
 class LimitSection(BaseModel):
-    """`[[objective.limit]]`: a bound that a configuration has to meet."""
+    """`[[objective.limit]]`: a bound on one metric."""
 
     model_config = _STRICT
 
@@ -87,7 +106,7 @@ class LimitSection(BaseModel):
 
 
 class ObjectiveSection(BaseModel):
-    """`[objective]`: what is better, within which limits."""
+    """`[objective]`: one or two metrics to improve, and limits."""
 
     model_config = _STRICT
 
@@ -95,7 +114,7 @@ class ObjectiveSection(BaseModel):
         None, description="Default: output_tokens_per_s, or goodput_rps with limits. Two make a Pareto search."
     )
     choose: Literal["knee", "first", "second"] = Field(
-        "knee", description="Of a Pareto front: its knee, or the best in one of the two."
+        "knee", description="On a Pareto front: the knee, or the best in one objective."
     )
     limit: tuple[LimitSection, ...] = ()
 
@@ -147,7 +166,7 @@ class ForbidSection(BaseModel):
 
 
 class ConfirmSection(BaseModel):
-    """`[confirm]`: how often the best are launched again, in turns with the defaults, before they are believed."""
+    """`[confirm]`: fresh launches of the finalists and the defaults, in alternating order."""
 
     model_config = _STRICT
 
@@ -156,16 +175,16 @@ class ConfirmSection(BaseModel):
 
 
 class QualitySection(BaseModel):
-    """`[quality]`: what a winner with other weights or another cache type has to keep of the defaults' answers."""
+    """`[quality]`: how well the answers of a winner with other weights or K/V type must match the defaults' answers."""
 
     model_config = _STRICT
 
-    min_agreement: float = Field(0.90, ge=0, le=1, description="Least share of equal tokens among the first 64.")
-    command: str | None = Field(None, description="Judges instead: run with the server's URL; exit 0 accepts.")
+    min_agreement: float = Field(0.90, ge=0, le=1, description="Least fraction of equal tokens among the first 64.")
+    command: str | None = Field(None, description="Used instead: run with the server's URL; exit code 0 accepts.")
 
 
 class TuneConfig(BaseModel):
-    """One study. `load` holds the flags of `tgi-bench run` as TOML keys."""
+    """One study. `load` has the flags of `tgi-bench run` as TOML keys."""
 
     model_config = _STRICT
 
@@ -179,19 +198,20 @@ class TuneConfig(BaseModel):
     quality: QualitySection = QualitySection()
 
     @property
-    def is_guided(self) -> bool:
-        """Whether the simulator proposes, for one objective.
+    def uses_simulator(self) -> bool:
+        """Whether the simulator proposes launches, for one objective and sampler `auto`.
 
-        It learns from the bundled server's step traces or from a TGI's metrics; of any other command it is not known
-        whether it has these, so that there it is asked for by name.
+        It needs the bundled server's step traces or TGI's metrics. Another command may have neither, so there
+        `simulator` must be set explicitly.
         """
-        is_one = not isinstance(self.objective.maximize, tuple)
-        is_known = self.server.kind != "command" or self.study.guide != "auto"
-        return self.study.guide != "off" and self.study.sampler == "auto" and is_known and is_one
+        has_one_objective = not isinstance(self.objective.maximize, tuple)
+        is_known_server = self.server.kind != "command" or self.study.simulator != "auto"
+        is_on = self.study.simulator != "off" and self.study.sampler == "auto"
+        return is_on and is_known_server and has_one_objective
 
 
 def study_name(model_id: str, digest: str) -> str:
-    """A folder name made from the model and a digest of space and load, so that the same command finds its study.
+    """The folder of an unnamed study: model and digest, so that the same command continues it.
 
     >>> study_name("preset:tiny-llama", "a1b2c3d4e5")
     'tiny-llama-a1b2c3d4'

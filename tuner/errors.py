@@ -1,18 +1,22 @@
-"""What can go wrong in a study, each with the exit code its command returns.
+"""Exceptions of a study, each with the exit code that its command returns.
 
 TunerError
-├── SpaceError          2   a space that cannot be searched, or settings that cannot work together
+├── SpaceError          2   a space that cannot be searched, or settings that cannot be combined
 ├── StudyError          2   a study that cannot be opened or continued
-├── CannotMeasureError  4   the generator or the machine failed repeatedly
-├── StorageLostError    4   the storage could not be reached for a minute
-└── DeviceBusyError     4   the device is held by another server
+├── NotSimulatedError   2   a configuration or load that the simulator does not model
+├── CostModelError      2   a cost file that is missing or wrong, or steps that cannot be fitted
+├── TraceError          2   a file that is missing or not a step trace
+├── NoFleetError        1   no number of replicas meets the SLO
+├── CannotMeasureError  4   the load generator or the machine failed repeatedly
+├── StorageLostError    4   the storage is unreachable for a minute
+└── DeviceBusyError     4   another process uses the device
 """
 
 from loadgen.errors import LoadgenError
 
 
 class TunerError(LoadgenError):
-    """Root of what a study raises on purpose."""
+    """Root of the exceptions that `tuner` raises."""
 
 
 class SpaceError(TunerError):
@@ -23,13 +27,29 @@ class StudyError(TunerError):
     exit_code = 2
 
 
+class NotSimulatedError(TunerError):
+    exit_code = 2
+
+
+class CostModelError(TunerError):
+    exit_code = 2
+
+
+class TraceError(TunerError):
+    exit_code = 2
+
+
+class NoFleetError(TunerError):
+    exit_code = 1
+
+
 class CannotMeasureError(TunerError):
-    """Nothing can be said about any configuration."""
+    """No configuration can be measured."""
 
 
 class StorageLostError(TunerError):
-    """The study's storage cannot be reached."""
+    """The study's storage is unreachable."""
 
 
 class DeviceBusyError(TunerError):
-    """Another server holds the device, or does not give its memory back."""
+    """Another process uses the device, or its memory is not freed."""

@@ -1,25 +1,25 @@
-"""A study whose server is a formula, so that searches run in milliseconds."""
+"""A study whose server is a formula, so that a search takes milliseconds."""
 
-from loadgen.config import BenchConfig
-from loadgen.progress import Silent
+from loadgen.config.bench_config import BenchConfig
+from loadgen.progress import SilentProgress
 from tuner.config import TuneConfig
-from tuner.evaluate import Bench
-from tuner.outcome import Failed, Infeasible, Measured
-from tuner.search import Search
+from tuner.study.open_search import make_search
+from tuner.trial.evaluate import TrialSetup
+from tuner.trial.outcome import Failed, Infeasible, MeasuredAttempt
 
 LOAD = BenchConfig(concurrency=4, duration=1.0, input_tokens="uniform:64,512", output_tokens="32")
 
-BENCH = Bench(LOAD, 1.0, Silent())
+SETUP = TrialSetup(LOAD, 1.0, SilentProgress())
 
 
 def tokens_per_s(config):
-    """Best with a small budget; chunking costs a tenth."""
+    """Best with a small prefill budget; chunked prefill costs a tenth."""
     budget = config.max_batch_prefill_tokens or 4096
     return (2000.0 - budget / 4) * (0.9 if config.prefill_chunking else 1.0)
 
 
 class FormulaServer:
-    """Evaluates by the formula, dies above a memory share, and can be told to fail or to be interrupted."""
+    """An `evaluate` by formula: runs out of memory above a memory fraction, fails or is interrupted on request."""
 
     def __init__(self, *, dies_above=1.0, faults=0, interrupt_at=None):
         self.launches = []
@@ -27,7 +27,7 @@ class FormulaServer:
         self.faults = faults
         self.interrupt_at = interrupt_at
 
-    def __call__(self, config, bench, directory):
+    def __call__(self, config, setup, directory):
         self.launches.append(config)
         if self.interrupt_at == len(self.launches):
             raise KeyboardInterrupt
@@ -39,14 +39,14 @@ class FormulaServer:
         run = directory / "run"
         run.mkdir(parents=True)
         rates = {"output_tokens_per_s": {"value": tokens_per_s(config)}}
-        return Measured(run, {"rates": rates, "metrics": {}})
+        return MeasuredAttempt(run, {"rates": rates, "metrics": {}})
 
 
 def open_search(folder, server, *, is_leader=True, **study):
     config = TuneConfig.model_validate(
         {
-            "study": {"trials": 8, "noise_runs": 0, "guide": "off", **study},
+            "study": {"trials": 8, "noise_runs": 0, "simulator": "off", **study},
             "server": {"fixed": {"max_input_tokens": 512, "max_total_tokens": 544}},
         }
     )
-    return Search.open(folder, config, BENCH, server, is_leader=is_leader)
+    return make_search(folder, config, SETUP, server, is_leader=is_leader)

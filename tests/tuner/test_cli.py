@@ -5,7 +5,8 @@ import pytest
 
 from loadgen import program
 from tests.tuner.studies import FormulaServer
-from tuner import cli, search
+from tuner import cli
+from tuner.study import open_search
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +18,9 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
 @pytest.fixture
 def server(monkeypatch):
     formula = FormulaServer()
-    opened = search.Search.open.__func__
+    make = open_search.make_search
     monkeypatch.setattr(
-        search.Search,
-        "open",
-        classmethod(lambda cls, folder, config, bench, **how: opened(cls, folder, config, bench, formula, **how)),
+        open_search, "make_search", lambda folder, config, setup, **how: make(folder, config, setup, formula, **how)
     )
     return formula
 
@@ -106,13 +105,13 @@ def test_a_wrong_file_is_a_usage_error_that_names_the_key(server, tmp_path, caps
     assert server.launches == []
 
 
-def test_serving_without_a_study_says_how_to_make_one(capsys):
+def test_serving_without_a_study_is_an_error_with_the_remedy(capsys):
     assert cli.main(["serve"]) == 2
     assert "tgi-tune run" in capsys.readouterr().err
 
 
 def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_path, capsys):
-    cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "2", "--guide", "off", "--noise-runs", "2"])
+    cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "2", "--simulator", "off", "--noise-runs", "2"])
     capsys.readouterr()
 
     for kind, text in [("toml", "tuned_by"), ("env", "MODEL_ID="), ("cli", "--model-id"), ("k8s", "kind: Deployment")]:
@@ -133,40 +132,40 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
         assert (tmp_path / "studies/s" / name).exists()
 
 
-def test_the_confirmation_alone_launches_only_what_is_missing(server, capsys):
-    cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "2", "--guide", "off"])
+def test_confirm_launches_only_missing_rounds(server, capsys):
+    cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "2", "--simulator", "off"])
     launches = len(server.launches)
 
     assert cli.main(["confirm", "--study", "s"]) == 0
     assert len(server.launches) == launches
 
 
-def test_noise_is_measured_once_and_told(server, capsys):
-    command = ["noise", "--study", "s", "--noise-runs", "3", "--guide", "off", "--json"]
+def test_noise_is_measured_once_and_printed(server, capsys):
+    command = ["noise", "--study", "s", "--noise-runs", "3", "--simulator", "off", "--json"]
     assert cli.main(command) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
 
-    assert told["runs"] == len(server.launches) == 3
-    assert told["deviations"]["output_tokens_per_s"] == 0.0
+    assert printed["runs"] == len(server.launches) == 3
+    assert printed["deviations"]["output_tokens_per_s"] == 0.0
     cli.main(command)
     assert len(server.launches) == 3
 
 
-def test_a_worker_without_a_study_and_an_export_without_a_verdict_say_so(server, capsys):
+def test_a_worker_without_a_study_and_an_export_without_a_verdict_are_usage_errors(server, capsys):
     assert cli.main(["worker"]) == 2
     assert "tgi-tune run" in capsys.readouterr().err
-    cli.main(["noise", "--study", "s", "--guide", "off"])
+    cli.main(["noise", "--study", "s", "--simulator", "off"])
     assert cli.main(["export", "--study", "s"]) == 2
     assert "no verdict yet" in capsys.readouterr().err
 
 
-def test_without_a_configuration_within_the_limits_nothing_is_exported(server, tmp_path, capsys):
+def test_export_fails_if_no_configuration_meets_the_limits(server, tmp_path, capsys):
     (tmp_path / "space.toml").write_text(
         """
         [study]
-        name = "hopeless"
+        name = "limits_out_of_reach"
         trials = 3
-        guide = "off"
+        simulator = "off"
         noise_runs = 0
         [objective]
         maximize = "output_tokens_per_s"
@@ -177,5 +176,5 @@ def test_without_a_configuration_within_the_limits_nothing_is_exported(server, t
     )
 
     assert cli.main(["run", "space.toml", "--rounds", "0"]) == 1
-    assert cli.main(["export", "--study", "hopeless"]) == 1
-    assert not (tmp_path / "studies/hopeless/best.toml").exists()
+    assert cli.main(["export", "--study", "limits_out_of_reach"]) == 1
+    assert not (tmp_path / "studies/limits_out_of_reach/best.toml").exists()

@@ -22,7 +22,7 @@ def test_a_limit_has_exactly_one_bound():
         ({"type": "bool", "when": "import x"}, "not an expression"),
     ],
 )
-def test_an_incomplete_range_is_refused_with_what_is_missing(section, message):
+def test_an_incomplete_parameter_is_refused_with_the_reason(section, message):
     with pytest.raises(ValidationError, match=message):
         ParamSection(**section)
 
@@ -45,7 +45,7 @@ def test_a_study_is_named_after_its_model_and_digest(model_id, name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "guide", "is_guided"),
+    ("kind", "simulator", "uses_simulator"),
     [
         ("own", "auto", True),
         ("tgi-docker", "auto", True),
@@ -54,8 +54,11 @@ def test_a_study_is_named_after_its_model_and_digest(model_id, name):
         ("own", "off", False),
     ],
 )
-def test_the_simulator_proposes_where_it_is_known_what_it_learns_from(kind, guide, is_guided):
+def test_the_simulator_proposes_for_servers_with_known_traces_or_metrics(kind, simulator, uses_simulator):
     needed = {"tgi-docker": {"image": "tgi:3"}, "command": {"command": "serve --port {port}"}}
     server = {"kind": kind, **needed.get(kind, {})}
 
-    assert TuneConfig.model_validate({"study": {"guide": guide}, "server": server}).is_guided is is_guided
+    assert (
+        TuneConfig.model_validate({"study": {"simulator": simulator}, "server": server}).uses_simulator
+        is uses_simulator
+    )

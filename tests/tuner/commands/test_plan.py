@@ -1,0 +1,84 @@
+"""`tgi-tune plan` from its file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tuner.commands.test_simulate import BY_HAND, ROOM
+from tuner.cli import main
+
+PLAN = """[plan]
+rates = [20]
+policies = ["round_robin"]
+spare = 1
+price_per_replica_hour = 1.2
+[[plan.limit]]
+metric = "ttft_p95_ms"
+max = {limit}
+"""
+
+
+def files(tmp_path: Path, limit: str = "3000", more: str = "") -> list[str]:
+    (tmp_path / "hand.json").write_text(json.dumps(BY_HAND))
+    (tmp_path / "plan.toml").write_text(PLAN.format(limit=limit) + more)
+    return ["plan", str(tmp_path / "plan.toml"), "--cost", str(tmp_path / "hand.json"), *ROOM, "--effort", "0.03"]
+
+
+def test_a_plan_has_replicas_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code = main([*files(tmp_path), "--json", "--out", str(tmp_path)])
+
+    found = json.loads(capsys.readouterr().out)
+    row = found["rows"][0]
+    assert code == 0
+    assert "not measured" in found["note"]
+    assert row["with_spare"] == row["replicas"] + 1
+    assert row["attainment"] > 0.95
+    assert row["cost_per_hour"] == pytest.approx(1.2 * row["with_spare"])
+    assert (tmp_path / "plan.csv").read_text().startswith("rate,policy,replicas")
+    page = (tmp_path / "report.md").read_text()
+    assert f"{row['replicas']} ({row['range'].replace('-', '–')}) replicas serve 20 requests/s" in page
+    assert "cost_over_attainment" in page
+
+
+def test_a_rate_profile_is_sized_for_each_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    hours = [5.0] * 20 + [40.0] * 4
+    day = f"[plan.rate_profile]\nrates = {hours}\nstart_delay_s = 900\nmin_dwell_s = 7200\n"
+
+    code = main([*files(tmp_path, more=day), "--json", "--out", str(tmp_path)])
+
+    found = json.loads(capsys.readouterr().out)
+    by_rate = {row["rate"]: row["with_spare"] for row in found["rows"]}
+    low, high = by_rate[5.0], by_rate[40.0]
+    assert code == 0
+    assert sorted(by_rate) == [5.0, 20.0, 40.0]
+    assert low < high
+    assert found["rate_profile"]["needed"] == [low] * 20 + [high] * 4
+    # The last hour's replicas are kept through hour 0.
+    assert found["rate_profile"]["running"] == [high] + [low] * 19 + [high] * 4
+    assert found["rate_profile"]["hours"] == pytest.approx(19 * low + 5 * high + 0.25 * (high - low))
+    assert found["rate_profile"]["static_hours"] == 24 * high
+    assert (tmp_path / "figures" / "day_profile.svg").exists()
+
+
+def test_an_slo_that_no_fleet_meets_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tuner.simulator.capacity.MAX_REPLICAS", 4)
+
+    assert main(files(tmp_path, limit="1")) == 1
+    assert "the SLO is not met at 20 requests/s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('[[plan.limit]]\nmetric = "output_tokens_per_s"\nmax = 1\n', "latency"),
+        ("[[plan.limits]]\nmax = 1\n", "limits"),
+        ("[plan.rate_profile]\nrates = [1.0]\n", "at least 24"),
+    ],
+    ids=["not_a_latency", "unknown_key", "half_a_day"],
+)
+def test_a_wrong_plan_file_is_refused(more: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(files(tmp_path, more=more)) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,56 @@
+"""`tgi-tune storage`: a database that workers elsewhere reach by its address."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers.ports import free_port
+from tests.tuner.study.test_optuna_study import SPACE, result
+from tuner.cli import main
+from tuner.study.optuna_study import OptunaStudy
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    port = free_port()
+    words = [sys.executable, "-m", "tuner.cli", "storage", f"sqlite:{tmp_path}/studies.db", "--port", str(port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            yield line.rpartition(" ")[2].strip()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 143
+
+
+def test_two_workers_on_one_proxy_share_trials(served: str, tmp_path: Path):
+    one, other = (OptunaStudy(tmp_path / name, seed=0, storage=served, name="shared") for name in ("a", "b"))
+
+    asked = [worker.ask() for worker in (one, other, one)]
+    for worker, trial in zip((one, other, one), asked, strict=True):
+        worker.tell(trial, result(trial.number, 5.0, SPACE.suggest(trial, {})))
+
+    assert [trial.number for trial in asked] == [0, 1, 2]
+    assert [each.number for each in other.results()] == [0, 1, 2]
+    assert (tmp_path / "studies.db").exists()
+
+
+@pytest.mark.parametrize("url", ["journal", "journal:/tmp/x.log", "grpc://127.0.0.1:1"])
+def test_a_storage_that_no_proxy_serves_is_refused(url: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["storage", url]) == 2
+    assert f"the storage {url!r} cannot be served: give one of sqlite:" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code = main(["storage", f"sqlite:{tmp_path}/s.db", "--port", str(port)])
+
+    assert code != 0
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err

@@ -1,0 +1,38 @@
+import math
+
+import pytest
+
+from tuner.config import LimitSection, ObjectiveSection
+from tuner.trial.objective import Limit, Objective
+
+
+def test_a_limit_that_is_met_has_a_violation_below_zero():
+    assert Limit("ttft_p95_ms", max=200.0).violation(100.0) == pytest.approx(math.log(0.5))
+    assert Limit("requests_per_s", min=4.0).violation(8.0) == pytest.approx(math.log(0.5))
+
+
+@pytest.mark.parametrize("value", [None, math.inf, math.nan, 1e9])
+def test_an_extreme_or_missing_value_has_the_capped_violation(value):
+    assert Limit("ttft_p95_ms", max=200.0).violation(value) == 1.0
+
+
+def test_an_error_rate_of_zero_meets_its_limit():
+    assert Limit("error_rate", max=0.01).violation(0.0) == -1.0
+
+
+def test_without_limits_tokens_are_maximized_and_with_limits_goodput():
+    limit = LimitSection(metric="ttft_p95_ms", max=10.0)
+
+    assert Objective.of(ObjectiveSection()).maximize == "output_tokens_per_s"
+    assert Objective.of(ObjectiveSection(limit=(limit,))).maximize == "goodput_rps"
+
+
+def test_a_score_is_feasible_only_within_every_limit():
+    objective = Objective("output_tokens_per_s", (Limit("ttft_p95_ms", max=100.0),))
+    slow = {"output_tokens_per_s": 900.0, "ttft_p95_ms": 150.0}
+    fast = {"output_tokens_per_s": 500.0, "ttft_p95_ms": 50.0}
+
+    assert not objective.score(slow.get).is_feasible
+    assert objective.score(fast.get).is_feasible
+    assert not objective.score({"ttft_p95_ms": 50.0}.get).is_feasible
+    assert list(objective.score(slow.get).violations) == ["ttft_p95_ms <= 100"]

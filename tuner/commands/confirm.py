@@ -1,0 +1,26 @@
+"""`tgi-tune confirm`: launch the finalists of a study again beside the defaults, and judge."""
+
+import argparse
+from collections.abc import Sequence
+
+from loadgen.errors import UsageError
+from loadgen.program import Command
+from tuner.commands.run import conclude
+from tuner.commands.study_flags import add_stored_flags, opened, print_plan
+from tuner.study.prepare import stored
+
+
+def confirm(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    prepared = stored(args.study)
+    if args.dry_run:
+        return print_plan(prepared)
+    from tuner.study.study_folder import StudyFolder
+
+    with StudyFolder(prepared.folder).lock(), opened(prepared) as search:
+        results = search.results()
+        if not any(result.number == 0 for result in results):
+            raise UsageError(f"{prepared.folder} has no measured defaults; `tgi-tune run` measures them")
+        return conclude(search, results, is_json=args.json)
+
+
+COMMAND = Command("Launch the finalists again beside the defaults, and judge.", add_stored_flags, confirm)

@@ -1,0 +1,33 @@
+"""`tgi-tune noise`: the run-to-run deviation of the defaults."""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from loadgen.program import Command
+from tuner.commands.study_flags import add_study_flags, opened, print_plan
+from tuner.study.prepare import prepare
+
+
+def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    """Exit code 3 if fewer than two runs were measured."""
+    from tuner.study.noise import render
+
+    prepared = prepare(args)
+    if args.dry_run:
+        return print_plan(prepared)
+    with opened(prepared) as search:
+        floor = search.measure_noise()
+    metric, rounds = search.objective.maximize, prepared.config.confirm.rounds
+    deviations = dict(floor.deviations) if floor is not None else {}
+    if args.json:
+        smallest = floor.smallest_gain(metric, rounds) if floor is not None else None
+        print(json.dumps({"runs": floor.runs if floor else 0, "deviations": deviations, "smallest_gain": smallest}))
+    else:
+        print(render(floor, metric, rounds))
+        for name, deviation in deviations.items():
+            print(f"  {name:>24}  {100 * deviation:5.1f} %")
+    return 0 if floor is not None else 3
+
+
+COMMAND = Command("Measure how much one launch differs from the next.", add_study_flags, measure_noise)

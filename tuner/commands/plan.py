@@ -1,0 +1,254 @@
+"""`tgi-tune plan`: number of replicas and cost for each rate and balancing policy of a plan file."""
+
+import argparse
+import csv
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.program import Command
+from tuner.commands.simulate_inputs import TOO_POOR, newest_cost, note_of, server_of, settings_from
+from tuner.config import LimitSection
+from tuner.simulator.capacity import (
+    POLICIES,
+    Fleet,
+    LatencySlo,
+    ReplicaSchedule,
+    SizedFleet,
+    replica_schedule,
+    size_fleet,
+)
+from tuner.simulator.cost_file import Costs, read_costs
+from tuner.simulator.engine import PlannedRequest
+from tuner.simulator.load import load_of
+from tuner.simulator.simulated_metrics import LATENCY
+from tuner.study.prepare import DEFAULT_LOAD
+
+SECONDS_PER_HOUR = 3600
+
+
+class RateProfileSection(BaseModel):
+    """`[plan.rate_profile]`: the rate of each hour of a day, and the times to start and to keep a replica."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rates: tuple[float, ...] = Field(min_length=24, max_length=24, description="Requests per second, hour by hour.")
+    start_delay_s: float = Field(0.0, ge=0, description="Time from the start of a replica until it serves.")
+    min_dwell_s: float = Field(0.0, ge=0, description="Shortest time to keep a replica.")
+
+
+class PlanSection(BaseModel):
+    """`[plan]`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rates: tuple[float, ...] = Field((), description="Requests per second.")
+    rate_profile: RateProfileSection | None = Field(None, validation_alias=AliasChoices("rate_profile", "day"))
+    attainment: float = Field(0.95, gt=0, lt=1, description="Fraction of requests that meet every limit.")
+    policies: tuple[str, ...] = ("round_robin", "two_choices")
+    spare: int = Field(0, ge=0, description="Replicas that may fail while the SLO is still met.")
+    price_per_replica_hour: float | None = Field(None, gt=0)
+    limit: tuple[LimitSection, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> "PlanSection":
+        for policy in self.policies:
+            if policy not in POLICIES:
+                raise ValueError(f"`policies` has {policy!r}; known are {', '.join(POLICIES)}")
+        for limit in self.limit:
+            if LATENCY.fullmatch(limit.metric) is None or limit.max is None:
+                raise ValueError(f"`limit` has `{limit.metric}`, but must be the `max` of a latency of requests")
+        if not self.rates and self.rate_profile is None:
+            raise ValueError("set `rates`, or [plan.rate_profile]")
+        if any(rate <= 0 for rate in self.to_size[0]):
+            raise ValueError("`rates` must be above 0")
+        return self
+
+    @property
+    def to_size(self) -> tuple[tuple[float, ...], list[tuple[float, str]]]:
+        """Every rate, and the pairs to size: `rates` with every policy, rates of the profile with the first policy."""
+        hourly = self.rate_profile.rates if self.rate_profile is not None else ()
+        pairs = [(rate, policy) for rate in self.rates for policy in self.policies]
+        pairs += [(rate, self.policies[0]) for rate in sorted(set(hourly)) if rate not in self.rates]
+        return (*self.rates, *hourly), pairs
+
+    @property
+    def slo(self) -> LatencySlo:
+        limits = {limit.metric.split("_")[0]: float(limit.max or 0) for limit in self.limit}
+        return LatencySlo(limits, self.attainment)
+
+
+class PlanFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: PlanSection
+
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="Rates, limits and policies.")
+    parser.add_argument("--cost", type=Path, metavar="FILE", help="Fitted cost file. Default the newest study's.")
+    parser.add_argument(
+        "--load", type=Path, metavar="FILE", help="Load file with the prompts. Default the load of a study."
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A launcher setting.")
+    parser.add_argument(
+        "--effort", type=float, default=1.0, metavar="X", help="Factor on the simulated time. Default 1."
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the prompts. Default 0.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Write plan.csv and a report to this folder.")
+    parser.add_argument("--force", action="store_true", help="Plan with a poor cost model, with a note.")
+    parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
+
+
+def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    """Size a fleet for each rate and policy. Exit code 3 if the cost model is too poor."""
+    section = parsing.load(PlanFile, parsing.read_toml(args.plan)).plan
+    costs = read_costs(args.cost or newest_cost())
+    if costs.is_poor and not args.force:
+        print("the cost model misses held-out steps by more than 8 %: no plan; --force makes one")
+        return TOO_POOR
+    chosen = settings_from(args.set)
+    values = dict(parsing.read_toml(args.load)) if args.load is not None else dict(DEFAULT_LOAD)
+    config = parsing.load(BenchConfig, {**values, "mode": "closed", "seed": args.seed})
+    server = server_of(costs, chosen).with_settings(chosen, costs.pool).for_load(config)
+    is_cached = server.uses_prefix_caching
+    law = costs.of(server.settings).law
+    fleet = Fleet(server.scheduler_options, law, partial(_requests, config, is_cached), server.max_concurrent_requests)
+    sized = [
+        size_fleet(fleet, section.slo, rate, policy, spare=section.spare, effort=args.effort)
+        for rate, policy in section.to_size[1]
+    ]
+    level = _level_error(costs)
+    note = note_of(costs, is_forced=args.force)
+    rows = [_row(each, section.price_per_replica_hour, level) for each in sized]
+    schedule = _schedule(section, sized)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        with (args.out / "plan.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        write_plan_report(args.out, section, sized, rows, schedule, note)
+    if args.json:
+        content: dict[str, Any] = {"note": note, "rows": rows}
+        if schedule is not None:
+            hours = {"hours": schedule.hours, "static_hours": schedule.static_hours}
+            content["rate_profile"] = {**asdict(schedule), **hours}
+        print(json.dumps(content, indent=2))
+    else:
+        import pandas as pd
+
+        print(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+        if schedule is not None:
+            print(f"a day: {schedule.hours:.1f} replica-hours; {schedule.static_hours:.0f} with the fleet of the peak")
+        if note:
+            print(note)
+    return 0
+
+
+def _schedule(section: PlanSection, sized: Sequence[SizedFleet]) -> ReplicaSchedule | None:
+    """The replicas of each hour with the first policy, spares included."""
+    profile = section.rate_profile
+    if profile is None:
+        return None
+    replicas = {each.rate: each.with_spare for each in sized if each.policy == section.policies[0]}
+    needed = [replicas[rate] for rate in profile.rates]
+    return replica_schedule(needed, start_delay_s=profile.start_delay_s, min_dwell_s=profile.min_dwell_s)
+
+
+def write_plan_report(
+    directory: Path,
+    section: PlanSection,
+    sized: Sequence[SizedFleet],
+    rows: Sequence[Mapping[str, Any]],
+    schedule: ReplicaSchedule | None,
+    note: str,
+) -> None:
+    """Write the report of a plan: its table, its curves, its rate profile."""
+    import pandas as pd
+
+    from reports.pages.simulation_page import PlanData, build_plan_report
+    from reports.renderers.write import write_report
+
+    price = section.price_per_replica_hour
+    table = pd.DataFrame(rows)
+    ends = table.pop("range").str.split("-", expand=True).astype(int)
+    fleets = [
+        {"rate": each.rate, "policy": each.policy, "attainment": at.attainment, "cost": at.replicas * (price or 1.0)}
+        for each in sized
+        for at in (each.below, each.at)
+        if at is not None
+    ]
+    hours = None
+    facts: tuple[tuple[str, str], ...] = ()
+    if schedule is not None:
+        needed = schedule.needed
+        hours = pd.DataFrame({"hour": range(len(needed)), "needed": needed, "running": schedule.running})
+        hours = hours.assign(static=max(needed))
+        facts = (("replica-hours of starting replicas", f"{schedule.starting_hours:.2f}"),)
+        if price is not None:
+            facts += (("cost of the day", f"{price * schedule.hours:.2f}"),)
+            facts += (("cost of the peak's fleet all day", f"{price * schedule.static_hours:.2f}"),)
+    plan = PlanData(
+        "Capacity plan",
+        table.assign(low=ends[0], high=ends[1]),
+        pd.DataFrame(fleets),
+        "replicas" if price is None else "cost per hour",
+        section.attainment,
+        tuple(f"{limit.metric} <= {limit.max:g}" for limit in section.limit),
+        hours,
+        facts,
+        note,
+    )
+    write_report(build_plan_report(plan), directory)
+
+
+def _requests(config: BenchConfig, with_ids: bool, seed: int) -> Callable[[int], list[PlannedRequest]]:
+    """The first requests of the load with another seed."""
+
+    def first(count: int) -> list[PlannedRequest]:
+        requests = load_of(config.model_copy(update={"seed": config.seed + seed}), with_ids=with_ids).planned
+        return list(itertools.islice(requests, count))
+
+    return first
+
+
+def _level_error(costs: Costs) -> float:
+    """Relative uncertainty of predicted times: the largest median error of held-out steps."""
+    errors = [model.errors.median for model in costs.models.values() if model.errors is not None]
+    return max((median for each in errors for median in each.values()), default=0.0)
+
+
+def _row(sized: SizedFleet, price: float | None, level: float) -> dict[str, Any]:
+    at, count = sized.at, sized.at.replicas
+    low, high = math.ceil(count * (1 - level)), math.ceil(count * (1 + level))
+    row: dict[str, Any] = {
+        "rate": sized.rate,
+        "policy": sized.policy,
+        "replicas": count,
+        "range": f"{low}-{high}",
+        "with_spare": sized.with_spare,
+        "attainment": round(at.attainment, 4),
+        "attainment_one_lost": None if sized.one_lost is None else round(sized.one_lost.attainment, 4),
+        "ttft_p50_ms": round(at.ttft_p50_ms, 2),
+        "ttft_p95_ms": round(at.ttft_p95_ms, 2),
+        "tpot_mean_ms": round(at.tpot_mean_ms, 3),
+        "utilisation": round(at.utilisation, 3),
+    }
+    if price is not None:
+        per_hour = price * sized.with_spare
+        row["cost_per_hour"] = round(per_hour, 4)
+        row["cost_per_mtok"] = round(per_hour / (at.output_tokens_per_s * SECONDS_PER_HOUR) * 1e6, 4)
+    return row
+
+
+COMMAND = Command("Number of replicas for a rate and limits.", add_plan_flags, plan)

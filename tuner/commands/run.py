@@ -1,0 +1,41 @@
+"""`tgi-tune run`: search, confirm, and write the result; continues an existing study."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from loadgen.program import Command
+from tuner.commands.study_flags import add_study_flags, opened, print_plan
+from tuner.study.prepare import prepare
+
+if TYPE_CHECKING:
+    from tuner.study.search import StudySearch
+    from tuner.trial.outcome import TrialResult
+
+
+def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    prepared = prepare(args)
+    if args.dry_run:
+        return print_plan(prepared)
+    from tuner.study.study_folder import StudyFolder
+    from tuner.study.study_plan import plan_of, render_plan
+    from tuner.study.worker import run_search
+
+    with StudyFolder(prepared.folder).lock(), opened(prepared) as search:
+        search.setup.progress.show(render_plan(plan_of(prepared)))
+        return conclude(search, run_search(search), is_json=args.json)
+
+
+def conclude(search: "StudySearch", results: Sequence["TrialResult"], *, is_json: bool) -> int:
+    """Finish a study and print its verdict. Exit code 1 if no configuration meets every limit."""
+    from tuner.study.finish import finish
+
+    finished = finish(search, results)
+    print(json.dumps(finished.verdict, indent=2) if is_json else finished.table)
+    print(f"study: {search.folder}\nreport: {finished.report}", file=sys.stderr)
+    return 0 if finished.verdict["winner"] is not None else 1
+
+
+COMMAND = Command("Search, confirm, write best.toml; continues an existing study.", add_study_flags, run)

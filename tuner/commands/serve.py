@@ -1,0 +1,53 @@
+"""`tgi-tune serve`: replace this process by the launcher with a study's best configuration."""
+
+import argparse
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadgen.errors import UsageError
+from loadgen.program import Command
+from tuner.study.export import BEST_FILE
+from tuner.study.prepare import STUDIES
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default the newest.")
+    parser.add_argument("--unconfirmed", action="store_true", help="Serve a configuration that was never confirmed.")
+    parser.add_argument("--dry-run", action="store_true", help="Print the command and start nothing.")
+    parser.add_argument(
+        "flags", nargs=argparse.REMAINDER, metavar="-- FLAGS", help="More flags for the launcher, after --."
+    )
+
+
+def serve(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    from loadgen.target.launch import find_launcher
+
+    best = find_best(STUDIES, args.study)
+    content = tomllib.loads(best.read_text())
+    is_confirmed = str(content.get("tuned_by", "")).partition("?")[0].endswith("/confirmed")
+    if not is_confirmed and not args.unconfirmed:
+        raise UsageError(f"{best} was never confirmed; run `tgi-tune run` with --rounds, or give --unconfirmed")
+    extra = args.flags[1:] if args.flags[:1] == ["--"] else args.flags
+    command = [find_launcher(), "--config-file", str(best), *extra]
+    if args.dry_run:
+        print(" ".join(command))
+        return 0
+    return os.execv(command[0], command)
+
+
+def find_best(studies: Path, name: str | None) -> Path:
+    """The `best.toml` of a study, the newest if no name is given. Raises UsageError."""
+    if name is not None:
+        best = studies / name / BEST_FILE
+        if not best.exists():
+            raise UsageError(f"{best} does not exist: the study is unknown or has no configuration to serve")
+        return best
+    found = sorted(studies.glob(f"*/{BEST_FILE}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UsageError(f"no study under {studies}/ has a configuration to serve; `tgi-tune run` makes one")
+    return found[-1]
+
+
+COMMAND = Command("Serve the best configuration of a study.", add_serve_flags, serve)

@@ -1,0 +1,50 @@
+"""`tgi-tune simulate WORD`. Only `calibrate` and `validate` launch servers."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loadgen.program import Command
+from tuner.commands.simulate_fit import add_calibrate_flags, add_fit_flags, calibrate, fit
+from tuner.commands.simulate_inputs import add_input_flags
+from tuner.commands.simulate_run import add_run_flags, explain, run
+from tuner.commands.simulate_sweep import add_sweep_flags, sweep
+from tuner.commands.simulate_validate import add_validate_flags, validate
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateWord:
+    """One word of `tgi-tune simulate`: its help, its flags, its function."""
+
+    summary: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+WORDS: Mapping[str, SimulateWord] = {
+    "run": SimulateWord("Predict one configuration.", add_run_flags, run),
+    "sweep": SimulateWord("Predict many configurations of a space.", add_sweep_flags, sweep),
+    "fit": SimulateWord("Fit the cost model to step traces.", add_fit_flags, fit),
+    "calibrate": SimulateWord(
+        "Launch the server with designed steps, and fit the cost model.", add_calibrate_flags, calibrate
+    ),
+    "validate": SimulateWord(
+        "Compare predictions with a study's launches, or with new ones.", add_validate_flags, validate
+    ),
+    "explain": SimulateWord("Show the time of a configuration by cause.", add_input_flags, explain),
+}
+
+
+def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
+    words = parser.add_subparsers(dest="word", metavar="WORD", required=True)
+    for name, word in WORDS.items():
+        subparser = words.add_parser(name, help=word.summary, description=word.summary, allow_abbrev=False)
+        word.add_flags(subparser)
+        subparser.add_argument("--json", action="store_true", help="Print the result as JSON.")
+
+
+def simulate(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    return WORDS[args.word].run(args)
+
+
+COMMAND = Command("Predict configurations in virtual time.", add_simulate_flags, simulate)

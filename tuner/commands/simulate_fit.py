@@ -1,0 +1,81 @@
+"""`tgi-tune simulate fit` and `calibrate`: a cost model from step traces, of past launches or of a designed sweep."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from loadgen.config import parsing
+from loadgen.errors import UsageError
+from tuner.commands.simulate_inputs import COST_FILE
+from tuner.simulator.client_cost import client_cost_of
+from tuner.simulator.cost_file import Costs, fit_costs
+from tuner.simulator.step_trace import read_steps
+
+RUN = "run"
+
+
+def _add_output_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", type=Path, default=Path(COST_FILE), metavar="FILE", help="Default cost.json.")
+
+
+def add_fit_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("steps", nargs="+", type=Path, metavar="STEPS", help="Step traces, one of each launch.")
+    _add_output_flag(parser)
+
+
+def fit(args: argparse.Namespace) -> int:
+    traces = [read_steps(path) for path in args.steps]
+    return _write(args, fit_costs(traces, [client_cost_of(path.parent / RUN) for path in args.steps]))
+
+
+def add_calibrate_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Its [server] is launched.")
+    parser.add_argument("--model-id", metavar="ID", help="Hub id, local directory or preset:NAME.")
+    parser.add_argument("--out", type=Path, default=Path("calibration"), metavar="DIR", help="Folder of the traces.")
+    _add_output_flag(parser)
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    """Launch the server once for each `quantize` value, run designed steps, and fit the cost model."""
+    from loadgen.progress import open_progress
+    from tuner.config import TuneConfig
+    from tuner.proposers.initial_design import initial_design
+    from tuner.simulator.calibrate import run_calibration
+    from tuner.space.search_space import SearchSpace
+    from tuner.space.settings import known_settings, resolved
+    from tuner.study.identity import params_of
+
+    content = parsing.read_toml(args.space) if args.space is not None else {}
+    if args.model_id is not None:
+        content = {**content, "server": {**content.get("server", {}), "model_id": args.model_id}}
+    config = parsing.load(TuneConfig, content)
+    if config.server.kind != "own":
+        raise UsageError(f"`kind` is {config.server.kind}, but only the bundled server writes step traces")
+    fixed = {"model_id": config.server.model_id, **config.server.fixed}
+    space = SearchSpace.of(params_of(config), config.forbid, known_settings())
+    design = initial_design(space, fixed) or [{}]
+    launches = [space.with_models(resolved({**fixed, **chosen})) for chosen in design]
+    return _write(args, fit_costs(run_calibration(config.server, launches, args.out, open_progress())))
+
+
+def _write(args: argparse.Namespace, costs: Costs) -> int:
+    """Write the cost file, and print its models."""
+    costs.write(args.output)
+    if args.json:
+        print(json.dumps(costs.to_json(), indent=2, default=str))
+        return 0
+    for scheme, model in costs.models.items():
+        print(f"{scheme}: {model.num_steps} steps")
+        for name, value in model.coefficients.items():
+            print(f"  {name:<12}{value / 1e3:14.4f} us")
+        if model.unknown:
+            print(f"  not identifiable: {', '.join(model.unknown)}")
+        for phase, median in model.errors.median.items() if model.errors is not None else ():
+            p90 = model.errors.p90[phase] if model.errors is not None else 0.0
+            print(f"  held-out {phase} steps: median error {median:.1%}, p90 {p90:.1%}")
+    client = costs.client
+    if client.is_known:
+        print(f"client: {client.client_ns / 1e3:.0f} us a request, {client.tokenize_ns / 1e3:.1f} us a prompt token")
+    print(f"wrote {args.output}", file=sys.stderr)
+    return 0

@@ -1,0 +1,107 @@
+"""Inputs that the words of `tgi-tune simulate` share: costs, load, server and settings; also notes and exit codes."""
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import UsageError
+from tuner.errors import NotSimulatedError
+from tuner.simulator.cost_file import Costs, read_costs
+from tuner.simulator.engine import SimulatedLoad
+from tuner.simulator.load import load_of
+from tuner.simulator.server import SimulatedServer
+from tuner.study.prepare import DEFAULT_LOAD, STUDIES
+
+METRICS = (
+    *("output_tokens_per_s", "requests_per_s", "ttft_p50_ms", "ttft_p95_ms"),
+    *("tpot_mean_ms", "e2e_p95_ms", "error_rate"),
+)
+COST_FILE = "cost.json"
+FROM_METRICS = "from metrics: fitted to sums over seconds, not to steps"
+NOT_MEASURED = "not measured: the cost model was written by hand"
+TOO_POOR = 3
+
+
+def add_input_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cost", type=Path, metavar="FILE", help="Fitted by `simulate fit`. Default the newest study's."
+    )
+    parser.add_argument(
+        "--load", type=Path, metavar="FILE", help="A load file of tgi-bench. Default the load of a study."
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A launcher setting.")
+    parser.add_argument("--requests", type=int, metavar="N", help="End after this many measured requests.")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the load. Default 0.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Write files to this folder.")
+    parser.add_argument("--force", action="store_true", help="Print predictions of a poor cost model, with a note.")
+
+
+def read_inputs(args: argparse.Namespace) -> tuple[Costs, BenchConfig, SimulatedServer]:
+    """Costs, load config and base server."""
+    costs = read_costs(args.cost or newest_cost())
+    values = dict(parsing.read_toml(args.load)) if args.load is not None else dict(DEFAULT_LOAD)
+    config = parsing.load(BenchConfig, {**values, "seed": args.seed})
+    return costs, config, server_of(costs, settings_from(args.set)).for_load(config)
+
+
+def server_of(costs: Costs, chosen: Mapping[str, Any]) -> SimulatedServer:
+    """The base server: the first measured one, or made from the settings. Raises NotSimulatedError."""
+    if costs.servers:
+        return costs.reference
+    needed = ("max_batch_prefill_tokens", "max_batch_total_tokens")
+    if any(name not in chosen for name in needed):
+        raise NotSimulatedError(f"the cost file has no server: set {' and '.join(needed)} with --set")
+    return SimulatedServer({name: chosen[name] for name in needed}, {})
+
+
+def newest_cost(studies: Path = STUDIES) -> Path:
+    """The cost file of the newest study. Raises UsageError."""
+    found = sorted(studies.glob(f"*/{COST_FILE}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UsageError(f"no study under {studies}/ has a {COST_FILE}; set --cost FILE")
+    return found[-1]
+
+
+def settings_from(words: Sequence[str]) -> dict[str, Any]:
+    """Settings of KEY=VALUE words; a value that is not TOML is text. Raises UsageError."""
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set is {word}, but must be KEY=VALUE")
+        try:
+            found[key.replace("-", "_")] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key.replace("-", "_")] = text
+    return found
+
+
+def load_for(args: argparse.Namespace, config: BenchConfig, server: SimulatedServer, costs: Costs) -> SimulatedLoad:
+    with_ids = server.uses_prefix_caching
+    return load_of(config, with_ids=with_ids, requests=args.requests, client=costs.client)
+
+
+def note_of(costs: Costs, *, is_forced: bool) -> str:
+    """A note on the quality of the cost model; empty if it is good."""
+    if not costs.is_measured:
+        return NOT_MEASURED
+    poor = "poor cost model: printed by --force" if is_forced and costs.is_poor else ""
+    return "; ".join(filter(None, (FROM_METRICS if costs.is_from_metrics else "", poor)))
+
+
+def exit_code(costs: Costs, *, is_forced: bool) -> int:
+    if not costs.is_poor or is_forced:
+        return 0
+    sys.stderr.write("the cost model misses held-out steps by more than 8 %: not decided; --force prints predictions\n")
+    return TOO_POOR
+
+
+def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    import pandas as pd
+
+    return str(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.4g}"))

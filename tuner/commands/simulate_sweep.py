@@ -1,0 +1,133 @@
+"""`tgi-tune simulate sweep`: predicts many configurations of a space, best first, as a table and a report."""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.config import parsing
+from tuner.commands.simulate_inputs import (
+    METRICS,
+    add_input_flags,
+    exit_code,
+    load_for,
+    note_of,
+    read_inputs,
+    render_table,
+    settings_from,
+)
+from tuner.config import LimitSection, TuneConfig
+from tuner.simulator.predict import Predictor, predict_many
+from tuner.space.parameter import Parameter
+from tuner.space.search_space import SearchSpace
+from tuner.space.settings import known_settings
+from tuner.study.identity import params_of
+
+OBJECTIVE = "output_tokens_per_s"
+PREDICTIONS = "predictions.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSpace:
+    """Configurations with their predicted metrics, empty if no request fits; `seconds` is the time of predicting."""
+
+    parameters: Sequence[Parameter]
+    limits: Sequence[LimitSection]
+    predictions: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]
+    seconds: float = 0.0
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Settings and metrics of the predicted configurations: those within the limits first, then by throughput."""
+        rows = [{"settings": each, "metrics": metrics} for each, metrics in self.predictions if metrics]
+        return sorted(rows, key=lambda row: (self.excess(row["metrics"]) > 1, -row["metrics"].get(OBJECTIVE, 0.0)))
+
+    def excess(self, metrics: Mapping[str, float]) -> float:
+        """The largest ratio of a metric to its limit; above 1 a limit is missed, 0 without limits."""
+        return max(
+            (metrics[each.metric] / float(each.max) for each in self.limits if each.max and each.metric in metrics),
+            default=0.0,
+        )
+
+
+def add_sweep_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Configurations of its [param].")
+    add_input_flags(parser)
+    parser.add_argument("-n", type=int, default=2000, metavar="N", help="Configurations. Default 2000.")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Processes. Default 1.")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="Rows printed. Default 10.")
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """Predict configurations of a space; with `--out` write a table and a report."""
+    costs, config, base = read_inputs(args)
+    space, fixed, limits = space_of(args.space, settings_from(args.set))
+    drawn = [each for each in space.quasi_random(args.n, args.seed, fixed) if space.why_forbidden(each) is None]
+    start_s = time.perf_counter()
+    predictor = Predictor(costs, base, costs.pool, load_for(args, config, base, costs), METRICS, {})
+    found = predict_many(predictor, drawn, args.jobs)
+    predicted = PredictedSpace(
+        space.parameters, limits, tuple(zip(drawn, found, strict=True)), time.perf_counter() - start_s
+    )
+    rows, note = predicted.rows, note_of(costs, is_forced=args.force)
+    if args.out is not None:
+        write_predictions(args.out, predicted, note)
+    if args.json:
+        print(json.dumps({"configurations": len(drawn), "note": note, "rows": rows[: args.top]}, indent=2))
+    else:
+        text = f"simulated {len(drawn)} configurations; {len(drawn) - len(rows)} have too little K/V memory"
+        print(text + (f" ({note})" if note else ""))
+        print(render_table([{**row["metrics"], **row["settings"]} for row in rows[: args.top]]))
+    return exit_code(costs, is_forced=args.force)
+
+
+def space_of(
+    path: Path | None, fixed: Mapping[str, Any]
+) -> tuple[SearchSpace, dict[str, Any], tuple[LimitSection, ...]]:
+    """The space of a file, or the derived one, without the fixed settings; all fixed settings; the file's limits."""
+    config = parsing.load(TuneConfig, parsing.read_toml(path) if path is not None else {})
+    whole = SearchSpace.of(params_of(config), config.forbid, known_settings())
+    searched = tuple(parameter for parameter in whole.parameters if parameter.name not in fixed)
+    limits = tuple(limit for limit in config.objective.limit if limit.max is not None)
+    return SearchSpace(searched, whole.forbidden), {**config.server.fixed, **fixed}, limits
+
+
+def write_predictions(directory: Path, predicted: PredictedSpace, note: str) -> None:
+    """Write predictions.parquet and a report."""
+    import pandas as pd
+
+    from reports.document import VerdictLine
+    from reports.pages.simulation_page import build_predictions_report
+    from reports.renderers.write import write_report
+    from reports.study import StudyData, StudyTrial, TrialOutcome
+    from tuner.study.report import report_knob
+
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = predicted.rows
+    excess = [predicted.excess(row["metrics"]) for row in rows]
+    frame = pd.DataFrame([{**row["settings"], **row["metrics"]} for row in rows])
+    frame.assign(excess=excess).to_parquet(directory / PREDICTIONS)
+    if not rows:
+        return
+    trials = tuple(
+        StudyTrial(
+            number,
+            row["settings"],
+            TrialOutcome.VIOLATED if over > 1 else TrialOutcome.FEASIBLE,
+            row["metrics"].get(OBJECTIVE),
+            row["metrics"],
+        )
+        for number, (row, over) in enumerate(zip(rows, excess, strict=True))
+    )
+    study = StudyData(
+        "Simulated sweep",
+        VerdictLine("inconclusive", "", ""),
+        OBJECTIVE,
+        tuple(map(report_knob, predicted.parameters)),
+        trials,
+        limits=tuple(f"{each.metric} <= {each.max:g}" for each in predicted.limits),
+    )
+    write_report(build_predictions_report(study, excess, note, predicted.seconds), directory)

@@ -1,0 +1,116 @@
+"""`tgi-tune simulate validate`: compare predictions with launches that the cost model was not fitted to.
+
+The launches are those of a study, each predicted from the others, or new ones, predicted before they are launched.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadgen.config import parsing
+from loadgen.errors import UsageError
+from tuner.commands.simulate_inputs import COST_FILE, TOO_POOR, newest_cost, render_table
+from tuner.config import TuneConfig
+from tuner.study.prepare import PreparedStudy, load_of, stored, with_derived_lengths
+
+if TYPE_CHECKING:
+    from tuner.simulator.validate import PredictedLaunch
+    from tuner.study.noise import NoiseFloor
+
+FEWEST_LAUNCHES = 3
+DEFAULT_CONFIGS, VALIDATION = 8, "validation"
+
+
+def add_validate_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space, server and load to launch.")
+    parser.add_argument("--study", metavar="NAME", help="Study of the held-out launches. Default the newest.")
+    parser.add_argument("--configs", type=int, metavar="N", help="Launch N new configurations. With a space 8.")
+    parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default the study's, or the newest.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Folder of the launches. Default validation/.")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the configurations. Default 0.")
+
+
+def validate(args: argparse.Namespace) -> int:
+    """Exit code 3 if there are too few launches, or a grade refuses the predictions."""
+    is_stored = args.space is None and args.configs is None
+    launches, noise = _launches_of_study(args) if is_stored else _new_launches(args)
+    if len(launches) < FEWEST_LAUNCHES:
+        print(f"{len(launches)} launches can be compared, but {FEWEST_LAUNCHES} are needed", file=sys.stderr)
+        return TOO_POOR
+    return _print_errors(launches, noise, is_json=args.json)
+
+
+def _launches_of_study(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], NoiseFloor | None]":
+    from tuner.simulator.validate import LEDGER_FILE, compared_predictions, held_out, traced_launches, write_ledger
+    from tuner.study.study_folder import TRIALS, StudyFolder
+
+    prepared = stored(args.study)
+    files = StudyFolder(prepared.folder)
+    results = files.results(TRIALS)
+    launches = held_out(traced_launches(prepared.folder, results, prepared.load), prepared.load)
+    if len(launches) >= FEWEST_LAUNCHES:
+        write_ledger(prepared.folder / LEDGER_FILE, compared_predictions(results, launches))
+    return launches, files.noise()
+
+
+def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], NoiseFloor | None]":
+    """Launch configurations of a space file, or of the study if there is no file."""
+    from loadgen.progress import open_progress
+    from tuner.simulator.cost_file import read_costs
+    from tuner.simulator.new_launches import launch_new
+    from tuner.simulator.validate import LEDGER_FILE, compared_predictions, write_ledger
+    from tuner.study.study_folder import TRIALS, StudyFolder
+    from tuner.trial.evaluate import TrialSetup
+
+    count = DEFAULT_CONFIGS if args.configs is None else args.configs
+    if count < 1:
+        raise UsageError(f"--configs is {count}, but must be at least 1")
+    folder = args.out or Path(VALIDATION)
+    if args.space is not None:
+        config = parsing.load(TuneConfig, parsing.read_toml(args.space))
+        load = load_of(config)
+        prepared, files = PreparedStudy(with_derived_lengths(config, load), load, folder), None
+    else:
+        prepared = stored(args.study)
+        files = StudyFolder(prepared.folder)
+    own = prepared.folder / COST_FILE
+    costs = read_costs(args.cost or (own if files is not None and own.exists() else newest_cost()))
+    server = prepared.config.server
+    setup = TrialSetup(prepared.load, server.ready_timeout_s, open_progress(), server)
+    seen = files.results(TRIALS) if files is not None else ()
+    launches = launch_new(prepared, costs, folder, count, setup, seen=seen, seed=args.seed)
+    if launches:
+        write_ledger(folder / LEDGER_FILE, compared_predictions((), launches))
+    return launches, files.noise() if files is not None else None
+
+
+def _print_errors(launches: "Sequence[PredictedLaunch]", noise: "NoiseFloor | None", *, is_json: bool) -> int:
+    """Print the errors of each metric with its grade."""
+    from tuner.proposers.residual_model import Grade
+    from tuner.simulator.validate import NAMES, summary
+
+    found = summary(launches)
+    grades = {name: errors.grade(name, (noise.of(name) if noise else None) or 0.0) for name, errors in found.items()}
+    rows = [
+        {
+            f"{name} {kind}": values[name]
+            for name in NAMES
+            for kind, values in (("measured", each.measured), ("predicted", each.predicted))
+        }
+        for each in launches
+    ]
+    if is_json:
+        settings = [dict(each.settings) for each in launches]
+        table = [{"settings": values, **row} for values, row in zip(settings, rows, strict=True)]
+        errors_by_name = {name: {**asdict(errors), "grade": grades[name]} for name, errors in found.items()}
+        print(json.dumps({"launches": table, "errors": errors_by_name}, indent=2))
+    else:
+        print(render_table(rows))
+        for name, errors in found.items():
+            text = f"median {errors.median:.1%}  p90 {errors.p90:.1%}  level {errors.level:+.1%}"
+            print(f"{name:<22}{text}  shape {errors.shape:.1%}  {grades[name]}")
+    return TOO_POOR if Grade.REFUSE in grades.values() else 0

@@ -1,0 +1,45 @@
+"""`tgi-tune storage`: a gRPC proxy of a database for the workers of several machines."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadgen.errors import UsageError
+from loadgen.program import Command
+
+PROXIED = ("sqlite:", "postgresql://", "mysql://")
+HOST, PORT = "127.0.0.1", 13000
+
+
+def add_storage_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("storage", metavar="URL", help="sqlite:PATH, postgresql://… or mysql://….")
+    parser.add_argument(
+        "--host",
+        default=HOST,
+        help=f"Address to listen on. Default {HOST}. There is no password: every client may change every study.",
+    )
+    parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"Port to listen on. Default {PORT}.")
+    parser.add_argument("--json", action="store_true", help="Print the address as JSON.")
+
+
+def serve_database(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    """Serve a database until the process is terminated. Raises UsageError, StudyError, StorageLostError."""
+    if not args.storage.startswith(PROXIED):
+        raise UsageError(
+            f"the storage {args.storage!r} cannot be served: give one of {', '.join(PROXIED)}; "
+            "a journal is shared as a file"
+        )
+    from tuner.study.storage import open_storage, redacted, serve_storage
+
+    backing = open_storage(args.storage, Path())
+    address = f"grpc://{args.host}:{args.port}"
+    database = redacted(args.storage)
+    text = (
+        json.dumps({"storage": address, "kept": database}) if args.json else f"serving {database}: --storage {address}"
+    )
+    serve_storage(backing, args.host, args.port, lambda: print(text, flush=True))
+    return 0
+
+
+COMMAND = Command("Serve a database to workers on other machines.", add_storage_flags, serve_database)

@@ -1,0 +1,67 @@
+"""Flags that several commands share, and the search of a study that they open."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from tuner.study.prepare import NOT_LOAD, PreparedStudy
+
+if TYPE_CHECKING:
+    from tuner.study.search import StudySearch
+
+
+def add_study_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every command that takes a space."""
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Study, space, load and limits.")
+    parser.add_argument(
+        "--model-id", metavar="ID", help="Hub id, local directory or preset:NAME. Default preset:tiny-llama."
+    )
+    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default from model, space and load.")
+    parser.add_argument("--storage", metavar="URL", help="journal, journal:PATH, sqlite:PATH, postgresql://, grpc://.")
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="Configurations to launch, the defaults included. Default 40."
+    )
+    parser.add_argument("--max-hours", type=float, metavar="H", help="Stop searching after this time.")
+    parser.add_argument("--sampler", metavar="NAME", help="auto, tpe, gp, random, qmc, grid, nsga2, coordinate.")
+    parser.add_argument("--sampler-seed", type=int, metavar="N", help="Seed of the sampler. Default 0.")
+    parser.add_argument("--simulator", metavar="HOW", help="auto, off, rank, gp: whether the simulator proposes.")
+    parser.add_argument(
+        "--noise-runs", type=int, metavar="N", help="Runs of the defaults before the search; 0 for none. Default 4."
+    )
+    parser.add_argument("--finalists", type=int, metavar="K", help="Best configurations to confirm. Default 3.")
+    parser.add_argument("--rounds", type=int, metavar="N", help="Confirming launches of each; 0 for none. Default 5.")
+    parser.add_argument(
+        "--reuse", action="store_true", help="Reuse results of other studies with this load, build and device."
+    )
+    parser.add_argument("--quick", action="store_true", help="--noise-runs 2 --finalists 2 --rounds 3.")
+    add_output_flags(parser)
+    parsing.add_flags(parser, BenchConfig, leave_out=NOT_LOAD)
+
+
+def add_output_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
+    parser.add_argument("--dry-run", action="store_true", help="Print the exact commands; launch nothing.")
+
+
+def add_stored_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every command that takes an existing study."""
+    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default the newest.")
+    add_output_flags(parser)
+
+
+def opened(prepared: PreparedStudy, *, is_leader: bool = True) -> "StudySearch":
+    """The search of a study; leaving it stops its warm shards."""
+    from loadgen.progress import open_progress
+    from tuner.study.open_search import open_search
+
+    return open_search(prepared, open_progress(), is_leader=is_leader)
+
+
+def print_plan(prepared: PreparedStudy) -> int:
+    from tuner.study.study_plan import plan_of
+
+    print(json.dumps(plan_of(prepared), indent=2))
+    return 0

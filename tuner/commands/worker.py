@@ -1,0 +1,30 @@
+"""`tgi-tune worker`: join a study from another process or machine."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from loadgen.program import Command
+from tuner.commands.study_flags import add_stored_flags, opened, print_plan
+from tuner.study.prepare import stored, stored_in
+
+
+def add_worker_flags(parser: argparse.ArgumentParser) -> None:
+    add_stored_flags(parser)
+    parser.add_argument("--storage", metavar="URL", help="Storage of the study, if its folder is not on this machine.")
+
+
+def work(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    """Raises StudyError if there is no study, or results of this machine are not comparable."""
+    prepared = stored(args.study) if args.storage is None else stored_in(args.storage, args.study)
+    if args.dry_run:
+        return print_plan(prepared)
+    from tuner.study.worker import run_search
+
+    with opened(prepared, is_leader=False) as search:
+        results = run_search(search)
+    print(f"{search.folder} has {len(results)} trials", file=sys.stderr)
+    return 0
+
+
+COMMAND = Command("Join a study from another process or machine.", add_worker_flags, work)

@@ -1,0 +1,388 @@
+"""The next configuration to launch, from simulated predictions and their residuals on the launches so far.
+
+The residual of a metric, ln(measured / predicted), is a Gaussian process of three equal parts: one common to all
+configurations, one per `quantize` value, one smooth over the knobs. Its parameters are fixed. `grade` judges whether
+the predictions are usable. There is no state but the candidates, so a continued study proposes what it would have
+proposed without the interruption.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+from tuner.proposers.proposal import Decline
+from tuner.trial.objective import Limit, Objective
+
+Array = npt.NDArray[np.float64]
+Settings = Mapping[str, Any]
+
+GROUP = "quantize"
+MEMORY_KNOBS = ("max_batch_prefill_tokens", "cuda_memory_fraction")
+# Length scale of the smooth part, as a fraction of a knob's range.
+LENGTH_SCALE = 0.5
+LEAST_CHANCE = 0.05
+GAIN_WORTH_A_LAUNCH = 0.01
+FEWEST_PROPOSED = 4
+SMALL_GAINS_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KnobRange:
+    """One searched setting: a range, or choices at equal distances."""
+
+    name: str
+    low: float = 0.0
+    high: float = 1.0
+    log: bool = False
+    choices: tuple[Any, ...] = ()
+
+    def coordinates(self, value: Any) -> tuple[float, ...]:
+        """Coordinates of a value in the unit range; two choices have distance 1, an absent value is in the middle."""
+        if self.choices:
+            # Two one-hot vectors scaled by 1 / sqrt(2) have distance 1.
+            return tuple(math.sqrt(0.5) * (choice == value) for choice in self.choices)
+        if value is None or self.high <= self.low:
+            return (0.5,)
+        if self.log:
+            return (math.log(value / self.low) / math.log(self.high / self.low),)
+        return ((value - self.low) / (self.high - self.low),)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedCandidate:
+    """A configuration with its simulated metrics, by the names that limits use, and its chance to survive a launch."""
+
+    settings: Settings
+    metrics: Mapping[str, float]
+    survival: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The result of a launch. `died`: it ran out of memory and nothing was measured.
+
+    `expected_gain` is the model's expectation before the launch, None for a launch that it did not propose.
+    """
+
+    settings: Settings
+    measured: Mapping[str, float] = field(default_factory=dict)
+    died: bool = False
+    expected_gain: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCandidate:
+    """The next settings to launch, with expected metrics, ln gain over the best, and the chance to meet the limits."""
+
+    settings: Settings
+    predicted: Mapping[str, float]
+    expected_gain: float
+    chance: float
+    survival: float
+    note: str = ""
+
+
+class Grade(StrEnum):
+    GOOD = "good"
+    USABLE = "usable"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A grade, the spread of each residual, and the reason for a grade below good."""
+
+    grade: Grade
+    spread: Mapping[str, float]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricAccuracy:
+    """Standard deviations of each part of a residual and of one measurement, and the limits of the grades."""
+
+    part: float
+    noise: float
+    good: float
+    usable: float
+
+
+THROUGHPUT = MetricAccuracy(part=0.10, noise=0.05, good=0.05, usable=0.15)
+TAIL = MetricAccuracy(part=0.20, noise=0.10, good=0.10, usable=0.30)
+GOOD_RANK, USABLE_RANK = 0.9, 0.6
+FEWEST_TO_GRADE, FEWEST_TO_RANK = 3, 8
+
+
+def accuracy_of(metric: str) -> MetricAccuracy:
+    """Rates and times per token are predicted better than waiting times.
+
+    >>> accuracy_of("ttft_p95_ms").noise, accuracy_of("tpot_mean_ms").noise
+    (0.1, 0.05)
+    """
+    return TAIL if metric.startswith(("ttft", "e2e", "goodput")) or "_p9" in metric else THROUGHPUT
+
+
+# Posterior deviation with `by_rank`, where there is no process: chances are near 0 or 1.
+CERTAIN = 1e-3
+
+
+class ResidualModel:
+    """The candidates of one study. `noise` holds measured run-to-run deviations of ln(metric).
+
+    With `by_rank` the residual of a metric is its mean so far, and the best prediction is proposed.
+    """
+
+    def __init__(
+        self,
+        knobs: Sequence[KnobRange],
+        objective: Objective,
+        candidates: Sequence[PredictedCandidate],
+        noise: Mapping[str, float] | None = None,
+        *,
+        by_rank: bool = False,
+    ) -> None:
+        self._knobs = tuple(knobs)
+        self._objective = objective
+        self._metrics = tuple(dict.fromkeys((objective.maximize, *(limit.metric for limit in objective.limits))))
+        known = [each for each in candidates if all(each.metrics.get(name, 0.0) > 0 for name in self._metrics)]
+        self._candidates = known
+        self._coordinates = self._coordinates_of(each.settings for each in known)
+        self._groups = np.asarray([str(each.settings.get(GROUP)) for each in known], dtype=object)
+        self._survival = np.asarray([each.survival for each in known], dtype=np.float64)
+        self._log = {
+            name: np.log(np.asarray([each.metrics[name] for each in known], dtype=np.float64)) for name in self._metrics
+        }
+        self._noise = dict(noise or {})
+        self._by_rank = by_rank
+        self._sign = -1.0 if objective.directions[0] == "minimize" else 1.0
+        self._index = {self._key(each.settings): number for number, each in enumerate(known)}
+
+    def propose(self, launches: Sequence[Observation], running: Sequence[Settings] = ()) -> ScoredCandidate | Decline:
+        """The candidate of the greatest expected improvement times the chances to meet the limits and to survive."""
+        if not self._candidates:
+            return Decline("the simulator has no prediction for this space and load")
+        graded = self.grade(launches)
+        if graded.grade is Grade.REFUSE:
+            return Decline(graded.reason)
+        if self._gains_are_small(launches):
+            reason = (
+                f"the expected gain was below {GAIN_WORTH_A_LAUNCH:.0%} for {SMALL_GAINS_IN_A_ROW} launches in a row"
+            )
+            return Decline(reason, is_done=True)
+        posterior = self._posterior(launches, running, graded)
+        chance = self._chance(posterior)
+        alive = self._survival * self._not_dominated(launches)
+        alive[[number for key in self._taken(launches, running) if (number := self._index.get(key)) is not None]] = 0.0
+        if not alive.any():
+            return Decline("every predicted configuration is launched or out of memory by dominance", is_done=True)
+        best = self._incumbent(launches, posterior)
+        mean, deviation = posterior[self._objective.maximize]
+        gain = _expected_improvement(self._sign * mean, deviation, best)
+        if float((chance * (alive > 0)).max()) < LEAST_CHANCE:
+            number = int(np.argmin(self._violation(posterior) + 1e9 * (alive == 0)))
+            note = "no configuration is likely to meet the limits; this one has the smallest predicted violation"
+            return self._proposal(number, posterior, gain, chance, note)
+        # Without expected improvement the best candidate that was not launched.
+        worth = (gain + 1e-9 * np.exp(self._sign * (mean - mean.mean()))) * chance * alive
+        return self._proposal(int(np.argmax(worth)), posterior, gain, chance, "")
+
+    def finalists(self, launches: Sequence[Observation], count: int) -> list[Settings]:
+        """The best launched configurations by posterior mean; those that meet the limits come first."""
+        measured = [launch for launch in launches if launch.measured and self._key(launch.settings) in self._index]
+        posterior = self._posterior(launches, (), self.grade(launches))
+        violation, objective = self._violation(posterior), self._sign * posterior[self._objective.maximize][0]
+
+        def rank(launch: Observation) -> tuple[bool, float, float]:
+            number = self._index[self._key(launch.settings)]
+            misses = float(violation[number])
+            return misses > 0, misses if misses > 0 else 0.0, -float(objective[number])
+
+        found: dict[Any, Settings] = {}
+        for launch in sorted(measured, key=rank):
+            found.setdefault(self._key(launch.settings), launch.settings)
+        return list(found.values())[:count]
+
+    def residuals(self, launches: Sequence[Observation]) -> dict[str, list[float]]:
+        """ln(measured / predicted) of each predicted launch, by metric."""
+        found: dict[str, list[float]] = {name: [] for name in self._metrics}
+        for number, launch in self._evidence(launches):
+            for name in self._metrics:
+                found[name].append(math.log(launch.measured[name]) - float(self._log[name][number]))
+        return found
+
+    def grade(self, launches: Sequence[Observation]) -> Graded:
+        """Compare predictions with measurements by shape and rank; a constant factor does not matter."""
+        spread: dict[str, float] = {}
+        worst, reason = Grade.GOOD, ""
+        for name, values in self.residuals(launches).items():
+            if len(values) < FEWEST_TO_GRADE:
+                continue
+            accuracy = accuracy_of(name)
+            seen = float(np.median(np.abs(np.asarray(values) - np.median(values))))
+            # The median absolute deviation of a normal distribution is 0.674 standard deviations.
+            spread[name] = math.sqrt(max(0.0, seen**2 - (0.674 * self._noise_of(name)) ** 2))
+            if spread[name] > accuracy.usable:
+                return Graded(Grade.REFUSE, spread, f"the shape of `{name}` is predicted to {spread[name]:.0%} only")
+            if spread[name] > accuracy.good:
+                worst, reason = Grade.USABLE, f"the shape of `{name}` is predicted to {spread[name]:.0%}"
+        rank = self._rank(launches)
+        if rank is not None and rank < USABLE_RANK:
+            return Graded(Grade.REFUSE, spread, f"the rank correlation of predictions and launches is {rank:.2f} only")
+        if rank is not None and rank < GOOD_RANK and worst is Grade.GOOD:
+            worst, reason = Grade.USABLE, f"the rank correlation of predictions and launches is {rank:.2f}"
+        return Graded(worst, spread, reason)
+
+    def _rank(self, launches: Sequence[Observation]) -> float | None:
+        """Spearman correlation of predicted and measured objective; None if launches differ by noise only."""
+        name = self._objective.maximize
+        pairs = [
+            (float(self._log[name][number]), math.log(launch.measured[name]))
+            for number, launch in self._evidence(launches)
+        ]
+        if len(pairs) < FEWEST_TO_RANK:
+            return None
+        predicted, measured = np.asarray(pairs).T
+        if float(np.std(measured)) < 2 * self._noise_of(name):
+            return None
+        ranks = [np.argsort(np.argsort(values)).astype(np.float64) for values in (predicted, measured)]
+        return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+    def _gains_are_small(self, launches: Sequence[Observation]) -> bool:
+        gains = [launch.expected_gain for launch in launches if launch.expected_gain is not None]
+        last = gains[-SMALL_GAINS_IN_A_ROW:]
+        return len(gains) >= FEWEST_PROPOSED and all(gain < GAIN_WORTH_A_LAUNCH for gain in last)
+
+    def _posterior(
+        self, launches: Sequence[Observation], running: Sequence[Settings], graded: Graded
+    ) -> dict[str, tuple[Array, Array]]:
+        """Mean and standard deviation of ln(metric) for every candidate."""
+        evidence = self._evidence(launches)
+        at = [number for number, _ in evidence]
+        in_progress = [number for each in running if (number := self._index.get(self._key(each))) is not None]
+        found = {}
+        for name in self._metrics:
+            residuals = np.asarray(
+                [math.log(launch.measured[name]) - float(self._log[name][number]) for number, launch in evidence]
+            )
+            part = max(accuracy_of(name).part, graded.spread.get(name, 0.0))
+            numbers = at
+            if in_progress:
+                expected = self._condition(at, residuals, part, name, only=in_progress)[0]
+                numbers, residuals = [*at, *in_progress], np.concatenate([residuals, expected])
+            shift, deviation = self._condition(numbers, residuals, part, name)
+            found[name] = (self._log[name] + shift, deviation)
+        return found
+
+    def _condition(
+        self, numbers: Sequence[int], residuals: Array, part: float, name: str, only: Sequence[int] | None = None
+    ) -> tuple[Array, Array]:
+        """Mean and standard deviation of the residual at candidates, given its values at `numbers`."""
+        whole = np.arange(len(self._candidates)) if only is None else np.asarray(only)
+        if self._by_rank:
+            return np.full(len(whole), residuals.mean() if len(residuals) else 0.0), np.full(len(whole), CERTAIN)
+        if not numbers:
+            return np.zeros(len(whole)), np.full(len(whole), math.sqrt(3) * part)
+        at = np.asarray(numbers)
+        known = self._kernel(at, at, part) + self._noise_of(name) ** 2 * np.eye(len(at))
+        cross = self._kernel(whole, at, part)
+        solved = np.linalg.solve(known, np.column_stack([residuals, cross.T]))
+        variance = 3 * part**2 - np.einsum("ij,ji->i", cross, solved[:, 1:])
+        return cross @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-12))
+
+    def _kernel(self, left: npt.NDArray[np.int_], right: npt.NDArray[np.int_], part: float) -> Array:
+        apart = ((self._coordinates[left][:, None, :] - self._coordinates[right][None, :, :]) ** 2).sum(axis=2)
+        same = (self._groups[left][:, None] == self._groups[right][None, :]).astype(np.float64)
+        found: Array = part**2 * (1.0 + same + np.exp(-apart / (2 * LENGTH_SCALE**2)))
+        return found
+
+    def _chance(self, posterior: Mapping[str, tuple[Array, Array]]) -> Array:
+        """Probability that every limit is met."""
+        chance = np.ones(len(self._candidates))
+        for limit in self._objective.limits:
+            mean, deviation = posterior[limit.metric]
+            chance *= ndtr(-_miss(limit, mean) / deviation)
+        return chance
+
+    def _violation(self, posterior: Mapping[str, tuple[Array, Array]]) -> Array:
+        """ln of the largest violation of a limit by the posterior mean; not above 0 if all are met."""
+        misses = [_miss(limit, posterior[limit.metric][0]) for limit in self._objective.limits]
+        found: Array = np.max(misses, axis=0) if misses else np.full(len(self._candidates), -1.0)
+        return found
+
+    def _incumbent(self, launches: Sequence[Observation], posterior: Mapping[str, tuple[Array, Array]]) -> float:
+        """ln of the best objective among launches that meet the limits, both by posterior mean."""
+        violation, objective = self._violation(posterior), self._sign * posterior[self._objective.maximize][0]
+        met = [float(objective[number]) for number, _ in self._evidence(launches) if violation[number] <= 0]
+        return max(met, default=float(objective.min()))
+
+    def _not_dominated(self, launches: Sequence[Observation]) -> Array:
+        """0 for candidates that need at least the memory of a launch that ran out of it, else 1."""
+        alive = np.ones(len(self._candidates))
+        for launch in launches:
+            if not launch.died:
+                continue
+            needs = [launch.settings.get(name) for name in MEMORY_KNOBS]
+            for number, each in enumerate(self._candidates):
+                required = [each.settings.get(name) for name in MEMORY_KNOBS]
+                is_same = str(each.settings.get(GROUP)) == str(launch.settings.get(GROUP))
+                if is_same and all(a is None or b is None or b >= a for a, b in zip(needs, required, strict=True)):
+                    alive[number] = 0.0
+        return alive
+
+    def _taken(self, launches: Sequence[Observation], running: Sequence[Settings]) -> list[Any]:
+        return [self._key(settings) for settings in (*(launch.settings for launch in launches), *running)]
+
+    def _evidence(self, launches: Sequence[Observation]) -> list[tuple[int, Observation]]:
+        """Launches that were predicted and measured, with their index among the candidates."""
+        return [
+            (number, launch)
+            for launch in launches
+            if (number := self._index.get(self._key(launch.settings))) is not None
+            and all(launch.measured.get(name, 0.0) > 0 for name in self._metrics)
+        ]
+
+    def _proposal(
+        self, number: int, posterior: Mapping[str, tuple[Array, Array]], gain: Array, chance: Array, note: str
+    ) -> ScoredCandidate:
+        predicted = {name: float(math.exp(posterior[name][0][number])) for name in self._metrics}
+        each = self._candidates[number]
+        return ScoredCandidate(
+            each.settings, predicted, float(gain[number]), float(chance[number]), each.survival, note
+        )
+
+    def _coordinates_of(self, settings: Iterable[Settings]) -> Array:
+        rows = [
+            [
+                coordinate
+                for knob in self._knobs
+                if knob.name != GROUP
+                for coordinate in knob.coordinates(each.get(knob.name))
+            ]
+            for each in settings
+        ]
+        return np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
+
+    def _key(self, settings: Settings) -> tuple[Any, ...]:
+        return tuple(settings.get(knob.name) for knob in self._knobs)
+
+    def _noise_of(self, name: str) -> float:
+        return max(self._noise.get(name, accuracy_of(name).noise), 0.005)
+
+
+def _miss(limit: Limit, log_value: Array) -> Array:
+    """ln(value / limit), negated for a minimum; above 0 the limit is missed."""
+    found: Array = log_value - math.log(limit.max) if limit.max is not None else math.log(limit.min or 1.0) - log_value
+    return found
+
+
+def _expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
+    z = (mean - best) / deviation
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    found: Array = deviation * (z * ndtr(z) + density)
+    return found

@@ -1,0 +1,165 @@
+"""Calibration: one launch for each `quantize` value, loaded with designed bursts, and their step traces.
+
+There are bursts of prompts of one length, and batches that decode at one context length. The trace has the batches that
+the server formed, so they need not match the bursts.
+"""
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.errors import TargetError
+from loadgen.progress import ProgressDisplay
+from loadgen.target.target import LaunchedTarget, Target
+from loadgen.workloads.vocabulary import CANDIDATES
+from reference_server.config import ServerConfig
+from tuner.config import ServerSection
+from tuner.errors import TraceError
+from tuner.servers.launch_command import launch_command_of, remove_container
+from tuner.simulator.step_trace import TracedSteps, read_facts, read_steps
+from tuner.space.settings import server_config
+from tuner.trial.device_lock import device_lock
+from tuner.trial.evaluate import SERVER_LOG, STEPS_FILE
+
+PROMPTS, LENGTHS = (1, 2, 4, 8, 16), (64, 256, 1024)
+ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 128, 192), (128, 512, 1500)
+REPEATS = 3
+SWEEP_S = 30.0
+# Time limit for the head of a trace to appear in its file.
+HEAD_S = 10.0
+# Output tokens of a request in a prefill burst, and in a decode batch.
+FIRST_TOKEN, DECODED = 1, 8
+ANSWER_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBurst:
+    """Equal requests sent together."""
+
+    count: int
+    input_tokens: int
+    output_tokens: int
+
+
+def designed(
+    budget: int, pool: int, longest_input: int, most_requests: int, *, seed: int = 0
+) -> list[CalibrationBurst]:
+    """The bursts within budget, pool and limits, `REPEATS` times, each time shuffled.
+
+    A sweep that ends early has therefore a sample of all bursts.
+
+    >>> len(designed(4096, 20_000, 1024, 128)) // REPEATS
+    34
+    """
+    lengths = sorted({min(length, longest_input) for length in (*LENGTHS, longest_input)})
+    bursts = [
+        CalibrationBurst(count, length, FIRST_TOKEN)
+        for count in PROMPTS
+        for length in lengths
+        if count * length <= budget and count <= most_requests
+    ]
+    contexts = sorted({min(context, longest_input) for context in CONTEXTS})
+    bursts += [
+        CalibrationBurst(rows, context, DECODED)
+        for rows in ROWS
+        for context in contexts
+        if rows * (context + DECODED) <= pool and rows <= most_requests
+    ]
+    rng = random.Random(seed)
+    return [burst for _ in range(REPEATS) for burst in rng.sample(bursts, len(bursts))]
+
+
+def run_calibration(
+    server: ServerSection, launches: Sequence[Mapping[str, Any]], folder: Path, progress: ProgressDisplay
+) -> list[TracedSteps]:
+    """Launch each configuration, send the bursts, read its trace. Raises LoadgenError if a server does not start."""
+    found = []
+    for number, settings in enumerate(launches):
+        directory = folder / f"{number:02d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        trace = directory.resolve() / STEPS_FILE
+        progress.show(
+            f"calibration launch {number + 1} of {len(launches)}: quantize {settings.get('quantize') or 'none'}"
+        )
+        _sweep(server, server_config({**settings, "step_trace": trace}), directory, trace)
+        steps = read_steps(trace)
+        progress.show(f"  {len(steps)} steps")
+        found.append(steps)
+    return found
+
+
+def _sweep(server: ServerSection, config: ServerConfig, directory: Path, trace: Path) -> None:
+    launch = launch_command_of(server, config, directory)
+    try:
+        with (
+            device_lock(server.gpus, lambda _: None),
+            LaunchedTarget(
+                launch.command,
+                directory / SERVER_LOG,
+                ready_timeout_s=server.ready_timeout_s,
+                environment=launch.environment,
+            ) as target,
+        ):
+            options = _facts_of(trace)["scheduler"]
+            info = target.info()
+            longest = min(int(info["max_input_tokens"]), int(info["max_total_tokens"]) - DECODED)
+            bursts = designed(
+                int(options["max_batch_prefill_tokens"]),
+                int(options["max_batch_total_tokens"]),
+                longest,
+                int(info["max_concurrent_requests"]),
+            )
+            _send_bursts(target, bursts)
+    finally:
+        remove_container(launch.container)
+
+
+def _facts_of(trace: Path) -> Mapping[str, Any]:
+    """The facts at the head of a trace, which the server writes in a thread after its start."""
+    deadline_s = time.monotonic() + HEAD_S
+    while True:
+        try:
+            return read_facts(trace)
+        except TraceError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)
+
+
+def _send_bursts(target: Target, bursts: Sequence[CalibrationBurst]) -> None:
+    """Send one burst after the other for at most `SWEEP_S`."""
+    rng = random.Random(0)
+    deadline_s = time.monotonic() + SWEEP_S
+    with ThreadPoolExecutor(max(burst.count for burst in bursts)) as threads:
+        for burst in bursts:
+            if time.monotonic() > deadline_s:
+                return
+            bodies = [_body(burst, rng) for _ in range(burst.count)]
+            list(threads.map(lambda body: _post(target, body), bodies))
+
+
+def _body(burst: CalibrationBurst, rng: random.Random) -> bytes:
+    """A request with random words, truncated by the server to its length."""
+    text = " ".join(rng.choices(CANDIDATES, k=burst.input_tokens))
+    parameters = {
+        "truncate": burst.input_tokens,
+        "max_new_tokens": burst.output_tokens,
+        "ignore_eos_token": True,
+        "do_sample": False,
+    }
+    return json.dumps({"inputs": text, "parameters": parameters}).encode()
+
+
+def _post(target: Target, body: bytes) -> None:
+    control = target.control()
+    try:
+        status, _ = control.post("/generate", body, timeout_s=ANSWER_TIMEOUT_S)
+    finally:
+        control.close()
+    if status != 200:
+        raise TargetError(f"a calibration request returned status {status}", status)

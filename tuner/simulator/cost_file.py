@@ -1,0 +1,133 @@
+"""A cost file: one fitted model for each `quantize` value, and the servers that they were measured on.
+
+A file written by hand may have a single model; outputs then note that nothing was measured.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import CostModelError, NotSimulatedError
+from tuner.simulator.client_cost import NO_COST, ClientCost
+from tuner.simulator.server import KvPool, SimulatedServer, scheme_of
+from tuner.simulator.step_cost import FORMAT, CostModel, fit, rescaled
+from tuner.simulator.step_trace import TracedSteps, joined, without_first_of_shape
+
+FEWEST_DECODES = 20
+# Largest median error of held-out steps for usable predictions.
+USABLE_STEP_ERROR = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """`models` by `quantize`; `servers` are the launches that they were fitted to, the first one is the reference.
+
+    `client` is the time of a request outside the steps.
+    """
+
+    models: Mapping[str, CostModel]
+    servers: tuple[SimulatedServer, ...] = ()
+    client: ClientCost = NO_COST
+
+    def of(self, settings: Mapping[str, Any]) -> CostModel:
+        """The model of a configuration. Raises NotSimulatedError if its `quantize` was not measured."""
+        scheme = scheme_of(settings)
+        if scheme not in self.models:
+            raise NotSimulatedError(f"`quantize` {scheme} was not measured; the cost file has {', '.join(self.models)}")
+        return self.models[scheme]
+
+    @property
+    def reference(self) -> SimulatedServer:
+        if not self.servers:
+            raise NotSimulatedError(
+                "the cost file has no server: set max_batch_prefill_tokens and max_batch_total_tokens with --set"
+            )
+        return self.servers[0]
+
+    @property
+    def pool(self) -> KvPool | None:
+        return KvPool.of(self.servers) if self.servers else None
+
+    @property
+    def is_measured(self) -> bool:
+        return all(model.is_measured for model in self.models.values())
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether a median error of held-out steps is above `USABLE_STEP_ERROR`."""
+        errors = [model.errors for model in self.models.values() if model.errors is not None]
+        return any(median > USABLE_STEP_ERROR for each in errors for median in each.median.values())
+
+    @property
+    def is_from_metrics(self) -> bool:
+        """Whether a model was fitted to sums over intervals, not to steps."""
+        return any(model.is_from_metrics for model in self.models.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "client_ns": self.client.client_ns,
+            "tokenize_ns": self.client.tokenize_ns,
+            "models": {scheme: model.to_json() for scheme, model in self.models.items()},
+            "servers": [
+                {"options": each.options, "settings": each.settings, "memory": each.memory} for each in self.servers
+            ],
+        }
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_json(), indent=2, default=str) + "\n")
+
+
+def read_costs(path: Path) -> Costs:
+    """The costs of a file. Raises CostModelError."""
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        if "models" not in row:
+            return Costs({"none": CostModel.from_json(row)})
+        models = {str(scheme): CostModel.from_json(each) for scheme, each in row["models"].items()}
+        servers = tuple(
+            SimulatedServer(each["options"], each["settings"], each.get("memory", {})) for each in row["servers"]
+        )
+        client = ClientCost(int(row.get("client_ns", 0)), int(row.get("tokenize_ns", 0)))
+    except OSError as error:
+        raise CostModelError(f"{path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CostModelError(f"{path}: not a cost file ({error!r})") from None
+    except CostModelError as error:
+        raise CostModelError(f"{path}: {error}") from None
+    return Costs(models, servers, client)
+
+
+def fit_costs(
+    launches: Sequence[TracedSteps], clients: Sequence[ClientCost] = (), *, with_intervals: bool = True
+) -> Costs:
+    """Fit one model for each `quantize` value, rescaled to all its steps. Raises CostModelError."""
+    by_scheme: dict[str, list[TracedSteps]] = {}
+    servers = []
+    for steps in launches:
+        server = SimulatedServer.of(steps.facts)
+        servers.append(server)
+        by_scheme.setdefault(scheme_of(server.settings), []).append(steps)
+    models = {}
+    for scheme, group in by_scheme.items():
+        warm = list(map(_warm, group))
+        model = fit(warm, graph_sizes=_graph_sizes(servers[0]), with_intervals=with_intervals)
+        models[scheme] = rescaled(model, joined(warm))
+    return Costs(models, tuple(servers), ClientCost.mean(clients))
+
+
+def _warm(steps: TracedSteps) -> TracedSteps:
+    """Steps without the first one of each shape if enough remain; sums over intervals unchanged."""
+    if steps.is_from_metrics:
+        return steps
+    kept = without_first_of_shape(steps)
+    return kept if len(kept) >= FEWEST_DECODES else steps
+
+
+def _graph_sizes(server: SimulatedServer) -> tuple[int, ...]:
+    """The captured batch sizes of the settings."""
+    text = server.settings.get("cuda_graphs")
+    sizes = text if isinstance(text, list) else str(text or "").split(",")
+    return tuple(sorted(int(size) for size in sizes if str(size).strip().isdigit() and int(size) > 0))

@@ -1,0 +1,70 @@
+"""Predicted metrics of configurations under a load: one, or thousands on several processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from tuner.simulator.cost_file import Costs
+from tuner.simulator.engine import Simulated, SimulatedLoad, Simulation
+from tuner.simulator.server import KvPool, SimulatedServer
+from tuner.simulator.simulated_metrics import metrics_of
+from tuner.simulator.step_cost import CostModel
+
+CHUNK = 8
+
+
+def run(
+    server: SimulatedServer, cost: CostModel, load: SimulatedLoad, *, with_gaps: bool = False, with_strides: bool = True
+) -> Simulated:
+    """Simulate a load on one server."""
+    return Simulation(
+        load,
+        [(server.scheduler_options, cost.law)],
+        max_concurrent_requests=server.max_concurrent_requests,
+        with_gaps=with_gaps,
+        with_strides=with_strides,
+    ).run()
+
+
+def predict(
+    server: SimulatedServer,
+    cost: CostModel,
+    load: SimulatedLoad,
+    names: Sequence[str],
+    limits_ms: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Metrics of a load on a server; empty if its K/V pool is too small for the router to start."""
+    options = server.scheduler_options
+    longest = server.settings.get("max_total_tokens") or 2 * options.block_size
+    if options.max_batch_total_tokens < max(int(longest), options.max_batch_prefill_tokens):
+        return {}
+    return metrics_of(run(server, cost, load), names, limits_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predicts configurations of one server under one load. It is pickled to other processes."""
+
+    costs: Costs
+    base: SimulatedServer
+    pool: KvPool | None
+    load: SimulatedLoad
+    names: tuple[str, ...]
+    limits_ms: Mapping[str, float]
+
+    def __call__(self, settings: Mapping[str, Any]) -> dict[str, float]:
+        """Metrics of settings; empty if no request fits. Raises NotSimulatedError."""
+        server = self.base.with_settings(settings, self.pool)
+        return predict(server, self.costs.of(settings), self.load, self.names, self.limits_ms)
+
+
+def predict_many(
+    predictor: Callable[[Mapping[str, Any]], dict[str, float]], settings: Sequence[Mapping[str, Any]], jobs: int = 1
+) -> list[dict[str, float]]:
+    """The predictions in order; the number of processes does not change them."""
+    if jobs <= 1 or len(settings) < 2 * CHUNK:
+        return [predictor(each) for each in settings]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as workers:
+        return list(workers.map(predictor, settings, chunksize=CHUNK))

@@ -1,0 +1,451 @@
+"""One simulated server: the router's Scheduler, with its calls timed by a step law.
+
+This module does the work of a shard (rows, chunks, receipts); all batching decisions are the Scheduler's. Decode steps
+between which no decision is possible are simulated as one stride.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from reference_server.errors import ValidationError
+from reference_server.messages import (
+    CachedBatch,
+    ChooserParameters,
+    FinishReason,
+    GeneratedText,
+    Generation,
+    Request,
+    StepResult,
+    StoppingParameters,
+    Tokens,
+)
+from reference_server.router.scheduling.blocks import round_up
+from reference_server.router.scheduling.chunking import count_forward, plan_chunks
+from reference_server.router.scheduling.queue import Entry
+from reference_server.router.scheduling.request import ValidGenerateRequest
+from reference_server.router.scheduling.scheduler import (
+    Clear,
+    Decode,
+    Filter,
+    Idle,
+    Prefill,
+    Scheduler,
+    SchedulerOptions,
+)
+from reference_server.router.scheduling.segments import segment_tokens
+from reference_server.router.scheduling.step_work import StepWork
+from tuner.simulator.step_law import StepLaw, steps_until, stride_ns
+
+_TOKEN = Tokens((0,), (0.0,), ("",), (False,))
+_ENDED = GeneratedText("", 1, FinishReason.LENGTH)
+_CHOOSER = ChooserParameters()
+_CHUNKS = ("",)
+_same_ids = lru_cache(maxsize=4096)(lambda length: (0,) * length)
+
+
+@lru_cache(maxsize=4096)
+def _wire(input_len: int, max_new_tokens: int) -> Request:
+    return Request(0, _CHUNKS, input_len, _CHOOSER, StoppingParameters(max_new_tokens))
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One request from its arrival to its end.
+
+    `ids` are the prompt's tokens if prompts share prefixes, else None. `declared_tokens` is the requested maximum,
+    `output_tokens` the number that is generated. Times are ns of virtual time, -1 if unset; `token_ns` has the arrival
+    of every token if gaps are recorded.
+    """
+
+    id: int
+    input_tokens: int
+    output_tokens: int
+    declared_tokens: int
+    ids: tuple[int, ...] | None = None
+    intended_ns: int = 0
+    sent_ns: int = 0
+    started_ns: int = -1
+    first_ns: int = -1
+    end_ns: int = -1
+    status: str = ""
+    cached_tokens: int = 0
+    generated: int = 0
+    user: int = -1
+    token_ns: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A sequence in the shard. `context` tokens have K/V; `left` tokens are to be generated."""
+
+    flight: Flight
+    entry: Entry
+    slots: int
+    remaining_prefill: int
+    next_chunk: int
+    context: int
+    left: int
+    times_from: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals of a replica: steps, events, tokens, and busy time."""
+
+    prefills: int = 0
+    decodes: int = 0
+    events: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    row_steps: int = 0
+    kv_peak: int = 0
+
+
+@dataclass(slots=True)
+class _Stride:
+    """The running step or stride of steps."""
+
+    call: Prefill | Decode
+    started_ns: int
+    first_ns: float
+    gain_ns: float = 0.0
+    steps: int = 1
+    waiting: int = 0
+    cause: str = ""
+
+
+class Replica:
+    """Call `submit` for each arrival, `begin` when idle, and `end` at the time that `begin` returned.
+
+    After an arrival during a stride call `cut`: it shortens the stride to the step that runs at that time.
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        law: StepLaw,
+        *,
+        with_strides: bool = True,
+        with_gaps: bool = False,
+        on_call: Callable[[Prefill | Decode, int], None] | None = None,
+    ) -> None:
+        assert not options.speculate, "speculation is not simulated"
+        self.scheduler = Scheduler(options)
+        self.counts = Counts()
+        self.in_system = 0
+        self._law = law
+        self._strides = with_strides and law.kv_ns is not None
+        self._block_size = options.block_size
+        self._chunk_budget = round_up(options.max_batch_prefill_tokens, options.block_size)
+        self._chunks = options.chunks_prefills
+        self._needs_ids = options.use_prefix_caching
+        self._on_call = on_call
+        self._rows: dict[int, dict[int, _Row]] = {}
+        self._flights: dict[int, Flight] = {}
+        self._step = 0  # decode steps so far
+        self._kv = 0  # tokens with K/V of rows that decode
+        self._num_decoding = 0
+        self._num_prefilling = 0
+        self._ends: list[tuple[int, int]] = []  # (decode step, entry) of rows that decode
+        self._max_tokens: dict[int, int] = {}
+        self._running: _Stride | None = None
+        self._step_times: list[int] | None = [] if with_gaps else None
+        self._waited_ns: dict[str, int] = {}
+        self._max_batch_size = options.max_batch_size
+
+    @property
+    def rows(self) -> int:
+        """Sequences in the shard."""
+        return self._num_decoding + self._num_prefilling
+
+    def submit(self, flight: Flight, now_ns: int) -> bool:
+        """Queue the next segment of a request; false if its validation fails with these options."""
+        requested = flight.declared_tokens - flight.generated
+        input_len = flight.input_tokens + flight.generated
+        ids = _same_ids(input_len) if not self._needs_ids else _grown(flight, input_len)
+        request = ValidGenerateRequest(_wire(input_len, segment_tokens(requested)), ids, requested)
+        try:
+            entry = self.scheduler.append(request, now_ns)
+        except ValidationError:
+            return False
+        if not flight.generated:
+            self.in_system += 1
+        self._flights[entry.id] = flight
+        return True
+
+    def begin(self, now_ns: int) -> int | None:
+        """Take scheduler turns until a step runs; returns its end time, None if there is no work."""
+        scheduler = self.scheduler
+        while True:
+            call = scheduler.next_call(now_ns)
+            kind = type(call)
+            if kind is Decode:
+                return self._begin_decode(call, now_ns)  # type: ignore[arg-type]
+            if kind is Prefill:
+                return self._begin_prefill(call, now_ns)  # type: ignore[arg-type]
+            if kind is Idle:
+                return None
+            if kind is Filter:
+                scheduler.on_reply(call, self._receipt(call.batch_id))  # type: ignore[union-attr]
+            else:
+                assert isinstance(call, Clear)
+                self._rows.pop(call.batch_id, None)
+                self._max_tokens.pop(call.batch_id, None)
+                scheduler.on_reply(call, None)
+
+    def cut(self, now_ns: int) -> int | None:
+        """Shorten the running stride to its current step; returns its end time, None if idle."""
+        stride = self._running
+        if stride is None:
+            return None
+        if stride.steps > 1:
+            due_ns = now_ns - stride.started_ns
+            stride.steps = steps_until(stride.first_ns, stride.gain_ns, due_ns, stride.steps)
+        return self._end_of(stride)
+
+    def end(self, now_ns: int) -> list[Flight]:
+        """End the running step; returns the requests that it completed."""
+        stride = self._running
+        assert stride is not None, "no step is running"
+        self._running = None
+        self.counts.events += 1
+        if stride.waiting:
+            waited_ns = stride.waiting * (now_ns - stride.started_ns)
+            self._waited_ns[stride.cause] = self._waited_ns.get(stride.cause, 0) + waited_ns
+        call = stride.call
+        if type(call) is Prefill:
+            return self._end_prefill(call, stride, now_ns)
+        assert isinstance(call, Decode)
+        return self._end_decode(call, stride, now_ns)
+
+    def _end_of(self, stride: _Stride) -> int:
+        return stride.started_ns + round(stride_ns(stride.first_ns, stride.gain_ns, stride.steps))
+
+    def _begin_prefill(self, call: Prefill, now_ns: int) -> int:
+        new: dict[int, _Row] = {}
+        tokens = squares = cached = prompts = 0
+        for entry in call.entries:
+            flight = self._flights[entry.id]
+            if flight.started_ns < 0:
+                flight.started_ns = now_ns
+                flight.cached_tokens = entry.cached_input_tokens
+            total = entry.request.input_len
+            have = total - entry.remaining_prefill
+            slots = self._slots_of(entry)
+            left = min(
+                segment_tokens(flight.declared_tokens - flight.generated), flight.output_tokens - flight.generated
+            )
+            new[entry.id] = _Row(flight, entry, slots, entry.remaining_prefill, entry.next_chunk, have, left)
+            after = have + entry.next_chunk
+            tokens += entry.next_chunk
+            squares += after * after - have * have
+            cached += have
+            prompts += 1
+            self.counts.cached_tokens += entry.cached_input_tokens
+        self._rows[call.batch.id] = new
+        self._num_prefilling += prompts
+        if call.cached is not None:
+            rows = self._rows[call.cached.id]
+            more = self._prompt_work(rows) if self._num_prefilling > prompts else (0, 0, 0, 0)
+            decoding = self._num_decoding
+            step = StepWork(
+                prompts + more[0], tokens + more[1], squares + more[2], cached + more[3], decoding, self._kv + decoding
+            )
+        else:
+            step = StepWork(prompts, tokens, squares, cached)
+        return self._run(_Stride(call, now_ns, self._law.step_ns(step)))
+
+    def _begin_decode(self, call: Decode, now_ns: int) -> int:
+        rows = self._rows[call.batches[0].id]
+        for part in call.batches[1:]:
+            rows |= self._rows.pop(part.id)
+            self._max_tokens[call.batches[0].id] += self._max_tokens.pop(part.id)
+        decoding = self._num_decoding
+        work = self._prompt_work(rows) if self._num_prefilling else (0, 0, 0, 0)
+        first_ns = self._law.step_ns(StepWork(*work, decoding, self._kv + decoding))
+        steps = 1
+        if self._strides and not self._num_prefilling:
+            steps = self._ends[0][0] - self._step
+            bound = self.scheduler.stride()
+            if bound is not None and bound < steps:
+                steps = bound
+        gain_ns = (self._law.kv_ns or 0.0) * decoding
+        return self._run(_Stride(call, now_ns, first_ns, gain_ns, steps))
+
+    def _run(self, stride: _Stride) -> int:
+        self._running = stride
+        stride.waiting = self.scheduler.queue_size
+        if stride.waiting:
+            stride.cause = self._cause_of_waiting(stride)
+        if self._on_call is not None:
+            self._on_call(stride.call, stride.started_ns)
+        return self._end_of(stride)
+
+    def _cause_of_waiting(self, stride: _Stride) -> str:
+        """Why the first queued request is not in this step; later ones wait for the same reason."""
+        if type(stride.call) is Prefill or self._num_prefilling:
+            return "budget"
+        if self._max_batch_size is not None and self.rows >= self._max_batch_size:
+            return "batch_size"
+        return "blocks" if self._chunks or self.scheduler.stride() is None else "ratio"
+
+    def waiting_fractions(self) -> dict[str, float]:
+        """Fractions of all waiting time by cause: budget, ratio, blocks or batch_size."""
+        total_ns = sum(self._waited_ns.values())
+        return {cause: waited / total_ns for cause, waited in sorted(self._waited_ns.items())} if total_ns else {}
+
+    def _prompt_work(self, rows: dict[int, _Row]) -> tuple[int, int, int, int]:
+        prompts = tokens = squares = cached = 0
+        for row in rows.values():
+            if row.remaining_prefill:
+                after = row.context + row.next_chunk
+                prompts += 1
+                tokens += row.next_chunk
+                squares += after * after - row.context * row.context
+                cached += row.context
+        return prompts, tokens, squares, cached
+
+    def _slots_of(self, entry: Entry) -> int:
+        admission = entry.admitted
+        assert admission is not None, "an admitted entry has an admission"
+        if admission.allocation is not None:
+            return len(admission.allocation.blocks) * self._block_size
+        request = entry.request
+        return round_up(request.input_len + request.wire.stopping.max_new_tokens - 1, self._block_size)
+
+    def _end_prefill(self, call: Prefill, stride: _Stride, now_ns: int) -> list[Flight]:
+        counts = self.counts
+        counts.prefills += 1
+        counts.prefill_ns += now_ns - stride.started_ns
+        new = self._rows[call.batch.id]
+        new_tokens = sum(row.slots for row in new.values())
+        if call.cached is None:
+            batch_id, rows = call.batch.id, new
+            self._max_tokens[batch_id] = new_tokens
+            ended: list[_Row] = []
+        else:
+            batch_id = call.cached.id
+            rows = self._rows[batch_id]
+            del self._rows[call.batch.id]
+            self._max_tokens[batch_id] += new_tokens
+            ended = self._decode(rows, 1, now_ns, stride)
+            rows |= new
+        ended += self._prefilled(rows, new, now_ns)
+        return self._reply(call, batch_id, rows, ended, 1, now_ns)
+
+    def _end_decode(self, call: Decode, stride: _Stride, now_ns: int) -> list[Flight]:
+        counts = self.counts
+        counts.decodes += stride.steps
+        counts.decode_ns += now_ns - stride.started_ns
+        batch_id = call.batches[0].id
+        rows = self._rows[batch_id]
+        ended = self._decode(rows, stride.steps, now_ns, stride)
+        if self._num_prefilling:
+            ended += self._prefilled(rows, {}, now_ns)
+        return self._reply(call, batch_id, rows, ended, stride.steps, now_ns)
+
+    def _decode(self, rows: dict[int, _Row], steps: int, now_ns: int, stride: _Stride) -> list[_Row]:
+        """Advance every decoding row by `steps` tokens; returns the rows that end."""
+        decoding = self._num_decoding
+        if not decoding:
+            return []
+        self._step += steps
+        self._kv += steps * decoding
+        self.counts.row_steps += steps * decoding
+        if self._kv > self.counts.kv_peak:
+            self.counts.kv_peak = self._kv
+        if self._step_times is not None:
+            first_ns, gain_ns, at_ns = stride.first_ns, stride.gain_ns, stride.started_ns
+            self._step_times += [at_ns + round(stride_ns(first_ns, gain_ns, k)) for k in range(1, steps)]
+            self._step_times.append(now_ns)
+        ended: list[_Row] = []
+        ends, step = self._ends, self._step
+        while ends and ends[0][0] <= step:
+            row = rows[heapq.heappop(ends)[1]]
+            self._num_decoding -= 1
+            self._kv -= row.context + row.left - 1
+            ended.append(row)
+        return ended
+
+    def _prefilled(self, rows: dict[int, _Row], new: dict[int, _Row], now_ns: int) -> list[_Row]:
+        """Advance every prefilling row by its chunk; returns the rows that end with their first token."""
+        ended: list[_Row] = []
+        were_all_new = self._num_prefilling == len(new)
+        for row in (new if were_all_new else rows).values():
+            if not row.remaining_prefill:
+                continue
+            self.counts.prompt_tokens += row.next_chunk
+            row.context += row.next_chunk
+            if row.remaining_prefill > row.next_chunk:
+                continue
+            self._num_prefilling -= 1
+            flight = row.flight
+            if flight.first_ns < 0:
+                flight.first_ns = now_ns
+            if self._step_times is not None:
+                flight.token_ns.append(now_ns)
+                row.times_from = len(self._step_times)
+            if row.left == 1:
+                ended.append(row)
+                continue
+            heapq.heappush(self._ends, (self._step + row.left - 1, row.entry.id))
+            self._num_decoding += 1
+            self._kv += row.context
+        if count_forward(rows.values() if not were_all_new else new.values()) and self._num_prefilling:
+            plan_chunks(list(rows.values()), self._chunk_budget)
+        return ended
+
+    def _reply(
+        self, call: Prefill | Decode, batch_id: int, rows: dict[int, _Row], ended: list[_Row], steps: int, now_ns: int
+    ) -> list[Flight]:
+        """Reply to the Scheduler with the ended rows only; it ignores other tokens."""
+        if not ended:
+            self.scheduler.on_reply(call, StepResult((), self._receipt(batch_id)), num_steps=steps)
+            return []
+        generations = tuple([Generation(row.entry.id, _TOKEN, generated_text=_ENDED) for row in ended])
+        receipt = self._receipt(batch_id) if len(ended) < len(rows) else None
+        self.scheduler.on_reply(call, StepResult(generations, receipt), num_steps=steps)
+        for row in ended:
+            del rows[row.entry.id]
+            if receipt is not None:
+                self._max_tokens[batch_id] -= row.slots
+        if receipt is None:
+            del self._rows[batch_id]
+            del self._max_tokens[batch_id]
+        return [row.flight for row in ended if self._is_done(row, now_ns)]
+
+    def _is_done(self, row: _Row, now_ns: int) -> bool:
+        flight = row.flight
+        del self._flights[row.entry.id]
+        flight.generated += row.left
+        if self._step_times is not None:
+            flight.token_ns += self._step_times[row.times_from : row.times_from + row.left - 1]
+        if flight.generated < flight.output_tokens and self.submit(flight, now_ns):
+            return False
+        self.in_system -= 1
+        flight.end_ns = now_ns
+        flight.status = "ok"
+        return True
+
+    def _receipt(self, batch_id: int) -> CachedBatch:
+        rows = self._rows[batch_id]
+        current = len(rows)
+        if self._num_prefilling:
+            current = sum([row.next_chunk if row.remaining_prefill else 1 for row in rows.values()])
+        return CachedBatch(batch_id, tuple(rows), self._max_tokens[batch_id], current)
+
+
+def _grown(flight: Flight, input_len: int) -> tuple[int, ...]:
+    """The prompt's ids followed by unique ids for the generated tokens."""
+    ids = flight.ids
+    if ids is None:
+        first = (flight.id + 1) << 24
+        return tuple(range(first, first + input_len))
+    if len(ids) < input_len:
+        first = (flight.id + 1) << 24
+        ids = (*ids, *range(first + len(ids), first + input_len))
+    return ids

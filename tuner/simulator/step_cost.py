@@ -1,0 +1,266 @@
+"""The step law of a measured server: linear in the work of a step, fitted to its traces.
+
+prefill  c0 + c1·prompts + c2·tokens + c3·squares + c4·cached
+decode   d0 + d1·rows + d2·padded rows in a graph + d3 without a graph + d4·kv
+
+A step with both phases has the prefill's law plus the decode's without its constant. Coefficients are not negative. The
+fit minimizes the relative error of the wall time, from the start of a call to the start of the next.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from reference_server.router.scheduling.step_work import StepWork
+from tuner.errors import CostModelError
+from tuner.simulator.step_trace import TracedSteps, joined
+
+FORMAT = 1
+Array = npt.NDArray[np.float64]
+
+PREFILL = ("prefill", "prompts", "tokens", "squares", "cached")
+DECODE = ("decode", "rows", "padded_rows", "no_graph", "kv")
+COLUMNS = PREFILL + DECODE
+# A column is dependent if its residual from the others is below this fraction of its norm.
+SAME = 1e-4
+BOOTSTRAPS = 200
+FEWEST_STEPS = 4
+# The source of a model.
+BY_HAND, FROM_STEPS, FROM_METRICS = "by hand", "step trace", "from_metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLaw:
+    """The `StepLaw` of coefficients in the order of `COLUMNS`."""
+
+    coefficients: tuple[float, ...]
+    graph_sizes: tuple[int, ...] = ()
+
+    @property
+    def kv_ns(self) -> float:
+        return self.coefficients[9]
+
+    def step_ns(self, work: StepWork) -> float:
+        prompts, tokens, squares, cached, rows, kv = work
+        c = self.coefficients
+        time_ns = 0.0
+        if prompts:
+            time_ns = c[0] + c[1] * prompts + c[2] * tokens + c[3] * squares + c[4] * cached
+        elif rows:
+            time_ns = c[5]
+        if rows:
+            padded = next((size for size in self.graph_sizes if size >= rows), 0)
+            time_ns += c[6] * rows + (c[7] * padded if padded else c[8]) + c[9] * kv
+        return time_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepErrors:
+    """Relative errors of held-out steps: median and 90th percentile by phase."""
+
+    median: Mapping[str, float]
+    p90: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Coefficients in ns by column. `unknown` are columns that the steps do not determine."""
+
+    coefficients: Mapping[str, float]
+    graph_sizes: tuple[int, ...] = ()
+    unknown: tuple[str, ...] = ()
+    num_steps: int = 0
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    errors: StepErrors | None = None
+    source: str = BY_HAND
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def in_order(self) -> tuple[float, ...]:
+        """Every coefficient, in the order of `COLUMNS`."""
+        return tuple(self.coefficients.get(name, 0.0) for name in COLUMNS)
+
+    @property
+    def law(self) -> "LinearLaw":
+        return LinearLaw(self.in_order, self.graph_sizes)
+
+    @property
+    def is_measured(self) -> bool:
+        return self.source != BY_HAND
+
+    @property
+    def is_from_metrics(self) -> bool:
+        return self.source == FROM_METRICS
+
+    def scaled(self, prefill: float, decode: float) -> "CostModel":
+        """The model with its prefill and decode times multiplied by factors."""
+        factors = dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE, decode)
+        return replace(self, coefficients={name: value * factors[name] for name, value in self.coefficients.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        errors = None if self.errors is None else {"median": dict(self.errors.median), "p90": dict(self.errors.p90)}
+        return {
+            "format": FORMAT,
+            "source": self.source,
+            "coefficients_ns": dict(self.coefficients),
+            "intervals_ns": {name: list(interval) for name, interval in self.intervals.items()},
+            "unknown": list(self.unknown),
+            "graph_sizes": list(self.graph_sizes),
+            "steps": self.num_steps,
+            "errors": errors,
+            "facts": dict(self.facts),
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "CostModel":
+        """The inverse of `to_json`. Raises CostModelError."""
+        try:
+            coefficients = {str(name): float(value) for name, value in row["coefficients_ns"].items()}
+            errors = row.get("errors")
+            model = cls(
+                coefficients,
+                tuple(int(size) for size in row.get("graph_sizes", ())),
+                tuple(row.get("unknown", ())),
+                int(row.get("steps", 0)),
+                {name: (float(lo), float(hi)) for name, (lo, hi) in row.get("intervals_ns", {}).items()},
+                None if errors is None else StepErrors(errors["median"], errors["p90"]),
+                str(row.get("source", BY_HAND)),
+                dict(row.get("facts", {})),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CostModelError(f"not a cost model: {error!r}") from None
+        if unknown := [name for name in coefficients if name not in COLUMNS]:
+            raise CostModelError(f"`coefficients_ns` has no column `{unknown[0]}`; it has {', '.join(COLUMNS)}")
+        if any(value < 0 or not math.isfinite(value) for value in coefficients.values()):
+            raise CostModelError("`coefficients_ns` must be finite and not negative")
+        return model
+
+
+def fit(
+    launches: Sequence[TracedSteps],
+    *,
+    graph_sizes: Sequence[int] = (),
+    with_intervals: bool = True,
+) -> CostModel:
+    """Fit the law to launches; intervals are from a bootstrap over launches. Raises CostModelError.
+
+    Errors are those of every fifth shape, held out; the returned model is fitted to all steps.
+    """
+    steps = joined(launches)
+    sizes = tuple(sorted(graph_sizes))
+    if len(steps) < FEWEST_STEPS:
+        raise CostModelError(f"the traces have {len(steps)} steps, but at least {FEWEST_STEPS} are needed")
+    columns = _columns(steps, sizes)
+    known, unknown = _independent(columns / steps.wall_ns[:, None])
+    coefficients = _solve(columns, steps.wall_ns, known)
+    facts = {name: launches[0].facts[name] for name in ("model_id", "engine", "version") if name in launches[0].facts}
+    return CostModel(
+        coefficients,
+        sizes,
+        tuple(COLUMNS[index] for index in unknown),
+        len(steps),
+        _intervals(launches, sizes, known) if with_intervals else {},
+        _held_out_errors(steps, columns, known),
+        FROM_METRICS if steps.is_from_metrics else FROM_STEPS,
+        facts,
+    )
+
+
+def rescaled(model: CostModel, load: TracedSteps) -> CostModel:
+    """The model scaled so that predicted and measured time of a loaded run have equal sums in each phase.
+
+    Rows that are sums over both phases give one common factor.
+    """
+    predicted = _columns(load, model.graph_sizes) @ np.asarray(model.in_order)
+    is_prefill = load.work[:, 0] > 0
+    phases = (is_prefill, ~is_prefill)
+    if (load.calls_of_rows.min(axis=1) > 0).any():
+        phases = (np.ones_like(is_prefill),) * 2
+    factors = []
+    for phase in phases:
+        total = float(predicted[phase].sum())
+        factors.append(float(load.wall_ns[phase].sum()) / total if total > 0 else 1.0)
+    return model.scaled(*factors)
+
+
+def _columns(steps: TracedSteps, graph_sizes: Sequence[int]) -> Array:
+    """[steps, columns]: the factors of the coefficients; a row of several calls has as many constants."""
+    prompts, tokens, squares, cached, rows, kv = steps.work.T
+    prefills, decodes = steps.calls_of_rows.T
+    calls, has_rows = prefills + decodes, rows > 0
+    sizes = np.asarray(graph_sizes, dtype=np.float64)
+    padded = np.zeros(len(steps))
+    if len(sizes):
+        place = np.searchsorted(sizes, rows / np.maximum(calls, 1.0))
+        padded = np.where(has_rows & (place < len(sizes)), sizes[np.minimum(place, len(sizes) - 1)], 0.0)
+    no_graph = has_rows & (padded == 0)
+    parts = (prefills, prompts, tokens, squares, cached, decodes, rows, padded * calls, no_graph * calls, kv)
+    return np.stack([np.asarray(part, dtype=np.float64) for part in parts], axis=1)
+
+
+def _independent(weighted: Array) -> tuple[list[int], list[int]]:
+    """Columns that can be fitted, and columns that are zero or depend linearly on earlier ones."""
+    known: list[int] = []
+    unknown: list[int] = []
+    # The main terms come first: of two dependent columns the less important one is dropped.
+    order = [COLUMNS.index(name) for name in ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts")]
+    order += [index for index in range(len(COLUMNS)) if index not in order]
+    for index in order:
+        column = weighted[:, index]
+        norm = float(np.linalg.norm(column))
+        if norm == 0:
+            unknown.append(index)
+            continue
+        rest = column
+        if known:
+            base = weighted[:, known]
+            rest = column - base @ np.linalg.lstsq(base, column, rcond=None)[0]
+        (known if float(np.linalg.norm(rest)) > SAME * norm else unknown).append(index)
+    return sorted(known), sorted(unknown)
+
+
+def _solve(columns: Array, wall_ns: Array, known: Sequence[int]) -> dict[str, float]:
+    weighted = columns[:, list(known)] / wall_ns[:, None]
+    norms = np.linalg.norm(weighted, axis=0)
+    norms[norms == 0] = 1.0
+    found, _ = nnls(weighted / norms, np.ones(len(wall_ns)), maxiter=1000)
+    return {COLUMNS[index]: float(value) for index, value in zip(known, found / norms, strict=True)}
+
+
+def _held_out_errors(steps: TracedSteps, columns: Array, known: Sequence[int]) -> StepErrors:
+    shapes = {shape: number for number, shape in enumerate(dict.fromkeys(map(tuple, steps.work[:, [0, 1, 4]])))}
+    is_out = np.asarray([shapes[tuple(row)] % 5 == 4 for row in steps.work[:, [0, 1, 4]]])
+    if not is_out.any() or (~is_out).sum() < len(known):
+        is_out = np.arange(len(steps)) % 5 == 4
+    coefficients = _solve(columns[~is_out], steps.wall_ns[~is_out], known)
+    predicted = columns[is_out] @ np.asarray([coefficients.get(name, 0.0) for name in COLUMNS])
+    errors = np.abs(predicted / steps.wall_ns[is_out] - 1)
+    is_prefill = steps.work[is_out, 0] > 0
+    median, p90 = {}, {}
+    for name, phase in (("prefill", is_prefill), ("decode", ~is_prefill)):
+        if phase.any():
+            median[name] = float(np.median(errors[phase]))
+            p90[name] = float(np.quantile(errors[phase], 0.9))
+    return StepErrors(median, p90)
+
+
+def _intervals(
+    launches: Sequence[TracedSteps], sizes: Sequence[int], known: Sequence[int]
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the coefficients by bootstrap over launches: steps of one launch are correlated."""
+    if len(launches) < 3:
+        return {}
+    rng = np.random.default_rng(0)
+    found: dict[str, list[float]] = {COLUMNS[index]: [] for index in known}
+    for _ in range(BOOTSTRAPS):
+        drawn = joined([launches[index] for index in rng.integers(0, len(launches), len(launches))])
+        for name, value in _solve(_columns(drawn, sizes), drawn.wall_ns, known).items():
+            found[name].append(value)
+    return {
+        name: (float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975))) for name, values in found.items()
+    }

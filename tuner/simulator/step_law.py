@@ -1,0 +1,47 @@
+"""The protocol of step times, and sums of step times that grow linearly."""
+
+import math
+from typing import Protocol
+
+from reference_server.router.scheduling.step_work import StepWork
+
+
+class StepLaw(Protocol):
+    """The time of a model step."""
+
+    def step_ns(self, work: StepWork) -> float:
+        """Nanoseconds from the start of this call to the start of the next one."""
+        ...
+
+    @property
+    def kv_ns(self) -> float | None:
+        """Nanoseconds that one more K/V token adds to a decode step; None if it is not constant."""
+        ...
+
+
+def stride_ns(first_ns: float, gain_ns: float, steps: int) -> float:
+    """Total time of `steps` steps, each `gain_ns` longer than the one before.
+
+    >>> stride_ns(5.0, 1.0, 3)
+    18.0
+    """
+    return steps * first_ns + gain_ns * (steps * (steps - 1) // 2)
+
+
+def steps_until(first_ns: float, gain_ns: float, due_ns: int, most: int) -> int:
+    """Fewest steps, from 1 to `most`, that together last until `due_ns`.
+
+    >>> steps_until(5.0, 0.0, 10, 100), steps_until(5.0, 0.0, 11, 100)
+    (2, 3)
+    """
+    if first_ns <= 0:
+        return most
+    half = gain_ns / 2
+    linear = first_ns - half
+    guess = 2 * due_ns / (linear + math.sqrt(linear * linear + 4 * half * due_ns))
+    count = min(max(1, math.ceil(guess)), most)
+    while count > 1 and round(stride_ns(first_ns, gain_ns, count - 1)) >= due_ns:
+        count -= 1
+    while count < most and round(stride_ns(first_ns, gain_ns, count)) < due_ns:
+        count += 1
+    return count

@@ -1,0 +1,140 @@
+"""Reads step traces that the router wrote, one for each launch."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reference_server.router.scheduling.step_work import StepWork
+from tuner.errors import TraceError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSteps:
+    """The steps of one launch: `work`, [steps, 6] in the order of `StepWork`, and times in ns.
+
+    If rows are sums over steps, `calls`, [steps, 2], has the number of calls with prompts and of decode-only calls.
+    """
+
+    work: npt.NDArray[np.float64]
+    wall_ns: npt.NDArray[np.float64]
+    total_ns: npt.NDArray[np.float64]
+    facts: Mapping[str, Any]
+    calls: npt.NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.wall_ns)
+
+    def chosen(self, keep: npt.NDArray[np.bool_]) -> "TracedSteps":
+        calls = None if self.calls is None else self.calls[keep]
+        return TracedSteps(self.work[keep], self.wall_ns[keep], self.total_ns[keep], self.facts, calls)
+
+    @property
+    def is_from_metrics(self) -> bool:
+        """Whether rows are sums over intervals, not single steps."""
+        return self.calls is not None
+
+    @property
+    def calls_of_rows(self) -> npt.NDArray[np.float64]:
+        """[steps, 2]: calls with prompts, and decode-only calls."""
+        if self.calls is not None:
+            return self.calls
+        has_prompts = self.work[:, 0] > 0
+        return np.stack([has_prompts, ~has_prompts & (self.work[:, 4] > 0)], axis=1).astype(np.float64)
+
+    @classmethod
+    def of(
+        cls,
+        works: Sequence[npt.ArrayLike],
+        wall_ns: Sequence[float],
+        facts: Mapping[str, Any] | None = None,
+        *,
+        calls: Sequence[npt.ArrayLike] | None = None,
+    ) -> "TracedSteps":
+        """Steps from rows of work and their times."""
+        work = np.asarray(works, dtype=np.float64).reshape(-1, len(StepWork._fields))
+        walls = np.asarray(wall_ns, dtype=np.float64)
+        return cls(
+            work,
+            walls,
+            walls,
+            facts or {},
+            None if calls is None else np.asarray(calls, dtype=np.float64).reshape(-1, 2),
+        )
+
+
+def read_steps(path: Path) -> TracedSteps:
+    """The steps of a trace that have a wall time: those followed by another step. Raises TraceError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        head = json.loads(lines[0])
+        columns = list(head["columns"])
+        if head["format"] != FORMAT:
+            raise TraceError(f"{path} has step trace format {head['format']}, but this version reads {FORMAT}")
+        places = [columns.index(name) for name in StepWork._fields]
+        wall, total = columns.index("wall_ns"), columns.index("total_ns")
+        # The last line may be incomplete after a crash.
+        rows = [row for row in map(_row, lines[1:]) if row is not None and row[wall] is not None]
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{path}: not a step trace ({error})") from None
+    works = [[row[place] for place in places] for row in rows]
+    return TracedSteps(
+        np.asarray(works, dtype=np.float64).reshape(-1, len(places)),
+        np.asarray([row[wall] for row in rows], dtype=np.float64),
+        np.asarray([row[total] for row in rows], dtype=np.float64),
+        head.get("facts", {}),
+    )
+
+
+def read_facts(path: Path) -> Mapping[str, Any]:
+    """The server facts at the head of a trace, which may be incomplete. Raises TraceError."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            facts = json.loads(file.readline())["facts"]
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{path}: not a step trace ({error})") from None
+    if not isinstance(facts, Mapping):
+        raise TraceError(f"{path}: not a step trace (no facts)")
+    return facts
+
+
+def _row(line: str) -> list[Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, list) else None
+
+
+def joined(launches: Iterable[TracedSteps]) -> TracedSteps:
+    """The steps of several launches together."""
+    each = list(launches)
+    is_sums = any(steps.is_from_metrics for steps in each)
+    return TracedSteps(
+        np.concatenate([steps.work for steps in each]),
+        np.concatenate([steps.wall_ns for steps in each]),
+        np.concatenate([steps.total_ns for steps in each]),
+        each[0].facts,
+        np.concatenate([steps.calls_of_rows for steps in each]) if is_sums else None,
+    )
+
+
+def without_first_of_shape(steps: TracedSteps) -> TracedSteps:
+    """Leave out the first step of each shape: it includes one-time costs such as compilation."""
+    seen: set[tuple[bool, int, int]] = set()
+    keep = np.ones(len(steps), dtype=np.bool_)
+    for index, (prompts, tokens, _, _, rows, _) in enumerate(steps.work):
+        shape = (prompts > 0, int(tokens).bit_length(), int(rows).bit_length())
+        keep[index] = shape in seen
+        seen.add(shape)
+    return steps.chosen(keep)

@@ -1,0 +1,72 @@
+"""Plain settings of the launcher: their defaults, the rules that change a value, their ServerConfig, their key."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from reference_server.config import ServerConfig
+from reference_server.config_support import unsupported_settings
+from tuner.errors import SpaceError
+
+# Defaults of the launcher, as far as they are known before a launch.
+DEFAULTS: Mapping[str, Any] = {
+    "max_batch_prefill_tokens": 4096,
+    "max_waiting_tokens": 20,
+    "prefill_chunking": True,
+    "cuda_memory_fraction": 1.0,
+    "waiting_served_ratio": 0.3,
+    "max_concurrent_requests": 128,
+    "quantize": "none",
+}
+# Values that leave a setting to the launcher, beside None.
+UNSET = ("none", "auto")
+
+
+def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the prefill budget raised to the longest prompt where prompts are not chunked.
+
+    >>> resolved({"prefill_chunking": False, "max_input_tokens": 1000, "max_batch_prefill_tokens": 64})
+    {'prefill_chunking': False, 'max_input_tokens': 1000, 'max_batch_prefill_tokens': 1000}
+    """
+    budget, longest = settings.get("max_batch_prefill_tokens"), settings.get("max_input_tokens")
+    if settings.get("prefill_chunking") is False and budget is not None and longest is not None and budget < longest:
+        return {**settings, "max_batch_prefill_tokens": longest}
+    return dict(settings)
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """A digest of resolved settings: equal configurations have equal keys, whether a default is written or not.
+
+    >>> key_of({"a": 1, "quantize": "none"}) == key_of({"quantize": None, "a": 1.0}) == key_of({"a": 1})
+    True
+    """
+    plain = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in settings.items()
+        if value not in (None, *UNSET)
+    }
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def server_config(settings: Mapping[str, Any]) -> ServerConfig:
+    """The launcher's configuration. Raises SpaceError with the launcher's rule that the settings break."""
+    try:
+        config = ServerConfig.model_validate({name: value for name, value in settings.items() if value not in UNSET})
+    except ValidationError as error:
+        raise SpaceError("; ".join(_problem(problem) for problem in error.errors())) from None
+    if unsupported := unsupported_settings(config):
+        raise SpaceError("; ".join(unsupported))
+    return config
+
+
+def known_settings() -> frozenset[str]:
+    """The names of the launcher's settings."""
+    return frozenset(ServerConfig.model_fields)
+
+
+def _problem(problem: Any) -> str:
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"`{problem['loc'][0]}` is {problem['input']!r}: {message}" if problem["loc"] else message

@@ -1,0 +1,210 @@
+"""The files that a study leaves: the verdict, the table of its trials, and the files of the winner."""
+
+import csv
+import datetime
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.study.confirm import Confirmation
+from tuner.study.export import BEST_FILE, render, toml_value, tuned_by, write_best
+from tuner.study.identity import BUILD, DEVICE, LOAD
+from tuner.study.search import StudySearch
+from tuner.study.study_folder import replace_text, write_json
+from tuner.trial.measure import describe
+from tuner.trial.outcome import TrialResult
+
+TRIALS_FILE, PARQUET_FILE = "trials.csv", "trials.parquet"
+VERDICT_FILE = "verdict.json"
+LOAD_FILE = "load.toml"
+# The winner's files beside best.toml, by the format of `export`.
+ARTEFACTS = {"env": "best.env", "docker": "run-tgi-docker.sh", "k8s": "k8s.yaml"}
+SCRIPTS = ("run-own.sh", "run-tgi-docker.sh", "reproduce.sh")
+
+
+def write_artefacts(
+    search: StudySearch,
+    results: Sequence[TrialResult],
+    confirmation: Confirmation,
+    *,
+    is_confirmed: bool,
+    guard_off: str | None = None,
+) -> dict[str, Any]:
+    """Write the study's files and return the verdict. Without a winner, files of an earlier one are removed."""
+    verdict = verdict_of(search, results, confirmation, is_confirmed=is_confirmed, guard_off=guard_off)
+    folder = search.folder
+    table = trials_csv(search, results)
+    replace_text(folder / TRIALS_FILE, table)
+    _write_parquet(folder / PARQUET_FILE, table)
+    write_json(folder / VERDICT_FILE, verdict)
+    replace_text(folder / LOAD_FILE, load_toml(search))
+    winner = confirmation.winner
+    if winner is None:
+        for name in (BEST_FILE, *ARTEFACTS.values(), *SCRIPTS):
+            (folder / name).unlink(missing_ok=True)
+        return verdict
+    comments = comments_of(verdict)
+    write_best(folder / BEST_FILE, {**winner.settings, "tuned_by": verdict["tuned_by"]}, comments)
+    for kind, name in ARTEFACTS.items():
+        replace_text(folder / name, render(kind, winner.settings, comments, search.config.server.image))
+    replace_text(
+        folder / "run-own.sh", _script('exec text-generation-launcher --config-file "$(dirname "$0")/best.toml" "$@"')
+    )
+    replace_text(
+        folder / "reproduce.sh",
+        _script('cd "$(dirname "$0")" && exec tgi-bench run --config load.toml --server "./run-own.sh" "$@"'),
+    )
+    for name in SCRIPTS:
+        (folder / name).chmod(0o755)
+    return verdict
+
+
+def verdict_of(
+    search: StudySearch,
+    results: Sequence[TrialResult],
+    confirmation: Confirmation,
+    *,
+    is_confirmed: bool,
+    guard_off: str | None = None,
+) -> dict[str, Any]:
+    """The result of a study as plain values."""
+    winner, gain = confirmation.winner, confirmation.gain
+    gained = [_finite(gain.value), _finite(gain.lo), _finite(gain.hi)] if gain is not None else None
+    identity = search.files.identity()
+    is_default = winner is not None and winner.number == 0
+    return {
+        "study": search.folder.name,
+        "verdict": confirmation.sentence,
+        "confirmed": is_confirmed,
+        "objective": search.objective.maximize,
+        "gain_of": search.objective.title,
+        "limits": [str(limit) for limit in search.objective.limits],
+        "winner": winner.number if winner is not None else None,
+        "settings": dict(winner.settings) if winner is not None else None,
+        "nearest": confirmation.nearest.number if confirmation.nearest is not None else None,
+        "gain": gained,
+        "medians": {str(number): value for number, value in confirmation.medians.items()},
+        "rejected": {str(number): reason for number, reason in confirmation.rejected.items()},
+        "cannot_act": dict(search.cannot_act),
+        "quality_guard": guard_off or "on",
+        "load": identity.get(LOAD, "")[:12],
+        "build": identity.get(BUILD),
+        "device": identity.get(DEVICE),
+        "trials": len([result for result in results if result.was_launched]),
+        "tuned_by": None
+        if winner is None
+        else tuned_by(
+            search.folder.name,
+            winner.number,
+            is_confirmed=is_confirmed,
+            gain=None if is_default else gained,
+            metric=search.objective.title,
+            load=describe_load(search),
+        ),
+    }
+
+
+def describe_load(search: StudySearch) -> str:
+    """The load in a few words, with its digest."""
+    load = search.setup.load
+    how = f"{load.concurrency} users" if load.mode == "closed" else f"{load.rate or load.stages} requests/s"
+    lengths = f"{load.input_tokens or 'default'} in, {load.output_tokens or 'default'} out"
+    return f"{load.mode}, {how}, {lengths}, {search.files.identity().get(LOAD, '')[:12]}"
+
+
+def comments_of(verdict: Mapping[str, Any]) -> list[str]:
+    """The comment lines of an exported file."""
+    limits = "; ".join(verdict["limits"]) or "none"
+    now = datetime.datetime.now(datetime.UTC)
+    return [
+        f"The best configuration of study {verdict['study']}, trial {verdict['winner']}.",
+        str(verdict["verdict"]),
+        f"Confirmed: {'yes' if verdict['confirmed'] else 'no'}. {now:%Y-%m-%d %H:%M} UTC.",
+        f"Limits: {limits}. Load {verdict['load']}, {verdict['build']}, {verdict['device']}.",
+        "text-generation-launcher --config-file best.toml",
+    ]
+
+
+def render_table(search: StudySearch, results: Sequence[TrialResult], confirmation: Confirmation) -> str:
+    """The verdict, then one line for each trial."""
+    lines = [confirmation.sentence, "", f"{'trial':>5}  {'confirmed':>10}  settings and result"]
+    for result in results:
+        confirmed = confirmation.medians.get(result.number)
+        shown = f"{confirmed:,.1f}" if confirmed is not None else ""
+        lines.append(
+            f"{result.number:>5}  {shown:>10}  {changes(search, result)}: {describe(result, search.objective)}"
+        )
+    return "\n".join(lines)
+
+
+def changes(search: StudySearch, result: TrialResult) -> str:
+    """The settings of a trial that differ from the baseline's."""
+    own = {name: value for name, value in result.settings.items() if search.fixed.get(name) != value}
+    return ", ".join(f"{name} {value}" for name, value in own.items()) or "defaults"
+
+
+def trials_csv(search: StudySearch, results: Sequence[TrialResult]) -> str:
+    """One line for each trial: its searched settings, its result, and its violation of each limit."""
+    names = [parameter.name for parameter in search.space.parameters]
+    limits = [str(limit) for limit in search.objective.limits]
+    second = [search.objective.second] if search.objective.second is not None else []
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        [
+            *("trial", "outcome", search.objective.maximize, *second, *names, *limits),
+            *("origin", "phase", "cause", "reason", "seconds", "run"),
+        ]
+    )
+    for result in results:
+        searched: Mapping[str, Any] = result.settings
+        writer.writerow(
+            [
+                *(result.number, result.outcome, result.value, *([result.second] if second else [])),
+                *(searched.get(name) for name in names),
+                *(result.violations.get(limit) for limit in limits),
+                *(result.origin, result.phase, result.cause, _inert(result.reason), result.seconds, result.run),
+            ]
+        )
+    return text.getvalue()
+
+
+def load_toml(search: StudySearch) -> str:
+    """The study's load as a file for `tgi-bench run --config`."""
+    values = search.setup.load.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    left_out = ("model_id", "url", "server", "api_key")
+    lines = [f"{name} = {toml_value(value)}" for name, value in values.items() if name not in left_out]
+    return "\n".join([f"# The load of study {search.folder.name}.", *lines]) + "\n"
+
+
+def _write_parquet(path: Path, table: str) -> None:
+    import pandas as pd
+
+    part = path.with_name(path.name + ".part")
+    pd.read_csv(io.StringIO(table)).to_parquet(part)
+    part.replace(path)
+
+
+def _script(line: str) -> str:
+    return f"#!/bin/sh\n{line}\n"
+
+
+def _inert(text: str) -> str:
+    """A cell that a spreadsheet does not evaluate as a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def read_verdict(folder: Path) -> dict[str, Any]:
+    """The verdict of a study; empty before it is finished."""
+    path = folder / VERDICT_FILE
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    return content if isinstance(content, dict) else {}

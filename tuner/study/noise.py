@@ -1,0 +1,65 @@
+"""The noise floor: run-to-run deviation at equal settings, and the smallest gain that can be confirmed. Pure."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reports.stats.estimators import student_quantile
+from tuner.trial.outcome import TrialResult
+
+# Power of the confirmation at a significance level of 5 %.
+POWER = 0.8
+LEAST_RUNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """Relative run-to-run standard deviation by metric, over `runs` launches of the defaults."""
+
+    runs: int
+    deviations: Mapping[str, float]
+
+    def of(self, metric: str) -> float | None:
+        return self.deviations.get(metric)
+
+    def smallest_gain(self, metric: str, rounds: int) -> float | None:
+        """The smallest relative gain that `rounds` confirming rounds detect with probability `POWER`."""
+        deviation = self.of(metric)
+        if deviation is None or rounds < LEAST_RUNS:
+            return None
+        freedom = rounds - 1
+        return (
+            (student_quantile(0.95, freedom) + student_quantile(POWER, freedom))
+            * math.sqrt(2)
+            * deviation
+            / math.sqrt(rounds)
+        )
+
+
+def noise_floor(results: Sequence[TrialResult]) -> NoiseFloor | None:
+    """The floor from launches of one configuration; None for fewer than two."""
+    measured = [result for result in results if result.outcome == "measured"]
+    if len(measured) < LEAST_RUNS:
+        return None
+    names = dict.fromkeys(name for result in measured for name in result.measured)
+    deviations = {}
+    for name in names:
+        logs = [math.log(value) for result in measured if (value := result.measured.get(name)) and value > 0]
+        if len(logs) == len(measured):
+            deviations[name] = statistics.stdev(logs)
+    return NoiseFloor(len(measured), deviations)
+
+
+def render(floor: NoiseFloor | None, metric: str, rounds: int) -> str:
+    """The noise floor as text.
+
+    >>> render(NoiseFloor(4, {"requests_per_s": 0.021}), "requests_per_s", 5)
+    'noise: requests_per_s differs by 2.1 % from launch to launch (4 runs); 5 rounds show gains from 4.1 % on'
+    """
+    if floor is None or floor.of(metric) is None:
+        return "noise: not measured"
+    deviation = floor.of(metric) or 0.0
+    text = f"noise: {metric} differs by {100 * deviation:.1f} % from launch to launch ({floor.runs} runs)"
+    gain = floor.smallest_gain(metric, rounds)
+    return text if gain is None else f"{text}; {rounds} rounds show gains from {100 * gain:.1f} % on"

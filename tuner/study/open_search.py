@@ -1,0 +1,111 @@
+"""Open the search of a study: its folder, space, objective, proposer, and the target of its trials."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.progress import ProgressDisplay
+from tuner.config import TuneConfig
+from tuner.errors import SpaceError
+from tuner.proposers.initial_design import LEAST_MEMORY_FRACTION
+from tuner.proposers.one_knob import OneKnobAtATime
+from tuner.proposers.proposal import Proposer
+from tuner.space.search_space import SearchSpace
+from tuner.space.settings import known_settings, server_config
+from tuner.study.identity import identity_of, params_of
+from tuner.study.prepare import PreparedStudy, cannot_act_in
+from tuner.study.search import StudySearch
+from tuner.study.study_folder import STUDY_FILE, StudyFolder
+from tuner.trial.early_stop import limits_out_of_reach
+from tuner.trial.evaluate import TrialSetup, evaluate
+from tuner.trial.measure import Evaluate
+from tuner.trial.objective import Objective
+from tuner.trial.warm_shards import ROUTER_ONLY, WarmShards
+
+
+def open_search(prepared: PreparedStudy, progress: ProgressDisplay, *, is_leader: bool = True) -> StudySearch:
+    """The search of a prepared study; its config is stored in its folder. Raises StudyError, SpaceError."""
+    config, load = prepared.config, prepared.load
+    is_own = config.server.kind == "own"
+    timeout_s = config.server.ready_timeout_s
+    searched = set(config.param) or {"max_waiting_tokens"} - set(config.server.fixed)
+    setup = TrialSetup(
+        load,
+        timeout_s,
+        progress,
+        config.server,
+        limits_out_of_reach(Objective.of(config.objective).limits),
+        WarmShards(timeout_s) if is_own and ROUTER_ONLY & searched else None,
+        with_steps=is_own,
+    )
+    search = make_search(prepared.folder, config, setup, cannot_act=cannot_act_in(config, load), is_leader=is_leader)
+    if is_leader:
+        search.files.update(STUDY_FILE, {"config": json.loads(config.model_dump_json(by_alias=True))})
+    return search
+
+
+def make_search(
+    folder: Path,
+    config: TuneConfig,
+    setup: TrialSetup,
+    evaluate: Evaluate = evaluate,
+    *,
+    cannot_act: Mapping[str, str] | None = None,
+    is_leader: bool = True,
+) -> StudySearch:
+    """Create the folder or continue it; `cannot_act` are parameters without effect on this target, with the reason.
+
+    Raises StudyError if the folder has another study, SpaceError if nothing can be searched.
+    """
+    fixed = {"model_id": config.server.model_id, **config.server.fixed}
+    server_config(fixed)
+    params = params_of(config)
+    whole = SearchSpace.of(params, config.forbid, known_settings())
+    left_out = {each.name: "it has one value here" for each in whole.parameters if each.cannot_vary}
+    left_out |= dict(cannot_act or {})
+    space = SearchSpace(tuple(each for each in whole.parameters if each.name not in left_out), whole.forbidden)
+    if not space.parameters:
+        raise SpaceError("nothing to search: every parameter is fixed, has one value, or cannot act here")
+    if config.study.sampler == "auto" and "cuda_memory_fraction" not in config.param:
+        space = space.with_lower_bound("cuda_memory_fraction", LEAST_MEMORY_FRACTION)
+    files = StudyFolder(folder)
+    files.claim(identity_of(config, params, setup.load), is_leader=is_leader, is_mixed=config.study.mixed)
+    objective = Objective.of(config.objective)
+    return StudySearch(
+        folder,
+        config,
+        setup,
+        objective,
+        space,
+        fixed,
+        left_out,
+        config.study.num_trials(len(space.parameters)),
+        evaluate,
+        make_proposer(config, space, fixed, objective, setup.load, files),
+        is_leader,
+    )
+
+
+def make_proposer(
+    config: TuneConfig,
+    space: SearchSpace,
+    fixed: Mapping[str, Any],
+    objective: Objective,
+    load: BenchConfig,
+    files: StudyFolder,
+) -> Proposer | None:
+    """The proposer of a study; None if its sampler works alone."""
+    if config.study.sampler == "coordinate":
+        return OneKnobAtATime(space, fixed, objective)
+    if not config.uses_simulator:
+        return None
+    from tuner.proposers.simulator import SimulatorProposer
+
+    def deviation(metric: str) -> float | None:
+        floor = files.noise()
+        return floor.of(metric) if floor is not None else None
+
+    by_rank = config.study.simulator == "rank"
+    return SimulatorProposer(files.path, load, space, fixed, objective, deviation, by_rank, config.study.seed)

@@ -1,0 +1,269 @@
+"""The Optuna study of a search: ask for configurations, tell their results.
+
+An infeasible configuration is reported as complete with a violated constraint, so that the sampler avoids its region;
+a fault of the measurement is reported as failed. Every running trial has a lease, so that trials of lost workers are
+found and repeated; Optuna's own heartbeat exists in some storages only.
+"""
+
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from tuner.errors import StudyError
+from tuner.space.search_space import SearchSpace
+from tuner.study.samplers import distribution_of, inside, make_sampler
+from tuner.study.storage import open_storage, with_retries
+from tuner.trial.outcome import TrialResult
+
+LAUNCH = "launch"
+MEMORY = "memory"
+RESULT, LEASE, KEY, REDONE, SETTINGS, ENQUEUED = "result", "lease", "key", "redone", "settings", "enqueued"
+LEASE_EVERY_S = 30.0
+LEASE_DEAD_S = 300.0
+MAX_REDONE = 2
+
+
+class OptunaStudy:
+    """An Optuna study with retries and leases. Opening an existing one continues it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        storage: str = "journal",
+        sampler: str = "auto",
+        directions: Sequence[str] = ("maximize",),
+        name: str | None = None,
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        opened = open_storage(storage, folder)
+        self._study = with_retries(
+            lambda: optuna.create_study(
+                study_name=name or folder.name,
+                storage=opened,
+                directions=list(directions),
+                load_if_exists=True,
+            )
+        )
+        self._directions = tuple(directions)
+        # Each continuation and each worker has its own seed; equal seeds draw equal points.
+        salt = len(self._trials()) + (os.getpid() if self._trials(TrialState.RUNNING) else 0)
+        self._study.sampler = make_sampler(sampler, seed=seed + salt)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """User attributes of the study: config, identity, phase."""
+        return dict(with_retries(lambda: self._study.user_attrs))
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        with_retries(lambda: self._study.set_user_attr(name, value))
+
+    @property
+    def size(self) -> int:
+        """Number of trials in any state."""
+        return len(self._trials())
+
+    def results(self) -> list[TrialResult]:
+        """The results of all finished trials, by number."""
+        finished = self._trials(TrialState.COMPLETE, TrialState.FAIL)
+        return [TrialResult(**json.loads(each.user_attrs[RESULT])) for each in finished if RESULT in each.user_attrs]
+
+    def add(self, space: SearchSpace, result: TrialResult, stored: TrialResult | None = None) -> None:
+        """Add a measured configuration that was not asked for, as evidence if the space has its choices.
+
+        Numbers are moved into their range. `stored` is the result to store if it differs from the evidence.
+        """
+        values = {**result.settings}
+        chosen = {each.name: each for each in space.active(values) if values.get(each.name) is not None}
+        is_evidence = result.outcome != "failed" and all(
+            not each.values or values[name] in each.values for name, each in chosen.items()
+        )
+        attributes = {RESULT: json.dumps(asdict(stored or result)), SETTINGS: dict(result.settings)}
+        if not is_evidence:
+            trial = create_trial(state=TrialState.FAIL, user_attrs=attributes)
+        else:
+            trial = create_trial(
+                values=self._values(result),
+                params={name: inside(each, values[name]) for name, each in chosen.items()},
+                distributions={name: distribution_of(each) for name, each in chosen.items()},
+                user_attrs=attributes,
+                constraints=constraints_of(result),
+            )
+        with_retries(lambda: self._study.add_trial(trial))
+
+    def enqueue(
+        self, space: SearchSpace, settings: Mapping[str, Any], attributes: Mapping[str, Any] | None = None
+    ) -> None:
+        """Enqueue a trial of these settings, moved into the space."""
+        params = {
+            parameter.name: inside(parameter, settings[parameter.name])
+            for parameter in space.parameters
+            if settings.get(parameter.name) is not None
+        }
+        self._enqueue(params, attributes or {})
+
+    def ask(self) -> Trial:
+        trial: Trial = with_retries(self._study.ask)
+        self.renew(trial)
+        return trial
+
+    def renew(self, trial: Trial) -> None:
+        """Write this process and the time into the trial's lease."""
+        lease = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": started_at(os.getpid()),
+            "at": time.time(),
+        }
+        with_retries(lambda: trial.set_user_attr(LEASE, lease))
+
+    def note(self, trial: Trial, name: str, value: Any) -> None:
+        with_retries(lambda: trial.set_user_attr(name, value))
+
+    def tell(self, trial: Trial, result: TrialResult, *, is_own: bool = True) -> None:
+        """Tell the result of a trial; not `is_own` if another trial measured the same configuration.
+
+        Objective values are stored as logarithms: gains are ratios.
+        """
+        self.note(trial, SETTINGS, dict(result.settings))
+        if is_own:
+            self.note(trial, RESULT, json.dumps(asdict(result)))
+        if result.outcome == "failed":
+            with_retries(lambda: self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True))
+            return
+        for name, violation in constraints_of(result).items():
+            with_retries(lambda name=name, violation=violation: trial.set_constraint(name, violation))  # type: ignore[misc]
+        values = self._values(result)
+        with_retries(lambda: self._study.tell(trial, values, skip_if_finished=True))
+
+    def drop(self, trial: Trial) -> None:
+        """Fail a trial without a result."""
+        with_retries(lambda: self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True))
+
+    def give_back(self, trial: Trial) -> None:
+        """Drop a trial beyond the budget; its settings are enqueued again if they were enqueued."""
+        params = trial.user_attrs.get(ENQUEUED)
+        self.drop(trial)
+        if params:
+            self._enqueue(params, {})
+
+    def running_settings(self) -> list[dict[str, Any]]:
+        """The suggested parameters of all running trials."""
+        return [dict(each.params) for each in self._trials(TrialState.RUNNING)]
+
+    def ahead_of(self, trial: Trial) -> int:
+        """Number of running trials that were asked for before this one."""
+        return sum(each.number < trial.number for each in self._trials(TrialState.RUNNING))
+
+    def is_taken(self, trial: Trial, key: str) -> bool:
+        """Claim a configuration; true if another running trial has it."""
+        self.note(trial, KEY, key)
+        running = self._trials(TrialState.RUNNING)
+        return any(each.user_attrs.get(KEY) == key for each in running if each.number != trial.number)
+
+    def lost(self) -> list[Trial]:
+        """Running trials whose worker has ended."""
+        running = self._trials(TrialState.RUNNING)
+        return [Trial(self._study, each._trial_id) for each in running if not is_alive(each.user_attrs.get(LEASE))]
+
+    @property
+    def num_running(self) -> int:
+        return len(self._trials(TrialState.RUNNING))
+
+    def redo(self, trial: Trial) -> bool:
+        """Drop an unfinished trial and enqueue its settings again, at most `MAX_REDONE` times; false after that."""
+        params, times = dict(trial.params), int(trial.user_attrs.get(REDONE, 0))
+        self.drop(trial)
+        if params and times < MAX_REDONE:
+            self._enqueue(params, {REDONE: times + 1})
+        return times < MAX_REDONE
+
+    def _enqueue(self, params: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
+        marked = {**attributes, ENQUEUED: dict(params)}
+        with_retries(lambda: self._study.enqueue_trial(dict(params), user_attrs=marked))
+
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return with_retries(lambda: self._study.get_trials(deepcopy=False, states=states or None))
+
+    def _values(self, result: TrialResult) -> list[float]:
+        """Logarithms; for an infeasible configuration the worst so far, so that model-based samplers see no jump."""
+        if result.value is None:
+            complete = [trial.values for trial in self._trials(TrialState.COMPLETE) if trial.values]
+            return [
+                (min if direction == "maximize" else max)((values[i] for values in complete), default=0.0)
+                for i, direction in enumerate(self._directions)
+            ]
+        values = (result.value, result.second)[: len(self._directions)]
+        return [math.log(max(value or 0.0, 1e-12)) for value in values]
+
+
+def constraints_of(result: TrialResult) -> dict[str, float]:
+    """Every constraint of a trial by name, above 0 if violated; equal names for all trials."""
+    is_dead = result.value is None
+    is_memory = is_dead and result.cause in ("memory", "no_cache")
+    return {
+        **result.violations,
+        LAUNCH: 1.0 if is_dead and not is_memory else -1.0,
+        MEMORY: 1.0 if is_memory else -1.0,
+    }
+
+
+def is_alive(lease: Mapping[str, Any] | None, now_s: float | None = None) -> bool:
+    """Whether the worker of a lease is alive: by its process on this machine, by the lease's age on others."""
+    if lease is None:
+        return False
+    if lease["host"] == socket.gethostname():
+        return lease["started"] is not None and started_at(int(lease["pid"])) == lease["started"]
+    return (time.time() if now_s is None else now_s) - float(lease["at"]) < LEASE_DEAD_S
+
+
+def started_at(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, from /proc; None if it does not exist."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def stored_study(storage: str, name: str | None, folder: Path) -> tuple[str, dict[str, Any]]:
+    """The name and attributes of a study in a storage, the newest if no name is given. Raises StudyError."""
+    opened = open_storage(storage, folder)
+    found = with_retries(lambda: optuna.get_all_study_summaries(opened))
+    wanted = [each for each in found if "config" in each.user_attrs and name in (None, each.user_attrs.get("name"))]
+    if not wanted:
+        raise StudyError(f"the storage has no study{f' {name}' if name else ''}; `tgi-tune run` makes one")
+    newest = max(wanted, key=lambda each: each._study_id)
+    return str(newest.user_attrs["name"]), dict(newest.user_attrs)
+
+
+class Lease:
+    """Renews a trial's lease from a thread while it is entered."""
+
+    def __init__(self, study: OptunaStudy, trial: Trial) -> None:
+        self._study = study
+        self._trial = trial
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def __enter__(self) -> "Lease":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(LEASE_EVERY_S):
+            self._study.renew(self._trial)

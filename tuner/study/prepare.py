@@ -1,0 +1,199 @@
+"""A study before its first launch: config, load and folder from a space file and flags, a folder, or a storage."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import UsageError
+from loadgen.workloads.lengths import Lengths
+from tuner.config import TuneConfig, study_name
+from tuner.errors import StudyError
+
+STUDIES = Path("studies")
+# The values of --quick.
+QUICK = {"noise_runs": 2, "finalists": 2, "rounds": 3}
+# The default load of a study: near saturation of the embedded preset, with prompts that fill the prefill budget.
+DEFAULT_LOAD: Mapping[str, Any] = {
+    "mode": "closed",
+    "concurrency": 16,
+    "warmup": 2.0,
+    "duration": 12.0,
+    "input_tokens": "uniform:512,1024",
+    "output_tokens": "32",
+}
+# K/V memory that the default load fills: about twice one maximum batch of the embedded preset.
+DEFAULT_PRESET, DEFAULT_CPU_GIB = "preset:tiny-llama", 0.15
+# Keys of a load that a study sets itself.
+NOT_LOAD = ("url", "server", "model_id", "model", "ready_timeout", "seed", "label")
+SECTIONS = ("study", "server", "confirm", "load", "objective", "quality")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStudy:
+    """Config, load and folder of a study."""
+
+    config: TuneConfig
+    load: BenchConfig
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+def prepare(args: argparse.Namespace) -> PreparedStudy:
+    """The study of a space file and flags. Raises UsageError, SpaceError."""
+    config = read_config(args)
+    load = load_of(config)
+    config = with_derived_lengths(config, load)
+    name = config.study.name or _name(config, load)
+    return PreparedStudy(config, load, STUDIES / name)
+
+
+def stored(name: str | None, studies: Path = STUDIES) -> PreparedStudy:
+    """The study of a folder, the newest if no name is given. Raises StudyError."""
+    from tuner.study.study_folder import STUDY_FILE, StudyFolder
+
+    if name is None:
+        found = sorted(studies.glob(f"*/{STUDY_FILE}"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise StudyError(f"there is no study under {studies}/; `tgi-tune run` makes one")
+        folder = found[-1].parent
+    else:
+        folder = studies / name
+    content = StudyFolder(folder).read(STUDY_FILE)
+    if "config" not in content:
+        raise StudyError(f"{folder} has no study")
+    config = parsing.load(TuneConfig, content["config"])
+    return PreparedStudy(config, load_of(config), folder)
+
+
+def stored_in(storage: str, name: str | None, studies: Path = STUDIES) -> PreparedStudy:
+    """The study of a storage, the newest if no name is given; its folder here is created. Raises StudyError."""
+    from tuner.study.optuna_study import stored_study
+    from tuner.study.study_folder import STUDY_FILE, StudyFolder
+
+    found, content = stored_study(storage, name, studies)
+    config = parsing.load(TuneConfig, content["config"])
+    files = StudyFolder(studies / found)
+    if not files.identity():
+        files.update(STUDY_FILE, {"identity": content["identity"], "config": content["config"]})
+    section = config.study.model_copy(update={"storage": storage, "name": found})
+    config = config.model_copy(update={"study": section})
+    return PreparedStudy(config, load_of(config), files.path)
+
+
+def load_of(config: TuneConfig) -> BenchConfig:
+    """The load of a study; without objectives of its own, requests are judged by the study's limits."""
+    values = {**DEFAULT_LOAD, **config.load}
+    file = values.pop("file", None)
+    if file is not None:
+        values = {**parsing.read_toml(Path(file)), **config.load}
+        values.pop("file")
+    if not values.get("slo"):
+        values["slo"] = tuple(
+            f"{limit.metric} < {limit.max:.10g}"
+            for limit in config.objective.limit
+            if _is_request_metric(limit.metric, limit.max)
+        )
+    return parsing.load(BenchConfig, {**values, "model_id": config.server.model_id})
+
+
+def read_config(args: argparse.Namespace) -> TuneConfig:
+    """The config of a space file and flags; flags take precedence. Raises UsageError naming the key."""
+    content = parsing.read_toml(args.space) if args.space is not None else {}
+    sections: dict[str, dict[str, Any]] = {}
+    for name in SECTIONS:
+        section = content.get(name, {})
+        if not isinstance(section, dict):
+            raise UsageError(f"`{name}` is {section!r}, but must be a section: [{name}]")
+        sections[name] = dict(section)
+    quick = QUICK if args.quick else {}
+    flags = {
+        "study": {
+            "name": args.study,
+            "trials": args.trials,
+            "max_hours": args.max_hours,
+            "seed": args.sampler_seed,
+            "storage": args.storage,
+            "sampler": args.sampler,
+            "simulator": args.simulator,
+            "reuse": args.reuse or None,
+            "noise_runs": _first(args.noise_runs, quick.get("noise_runs")),
+        },
+        "server": {"model_id": args.model_id},
+        "confirm": {
+            "finalists": _first(args.finalists, quick.get("finalists")),
+            "rounds": _first(args.rounds, quick.get("rounds")),
+        },
+        "load": {name: getattr(args, name, None) for name in BenchConfig.model_fields if name not in NOT_LOAD},
+    }
+    for name, values in flags.items():
+        sections[name] |= {key: value for key, value in values.items() if value is not None}
+    for key in NOT_LOAD:
+        if key in sections["load"]:
+            raise UsageError(f"`{key}` is not a key of [load]: the server is set in [server]")
+    file = sections["load"].get("file")
+    if isinstance(file, str) and args.space is not None and not Path(file).is_absolute():
+        sections["load"]["file"] = str(args.space.parent / file)
+    _limit_memory(sections, is_derived=args.space is None)
+    return parsing.load(TuneConfig, {**content, **sections})
+
+
+def _limit_memory(sections: dict[str, dict[str, Any]], *, is_derived: bool) -> None:
+    """Without a space file, limit the memory of the embedded preset so that the default load fills its K/V pool."""
+    server = sections["server"]
+    if is_derived and server.get("model_id", DEFAULT_PRESET) == DEFAULT_PRESET and "fixed" not in server:
+        server["fixed"] = {"cpu_memory_gib": DEFAULT_CPU_GIB}
+
+
+def with_derived_lengths(config: TuneConfig, load: BenchConfig) -> TuneConfig:
+    """Set the input and total token limits from the load's lengths unless they are fixed: they scale the budgets."""
+    fixed = config.server.fixed
+    if load.workload != "synthetic" or "max_input_tokens" in fixed or "max_total_tokens" in fixed:
+        return config
+    longest_input = _longest(load.input_tokens)
+    longest_output = _longest(load.output_tokens)
+    if longest_input is None or longest_output is None:
+        return config
+    lengths = {"max_input_tokens": longest_input, "max_total_tokens": longest_input + longest_output}
+    server = config.server.model_copy(update={"fixed": {**fixed, **lengths}})
+    return config.model_copy(update={"server": server})
+
+
+def cannot_act_in(config: TuneConfig, load: BenchConfig) -> dict[str, str]:
+    """The searched parameters without effect on this target, with the reason."""
+    from tuner.space.derive import Demand, cannot_act, facts_of
+    from tuner.space.search_space import SearchSpace
+    from tuner.space.settings import known_settings
+    from tuner.study.identity import devices, params_of
+
+    space = SearchSpace.of(params_of(config), config.forbid, known_settings())
+    found = devices()
+    facts = facts_of(config.server.model_id) if config.server.kind == "own" else None
+    return cannot_act(space, config.server.fixed, Demand.of(load), facts, found)
+
+
+def _name(config: TuneConfig, load: BenchConfig) -> str:
+    from tuner.study.identity import digest_of, params_of
+
+    return study_name(config.server.model_id, digest_of(config, params_of(config), load))
+
+
+def _is_request_metric(metric: str, limit: float | None) -> bool:
+    from reports.metrics.per_request import request_metric_of
+
+    return limit is not None and request_metric_of(metric, is_open_loop=False) is not None
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _longest(text: str | None) -> int | None:
+    lengths = Lengths.parse(text) if text else None
+    return lengths.longest if lengths is not None else None

@@ -1,0 +1,145 @@
+"""The report of a study from its stored files. Neither Optuna nor a GPU is needed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reports.document import VerdictLine
+from reports.metrics.per_request import Direction
+from reports.pages.study.page import build_study_report
+from reports.renderers.write import write_report
+from reports.stats.estimators import Interval
+from reports.study import Knob, Prediction, StudyData, StudyTrial, TrialOutcome
+from reports.text import log_sentence
+from tuner.simulator.validate import LEDGER_FILE, read_ledger
+from tuner.space.parameter import Parameter
+from tuner.space.settings import DEFAULTS
+from tuner.study.artefacts import read_verdict, verdict_of
+from tuner.study.confirm import Confirmation
+from tuner.study.search import DECLINED, StudySearch
+from tuner.study.study_folder import CONFIRM, DRIFT_CHECKS, TRIALS, StudyFolder
+from tuner.trial.objective import is_lower_better
+from tuner.trial.outcome import TrialResult
+
+# The steps of a trial by their names in the time line.
+PHASES = {"launching": "launch", "warming": "warm", "measuring": "measure", "stopping": "stop"}
+
+
+def write_study_report(search: StudySearch) -> Path:
+    """Write the report into the study's folder; the study may be unfinished."""
+    folder = search.folder
+    verdict = read_verdict(folder)
+    if not verdict:
+        unfinished = Confirmation(None, None, {}, "the study is not finished: nothing is confirmed yet")
+        verdict = verdict_of(search, search.results(), unfinished, is_confirmed=False)
+    commands = (
+        f"tgi-tune run --study {folder.name}",
+        f"tgi-tune serve --study {folder.name}",
+        f"studies/{folder.name}/reproduce.sh",
+    )
+    data = study_data(folder, verdict, search.space.parameters, commands)
+    return write_report(build_study_report(data), folder).html
+
+
+def study_data(
+    folder: Path, verdict: Mapping[str, Any], parameters: Sequence[Parameter], commands: Sequence[str] = ()
+) -> StudyData:
+    """The values of a report, from the files of a study."""
+    files = StudyFolder(folder)
+    searched = [each for each in files.results(TRIALS) if each.outcome != "failed"]
+    drift_checks, confirming = files.results(DRIFT_CHECKS), files.results(CONFIRM)
+    start_s = min((each.started for each in (*searched, *drift_checks, *confirming) if each.started), default=0.0)
+    objective = str(verdict["objective"])
+    floor = files.noise()
+    gain = verdict.get("gain")
+    trials = (
+        *(_trial(each, start_s) for each in searched),
+        *(_trial(each, start_s, is_drift_check=True) for each in drift_checks),
+        *(_trial(each, start_s, confirms=each.number) for each in confirming),
+    )
+    return StudyData(
+        name=str(verdict["study"]),
+        verdict=verdict_line(verdict, files.notes()),
+        objective=objective,
+        knobs=tuple(report_knob(each) for each in parameters),
+        trials=trials,
+        direction=Direction.LOWER if is_lower_better(objective) else Direction.HIGHER,
+        limits=tuple(verdict.get("limits", ())),
+        baseline=0 if any(each.number == 0 for each in searched) else None,
+        winner=verdict.get("winner"),
+        gain=Interval(*gain) if gain is not None and all(value is not None for value in gain) else None,
+        noise=floor.of(objective) if floor is not None else None,
+        is_confirmed=bool(verdict.get("confirmed")),
+        predictions=tuple(
+            Prediction(each.number, each.how, each.metric, each.predicted, each.measured)
+            for each in read_ledger(folder / LEDGER_FILE)
+        ),
+        facts=_facts(verdict, files.notes()),
+        commands=tuple(commands),
+    )
+
+
+def verdict_line(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> VerdictLine:
+    """The first sentence of the report, and its reasons."""
+    reasons = []
+    if verdict.get("quality_guard") not in (None, "on"):
+        reasons.append(f"the quality guard is off: {verdict['quality_guard']}")
+    if not verdict.get("confirmed"):
+        reasons.append("no fresh launch confirmed it")
+    reasons += [f"`{name}` could not act: {why}" for name, why in verdict.get("cannot_act", {}).items()]
+    reasons += [f"trial {number} was rejected: {why}" for number, why in verdict.get("rejected", {}).items()]
+    if DECLINED in notes:
+        reasons.append(f"the simulator declined: {notes[DECLINED]}")
+    if "drift" in notes:
+        reasons.append(str(notes["drift"]))
+    if verdict.get("winner") is None:
+        word = "Nothing meets the limits" if verdict.get("medians") else "No result"
+        return VerdictLine("invalid", word, str(verdict["verdict"]), tuple(reasons))
+    if verdict["winner"] == 0:
+        return VerdictLine("pass", "Keep the defaults", str(verdict["verdict"]), tuple(reasons))
+    if not verdict.get("confirmed"):
+        return VerdictLine("inconclusive", "Not confirmed", str(verdict["verdict"]), tuple(reasons))
+    return VerdictLine("improvement", "Change the settings", str(verdict["verdict"]), tuple(reasons))
+
+
+def _trial(
+    result: TrialResult, start_s: float, *, confirms: int | None = None, is_drift_check: bool = False
+) -> StudyTrial:
+    return StudyTrial(
+        number=result.number,
+        settings=dict(result.settings),
+        outcome=_outcome(result),
+        value=result.value,
+        metrics=dict(result.measured),
+        confirms=confirms,
+        round=result.attributes.get("round") if confirms is not None else None,
+        is_drift_check=is_drift_check,
+        missed=tuple(name for name, violation in result.violations.items() if violation > 0),
+        phase=result.phase,
+        cause=result.cause,
+        reason=result.reason,
+        log_line=log_sentence(result.log_tail),
+        started_s=result.started - start_s if result.started else None,
+        spent_s={PHASES[step]: seconds for step, seconds in result.steps.items() if step in PHASES},
+    )
+
+
+def _outcome(result: TrialResult) -> TrialOutcome:
+    if result.outcome == "failed":
+        return TrialOutcome.FAILED
+    if result.value is None:
+        return TrialOutcome.NOT_SERVED
+    return TrialOutcome.FEASIBLE if result.is_feasible else TrialOutcome.VIOLATED
+
+
+def report_knob(parameter: Parameter) -> Knob:
+    """A parameter as the axis of a plot."""
+    scale = "category" if parameter.type in ("bool", "choice") else "log" if parameter.log else "linear"
+    ends = (None, None) if scale == "category" else (float(parameter.low), float(parameter.high))
+    return Knob(parameter.name, DEFAULTS.get(parameter.name), scale, low=ends[0], high=ends[1])  # type: ignore[arg-type]
+
+
+def _facts(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    rows = [(name, str(verdict[name])) for name in ("build", "device", "load", "quality_guard") if verdict.get(name)]
+    rows += [(name, str(value)) for name, value in notes.items()]
+    return (("OptunaStudy", tuple(rows)),) if rows else ()

@@ -1,0 +1,68 @@
+"""Optuna's samplers by name, and parameters as Optuna's distributions."""
+
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.samplers import (
+    BaseSampler,
+    GPSampler,
+    NSGAIISampler,
+    QMCSampler,
+    RandomSampler,
+    TPESampler,
+)
+
+from tuner.space.parameter import Parameter
+from tuner.study.storage import without_experimental_warnings
+
+RANDOM_STARTS = 10
+NSGA_POPULATION = 10
+
+
+def make_sampler(name: str, *, seed: int) -> BaseSampler:
+    """The Optuna sampler of a name in `SamplerName`."""
+    with without_experimental_warnings():
+        return _make(name, seed)
+
+
+def _make(name: str, seed: int) -> BaseSampler:
+    match name:
+        case "auto" | "tpe" | "coordinate":
+            return TPESampler(n_startup_trials=RANDOM_STARTS, multivariate=True, constant_liar=True, seed=seed)
+        case "gp":
+            return GPSampler(n_startup_trials=RANDOM_STARTS, seed=seed, warn_independent_sampling=False)
+        case "random" | "grid":
+            # The points of a grid are enqueued; more trials than points are random.
+            return RandomSampler(seed=seed)
+        case "qmc":
+            return QMCSampler(
+                seed=seed, scramble=True, warn_asynchronous_seeding=False, warn_independent_sampling=False
+            )
+        case "nsga2":
+            return NSGAIISampler(population_size=NSGA_POPULATION, seed=seed)
+    raise AssertionError(f"unchecked sampler {name}")
+
+
+def distribution_of(parameter: Parameter) -> BaseDistribution:
+    """The distribution of a parameter; integers are floats, see `Parameter`."""
+    match parameter.type:
+        case "bool":
+            return CategoricalDistribution((False, True))
+        case "choice":
+            return CategoricalDistribution(parameter.values)
+        case "float":
+            return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+        case _:
+            return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+
+
+def inside(parameter: Parameter, value: Any) -> Any:
+    """The nearest value in the parameter's range; its first choice for an unknown one."""
+    distribution = distribution_of(parameter)
+    if isinstance(distribution, CategoricalDistribution):
+        return value if value in distribution.choices else distribution.choices[0]
+    value = min(max(float(value), parameter.low), parameter.high)
+    if parameter.type == "float" and parameter.step is not None:
+        steps = round((value - parameter.low) / parameter.step)
+        value = min(parameter.low + steps * parameter.step, parameter.high)
+    return value

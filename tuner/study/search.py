@@ -1,0 +1,214 @@
+"""The search of a study: noise floor, defaults, initial design, drift checks, finalists. Trials are real launches.
+
+Each result is in the study's folder before the sampler receives it, so a search continues after any crash. Several
+workers may search one study; its leader makes the initial design and waits for the others at the end.
+"""
+
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.config import TuneConfig
+from tuner.errors import CannotMeasureError, TunerError
+from tuner.proposers.initial_design import initial_design
+from tuner.proposers.proposal import Proposer
+from tuner.space.search_space import SearchSpace
+from tuner.space.settings import key_of, resolved
+from tuner.study.identity import check_comparable, identity_of, params_of
+from tuner.study.noise import NoiseFloor, noise_floor
+from tuner.study.study_folder import DRIFT_CHECKS, NOISE, TRIALS, StudyFolder
+from tuner.trial.evaluate import TrialSetup
+from tuner.trial.measure import Evaluate, Measurer, describe, misses
+from tuner.trial.objective import Objective
+from tuner.trial.outcome import TrialResult, read_result
+
+# The note that the proposer declined, and ln(measured / limit) up to which noise may explain a miss.
+DECLINED, NEARLY = "declined", 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StudySearch:
+    """One study: its folder, its space, and how its trials are measured and judged."""
+
+    folder: Path
+    config: TuneConfig
+    setup: TrialSetup
+    objective: Objective
+    space: SearchSpace
+    fixed: Mapping[str, Any]
+    cannot_act: Mapping[str, str]
+    trials: int
+    evaluate: Evaluate
+    proposer: Proposer | None = None
+    is_leader: bool = True
+    sleep: Callable[[float], None] = time.sleep
+
+    def __enter__(self) -> "StudySearch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.setup.warm_shards is not None:
+            self.setup.warm_shards.stop()
+
+    @property
+    def files(self) -> StudyFolder:
+        return StudyFolder(self.folder)
+
+    @property
+    def measurer(self) -> Measurer:
+        return Measurer(self.folder, self.setup, self.objective, self.evaluate)
+
+    @property
+    def shared_attributes(self) -> dict[str, Any]:
+        """The attributes that workers on other machines read from the study's storage."""
+        config = json.loads(self.config.model_dump_json(by_alias=True))
+        return {"name": self.folder.name, "config": config, "identity": self.files.identity()}
+
+    def check_comparable(self, attributes: Mapping[str, Any]) -> None:
+        """Raises StudyError if results of this machine are not comparable with the study's."""
+        own = identity_of(self.config, params_of(self.config), self.setup.load)
+        check_comparable(own, attributes.get("identity", own), is_mixed=self.config.study.mixed)
+
+    def measure_noise(self) -> NoiseFloor | None:
+        """Launch the defaults `noise_runs` times and store the noise floor; runs that exist are not repeated."""
+        found = []
+        for turn in range(self.config.study.noise_runs):
+            directory = self.folder / NOISE / f"{turn:02d}"
+            found.append(self._measure_once(self.fixed, directory, 0, "noise", f"noise run {turn + 1}: the defaults"))
+        floor = noise_floor(found)
+        if floor is not None:
+            self.files.write_noise(floor)
+        return floor
+
+    def measure_initial_design(self) -> list[TrialResult]:
+        """The defaults, then one launch for each value of `quantize`; launches that exist are not repeated."""
+        results = [
+            self._measure_once(self.fixed, self.folder / TRIALS / "0000", 0, "baseline", "trial 0: the defaults")
+        ]
+        if self.config.study.sampler != "auto":
+            return results
+        for number, chosen in enumerate(initial_design(self.space, self.fixed), start=1):
+            if number >= self.trials:
+                break
+            settings = self.space.with_models(resolved({**self.fixed, **chosen}))
+            directory = self.folder / TRIALS / f"{number:04d}"
+            reason = self.space.why_rejected(settings)
+            if reason is not None:
+                result = self.rejected(number, settings, "rule", reason)
+                directory.mkdir(parents=True, exist_ok=True)
+                result.write(directory)
+            else:
+                title = f"trial {number}: {describe_settings(chosen)}"
+                result = self._measure_once(settings, directory, number, "initial_design", title)
+            results.append(result)
+        return results
+
+    def check_drift(self) -> None:
+        """Measure the first checked incumbent again, once every `drift_check_every` trials."""
+        every = self.config.study.drift_check_every
+        num_launched = len(self.launched())
+        if not self.is_leader or not every or num_launched % every or num_launched >= self.trials:
+            return
+        turn = num_launched // every
+        best = best_of(self.results(), self.objective)
+        checks = self.files.results(DRIFT_CHECKS)
+        settings = checks[0].settings if checks else best[0].settings if best else None
+        if settings is not None:
+            number = max(result.number for result in self.results())
+            directory = self.folder / DRIFT_CHECKS / f"{turn:04d}"
+            title = f"drift check {turn}: {describe_settings(settings)}"
+            self._measure_once(settings, directory, number, "drift_check", title)
+
+    def results(self) -> list[TrialResult]:
+        """Every result of the search in this folder, by number."""
+        return self.files.results(TRIALS)
+
+    def launched(self) -> list[TrialResult]:
+        """The results that count towards `trials`."""
+        return [result for result in self.results() if result.was_launched]
+
+    def finalists(self, results: Sequence[TrialResult]) -> list[TrialResult]:
+        """The results to confirm, best first: by measured value, or as ranked by a proposer that has not declined.
+
+        A ranked finalist may miss a limit by as little as noise explains.
+        """
+        best = best_of(results, self.objective)
+        if self.proposer is None or DECLINED in self.files.notes():
+            return best
+        try:
+            ranked = self.proposer.best_first(results)
+        except TunerError as error:
+            self.setup.progress.show(f"finalists are chosen by measured value: {error}")
+            return best
+        if ranked is None:
+            return best
+        near = {key_of(each.settings): each for each in results if each.number > 0 and is_nearly_feasible(each)}
+        return [near[key] for settings in ranked if (key := key_of(settings)) in near]
+
+    def rejected(self, number: int, settings: Mapping[str, Any], cause: str, reason: str) -> TrialResult:
+        """The result of a configuration that is not launched."""
+        return TrialResult(
+            number,
+            dict(settings),
+            "infeasible",
+            violations=misses(self.objective),
+            reason=reason,
+            phase="resolve",
+            cause=cause,
+            started=round(time.time(), 3),
+        )
+
+    def _measure_once(
+        self, settings: Mapping[str, Any], directory: Path, number: int, origin: str, title: str
+    ) -> TrialResult:
+        known = read_result(directory)
+        if known is not None and known.outcome != "failed":
+            return known
+        shutil.rmtree(directory, ignore_errors=True)
+        self.setup.progress.show(title)
+        result = self.measurer.measure(settings, directory, number, origin)
+        self.setup.progress.show("  " + describe(result, self.objective))
+        if result.outcome == "failed":
+            raise CannotMeasureError(result.reason)
+        return result
+
+
+def best_of(results: Sequence[TrialResult], objective: Objective) -> list[TrialResult]:
+    """The feasible results of the search, the latest for each configuration, best first."""
+    latest = {key_of(each.settings): each for each in results if each.number > 0 and each.outcome != "failed"}
+    feasible = [each for each in latest.values() if each.is_feasible]
+    return sorted(feasible, key=lambda each: objective.merit(each.value, each.second), reverse=True)
+
+
+def is_nearly_feasible(result: TrialResult) -> bool:
+    """Whether every limit is met, or missed by no more than noise explains."""
+    is_near = all(violation <= NEARLY for violation in result.violations.values())
+    return result.outcome == "measured" and result.value is not None and is_near
+
+
+def launches_since_gain(launched: Sequence[TrialResult], objective: Objective, least: float) -> int:
+    """Number of launches since the incumbent last improved by more than the fraction `least`."""
+    best, since = None, 0
+    for result in launched:
+        since += 1
+        if not result.is_feasible or result.value is None:
+            continue
+        value = objective.merit(result.value, result.second)
+        if best is None or value > best * (1 + least):
+            best, since = value, 0
+    return since
+
+
+def median_seconds(results: Sequence[TrialResult]) -> float | None:
+    """Median duration of the launches of a study; None without any."""
+    known = [result.seconds for result in results if result.was_launched and result.seconds]
+    return statistics.median(known) if known else None
+
+
+def describe_settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "the defaults"

@@ -1,0 +1,165 @@
+"""Optuna storages: a journal file by default, a database, or a gRPC proxy of one."""
+
+import contextlib
+import importlib.util
+import logging
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage, run_grpc_proxy_server
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from tuner.errors import StorageLostError, StudyError
+
+JOURNAL_FILE = "journal.log"
+# Drivers of the databases, in order of preference.
+DRIVERS = {
+    "postgresql": ("psycopg", "psycopg2", "pg8000"),
+    "mysql": ("pymysql", "MySQLdb"),
+}
+RETRY_S = 60.0
+LONGEST_PAUSE_S = 8.0
+Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
+
+
+def open_storage(text: str, folder: Path) -> BaseStorage:
+    """The storage of an address. Raises StudyError for a wrong address or a missing package."""
+    kind, _, rest = text.partition(":")
+    match kind:
+        case "journal":
+            return _journal(Path(rest) if rest else folder / JOURNAL_FILE)
+        case "sqlite":
+            path = Path(rest.removeprefix("///")).resolve()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _database(f"sqlite:///{path}")
+        case "postgresql" | "mysql":
+            return _database(_with_driver(kind, rest))
+        case "grpc":
+            host, _, port = rest.removeprefix("//").rpartition(":")
+            if not host or not port.isdigit():
+                raise StudyError(f"`storage` is {text!r}, but the address of a proxy is grpc://HOST:PORT")
+            _check_grpc()
+            with without_experimental_warnings():
+                return GrpcStorageProxy(host=host, port=int(port))
+    raise StudyError(
+        f"`storage` is {text!r}, not journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://... or grpc://HOST:PORT"
+    )
+
+
+def serve_storage(storage: BaseStorage, host: str, port: int, on_ready: Callable[[], None]) -> None:
+    """Serve a database to workers as grpc://HOST:PORT until the process is terminated.
+
+    Raises StudyError if the port is taken or grpcio is not installed.
+    """
+    _check_grpc()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StudyError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    on_ready()
+    with without_experimental_warnings():
+        run_grpc_proxy_server(storage, host=host, port=port)
+
+
+def _check_grpc() -> None:
+    if importlib.util.find_spec("grpc") is None:
+        raise StudyError("a storage proxy needs grpcio: pip install 'tgi-bench[server]'")
+
+
+@contextlib.contextmanager
+def without_experimental_warnings() -> Iterator[None]:
+    """Suppress Optuna's ExperimentalWarning: its release is pinned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
+
+
+def _journal(path: Path) -> BaseStorage:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+
+
+def _database(url: str) -> BaseStorage:
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return RDBStorage(url)
+    except (SQLAlchemyError, OSError) as error:
+        raise StorageLostError(f"cannot open the storage {redacted(url)}: {_first_line(error)}") from error
+
+
+def _with_driver(kind: str, rest: str) -> str:
+    """The URL with an installed driver. Raises StudyError naming the drivers if there is none."""
+    driver = next((name for name in DRIVERS[kind] if importlib.util.find_spec(name)), None)
+    if driver is None:
+        raise StudyError(f"a {kind} storage needs one of {', '.join(DRIVERS[kind])}: pip install {DRIVERS[kind][0]}")
+    return f"{kind}+{driver.lower()}:{rest}"
+
+
+def redacted(url: str) -> str:
+    """The address of a storage without its password.
+
+    >>> redacted("postgresql://me:secret@db/studies")
+    'postgresql://me:***@db/studies'
+    """
+    scheme, separator, rest = url.partition("://")
+    account, at, place = rest.rpartition("@")
+    if not at or ":" not in account:
+        return url
+    return f"{scheme}{separator}{account.partition(':')[0]}:***@{place}"
+
+
+def with_retries(
+    call: Callable[[], Result],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    now_s: Callable[[], float] = time.monotonic,
+) -> Result:
+    """Call the storage; while it is unreachable, retry for a minute with growing pauses.
+
+    Raises StorageLostError after that. Measured results are in the study's folder.
+    """
+    deadline_s, pause_s = now_s() + RETRY_S, 0.5
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if not _is_lost(error):
+                raise
+            if now_s() + pause_s > deadline_s:
+                raise StorageLostError(
+                    f"the study's storage is unreachable for {RETRY_S:.0f} s: {_first_line(error)}"
+                ) from error
+            logger.warning("the study's storage is unreachable, retrying: %s", _first_line(error))
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether an exception means an unreachable storage, not a wrong call."""
+    kinds: list[Any] = [ConnectionError, TimeoutError]
+    with contextlib.suppress(ImportError):
+        from sqlalchemy.exc import InterfaceError, OperationalError
+
+        kinds += [InterfaceError, OperationalError]
+    with contextlib.suppress(ImportError):
+        from grpc import RpcError
+
+        kinds.append(RpcError)
+    with contextlib.suppress(ImportError):
+        from optuna.exceptions import StorageInternalError
+
+        kinds.append(StorageInternalError)
+    return isinstance(error, tuple(kinds))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,123 @@
+"""The folder of a study: its identity, results, noise floor and notes. Every write is atomic."""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from tuner.errors import StudyError
+from tuner.study.identity import BUILD, DEVICE, LOAD, SPACE
+from tuner.study.noise import NoiseFloor
+from tuner.trial.outcome import TrialResult, read_result
+
+STUDY_FILE = "study.json"
+NOISE_FILE = "noise.json"
+NOTES_FILE = "notes.json"
+LOCK_FILE = "run.lock"
+TRIALS, NOISE, DRIFT_CHECKS, CONFIRM = "trials", "noise", "drift_checks", "confirm"
+# The parts of the identity that are constant in a study, by their names in messages.
+CONSTANT = {SPACE: "space", LOAD: "load", BUILD: "server build", DEVICE: "device class"}
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFolder:
+    """Reads and writes one folder under studies/."""
+
+    path: Path
+
+    def claim(self, identity: Mapping[str, str], *, is_leader: bool = True, is_mixed: bool = False) -> None:
+        """Create the folder for a study, or check that it has this study.
+
+        Ranges may be widened or narrowed; earlier trials stay evidence. Raises StudyError naming what else differs.
+        """
+        known = self.identity()
+        differing = [name for key, name in CONSTANT.items() if known and known.get(key) != identity[key]]
+        if differing and not (is_mixed and CONSTANT[SPACE] not in differing):
+            raise StudyError(
+                f"{self.path} has a study of another {' and '.join(differing)}; set another --study, or remove it"
+            )
+        (self.path / TRIALS).mkdir(parents=True, exist_ok=True)
+        if known != identity and is_leader:
+            self.update(STUDY_FILE, {"identity": dict(identity)})
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the study: one `tgi-tune run` at a time. Raises StudyError naming the process that holds it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        path = self.path / LOCK_FILE
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            holder = path.read_text() or "?"
+            raise StudyError(f"process {holder} works on {self.path}; `tgi-tune worker` joins it") from None
+        try:
+            path.write_text(str(os.getpid()))
+            yield
+        finally:
+            lock.release()
+
+    def identity(self) -> dict[str, str]:
+        """The stored identity; empty for a new folder."""
+        found = self.read(STUDY_FILE).get("identity", {})
+        return {str(name): str(value) for name, value in found.items()}
+
+    def results(self, kind: str) -> list[TrialResult]:
+        """Every result of a kind, by number."""
+        directories = sorted((self.path / kind).glob("[0-9]*"))
+        return [result for directory in directories if (result := read_result(directory)) is not None]
+
+    def alike(self) -> list[TrialResult]:
+        """Measured results of other studies beside this one with the same load, build and device."""
+        own = self.identity()
+        found = []
+        for other in sorted(self.path.parent.glob(f"*/{STUDY_FILE}")):
+            files = StudyFolder(other.parent)
+            identity = files.identity()
+            if other.parent == self.path or any(identity.get(key) != own.get(key) for key in (LOAD, BUILD, DEVICE)):
+                continue
+            measured = [each for each in files.results(TRIALS) if each.was_launched and each.outcome == "measured"]
+            found += [replace(each, attributes={"from": other.parent.name}) for each in measured]
+        return found
+
+    def noise(self) -> NoiseFloor | None:
+        content = self.read(NOISE_FILE)
+        return NoiseFloor(**content) if content else None
+
+    def write_noise(self, floor: NoiseFloor) -> None:
+        write_json(self.path / NOISE_FILE, dataclasses.asdict(floor))
+
+    def note(self, name: str, value: Any) -> None:
+        """Store a sentence for the report."""
+        self.update(NOTES_FILE, {name: value})
+
+    def notes(self) -> dict[str, Any]:
+        return self.read(NOTES_FILE)
+
+    def read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.exists():
+            return {}
+        content = json.loads(path.read_text())
+        return content if isinstance(content, dict) else {}
+
+    def update(self, name: str, values: Mapping[str, Any]) -> None:
+        write_json(self.path / name, {**self.read(name), **values})
+
+
+def write_json(path: Path, content: Any) -> None:
+    replace_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)

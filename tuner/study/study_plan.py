@@ -1,0 +1,108 @@
+"""The plan of a study before its first launch: its space, launches, hours and commands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from loadgen.config.bench_config import BenchConfig
+from tuner.config import TuneConfig
+from tuner.servers.launch_command import launch_command_of
+from tuner.space.derive import fixed_that_cannot_act
+from tuner.space.search_space import SearchSpace
+from tuner.space.settings import known_settings, resolved, server_config
+from tuner.study.identity import params_of
+from tuner.study.prepare import PreparedStudy, cannot_act_in
+from tuner.study.search import median_seconds
+from tuner.study.study_folder import TRIALS, StudyFolder
+from tuner.trial.objective import Objective
+
+# Start and stop of the bundled server with the tiny preset, where no launch is measured yet.
+START_S = 8.0
+DEFAULT_WARMUP_S, DEFAULT_DURATION_S = 0.0, 30.0
+CHECKED_POINTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class StudyCost:
+    """Number of launches by purpose, and seconds of one launch."""
+
+    noise: int
+    search: int
+    confirming: int
+    seconds_each: float
+
+    @property
+    def launches(self) -> int:
+        return self.noise + self.search + self.confirming
+
+    @property
+    def hours(self) -> float:
+        return self.launches * self.seconds_each / 3600
+
+    def __str__(self) -> str:
+        return (
+            f"{self.launches} launches: {self.noise} for noise, {self.search} to search, {self.confirming} to confirm; "
+            f"about {self.seconds_each:.0f} s each, {self.hours:.2f} hours"
+        )
+
+
+def estimate(config: TuneConfig, load: BenchConfig, trials: int) -> StudyCost:
+    """The cost of a study from its config and load."""
+    confirming = config.confirm.rounds * (1 + config.confirm.finalists) if config.confirm.rounds else 0
+    duration_s = load.duration if load.duration is not None else DEFAULT_DURATION_S
+    warmup_s = load.warmup if load.warmup is not None else DEFAULT_WARMUP_S
+    return StudyCost(config.study.noise_runs, trials, confirming, START_S + warmup_s + duration_s)
+
+
+def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
+    """The plan as plain values: space, parameters that cannot act, launches, hours, and the exact commands."""
+    config, load = prepared.config, prepared.load
+    params = params_of(config)
+    fixed = {"model_id": config.server.model_id, **config.server.fixed}
+    baseline = server_config(fixed)
+    space = SearchSpace.of(params, config.forbid, known_settings())
+    cannot_act = {**fixed_that_cannot_act(config.server.fixed), **cannot_act_in(config, load)}
+    searched = [each for each in space.parameters if each.name not in cannot_act]
+    cost = estimate(config, load, config.study.num_trials(len(searched)))
+    measured_s = median_seconds(StudyFolder(prepared.folder).results(TRIALS))
+    if measured_s is not None:
+        cost = replace(cost, seconds_each=measured_s)
+    objective = Objective.of(config.objective)
+    return {
+        "study": str(prepared.folder),
+        "objective": list(objective.metrics),
+        "limits": [str(limit) for limit in objective.limits],
+        "launches": cost.launches,
+        "seconds_each": round(cost.seconds_each, 1),
+        "hours": round(cost.hours, 2),
+        "plan": str(cost),
+        "baseline": list(launch_command_of(config.server, baseline, prepared.folder).command),
+        "load": load.load_description(),
+        "space": {each.name: params[each.name].model_dump(mode="json", exclude_defaults=True) for each in searched},
+        "cannot_act": cannot_act,
+        "configurations": space.size(),
+        "impossible_share": round(impossible_share(space, fixed), 3),
+    }
+
+
+def impossible_share(space: SearchSpace, fixed: Mapping[str, Any]) -> float:
+    """The fraction of quasi-random points that a rule of the launcher or of the file rejects."""
+    if not space.parameters:
+        return 0.0
+    points = map(resolved, space.quasi_random(CHECKED_POINTS, 0, fixed))
+    return sum(space.why_rejected(point) is not None for point in points) / CHECKED_POINTS
+
+
+def render_plan(plan: Mapping[str, Any]) -> str:
+    """The plan as text."""
+    lines = [f"study {plan['study']}: {plan['plan']}", f"objective {' and '.join(plan['objective'])}"]
+    lines += [f"  limit {limit}" for limit in plan["limits"]]
+    size = plan["configurations"]
+    lines.append(
+        f"space: {f'{size:,} configurations' if size else 'continuous'}, {plan['impossible_share']:.0%} impossible"
+    )
+    for name, section in plan["space"].items():
+        known = {key: value for key, value in section.items() if key != "type"}
+        lines.append(f"  {name}: {section['type']} " + ", ".join(f"{key} {value}" for key, value in known.items()))
+    lines += [f"`{name}` cannot act and is not searched: {why}" for name, why in plan["cannot_act"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,50 @@
+"""Rules that end a trial's run early: it certainly misses a limit, fails, or is overloaded. Slowness is no reason."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadgen.config.bench_config import BenchConfig
+from tuner.trial.objective import Limit
+
+# A run ends early if a metric is certainly beyond its limit by this factor.
+FACTOR = 1.5
+MAX_ERROR_SHARE = 0.20
+REASONS = frozenset(("limit_missed", "overload", "error_share"))
+
+
+def with_stop_rules(load: BenchConfig, bounds: Sequence[str]) -> BenchConfig:
+    """A load with the rules that end a run early; the metrics until then are the trial's result."""
+    changes = {
+        "stop_when_missed": (*load.stop_when_missed, *bounds),
+        "max_error_share": load.max_error_share if load.max_error_share is not None else MAX_ERROR_SHARE,
+        "stop_on_overload": load.stop_on_overload or load.is_open_loop,
+    }
+    return BenchConfig.model_validate(load.model_dump(exclude_none=True, exclude_unset=True) | changes)
+
+
+def limits_out_of_reach(limits: tuple[Limit, ...]) -> tuple[str, ...]:
+    """The bounds beyond which limits are out of reach, as `stop_when_missed` of a load has them.
+
+    >>> limits_out_of_reach((Limit("ttft_p95_ms", max=1000.0), Limit("error_rate", max=0.01)))
+    ('ttft_p95_ms < 1500',)
+    """
+    from reports.metrics.catalog import has_interval
+
+    known = [limit for limit in limits if has_interval(limit.metric)]
+    return tuple(
+        f"{limit.metric} < {FACTOR * limit.max:.10g}"
+        if limit.max is not None
+        else f"{limit.metric} > {(limit.min or 0.0) / FACTOR:.10g}"
+        for limit in known
+    )
+
+
+def early_reason(run: Path) -> str:
+    """The rule that ended a run early; empty if none did."""
+    try:
+        manifest = json.loads((run / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    reason = str(manifest.get("stop_reason") or "")
+    return reason if reason in REASONS else ""

@@ -1,0 +1,166 @@
+"""Measure one configuration: launch it, retry after faults, judge the outcome, and write the result."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reference_server.config import ServerConfig
+from reports.metrics.summary import metric_value
+from tuner.errors import SpaceError
+from tuner.space.settings import server_config
+from tuner.trial.evaluate import TrialSetup
+from tuner.trial.objective import VIOLATION_CAP, Objective
+from tuner.trial.outcome import AttemptOutcome, Failed, Infeasible, MeasuredAttempt, TrialResult
+
+# Attempts at one configuration after a fault, an invalid run, or a crash; other outcomes are final.
+FAULT_ATTEMPTS, INVALID_ATTEMPTS, DEATH_ATTEMPTS = 3, 2, 2
+# Metrics of every trial in a report, beside its objective and limits.
+REPORTED = (
+    "output_tokens_per_s",
+    "requests_per_s",
+    "ttft_p50_ms",
+    "ttft_p95_ms",
+    "tpot_mean_ms",
+    "e2e_p95_ms",
+    "error_rate",
+)
+LOG_LINES = 5
+
+Evaluate = Callable[[ServerConfig, TrialSetup, Path], AttemptOutcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurer:
+    """Measures and judges the configurations of a study; paths in results are relative to its folder."""
+
+    folder: Path
+    setup: TrialSetup
+    objective: Objective
+    evaluate: Evaluate
+
+    def measure(
+        self,
+        settings: Mapping[str, Any],
+        directory: Path,
+        number: int,
+        origin: str = "sampler",
+        attributes: Mapping[str, Any] | None = None,
+    ) -> TrialResult:
+        """Launch and measure settings, with retries after crashes and faults; write and return the result."""
+        started, started_s = time.time(), time.monotonic()
+        outcome: AttemptOutcome = Failed("not measured")
+        try:
+            config = server_config(settings)
+        except SpaceError as error:
+            outcome = Infeasible("resolve", "rule", str(error))
+        else:
+            attempt = 0
+            while True:
+                outcome = self.evaluate(config, self.setup, directory / f"attempt{attempt}" if attempt else directory)
+                attempt += 1
+                if attempt >= attempts_for(outcome):
+                    break
+                self.setup.progress.show(f"  retry: {describe_fault(outcome)}")
+        judged = self.judge(settings, outcome, number)
+        result = replace(
+            judged,
+            origin=origin,
+            started=round(started, 3),
+            seconds=round(time.monotonic() - started_s, 1),
+            attributes=dict(attributes or {}),
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        result.write(directory)
+        return result
+
+    def judge(self, settings: Mapping[str, Any], outcome: AttemptOutcome, number: int) -> TrialResult:
+        """The result of an outcome under the objective."""
+        match outcome:
+            case Failed(reason=reason):
+                return TrialResult(number, dict(settings), "failed", reason=reason)
+            case Infeasible(phase=phase, cause=cause, reason=reason, log_tail=log_tail):
+                return TrialResult(
+                    number,
+                    dict(settings),
+                    "infeasible",
+                    violations=misses(self.objective),
+                    reason=reason,
+                    phase=phase,
+                    cause=cause,
+                    log_tail="\n".join(log_tail.splitlines()[-LOG_LINES:]),
+                )
+            case MeasuredAttempt(run=run, summary=summary, steps=steps, stopped=stopped):
+                is_open_loop = self.setup.load.is_open_loop
+                score = self.objective.score(lambda name: metric_value(summary, name, is_open_loop))
+                if score.value is None or (stopped and score.is_feasible):
+                    # No answers, or ended early within every limit: infeasible.
+                    why = f"its run ended early: {stopped}" if stopped else "no request was answered"
+                    outcome = Infeasible("measure", "early" if stopped else "crash", why)
+                    return replace(self.judge(settings, outcome, number), measured=_reported(summary, is_open_loop))
+                return TrialResult(
+                    number,
+                    dict(settings),
+                    "measured",
+                    value=score.value,
+                    reason=f"its run ended early: {stopped}" if stopped else "",
+                    second=score.second,
+                    measured={**_reported(summary, is_open_loop), **score.measured},
+                    violations=dict(score.violations),
+                    run=str(run.relative_to(self.folder)),
+                    steps=dict(steps),
+                )
+
+
+def misses(objective: Objective) -> dict[str, float]:
+    """The violations of a configuration that was not measured: all limits, capped."""
+    return {str(limit): VIOLATION_CAP for limit in objective.limits}
+
+
+def attempts_for(outcome: AttemptOutcome) -> int:
+    """Number of attempts at a configuration with this outcome.
+
+    >>> attempts_for(Infeasible("launch", "memory", "")), attempts_for(Infeasible("measure", "memory", ""))
+    (1, 2)
+    """
+    match outcome:
+        case Failed(is_invalid=True):
+            return INVALID_ATTEMPTS
+        case Failed():
+            return FAULT_ATTEMPTS
+        case Infeasible(cause="crash" | "timeout") | Infeasible(cause="memory", phase="measure"):
+            return DEATH_ATTEMPTS
+    return 1
+
+
+def describe_fault(outcome: AttemptOutcome) -> str:
+    """The reason of an outcome without a measurement."""
+    return "" if isinstance(outcome, MeasuredAttempt) else outcome.reason
+
+
+def describe(result: TrialResult, objective: Objective) -> str:
+    """One result as a line.
+
+    >>> describe(TrialResult(1, {}, "infeasible", reason="no memory", phase="launch", cause="memory"), Objective("x"))
+    'infeasible at launch (memory): no memory'
+    """
+    if result.outcome == "failed":
+        return f"could not be measured: {result.reason}"
+    if result.value is None:
+        return f"infeasible at {result.phase} ({result.cause}): {result.reason}"
+    missed = [name for name, violation in result.violations.items() if violation > 0]
+    text = f"{objective.maximize} {result.value:,.1f}"
+    if result.second is not None:
+        text += f", {objective.second} {result.second:,.1f}"
+    return f"{text}, misses {', '.join(missed)}" if missed else text
+
+
+def _reported(summary: Mapping[str, Any], is_open_loop: bool) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for name in REPORTED:
+        try:
+            found[name] = metric_value(summary, name, is_open_loop)
+        except KeyError:
+            continue
+    return found

@@ -1,0 +1,131 @@
+"""The objective of a study: metrics to improve, and violations of limits."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from reports.gate.side_run import direction_of
+from reports.metrics.per_request import Direction
+from tuner.config import ObjectiveSection
+from tuner.errors import SpaceError
+
+# ln(value / limit) beyond which the size of a violation does not inform a sampler.
+VIOLATION_CAP = 1.0
+
+Measure = Callable[[str], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A bound on one metric; exactly one of `max` and `min` is set."""
+
+    metric: str
+    max: float | None = None
+    min: float | None = None
+
+    def violation(self, value: float | None) -> float:
+        """ln(value / max) or ln(min / value), capped: above 0 the limit is missed, as it is without a value.
+
+        >>> Limit("ttft_p95_ms", max=100.0).violation(100.0)
+        0.0
+        """
+        if value is None or not math.isfinite(value):
+            return VIOLATION_CAP
+        if value <= 0:
+            return -VIOLATION_CAP if self.max is not None else VIOLATION_CAP
+        ratio = value / self.max if self.max is not None else self._min / value
+        return max(-VIOLATION_CAP, min(VIOLATION_CAP, math.log(ratio)))
+
+    @property
+    def _min(self) -> float:
+        assert self.min is not None, "a limit has one bound"
+        return self.min
+
+    def __str__(self) -> str:
+        return f"{self.metric} <= {self.max:g}" if self.max is not None else f"{self.metric} >= {self._min:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Value of the objective, None if it was not measured; `measured` by metric, `violations` by limit.
+
+    `second` is the value of the second objective in a Pareto search.
+    """
+
+    value: float | None
+    measured: Mapping[str, float | None]
+    violations: Mapping[str, float]
+    second: float | None = None
+
+    @property
+    def is_feasible(self) -> bool:
+        return self.value is not None and all(violation <= 0 for violation in self.violations.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The metric to improve within limits, by its name in reports; `second` is the other one of a Pareto search."""
+
+    maximize: str
+    limits: tuple[Limit, ...] = ()
+    second: str | None = None
+    choose: str = "knee"
+
+    @classmethod
+    def of(cls, section: ObjectiveSection) -> "Objective":
+        """The objective of a section. Default goodput_rps with limits, output_tokens_per_s without."""
+        default = "goodput_rps" if section.limit else "output_tokens_per_s"
+        limits = tuple(Limit(each.metric, each.max, each.min) for each in section.limit)
+        first, second = section.maximize if isinstance(section.maximize, tuple) else (section.maximize, None)
+        return cls(first or default, limits, second, section.choose)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The one or two metrics to improve."""
+        return (self.maximize,) if self.second is None else (self.maximize, self.second)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """Optuna's direction for each metric."""
+        return tuple("minimize" if is_lower_better(metric) else "maximize" for metric in self.metrics)
+
+    def merit(self, value: float | None, second: float | None = None) -> float:
+        """A number that is greater for better configurations; ratios are gains. 0 without a value.
+
+        With two objectives it is the one to choose by, or for the knee their geometric mean.
+        """
+        if value is None or value <= 0:
+            return 0.0
+        first = 1 / value if is_lower_better(self.maximize) else value
+        if self.second is None or self.choose == "first":
+            return first
+        other = 0.0 if not second else 1 / second if is_lower_better(self.second) else second
+        return other if self.choose == "second" else math.sqrt(first * other)
+
+    @property
+    def title(self) -> str:
+        """The name of the quantity of a gain."""
+        if self.second is None or self.choose == "first":
+            return self.maximize
+        return self.second if self.choose == "second" else f"{self.maximize} and {self.second}, geometric mean"
+
+    def score(self, measure: Measure) -> Score:
+        """The score of one measurement; `measure` returns the value of a metric."""
+        value = measure(self.maximize)
+        second = measure(self.second) if self.second is not None else None
+        measured = {limit.metric: measure(limit.metric) for limit in self.limits}
+        others = {} if self.second is None else {self.second: second}
+        return Score(
+            value if value is not None and value > 0 else None,
+            {self.maximize: value, **others, **measured},
+            {str(limit): limit.violation(measured[limit.metric]) for limit in self.limits},
+            second,
+        )
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether lower values of a metric are better. Raises SpaceError for an unknown metric."""
+    try:
+        return direction_of(metric) is Direction.LOWER
+    except KeyError:
+        raise SpaceError(f"`{metric}` is not a metric; names are like output_tokens_per_s or ttft_p95_ms") from None

@@ -1,0 +1,171 @@
+"""Outcomes of an attempt, and the result of a trial with its file in the study's folder.
+
+MeasuredAttempt   launched and measured; `summary` is the run's
+Infeasible        the configuration failed or was rejected: a result, reported to the sampler as a violated constraint
+Failed            the load generator or the machine failed: no information about the configuration
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+RESULT_FILE = "result.json"
+
+Phase = Literal["resolve", "launch", "warm", "measure"]
+Cause = Literal["memory", "no_cache", "flag", "timeout", "crash", "quality", "early", "rule", "dominated"]
+
+# Causes of configurations that are not launched, so they do not count.
+UNLAUNCHED = ("rule", "dominated")
+# The origin of a result that another study measured.
+REUSED = "reused"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredAttempt:
+    """A measurement: the run directory, its summary, and the seconds of each step.
+
+    `stopped` is the rule that ended the run early.
+    """
+
+    run: Path
+    summary: Mapping[str, Any]
+    steps: Mapping[str, float] = field(default_factory=dict)
+    stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A configuration that cannot serve the load. `log_tail` is the end of the server's log."""
+
+    phase: Phase
+    cause: Cause
+    reason: str
+    log_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A fault outside the server; `is_invalid` if there is a run with an invalid measurement."""
+
+    reason: str
+    is_invalid: bool = False
+
+
+AttemptOutcome = MeasuredAttempt | Infeasible | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """The result of one trial.
+
+    `value` is the objective's, None without a measurement; `second` is the other objective's in a Pareto search.
+    `violations` are by limit, above 0 if it is missed. These and `measured` are means of `count` runs. `origin` is
+    baseline, initial_design, sampler, simulator, confirm, noise, drift_check, known or reused. `steps` are seconds by
+    step.
+    """
+
+    number: int
+    settings: Mapping[str, Any]
+    outcome: Literal["measured", "infeasible", "failed"]
+    value: float | None = None
+    measured: Mapping[str, float | None] = field(default_factory=dict)
+    violations: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    phase: str = ""
+    cause: str = ""
+    run: str = ""
+    seconds: float = 0.0
+    second: float | None = None
+    count: int = 1
+    origin: str = "sampler"
+    started: float = 0.0
+    log_tail: str = ""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_feasible(self) -> bool:
+        return self.value is not None and all(violation <= 0 for violation in self.violations.values())
+
+    @property
+    def was_launched(self) -> bool:
+        """Whether it counts as one of `trials`: launched in this study, with a result."""
+        return self.outcome != "failed" and self.cause not in UNLAUNCHED and self.origin != REUSED
+
+    def pooled_with(self, earlier: "TrialResult") -> "TrialResult":
+        """This run with the means over its own and the `count` earlier runs of its configuration."""
+
+        def mean(before: float | None, own: float | None) -> float | None:
+            if before is None or own is None:
+                return before if own is None else own
+            return (before * earlier.count + own) / (earlier.count + 1)
+
+        violations = {name: mean(earlier.violations.get(name), own) for name, own in self.violations.items()}
+        return replace(
+            self,
+            value=mean(earlier.value, self.value),
+            second=mean(earlier.second, self.second),
+            measured={name: mean(earlier.measured.get(name), own) for name, own in self.measured.items()},
+            violations={name: each for name, each in violations.items() if each is not None},
+            count=earlier.count + 1,
+        )
+
+    def write(self, directory: Path) -> None:
+        """Write `result.json` atomically."""
+        part = directory / (RESULT_FILE + ".part")
+        part.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        part.replace(directory / RESULT_FILE)
+
+
+def read_result(directory: Path) -> TrialResult | None:
+    """The result in a trial's directory; None if there is none."""
+    path = directory / RESULT_FILE
+    if not path.exists():
+        return None
+    return TrialResult(**json.loads(path.read_text()))
+
+
+# Log texts of a server without memory for the K/V of one request.
+_NO_CACHE_WORDS = (
+    "not enough memory to handle",
+    "not enough memory for",
+    "no k/v block fits",
+    "cache below one",
+    # A budget above the K/V pool.
+    "must be <= `max_batch_total_tokens`",
+)
+# Log texts of a server out of memory.
+_MEMORY_WORDS = (
+    "out of memory",
+    "outofmemory",
+    "not enough memory",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "memoryerror",
+)
+
+
+def cause_of(log_tail: str, *, exit_code: int | None) -> Cause:
+    """The cause of a server's end, from the tail of its log and its exit code.
+
+    >>> cause_of("RuntimeError: Not enough memory to handle 4096 prefill tokens", exit_code=1)
+    'no_cache'
+    >>> cause_of("torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
+    'memory'
+    >>> cause_of("error: unknown flag --max-batchsize", exit_code=2)
+    'flag'
+    """
+    text = log_tail.lower()
+    if any(word in text for word in _NO_CACHE_WORDS):
+        return "no_cache"
+    if any(word in text for word in _MEMORY_WORDS):
+        return "memory"
+    return "flag" if exit_code == 2 else "crash"
+
+
+def is_out_of_memory(log_tail: str) -> bool:
+    """Whether the tail of a log shows that memory was exhausted."""
+    return cause_of(log_tail, exit_code=None) == "memory"

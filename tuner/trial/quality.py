@@ -1,0 +1,163 @@
+"""The quality guard: compares answers of a finalist with other weights or K/V type to the defaults' answers.
+
+Both answer fixed prompts at temperature 0; the measure is the fraction of equal tokens among the first 64.
+"""
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.errors import LoadgenError, UsageError
+from loadgen.target.launch import split_command
+from loadgen.target.target import LaunchedTarget, Target
+from tuner.config import QualitySection
+from tuner.errors import CannotMeasureError
+from tuner.servers.launch_command import launch_command_of, remove_container
+from tuner.space.settings import server_config
+from tuner.trial.device_lock import device_lock
+from tuner.trial.evaluate import TrialSetup
+from tuner.trial.outcome import TrialResult
+
+ANSWER_TOKENS = 64
+GUARDED = ("quantize", "kv_cache_dtype")
+JUDGE_TIMEOUT_S = 1800.0
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "To make bread you need flour, water,",
+    "The three laws of motion say that",
+    "def fibonacci(n):",
+    "In the winter of that year the river",
+    "A good night's sleep is important because",
+    "The committee met on Monday to discuss",
+)
+
+Answers = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class QualityGuard:
+    """Rejects a finalist whose answers differ too much. `answers` generates them if set, for tests."""
+
+    section: QualitySection
+    setup: TrialSetup
+    baseline: TrialResult
+    folder: Path
+    answers: Callable[[Mapping[str, Any], "QualityGuard", Path], Answers] | None = None
+
+    @property
+    def off(self) -> str | None:
+        """The reason why the guard is off; None if it is on."""
+        if self.section.command is None and self.baseline.settings.get("load_format") == "dummy":
+            return "the weights are random, so answers cannot be compared"
+        if self.section.command is None and _is_weightless(self.baseline.settings):
+            return "the preset has random weights, so answers cannot be compared"
+        return None
+
+    def __call__(self, finalist: TrialResult) -> str | None:
+        """The reason to reject a finalist, or None."""
+        differing = [name for name in GUARDED if _plain(finalist, name) != _plain(self.baseline, name)]
+        if not differing or self.off is not None:
+            return None
+        if self.section.command is not None:
+            return self._judged_by_command(finalist)
+        answer = self.answers or answers_of
+        answers = answer(finalist.settings, self, self.folder / f"{finalist.number:04d}")
+        reference = answer(self.baseline.settings, self, self.folder / "0000")
+        fraction = agreement(reference, answers)
+        if fraction >= self.section.min_agreement:
+            return None
+        return (
+            f"{fraction:.0%} of its answers' tokens equal the defaults', "
+            f"but `min_agreement` is {self.section.min_agreement:.0%}"
+        )
+
+    def _judged_by_command(self, finalist: TrialResult) -> str | None:
+        command = split_command(self.section.command or "")
+        with _Served(finalist.settings, self, self.folder / f"{finalist.number:04d}") as target:
+            done = subprocess.run([*command, target.url], timeout=JUDGE_TIMEOUT_S, check=False, capture_output=True)
+        return None if done.returncode == 0 else f"the quality command returned exit code {done.returncode}"
+
+
+def agreement(reference: Answers, answers: Answers) -> float:
+    """The fraction of equal tokens by position, among the first 64 of each answer.
+
+    >>> agreement([[1, 2, 3, 4]], [[1, 2, 9, 4]])
+    0.75
+    """
+    equal = total = 0
+    for expected, actual in zip(reference, answers, strict=True):
+        equal += sum(a == b for a, b in zip(expected[:ANSWER_TOKENS], actual[:ANSWER_TOKENS], strict=False))
+        total += max(len(expected[:ANSWER_TOKENS]), len(actual[:ANSWER_TOKENS]))
+    return equal / total if total else 1.0
+
+
+def answers_of(settings: Mapping[str, Any], guard: QualityGuard, directory: Path) -> Answers:
+    """Launch a configuration and answer the fixed prompts; stored answers are reused."""
+    stored = directory / "answers.json"
+    if stored.exists():
+        found: list[list[int]] = json.loads(stored.read_text())
+        return found
+    with _Served(settings, guard, directory) as target:
+        found = [_answer(target, prompt) for prompt in PROMPTS]
+    stored.write_text(json.dumps(found))
+    return found
+
+
+def _answer(target: Target, prompt: str) -> list[int]:
+    control = target.control()
+    parameters = {"max_new_tokens": ANSWER_TOKENS, "details": True, "do_sample": False}
+    try:
+        body = json.dumps({"inputs": prompt, "parameters": parameters}).encode()
+        status, content = control.post("/generate", body, timeout_s=600.0)
+    finally:
+        control.close()
+    if status != 200:
+        raise CannotMeasureError(f"a prompt of the quality guard returned status {status}")
+    return [int(token["id"]) for token in json.loads(content)["details"]["tokens"]]
+
+
+class _Served:
+    """A launched configuration as a context manager."""
+
+    def __init__(self, settings: Mapping[str, Any], guard: QualityGuard, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._bench = guard.setup
+        self._launch = launch_command_of(guard.setup.server, server_config(settings), directory)
+        self._target = LaunchedTarget(
+            self._launch.command,
+            directory / "server.log",
+            ready_timeout_s=guard.setup.ready_timeout_s,
+            environment=self._launch.environment,
+        )
+        self._lock = device_lock(guard.setup.server.gpus, guard.setup.progress.show)
+
+    def __enter__(self) -> Target:
+        self._lock.__enter__()
+        try:
+            return self._target.__enter__()
+        except (LoadgenError, UsageError):
+            self._lock.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._target.__exit__(*error)
+            remove_container(self._launch.container)
+        finally:
+            self._lock.__exit__(None, None, None)
+
+
+def _plain(result: TrialResult, name: str) -> Any:
+    value = result.settings.get(name)
+    return None if value in ("none", "auto") else value
+
+
+def _is_weightless(settings: Mapping[str, Any]) -> bool:
+    from reference_server.presets.catalog import find
+
+    preset = find(str(settings.get("model_id", "")))
+    return preset is not None and not preset.has_weights
