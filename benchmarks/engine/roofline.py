@@ -1,0 +1,62 @@
+"""Memory bandwidth and product throughput of this machine, and the resulting limit of decode speed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Measured with the compute threads of a server."""
+
+    threads: int
+    read_gb_per_s: float
+    bf16_gflop_per_s: float
+    fp32_gflop_per_s: float
+
+    def decode_tokens_per_s(self, weights: int, rows: int, itemsize: int) -> float:
+        """Upper bound: weights are read once per step and multiplied once per row; attention is ignored."""
+        flops = self.bf16_gflop_per_s if itemsize == 2 else self.fp32_gflop_per_s
+        step_s = max(weights * itemsize / self.read_gb_per_s, 2 * weights * rows / flops) / 1e9
+        return rows / step_s
+
+
+def measure(threads: int) -> Roofline:
+    """Measure; takes a few seconds and half a gigabyte."""
+    import torch
+
+    torch.set_num_threads(threads)
+    stream = torch.ones(64_000_000, dtype=torch.int64)
+    square = torch.randn(2048, 2048)
+    half = square.to(torch.bfloat16)
+    flop = 2 * 2048**3
+    return Roofline(
+        threads,
+        stream.nbytes / _best_s(stream.sum) / 1e9,
+        flop / _best_s(lambda: half @ half) / 1e9,
+        flop / _best_s(lambda: square @ square) / 1e9,
+    )
+
+
+def weights_a_step(config: dict[str, Any]) -> int:
+    """Number of weights multiplied in a decode step of a Llama or BLOOM: layers and head."""
+    hidden = config.get("hidden_size") or config["n_embed"]
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    head = config["vocab_size"] * hidden
+    if "intermediate_size" not in config:
+        return int(layers * 12 * hidden * hidden + head)
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    attention = hidden * head_dim * (2 * heads + 2 * config.get("num_key_value_heads", heads))
+    return int(layers * (attention + 3 * hidden * config["intermediate_size"]) + head)
+
+
+def _best_s(call: Callable[[], object]) -> float:
+    call()
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -1,0 +1,64 @@
+"""The quantization benchmark: failing, hanging and slow methods get a row with the reason."""
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from benchmarks.engine.quantization import Candidate, MethodFailed, MethodRow, NotMeasured, table, take_turns
+from benchmarks.engine.quantized_model import MethodPlan, Served, Speed
+
+
+def plan(folder: Path, limit_s: float = 60) -> MethodPlan:
+    return MethodPlan("preset:tiny-llama", 1, 2, 32, 0.2, limit_s, folder)
+
+
+class Scripted:
+    """A candidate whose calls take `answer_s` on the clock."""
+
+    def __init__(self, clock: list[float], answer_s: float, tokens_per_s: float) -> None:
+        self._clock, self._answer_s, self._tokens_per_s = clock, answer_s, tokens_per_s
+
+    def call(self, name: str) -> Speed:
+        self._clock[0] += self._answer_s
+        return Speed(self._tokens_per_s, 8 * self._tokens_per_s, 3.0)
+
+
+@pytest.mark.parametrize(("limit_s", "turns"), [(1000, 5), (20, 3), (1, 1)])
+def test_turns_end_before_the_time_does(monkeypatch: pytest.MonkeyPatch, limit_s: float, turns: int) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    taken = take_turns(Scripted(clock, 1, 100), Scripted(clock, 4, 50), 5, limit_s)
+
+    assert [(plain.tokens_per_s_1, other.tokens_per_s_1) for plain, other in taken] == [(100, 50)] * turns
+    assert clock[0] <= limit_s + 5
+
+
+def test_a_method_that_exceeds_its_limit_is_stopped(tmp_path: Path) -> None:
+    with pytest.raises(MethodFailed, match=r"eetq: stopped at its limit of 0\.1 s"):
+        Candidate("eetq", plan(tmp_path, limit_s=0.1))
+
+
+def test_a_method_with_a_rounded_checkpoint_is_measured(tmp_path: Path) -> None:
+    with closing(Served("none", plan(tmp_path))) as plain, closing(Served("exl2", plan(tmp_path))) as exl2:
+        perplexity, no_divergence = plain.predictions()
+        rounded_perplexity, divergence = exl2.predictions()
+        speed = exl2.speed()
+
+    assert no_divergence == 0
+    assert 0 < divergence < 0.01
+    assert rounded_perplexity == pytest.approx(perplexity, rel=0.05)
+    assert exl2.facts.weight_bytes < 0.65 * plain.facts.weight_bytes
+    assert speed.tokens_per_s_1 > 0
+
+
+def test_a_method_without_results_has_a_row_with_the_reason() -> None:
+    row = MethodRow("eetq", "fused,int8pack", 3, 100, 200, 0.5, 0.6, 3.5, 2.87, 1.73, 0.00004)
+
+    lines = table([row, NotMeasured("fp8", "fp8: stopped at its limit of 55 s")]).splitlines()
+
+    assert lines[2] == "| eetq | fused,int8pack | 3 | 100 | 0.50 | 200 | 0.60 | 3.5 | 2.87 | 1.730 | 0.00004 |"
+    assert lines[3].startswith("| fp8 | fp8: stopped at its limit of 55 s |")
+    assert len({line.count("|") for line in lines}) == 1
