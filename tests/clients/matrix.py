@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.client_environments import Environment
+from tests.support.clients.client_environments import Environment
 
 #: The columns, in order.
 FEATURES = {
@@ -75,7 +75,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a client's script reported of each feature: None where it passed, else what went wrong."""
+    """The report of a client's script: for each feature None if it passed, otherwise the reason."""
 
     client: Client
     versions: Mapping[str, str]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import client_environments
-from tests.support.client_environments import IndexUnreachableError, InstallError, environment_for
-from tests.support.ports import free_port
+from tests.support.clients import client_environments
+from tests.support.clients.client_environments import IndexUnreachableError, InstallError, environment_for
+from tests.support.servers.ports import free_port
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -51,6 +51,7 @@ def add_distribution(index: Path, name: str, version: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_an_environment_is_made_once_and_knows_its_versions(tmp_path: Path, use_index):
     add_distribution(tmp_path / "index", "little", "1.2")
 
@@ -75,6 +76,7 @@ def test_no_index_is_told_by_name_and_leaves_nothing_that_would_be_taken_for_fin
             environment_for("client", ["little==1.2"], tmp_path)
 
 
+@pytest.mark.slow
 def test_an_index_without_the_version_is_a_failure_and_no_reason_to_skip(tmp_path: Path, use_index):
     add_distribution(tmp_path / "index", "little", "1.2")
 

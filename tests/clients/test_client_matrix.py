@@ -6,8 +6,8 @@ import pytest
 
 from reference_server.presets.catalog import find
 from tests.clients.matrix import Client, Outcome, load_clients, run_client
-from tests.support.client_environments import IndexUnreachableError, environment_for
-from tests.support.launched_server import Server, serve
+from tests.support.clients.client_environments import IndexUnreachableError, environment_for
+from tests.support.servers.launched_server import Server, serve
 
 pytestmark = [pytest.mark.clients, pytest.mark.network, pytest.mark.timeout(2400)]
 

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.support.serving import events_of, serve_on_socket
+from tests.support.servers.serving import events_of, serve_on_socket
 
 GENERATE = r"""curl 127.0.0.1:8080/generate
     -X POST

@@ -6,7 +6,7 @@ import pytest
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
-from tests.support.serving import serve_on_socket  # noqa: E402
+from tests.support.servers.serving import serve_on_socket  # noqa: E402
 
 
 async def test_text_generation_and_chat_single_and_streamed():

@@ -6,7 +6,7 @@ import pytest
 
 openai = pytest.importorskip("openai")
 
-from tests.support.serving import serve_on_socket  # noqa: E402
+from tests.support.servers.serving import serve_on_socket  # noqa: E402
 
 
 async def test_chat_and_completions_single_and_streamed():

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadgen import cli, compare, settings
-from loadgen.config import BenchConfig
-from loadgen.program import Program
+from loadgen import cli
+from loadgen.commands import compare
+from loadgen.commands.shared_flags import load_config
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CI = ROOT / "docs" / "ci"
@@ -37,24 +39,23 @@ def test_the_gate_of_a_recipe_is_a_command_that_is_taken(commands, monkeypatch):
     [line] = [command for command in commands() if command.startswith("tgi-bench compare")]
     words = shlex.split(line.replace("$BASE", "main"))[1:]
 
-    given = Program("tgi-bench", "", "", cli.COMMANDS)._parser().parse_args(words)
-    sides = compare.sides_of(given)
-    load = settings.load(BenchConfig, vars(given), given.config)
+    args = cli.PROGRAM.parse(words)
+    sides = compare.sides_of(args)
+    load = load_config(args)
 
     assert [(side.kind, side.name) for side in sides] == [("git", "main"), ("git", "HEAD")]
-    assert compare.options_of(given).min_effect == 0.05
-    assert given.max_minutes <= 12
+    assert compare.options_of(args).min_effect == 0.05
+    assert args.max_minutes <= 12
     assert load.duration_s == 8
 
 
 def test_every_toml_file_of_the_recipes_is_a_load():
     for path in CI.glob("*.toml"):
-        settings.load(BenchConfig, {}, path)
+        parsing.load(BenchConfig, {}, path)
 
 
 def test_commands_of_the_page_are_taken(monkeypatch):
     monkeypatch.chdir(ROOT)
-    parser = Program("tgi-bench", "", "", cli.COMMANDS)._parser()
     lines = re.findall(
         r"(?:^|`)tgi-bench ((?:compare|noise|baseline|history add) [^`\n]+)",
         (CI / "README.md").read_text().replace("\\\n", ""),
@@ -64,4 +65,4 @@ def test_commands_of_the_page_are_taken(monkeypatch):
     assert len(lines) >= 5
     for line in lines:
         if "A B" not in line and "history add" not in line:
-            parser.parse_args(shlex.split(line))
+            cli.PROGRAM.parse(shlex.split(line))

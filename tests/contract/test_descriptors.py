@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from reference_server.transport.schema import DESCRIPTOR_SET, VERSIONS, load_schema
+from reference_server.transport.wire_schema import DESCRIPTOR_SET, VERSIONS, load_schema
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads(Path(__file__).with_name("wire_fields.json").read_text())

@@ -1,8 +1,11 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from reference_server.router import scheduling
 
 
 def loaded_by(*modules):
@@ -12,9 +15,10 @@ def loaded_by(*modules):
     return set(json.loads(done.stdout))
 
 
-PURE_ROUTER = tuple(
-    f"reference_server.router.{name}"
-    for name in ("request", "queue", "admission", "blocks", "radix", "segments", "scheduler")
+SCHEDULING = tuple(
+    f"reference_server.router.scheduling.{path.stem}"
+    for path in sorted(Path(scheduling.__path__[0]).glob("*.py"))
+    if path.stem != "__init__"
 )
 
 
@@ -23,15 +27,21 @@ PURE_ROUTER = tuple(
     [
         (("reference_server.router.app", "reference_server.router.cli"), {"torch", "transformers"}),
         (
-            ("loadgen.cli", "loadgen.runner", "loadgen.target"),
+            ("loadgen.cli", "loadgen.runner", "loadgen.target.target"),
             {"torch", "locust", "gevent", "reference_server", "optuna"},
         ),
-        (("tuner.cli", "tuner.search", "tuner.confirm", "tuner.study"), {"torch", "locust", "gevent"}),
+        (
+            ("tuner.cli", "tuner.study.search", "tuner.study.confirm", "tuner.study.optuna_study"),
+            {"torch", "locust", "gevent"},
+        ),
         (("tuner.cli",), {"optuna", "pandas"}),
-        (("reports.report", "reports.compare"), {"torch", "locust", "gevent", "loadgen", "tuner", "reference_server"}),
-        (("reports.results",), {"pandas", "pyarrow", "numpy"}),
-        (PURE_ROUTER, {"asyncio", "pydantic", "torch", "grpc"}),
-        (("reference_server.config",), {"torch", "grpc", "pydantic_settings", "asyncio"}),
+        (
+            ("reports.pages.run_page", "reports.gate.compare"),
+            {"torch", "locust", "gevent", "loadgen", "tuner", "reference_server"},
+        ),
+        (("reports.run_store",), {"pandas", "pyarrow", "numpy"}),
+        (SCHEDULING, {"asyncio", "pydantic", "torch", "numpy", "grpc", "logging"}),
+        (("reference_server.config",), {"torch", "grpc", "asyncio"}),
     ],
     ids=lambda value: ",".join(sorted(value)) if isinstance(value, set) else value[0],
 )
@@ -40,10 +50,10 @@ def test_importing_costs_only_what_the_architecture_says(modules, absent):
 
 
 def test_the_worker_alone_loads_locust():
-    assert {"locust", "gevent"} <= loaded_by("loadgen.worker")
+    assert {"locust", "gevent"} <= loaded_by("loadgen.generator.worker")
 
 
 def test_below_its_cli_the_model_server_needs_torch_and_transformers_only():
-    loaded = loaded_by("reference_server.model_server.shard")
+    loaded = loaded_by("reference_server.model_server.local_shard")
 
     assert {"pydantic", "grpc", "fastapi", "google.protobuf"} & loaded == set()

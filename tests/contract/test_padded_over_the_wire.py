@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from reference_server.messages import ModelInfo
-from reference_server.router.batching import Batcher, Finished
-from reference_server.router.scheduler import Scheduler, SchedulerOptions, Schema
-from reference_server.router.warmup import AskedLimits, resolve_limits, warmup_request
-from tests.support.scripted_shard import Reply, ScriptedShard
-from tests.support.valid_requests import valid_request
-from tests.support.wire import served, socket_urls
+from reference_server.router.batching import Batcher
+from reference_server.router.generation_stream import Finished
+from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
+from reference_server.router.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from tests.support.wire.scripted_shard import Reply, ScriptedShard
+from tests.support.wire.valid_requests import valid_request
+from tests.support.wire.wire_shard import served, socket_urls
 
 PADDED = ModelInfo(requires_padding=True, dtype="torch.float32", device_type="cpu")
 
@@ -31,7 +32,7 @@ async def test_padded_models_are_served_through_either_schema(tmp_path: Path, ve
     ]
     async with served(shards, socket_urls(tmp_path, num_shards), version) as group:
         info = await group.info()
-        asked = AskedLimits(64, 63, 256, max_batch_total_tokens=256)
+        asked = ConfiguredLimits(64, 63, 256, max_batch_total_tokens=256)
         limits = resolve_limits(asked, await group.warmup(warmup_request(asked)), info)
         options = SchedulerOptions(
             limits.max_batch_prefill_tokens,
@@ -39,7 +40,7 @@ async def test_padded_models_are_served_through_either_schema(tmp_path: Path, ve
             waiting_served_ratio=0.3,
             requires_padding=info.requires_padding,
             block_size=info.block_size,
-            schema=Schema(version),
+            schema=WireVersion(version),
         )
         batcher = Batcher(group, Scheduler(options))
         loop = asyncio.create_task(batcher.run())

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from reference_server.messages import ChooserParameters, StepResult, StoppingParameters
+from reference_server.messages import ChooserParameters, Request, StepResult, StoppingParameters
+from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.shard import LocalShard
 from reference_server.router.batching import Batcher
-from reference_server.router.request import ValidGenerateRequest
-from reference_server.router.scheduler import Scheduler, SchedulerOptions
-from reference_server.router.warmup import AskedLimits, resolve_limits, warmup_request
-from tests.support.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of
+from reference_server.router.scheduling.request import ValidGenerateRequest
+from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of
 
 CHUNK_TOKENS, WHOLE_TOKENS = 24, 64
 CASES = {
@@ -55,14 +55,9 @@ def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def make_request(prompt: list[int], max_new_tokens: int) -> ValidGenerateRequest:
-    return ValidGenerateRequest(
-        chunks=(text_of(prompt),),
-        input_ids=tuple(prompt),
-        truncate=len(prompt),
-        parameters=ChooserParameters(),
-        stopping=StoppingParameters(max_new_tokens, ignore_eos_token=True),
-        requested_tokens=max_new_tokens,
-    )
+    stopping = StoppingParameters(max_new_tokens, ignore_eos_token=True)
+    wire = Request(0, (text_of(prompt),), len(prompt), ChooserParameters(), stopping)
+    return ValidGenerateRequest(wire, tuple(prompt), max_new_tokens)
 
 
 async def test_requests_that_join_share_and_leave_get_the_tokens_they_would_get_alone(shard: LocalShard):
@@ -70,7 +65,7 @@ async def test_requests_that_join_share_and_leave_get_the_tokens_they_would_get_
     model = make_tiny_model("llama")
     info = await shard.info()
     prefill_tokens = CHUNK_TOKENS if info.support_chunking else WHOLE_TOKENS
-    asked = AskedLimits(prefill_tokens)
+    asked = ConfiguredLimits(prefill_tokens)
     limits = resolve_limits(asked, await shard.warmup(warmup_request(asked)), info)
     scheduler = CheckedScheduler(
         SchedulerOptions(

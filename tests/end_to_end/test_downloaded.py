@@ -1,4 +1,4 @@
-"""What the launcher serves once its download step has made it ready."""
+"""The launcher serves a model that its download step prepared."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from tests.support.hub import fake_hub
-from tests.support.launched_server import serve
-from tests.support.tiny_models import generate_alone, make_tiny_model, save_tiny_model, text_of
+from tests.support.models.tiny_models import generate_alone, make_tiny_model, save_tiny_model, text_of
+from tests.support.servers.hub import fake_hub
+from tests.support.servers.launched_server import serve
 
 PROMPT = [7, 3, 11, 42]
 MODULE = "model.layers.0.self_attn.q_proj"

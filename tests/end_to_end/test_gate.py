@@ -1,6 +1,6 @@
-"""The whole gate with processes: launches, loads, verdicts, and what is kept of them.
+"""The whole gate with processes: launches, loads, verdicts, and the files they leave.
 
-On a busy machine a run may be invalid, so what must never happen is asserted, and what must, where runs were valid.
+On a busy machine a run may be invalid: every test accepts `not_measured`.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+NOISY_SERVER = "tests.support.servers.noisy_server"
 LOAD = ["--concurrency", "4", "--requests", "40", "--input-tokens", "8", "--output-tokens", "4"]
 
 
@@ -22,8 +23,8 @@ def tgi_bench(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def server(directory: Path, name: str, gap_s: float, factor: float = 1.0) -> str:
-    slowed = f"{sys.executable} {ROOT / 'benchmarks' / 'slowed_server.py'} --factor {factor}"
-    return f"{slowed} {sys.executable} -m tests.support.noisy_server --gap {gap_s} --launches {directory / name}"
+    slowed = f"{sys.executable} {ROOT / 'benchmarks' / 'reports' / 'slowed_server.py'} --factor {factor}"
+    return f"{slowed} {sys.executable} -m {NOISY_SERVER} --gap {gap_s} --launches {directory / name}"
 
 
 def compare(directory: Path, factor: float, *words: str) -> tuple[int, dict[str, object]]:
@@ -34,6 +35,7 @@ def compare(directory: Path, factor: float, *words: str) -> tuple[int, dict[str,
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_tuning_12_5_the_same_server_twice_is_never_a_regression(tmp_path: Path) -> None:
     code, found = compare(tmp_path, 1.0, "--pairs", "2")
 
@@ -42,6 +44,7 @@ def test_tuning_12_5_the_same_server_twice_is_never_a_regression(tmp_path: Path)
     assert {path.name for path in (tmp_path / "gate").glob("pair*")} >= {"pair01-a", "pair01-b"}
 
 
+@pytest.mark.slow
 def test_tuning_12_5_a_server_of_a_third_of_the_speed_is_a_regression(tmp_path: Path) -> None:
     code, found = compare(tmp_path, 3.0, "--pairs", "3", "--junit", "gate.xml")
 

@@ -15,15 +15,10 @@ from pathlib import Path
 import pytest
 
 from reference_server.launcher.guardian import is_alive, start_time
+from tests.support.servers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-STUB = ROOT / "tests" / "support" / "stub_launch.py"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+STUB = ROOT / "tests" / "support" / "servers" / "stub_launch.py"
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
@@ -215,7 +210,7 @@ def test_a_download_that_fails_names_the_built_in_models(launch: Launch) -> None
 
     assert status == 1
     assert "the hub is closed" in output
-    assert "Error: DownloadError: the weights of nobody/nothing could not be had" in output
+    assert "Error: DownloadError: could not load the weights of nobody/nothing" in output
     assert "preset:tiny-llama" in output
     assert launched.events == ["download"]
 
@@ -254,7 +249,7 @@ def test_a_second_signal_kills_what_ignores_the_first(launch: Launch) -> None:
     status, output = launched.end()
 
     assert status == 0
-    assert "SIGTERM again: killing what is left" in output
+    assert "SIGTERM again: killing the remaining processes" in output
 
 
 def test_a_log_that_nobody_reads_stops_nothing(launch: Launch) -> None:

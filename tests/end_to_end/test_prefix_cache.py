@@ -1,19 +1,13 @@
-"""The prefix cache as an operator gets it: on by default, and seen by clients and in the metrics."""
+"""The prefix cache with default settings: on, and visible to clients and in the metrics."""
 
 import json
 import urllib.request
 
 import pytest
 
-from tests.support.launched_server import Server, serve
+from tests.support.servers.launched_server import Server
 
 PROMPT_TOKENS = 2000
-
-
-@pytest.fixture(scope="module")
-def server():
-    with serve("--dtype", "float32") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +30,8 @@ def chat(server: Server, system: str, question: str) -> dict:
 
 
 def test_an_identical_system_prompt_is_computed_once(server, system_prompt):
+    hits, prompts = metric(server, "tgi_prefix_hit_tokens"), metric(server, "tgi_prompt_tokens")
+
     usages = [chat(server, system_prompt, f"Question {number}?")["usage"] for number in range(4)]
 
     assert all(usage["prompt_tokens"] > PROMPT_TOKENS * 0.9 for usage in usages)
@@ -43,12 +39,11 @@ def test_an_identical_system_prompt_is_computed_once(server, system_prompt):
     assert cached[0] == 0
     # All of it but the last, partly filled block.
     assert all(usages[0]["prompt_tokens"] - tokens < 64 for tokens in cached[1:])
-    assert metric(server, "tgi_prefix_hit_tokens") == sum(cached)
-    computed = metric(server, "tgi_prompt_tokens") - metric(server, "tgi_prefix_hit_tokens")
-    assert computed < usages[0]["prompt_tokens"] + 3 * 64
+    assert metric(server, "tgi_prefix_hit_tokens") - hits == sum(cached)
+    assert metric(server, "tgi_prompt_tokens") - prompts - sum(cached) < usages[0]["prompt_tokens"] + 3 * 64
 
 
-def test_details_and_streams_say_how_much_was_cached(server, system_prompt):
+def test_details_and_streams_count_the_cached_tokens(server, system_prompt):
     body = {"inputs": system_prompt + "And then", "parameters": {"max_new_tokens": 3, "details": True}}
     first = server.post("/generate", body)
 
@@ -67,7 +62,7 @@ def test_details_and_streams_say_how_much_was_cached(server, system_prompt):
     ]
 
 
-def test_it_is_on_by_default_and_says_why(server):
+def test_config_shows_why_the_prefix_cache_is_on(server):
     setting = server.get("/config")["prefix_caching"]
 
     assert (setting["value"], setting["source"]) == (True, "derived")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from reference_server.model_server.quantization.schemes import SCHEMES
-from tests.support.launched_server import serve
-from tests.support.quantized_checkpoints import save_quantized
+from tests.support.models.quantized_checkpoints import save_quantized
+from tests.support.servers.launched_server import serve
 
 KERNELS = {
     "eetq": "int8pack",
@@ -26,7 +26,7 @@ def test_every_method_for_plain_checkpoints_is_launched_here() -> None:
     ("method", "model"),
     [
         ("eetq", "preset:tiny-llama"),
-        ("bitsandbytes-nf4", "preset:tiny-llama"),
+        pytest.param("bitsandbytes-nf4", "preset:tiny-llama", marks=pytest.mark.slow),
         *(pytest.param(method, LARGE, marks=pytest.mark.slow) for method in KERNELS),
     ],
 )
@@ -53,18 +53,13 @@ def test_two_shards_quantize_a_part_each(method: str) -> None:
     assert engine["quantize"] == method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "stored_as"),
     [
-        ("awq", "awq"),
-        *(
-            pytest.param(method, stored_as, marks=pytest.mark.slow)
-            for method, stored_as in (
-                *(("gptq", "gptq-act-order"), ("gptq", "awq"), ("marlin", "gptq"), ("marlin", "awq")),
-                *(("fp8", "fp8-block"), ("compressed-tensors", "ct-int4"), ("compressed-tensors", "ct-float8")),
-                ("exl2", "exl2"),
-            )
-        ),
+        *(("awq", "awq"), ("gptq", "gptq-act-order"), ("gptq", "awq"), ("marlin", "gptq"), ("marlin", "awq")),
+        *(("fp8", "fp8-block"), ("compressed-tensors", "ct-int4"), ("compressed-tensors", "ct-float8")),
+        ("exl2", "exl2"),
     ],
 )
 def test_a_prepared_checkpoint_is_launched_with_its_flag(tmp_path: Path, method: str, stored_as: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched_server import Server, environment_of, serve
+from tests.support.servers.launched_server import Server, environment_of, serve
 
 KEY, TOKEN = "planted-key-7f3a", "hf_plantedtoken9c1e"
 SECRETS = (KEY, TOKEN)
@@ -77,7 +77,8 @@ def test_reliability_T55_T62_no_secret_is_told_by_server_load_or_report(tmp_path
     assert "failed           0" in spoken
     assert {path: secrets_in(text) for path, text in pages.items() if secrets_in(text)} == {}
     assert json.loads(pages["/config"])["api_key"]["value"] == "***"
-    assert [line for line in lines.values() if secrets_in(line)] == []
+    # A child that is between fork and exec still shows the command line that the user typed.
+    assert [line for line in lines.values() if secrets_in(line) and line != typed] == []
     assert secrets_in(log) == []
     assert secrets_in(spoken) == []
     assert secrets_in(refused.value.read().decode()) == []

@@ -6,11 +6,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from tests.support.launched_server import serve
-from tests.support.ports import free_port
+import pytest
+
+from tests.support.servers.launched_server import serve
+from tests.support.servers.ports import free_port
 
 LIMITS = ("--dtype", "float32", "--max-total-tokens", "128", "--max-batch-prefill-tokens", "64")
 PROMPT = "The quick brown fox"
+
+pytestmark = pytest.mark.slow
 
 
 def test_two_launchers_of_two_shards_side_by_side() -> None:

@@ -20,7 +20,7 @@ def tune(folder, *words):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_tuning_9_without_a_file_two_calls_make_one_study_and_the_second_launches_nothing(tmp_path):
-    words = ("run", "--trials", "6", "--quick", "--json", "--warmup", "1s", "--duration", "8s", "--guide", "off")
+    words = ("run", "--trials", "6", "--quick", "--json", "--warmup", "1s", "--duration", "8s", "--simulator", "off")
 
     first = json.loads(tune(tmp_path, *words))
     [folder] = (tmp_path / "studies").iterdir()

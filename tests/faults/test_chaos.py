@@ -1,4 +1,4 @@
-"""A thousand requests, a third of whose clients leave at a random point: afterwards everything is as it was."""
+"""A thousand requests, a third of them cancelled by their clients: nothing is left behind."""
 
 import asyncio
 import gc
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from reference_server.router.batching import GenerationStream
-from reference_server.router.queue import Entry
-from tests.support import chaotic_clients
-from tests.support.launched_server import Server, serve
-from tests.support.serving import Served, endless, serve_on_socket
+from reference_server.router.generation_stream import GenerationStream
+from reference_server.router.scheduling.queue import Entry
+from tests.support.clients import chaotic_clients
+from tests.support.servers.launched_server import Server, serve
+from tests.support.servers.serving import Served, endless, serve_on_socket
 
 GAUGES = {"tgi_queue_size 0", "tgi_batch_current_size 0", "tgi_batch_current_max_tokens 0"}
 
@@ -28,10 +28,10 @@ def resident_bytes(pid: int) -> int:
 
 
 def live_objects() -> Counter[str]:
-    """What a request leaves behind if it is forgotten about."""
+    """Number of live objects of each kind that a request creates."""
     gc.collect()
     kinds = (Entry, GenerationStream, asyncio.Task)
-    # By type, since asking some objects for their class has effects.
+    # `isinstance` reads `__class__`, which has effects on some objects.
     return Counter(kind.__name__ for each in gc.get_objects() if issubclass(kind := type(each), kinds))
 
 
@@ -57,7 +57,7 @@ async def test_a_thousand_requests_with_leaving_clients_leave_nothing_behind():
 
         after = live_objects(), open_descriptors(os.getpid()), resident_bytes(os.getpid())
         metrics = (await served.client.get("/metrics")).text
-        allocator = served.services.infer.batcher._scheduler.queue._admission._allocator
+        allocator = served.scheduler.queue.admission.allocator  # type: ignore[attr-defined]
         assert (await served.generate(max_new_tokens=3)).status_code == 200
 
     assert 250 < outcomes.num_left < 420

@@ -1,4 +1,4 @@
-"""Faults of reliability.md section 3 that the router meets: clients that leave or crowd, and peers that do not fit."""
+"""Faults that the router handles: clients that disconnect, too many clients, and incompatible model servers."""
 
 import asyncio
 from collections import Counter
@@ -12,20 +12,20 @@ from grpc_reflection.v1alpha import reflection
 
 from reference_server.errors import GenerationError, ShardConnectionError
 from reference_server.router.batching import Batcher
-from reference_server.router.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.transport.client import connect
-from reference_server.transport.schema import load_pool, load_schema
 from reference_server.transport.service import ShardService
-from tests.support.scripted_shard import ScriptedShard, say
-from tests.support.serving import endless, serve
-from tests.support.valid_requests import valid_request
+from reference_server.transport.wire_schema import load_pool, load_schema
+from tests.support.servers.serving import endless, serve
+from tests.support.wire.scripted_shard import ScriptedShard, say
+from tests.support.wire.valid_requests import valid_request
 
 FOREIGN_LIMIT = 4 << 20
 
 
 @asynccontextmanager
 async def foreign_server(shard: ScriptedShard, path: Path, version: str) -> AsyncIterator[str]:
-    """A model server of somebody else: one schema only, and its grpc library's own message limit."""
+    """A foreign model server: one schema only, and the default message limit of its grpc library."""
     url = f"unix://{path}"
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", FOREIGN_LIMIT)])
     schema = load_schema(version)
@@ -51,7 +51,7 @@ async def batching(shard: object) -> AsyncIterator[Batcher]:
         await asyncio.wait([loop])
 
 
-async def test_reliability_F14_a_client_that_leaves_the_line_is_discarded_when_its_turn_comes():
+async def test_reliability_F14_a_waiting_request_whose_client_disconnects_never_reaches_the_shard():
     opened = asyncio.Event()
 
     async def hold(method: str) -> None:
@@ -64,7 +64,7 @@ async def test_reliability_F14_a_client_that_leaves_the_line_is_discarded_when_i
         while not served.shard.called("decode"):  # noqa: ASYNC110
             await asyncio.sleep(0)
         waiting = asyncio.create_task(served.generate(max_new_tokens=4))
-        while infer.batcher._scheduler.queue_size == 0:  # noqa: ASYNC110
+        while served.scheduler.queue_size == 0:  # noqa: ASYNC110
             await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -76,7 +76,7 @@ async def test_reliability_F14_a_client_that_leaves_the_line_is_discarded_when_i
         assert await served.metric('tgi_request_failure{err="dropped"}') == "1"
 
 
-async def test_reliability_F19_a_herd_of_ten_times_the_permits_is_answered_200_or_429():
+async def test_reliability_F19_ten_times_the_permitted_requests_are_answered_200_or_429():
     opened = asyncio.Event()
 
     async def hold(method: str) -> None:
@@ -85,7 +85,7 @@ async def test_reliability_F19_a_herd_of_ten_times_the_permits_is_answered_200_o
 
     async with serve(shard=ScriptedShard(say("a"), gate=hold), permits=20) as served:
         herd = [asyncio.create_task(served.generate()) for _ in range(200)]
-        # The overloaded are told while not one of the accepted has been answered.
+        # Refusals arrive before any accepted request is answered.
         while sum(each.done() for each in herd) < 180:  # noqa: ASYNC110
             await asyncio.sleep(0)
         opened.set()
@@ -95,7 +95,7 @@ async def test_reliability_F19_a_herd_of_ten_times_the_permits_is_answered_200_o
         assert served.services.infer.permits.free == 20
 
 
-async def test_reliability_F23_a_line_of_abandoned_requests_is_passed_over_in_one_formation():
+async def test_reliability_F23_a_queue_of_abandoned_requests_is_skipped_in_one_batch_formation():
     opened = asyncio.Event()
 
     async def hold(method: str) -> None:
@@ -120,9 +120,7 @@ async def test_reliability_F23_a_line_of_abandoned_requests_is_passed_over_in_on
 
 
 @pytest.mark.parametrize("version", ["v3", "v2"])
-async def test_reliability_F30_a_message_over_the_peers_limit_fails_its_batch_and_the_shard_lives(
-    tmp_path: Path, version: str
-):
+async def test_reliability_F30_a_message_over_the_shards_limit_fails_its_batch_only(tmp_path: Path, version: str):
     shard = ScriptedShard(say("a"))
     async with foreign_server(shard, tmp_path / "s", version) as url:
         group = await connect(url, version)
@@ -135,7 +133,7 @@ async def test_reliability_F30_a_message_over_the_peers_limit_fails_its_batch_an
         await group.close()
 
 
-async def test_reliability_F31_the_wrong_schema_is_told_with_what_the_server_offers(tmp_path: Path):
+async def test_reliability_F31_a_wrong_schema_is_refused_with_the_schemas_offered(tmp_path: Path):
     async with foreign_server(ScriptedShard(), tmp_path / "s", "v2") as url:
         wanted, offered = "generate.v3.TextGenerationService", "generate.v2.TextGenerationService"
         with pytest.raises(ShardConnectionError, match=f"lacks the interface {wanted}; it offers {offered}$"):

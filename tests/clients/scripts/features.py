@@ -1,4 +1,4 @@
-"""What the scripts share: the requests they make, what they check, and one JSON line for each feature.
+"""Shared by the scripts: requests, checks, and one JSON line for each feature.
 
 Runs in a client's own environment, so it imports the standard library alone.
 """
@@ -102,7 +102,7 @@ def check_tools(complete: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def refused(call: Callable[[], object], error: type[Exception], says: str) -> str:
-    """What the server said in the error that a call has to end with: in its text, or in its `body`."""
+    """The message of the error that a call must raise: in its text, or in its `body`."""
     try:
         call()
     except error as raised:

@@ -1,0 +1,102 @@
+"""The documents agree with the tree: files, classes and commands that they name exist."""
+
+import ast
+import re
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TREE = runpy.run_path(str(ROOT / "docs" / "tree.py"))
+FILES = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+).stdout.splitlines()
+PAGES = sorted(name for name in FILES if name.endswith(".md") and name != "CHANGELOG.md")
+NAMES_ELSEWHERE = {
+    "report.md",
+    *("utils.py", "helpers.py", "common.py", "misc.py", "base.py", "types.py", "constants.py"),
+}
+"""Files that a command writes, and names that the architecture page forbids."""
+OUTSIDE = re.compile(
+    r"\bspec/|\b(http-api|model-server|tuning-and-regression|performance-(cpu|gpu)|reliability|scheduling|simulation)\.md"
+)
+
+
+def test_the_tree_of_the_architecture_page_is_the_tree_of_the_repository():
+    page = TREE["PAGE"].read_text()
+
+    assert TREE["replace_tree"](page, TREE["render_tree"]()) == page, "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_files_and_pages_that_a_document_names_exist(page):
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"(?<![\w*{}<>/-])((?:[\w.-]+/)*[\w-]+\.(?:py|md))\b", text)) - NAMES_ELSEWHERE
+
+    assert {name for name in named if not _exists(name, page)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text())
+
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_that_a_document_runs_exist(page):
+    modules = set(re.findall(r"python3? -m ((?:benchmarks|reference_server|loadgen|tuner|tests)[\w.]*)", _text(page)))
+
+    assert {name for name in modules if not _is_module(name)} == set()
+
+
+def test_classes_that_the_architecture_page_names_exist():
+    named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", _text("docs/architecture.md")))
+
+    assert named - _defined_names() - LIBRARY_NAMES == set()
+
+
+LIBRARY_NAMES = {"AutoTokenizer", "AttentionInterface", "DataFrame"}
+
+
+def test_nothing_cites_a_document_outside_the_repository():
+    sources = [name for name in FILES if Path(name).suffix in {".py", ".md", ".toml", ".cpp", ".h"}]
+    cited = {name for name in sources if name != _own_name() and OUTSIDE.search(_text(name))}
+
+    assert cited == set()
+
+
+def _own_name() -> str:
+    return str(Path(__file__).relative_to(ROOT))
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def _exists(name: str, page: str) -> bool:
+    if "/" not in name:
+        return any(file.endswith(f"/{name}") or file == name for file in FILES)
+    return name in FILES or (ROOT / page).parent.joinpath(name).exists() or any(f.endswith(f"/{name}") for f in FILES)
+
+
+def _is_module(name: str) -> bool:
+    path = name.replace(".", "/")
+    return f"{path}.py" in FILES or f"{path}/__main__.py" in FILES
+
+
+def _defined_names() -> set[str]:
+    sources = [name for name in FILES if name.endswith(".py") and not name.startswith("tests/")]
+    trees = [ast.parse(_text(name)) for name in sources]
+    return {
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }

@@ -1,0 +1,54 @@
+"""One rank of a sharded model in its own process: runs a scripted load and prints the generated ids.
+
+python -m tests.support.models.rank_process RANK WORLD_SIZE RENDEZVOUS_FILE MODEL_DIRECTORY
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.distributed import Rendezvous, open_group
+from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.options import EngineOptions
+from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.tiny_models import random_prompt, text_of
+
+PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
+
+
+async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any]:
+    """Run greedy and seeded requests together; returns the outcomes of this rank's requests, and its limits."""
+    options = EngineOptions(str(directory), dtype="float32", cpu_memory_gib=0.01, compute_threads=1)
+    shard = LocalShard.load(options, rank, world_size)
+    request = Request(0, (text_of([1] * 16),), 16, ChooserParameters(), StoppingParameters(1))
+    reply = await shard.warmup(WarmupRequest(Batch(0, (request,)), 16))
+    driver = ShardDriver(shard)
+    seeded = ChooserParameters(temperature=0.8, seed=7)
+    first = await driver.prefill(
+        *(driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)),
+        driver.request(4, PROMPTS[1], parameters=seeded),
+    )
+    # All ranks receive the same calls; each returns the tokens of its own requests only.
+    while first.batch is not None:
+        first = await driver.decode(first.batch)
+    shard.close()
+    return {
+        "outcomes": {str(id_): outcome.ids for id_, outcome in driver.outcomes.items() if outcome.ids},
+        "tokens": reply.max_supported_total_tokens,
+        "bytes": reply.weight_bytes,
+        "kernels": reply.backends["kernels"],
+    }
+
+
+async def main(rank: int, world_size: int, rendezvous: Path, directories: list[Path]) -> None:
+    group = open_group(rank, world_size, Rendezvous(file=rendezvous), "cpu")
+    results = [await run_load(directory, rank, world_size) for directory in directories]
+    group.close()
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), [Path(each) for each in sys.argv[4:]]))

@@ -1,9 +1,0 @@
-"""Free loopback ports for servers that a test starts."""
-
-import socket
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
