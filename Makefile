@@ -10,6 +10,8 @@ PORT   ?= 3000
 NUM_SHARD ?= 8
 BLOOM  ?= bigscience/bloom
 BASE   ?= HEAD~1
+# Three test processes, since many tests wait for servers; the first to end takes tests from the others.
+SIDE_BY_SIDE ?= -n 3 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -30,10 +32,10 @@ bench: $(STAMP)  ## serve preset:tiny-llama, load it, write runs/<id>/report.htm
 	$(BIN)/tgi-bench run --mode closed --concurrency 8 --duration 20s --warmup 3s --input-tokens 128 --output-tokens 64
 
 test: $(STAMP)  ## run the test suite
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
 
-test-long: $(STAMP)  ## run what the suite leaves out
-	$(BIN)/python -m pytest -q -m 'not gpu and not network'
+test-long: $(STAMP)  ## run the test suite and its slow tests
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) -m 'not gpu and not network'
 
 test-gpu: $(STAMP)  ## run what needs a GPU; fails without one
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
@@ -44,11 +46,12 @@ clients: $(STAMP)  ## run real clients, each in an environment of its own, again
 soak: $(STAMP)  ## half an hour of mixed requests: memory, blocks and answers stay as they were (SOAK_SECONDS=1800)
 	$(BIN)/python -m pytest -q -s -m slow tests/end_to_end/test_soak.py
 
-check: $(STAMP)  ## format, lint, types, import contracts
+check: $(STAMP)  ## format, lint, types, import contracts, import cycles
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/contract/test_structure.py
 
 format: $(STAMP)  ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
@@ -64,7 +67,8 @@ proto: $(STAMP)  ## write the descriptor set after a change of proto/
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --include_imports \
 		--descriptor_set_out=reference_server/transport/generate.binpb v2/generate.proto v3/generate.proto
 
-docs: $(STAMP)  ## write the generated pages under docs/
+docs: $(STAMP)  ## write the generated pages under docs/ and the tree of docs/architecture.md
+	$(BIN)/python docs/tree.py
 	$(BIN)/python -m reference_server.launcher.settings_page > docs/settings.md
 	$(BIN)/python -m reference_server.model_server.support_page > docs/support.md
 
