@@ -59,6 +59,7 @@ def test_reliability_T55_T62_no_secret_is_told_by_server_load_or_report(tmp_path
             [sys.executable, *words, "--url", server.url],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ) | {"HF_TOKEN": TOKEN},
         )  # fmt: skip
+        typed = command_line(bench.pid)
         lines = {}
         while bench.poll() is None:
             lines |= {pid: command_line(pid) for pid in descendants(bench.pid)}
