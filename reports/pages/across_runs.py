@@ -151,10 +151,15 @@ def spread_table(sides: Sequence[Side]) -> pd.DataFrame:
 def _rate_spread(rates: "Sequence[dict[str, float | None]]") -> dict[str, object]:
     values = np.array([rate["value"] or 0.0 for rate in rates])
     # Half an interval of twenty batch means is 2.093 standard errors.
-    errors = np.array([((rate["hi"] or 0.0) - (rate["lo"] or 0.0)) / 2 / 2.093 for rate in rates])
+    # A withheld interval leaves both deviations unknown.
+    errors = np.array([(_known(rate["hi"]) - _known(rate["lo"])) / 2 / 2.093 for rate in rates])
     within = math.sqrt(float(np.mean(errors**2)))
-    between = math.sqrt(max(0.0, float(np.var(values, ddof=1)) - within**2))
+    between = math.nan if math.isnan(within) else math.sqrt(max(0.0, float(np.var(values, ddof=1)) - within**2))
     return {"value": Estimate(*_ends(mean_interval(values))), "within": within, "between": between}
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _ends(interval: Interval) -> tuple[float, float, float]:

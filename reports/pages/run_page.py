@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -219,14 +219,18 @@ def _objective_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
     for analysis in analyses:
         frame = tables.objectives_table(analysis)
         if len(frame):
-            found = analysis.summary["slo"]["attainment"]
-            note = (
-                ""
-                if found["value"] is None
-                else f"{found['value']:.1%} of requests meet every objective ({found['lo']:.1%}–{found['hi']:.1%})."
-            )
+            note = _attainment_note(analysis.summary["slo"]["attainment"])
             blocks.append(Table(analysis.label if len(analyses) > 1 else "", frame, note))
     return (Section("Objectives", tuple(blocks)),) if blocks else ()
+
+
+def _attainment_note(share: Mapping[str, float | None]) -> str:
+    """A sentence with the share of requests that meet every objective, and its interval where the run supports one."""
+    value, lo, hi = share["value"], share["lo"], share["hi"]
+    if value is None:
+        return ""
+    interval = "too few requests for an interval" if lo is None or hi is None else f"{lo:.1%}–{hi:.1%}"
+    return f"{value:.1%} of requests meet every objective ({interval})."
 
 
 def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:

@@ -1,6 +1,7 @@
 """The report of a sweep or a search: load points, curve, knee, and the highest load within the objectives."""
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Sequence
 
@@ -194,7 +195,8 @@ def sweep_frame(sweep: Sweep) -> pd.DataFrame:
     for point in sweep.points:
         rate, latency = point.first.summary["rates"]["output_tokens_per_s"], point.value(curve)
         if rate["value"] is not None and latency is not None:
-            found = {"load": point.load, "output_tokens_per_s": rate["value"], "lo": rate["lo"], "hi": rate["hi"]}
+            ends = {end: math.nan if rate[end] is None else rate[end] for end in ("lo", "hi")}
+            found = {"load": point.load, "output_tokens_per_s": rate["value"], **ends}
             marks = {"is_knee": point is knee, "is_highest_within": point is sweep.within, "is_valid": point.is_valid}
             rows.append(found | {"value_ms": latency} | marks)
     return pd.DataFrame(rows)
