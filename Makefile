@@ -15,7 +15,7 @@ SIDE_BY_SIDE ?= -n 3 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test test-long test-gpu clients soak check format tune perf-gate proto docs clean \
+.PHONY: help install bench test test-again test-long test-gpu clients soak check format tune perf-gate proto docs clean \
 	run-bloom-560m download-bloom run-bloom run-bloom-quantize server-dev router-dev
 
 help:  ## list the targets
@@ -33,6 +33,9 @@ bench: $(STAMP)  ## serve preset:tiny-llama, load it, write runs/<id>/report.htm
 
 test: $(STAMP)  ## run the test suite
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
+
+test-again: $(STAMP)  ## run the tests that failed in the last run once more, one at a time
+	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
 test-long: $(STAMP)  ## run the test suite and its slow tests
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) -m 'not gpu and not network'
