@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.network, pytest.mark.timeout(2400
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    # Without this flag no client is told what a prompt's tokens were.
+    # Without this flag no response holds the tokens of its prompt.
     with serve("--enable-prefill-logprobs") as server:
         yield server
 

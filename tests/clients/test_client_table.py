@@ -8,7 +8,7 @@ def test_every_client_has_a_script():
         assert client.script.is_file(), client.name
 
 
-def test_the_table_tells_what_passed_failed_was_not_run_and_cannot_be():
+def test_the_table_marks_passed_failed_not_run_and_impossible_calls():
     client = Client(
         "little", ["little==1.2"], ["little"], ["generate", "chat", "tools"], {"chat_stream": "it reads no streams"}
     )

@@ -1,4 +1,4 @@
-"""Images, as far as they can be told without an engine to build them, and that the pages name tests that exist."""
+"""Image files, checked without an engine that builds them; and every test that a page names exists."""
 
 import json
 import re

@@ -252,7 +252,7 @@ def test_a_second_signal_kills_what_ignores_the_first(launch: Launch) -> None:
     assert "SIGTERM again: killing the remaining processes" in output
 
 
-def test_a_log_that_nobody_reads_stops_nothing(launch: Launch) -> None:
+def test_an_unread_log_blocks_no_process(launch: Launch) -> None:
     launched = launch()
     launched.until("router-serving")
     assert launched.process.stdout is not None

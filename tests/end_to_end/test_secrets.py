@@ -1,4 +1,4 @@
-"""A hub token and an API key go where they are used and are told nowhere: a run, served, measured and reported."""
+"""A hub token and an API key reach only the processes that use them, and no log, page, file or command line."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from tests.support.servers.launched_server import Server, environment_of, serve
 
 KEY, TOKEN = "planted-key-7f3a", "hf_plantedtoken9c1e"
 SECRETS = (KEY, TOKEN)
-# What of them the environment of each process below the launcher holds.
+# The secrets in the environment of each process below the launcher.
 CHILDREN = {
     "text-generation-server": [TOKEN],
     "text-generation-router": [KEY, TOKEN],
@@ -49,7 +49,7 @@ def secrets_in(text: str) -> list[str]:
     return [secret for secret in SECRETS if secret in text]
 
 
-def test_reliability_T55_T62_no_secret_is_told_by_server_load_or_report(tmp_path: Path) -> None:
+def test_reliability_T55_T62_server_load_and_report_show_no_secret(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["-m", "loadgen.cli", "run", "--api-key", KEY, "--concurrency", "2", "--requests", "30"]
     words += ["--input-tokens", "8", "--output-tokens", "4", "--out", str(out)]

@@ -43,7 +43,7 @@ def test_added_tokens_stand_as_they_are():
     assert token_bytes(tokenizer, 2) == [b"a", "Ġé▁".encode()]
 
 
-def test_other_ways_of_joining_are_told_apart():
+def test_other_ways_of_joining_are_distinguished():
     tokenizer = tokenizers.Tokenizer(models.WordPiece({"a": 0, "##b": 1}, unk_token="a"))
     assert token_bytes(tokenizer, 2) is None
 

@@ -12,7 +12,7 @@ from reference_server.router.chat.prompts import RenderingPool, TemplateSource
 from reference_server.router.chat.tools import offer_of
 from reference_server.router.schemas.openai import ChatMessage, ChatRequest
 
-# What a template does depends on the first message, so that one pool serves many cases.
+# The first message selects what the template does, so one pool serves many cases.
 HOSTILE = """
 {%- set wish = messages[0].content -%}
 {%- if wish == 'loop' -%}{%- for i in range(99999) -%}{%- for j in range(99999) -%}{%- endfor -%}{%- endfor -%}
@@ -73,7 +73,7 @@ async def test_reliability_4_4_47_tools_reach_the_worker_as_plain_text():
     assert text == "{{ 7 * 7 }} hi\n---\n{{ 7 * 7 }}"
 
 
-async def test_reliability_F17_a_caller_that_leaves_keeps_nobody_waiting_for_long():
+async def test_reliability_F17_a_caller_that_leaves_delays_no_other_for_long():
     async with pool() as rendering:
         leaving = asyncio.create_task(rendering.render(said("one")))
         await asyncio.sleep(0)

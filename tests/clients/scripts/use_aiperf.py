@@ -32,7 +32,7 @@ def load(endpoint: str, *flags: str) -> tuple[float, str]:
 
 
 def load_with_usage(endpoint: str) -> str:
-    """Lengths as the server tells them; a text that is tokenized again may have fewer tokens."""
+    """Lengths as the server reports them; a text that is tokenized again may have fewer tokens."""
     tokens, shown = load(endpoint, "--use-server-token-count")
     assert tokens == OUTPUT_TOKENS, tokens
     return shown

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 chat_model = ChatOpenAI(
     base_url=f"{URL}/v1", api_key="-", model="tgi", temperature=0, max_retries=0, max_completion_tokens=128
 )
-# It sends a `top_p` of 1 unless told otherwise.
+# It sends a `top_p` of 1 by default.
 completion_model = OpenAI(base_url=f"{URL}/v1", api_key="-", model="tgi", seed=1, max_retries=0, max_tokens=MAX_TOKENS)
 endpoint = HuggingFaceEndpoint(
     endpoint_url=URL, max_new_tokens=MAX_TOKENS, top_p=None, typical_p=None, temperature=None

@@ -284,7 +284,7 @@ async def test_http_4_9_a_truncated_call_has_the_finish_reason_length():
     assert events[-2]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_http_4_11_a_complete_call_is_a_call_whatever_ends_it():
+async def test_http_4_11_a_complete_call_is_a_call_with_every_finish_reason():
     async with serve_tools(*J) as served:
         single = (await chat(served, max_tokens=len(J))).json()
         events = events_of((await chat(served, max_tokens=len(J), stream=True)).text)

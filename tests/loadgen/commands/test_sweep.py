@@ -19,7 +19,7 @@ def signal_handlers(monkeypatch):
 
 @pytest.fixture
 def url():
-    """A server of three places: whoever comes fourth waits for one, and for 100 ms."""
+    """A server of three slots: the fourth request waits for a slot, and then for 100 ms."""
     places = threading.Semaphore(3)
 
     def script(_body):

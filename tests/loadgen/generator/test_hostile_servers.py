@@ -49,7 +49,7 @@ def exchange_with(pieces, api="tgi", limits=LIMITS, streams=True, **server):
         (b'data:{"error":"' + b"e" * 400_000 + b'","error_type":"' + b"t" * 400_000 + b'"}\n\n', Status.STREAM_ERROR),
     ],
 )
-def test_whatever_a_stream_holds_has_a_status(body, status):
+def test_every_stream_ends_with_a_status(body, status):
     call = exchange_with(lambda: [HEAD, body])
 
     assert call.status == status

@@ -135,7 +135,7 @@ def test_reliability_F38_a_killed_bench_with_two_workers_leaves_valid_prefixes_a
     records = load_run(out).records
     assert {record.worker for record in records} == {0, 1}
     assert {record.status for record in records} == {"ok"}
-    # What was in flight is all that is missing.
+    # Only the requests in flight are missing.
     assert len(sent(state)) - len(records) <= 8
     reported = subprocess.run([*COMMAND[:-1], "report", str(out)], capture_output=True, text=True)
     assert reported.returncode == 0

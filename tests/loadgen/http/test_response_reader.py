@@ -1,4 +1,4 @@
-"""Whatever a server sends, in whatever pieces: the same answer, or one of the errors that have a status."""
+"""Any bytes from a server, split anywhere, give the same answer or an error with a status."""
 
 import itertools
 import json

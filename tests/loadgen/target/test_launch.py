@@ -78,7 +78,7 @@ def test_a_server_that_is_not_ready_in_time_fails_the_start(tmp_path):
     assert not is_running(target.process.pid)
 
 
-def test_waiting_is_told(tmp_path, monkeypatch):
+def test_waiting_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(target, "REPORT_WAIT_EVERY_S", 0.2)
     told = []
 

@@ -150,7 +150,7 @@ def test_the_router_gets_what_it_always_gets() -> None:
     assert "--prometheus-port" not in command.argv
 
 
-def test_the_router_is_told_the_attention_that_fixes_the_page_of_schema_v2() -> None:
+def test_the_router_receives_the_attention_that_fixes_the_page_of_schema_v2() -> None:
     command = router({"ATTENTION": "flashinfer"}, grpc_schema="v2", attention="flashdecoding")
 
     assert command.environ["ATTENTION"] == "flashdecoding"
@@ -264,7 +264,7 @@ def test_a_shard_of_several_nodes_listens_at_its_address() -> None:
         "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "SHARD_ADDR": "10.0.0.1:81,10.0.0.2:81",
     }  # fmt: skip
     assert "RENDEZVOUS_FILE" not in command.environ
-    # Each node gives what it was told; the shard divides by the ranks of both.
+    # Each node passes its own flag on; the shard divides by the ranks of both nodes.
     assert command.environ["CPU_MEMORY_GIB"] == "6.0"
 
 

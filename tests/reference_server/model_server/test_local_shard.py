@@ -287,7 +287,7 @@ async def test_model_server_M20_an_error_of_the_forward_escapes_and_loses_the_ba
     monkeypatch.setattr(RaggedForward, "__call__", broken)
 
     with pytest.raises(RuntimeError, match="the device is gone"):
-        # What was computed before comes first.
+        # Results computed earlier come first.
         await driver.finish(result)
     with pytest.raises(ShardError, match="not found"):
         await driver.decode(result.batch)

@@ -32,7 +32,7 @@ def test_endpoint_that_is_none_is_refused(endpoint):
         ("tcp://node0:1", False),
     ],
 )
-def test_loopback_is_told_from_the_network(url, expected):
+def test_loopback_is_distinguished_from_the_network(url, expected):
     assert is_loopback(url) is expected
 
 

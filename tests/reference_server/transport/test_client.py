@@ -44,7 +44,7 @@ async def test_tcp_group_must_be_the_one_given():
             await connect([first, "tcp://127.0.0.1:1"])
 
 
-async def test_nobody_listening_is_a_connection_error(tmp_path):
+async def test_a_socket_without_listener_is_a_connection_error(tmp_path):
     with pytest.raises(ShardConnectionError, match=f"could not connect to the model server at {tmp_path}/none"):
         await connect(f"{tmp_path}/none")
 

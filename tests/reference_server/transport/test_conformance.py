@@ -95,7 +95,7 @@ async def test_health_answers(shard: Shard):
     await shard.health()
 
 
-async def test_warmup_tells_what_fits(shard: Shard):
+async def test_warmup_returns_the_tokens_that_fit(shard: Shard):
     reply = await shard.warmup(WarmupRequest(Batch(0, (request(0),)), 512, max_input_tokens=100, max_total_tokens=200))
 
     assert (reply.max_supported_total_tokens, reply.max_input_tokens, reply.max_total_tokens) == (4096, 100, 200)

@@ -52,7 +52,7 @@ async def test_eos_among_the_texts_ends_there():
 
 
 @pytest.mark.parametrize(("temperature", "seed"), [(1.0, None), (0.5, 7)])
-async def test_seed_is_told_only_of_what_was_sampled(temperature, seed):
+async def test_only_sampled_generations_have_a_seed(temperature, seed):
     parameters = ChooserParameters(temperature=temperature, seed=7)
 
     assert (await spoken(ScriptedShard(), StoppingParameters(2), parameters=parameters)).seed == seed

@@ -66,7 +66,7 @@ def test_a_change_that_is_too_small_for_the_budget_is_undecided():
     assert runs <= 60
 
 
-def test_the_first_revision_tells_nothing_about_where_the_change_is():
+def test_the_first_revision_does_not_locate_the_change():
     posterior = ChangePoint(np.array([0.0, 0.5, 0.5]), 0.02)
 
     assert posterior.split_error(0) == 0.5

@@ -166,7 +166,7 @@ def test_fewer_pairs_than_the_first_look_decide_nothing() -> None:
     assert judge(pairs_of("tpot_p50_ms", [1.5, 1.5, 1.5]), GATED_ONLY).verdict is GateDecision.INCONCLUSIVE
 
 
-def test_first_decision_stands_whatever_comes_later() -> None:
+def test_first_decision_stands() -> None:
     early = [1.2, 1.21, 1.19, 1.2]
 
     comparison = judge(pairs_of("tpot_p50_ms", [*early, 0.8, 0.8, 0.8]), GATED_ONLY)

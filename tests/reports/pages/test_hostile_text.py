@@ -49,7 +49,7 @@ def _hostile(value: Any) -> Any:
             return value
 
 
-# What the file format needs to be what it is.
+# Keys that the file format requires.
 KEPT = ("mode", "started_at")
 
 

@@ -62,7 +62,7 @@ def main() -> None:
     _setup_privateuseone_for_python_backend("stand_in")
     # It would compute with the values of the smallest tensors, which takes kernels of the device.
     fake_tensor.CONSTANT_NUMEL_LIMIT = -1  # type: ignore[misc]
-    # What a request's own sampler raises is logged and costs that request alone; here it costs the test.
+    # The engine logs an exception of one request's sampler and fails that request; here it fails the test.
     steppers.logger.exception = _fail  # type: ignore[method-assign]
     tokenizer = load_tokenizer(catalog.PRESETS[0].tokenizer_directory, VOCAB)
     with FakeTensorMode(allow_non_fake_inputs=True):

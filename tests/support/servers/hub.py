@@ -23,7 +23,7 @@ LARGE_BYTES = 4096
 
 @dataclass
 class Repository:
-    """Files by commit, commits by branch. With `token`, nobody else may read it."""
+    """Files by commit, commits by branch. With `token`, reading needs it."""
 
     branches: dict[str, str]
     commits: dict[str, dict[str, bytes]]
@@ -42,7 +42,7 @@ class FakeHub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     faults: dict[str, list["Fault"]] = field(default_factory=dict)
     bytes_sent: dict[str, int] = field(default_factory=dict)
-    # Whether files lie on another host, as the hub's large ones do, which must not be told the token.
+    # Whether files lie on another host, as the hub's large ones do; the token must not be sent there.
     has_storage: bool = False
     closing: threading.Event = field(default_factory=threading.Event)
 
@@ -123,7 +123,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send_file(match["name"], files[match["name"]], match["commit"])
         model_id, revision = match["model_id"], unquote(match["revision"] or "main")
         repository = self._hub.repositories.get(model_id)
-        # Like the hub, which tells nobody that a private repository exists.
+        # As on the hub, a private repository is "not found" without its token.
         if repository is None or (
             repository.token is not None and self.headers.get("Authorization") != f"Bearer {repository.token}"
         ):

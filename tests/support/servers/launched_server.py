@@ -72,7 +72,7 @@ def serve(*flags: str, program: str = "reference_server.launcher.cli", **environ
     port = free_port()
     command = [sys.executable, "-m", program, "--model-id", "preset:tiny-llama"]
     command += ["--hostname", "127.0.0.1", "--port", str(port), "--cpu-memory-gib", "0.5", *flags]
-    # A file, since a pipe that nobody reads holds the router up once it is full.
+    # A file: a pipe without a reader blocks the router once it is full.
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         with log.open("wb") as output:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 
 class Relay:
-    """Forwards connections to `target`. Cut, it carries nothing and tells nobody: no FIN, no RST, as a pulled cable."""
+    """Forwards connections to `target`. Cut, it carries nothing, no FIN and no RST, like a pulled cable."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.address = ""

@@ -53,7 +53,7 @@ class TimedShard(ScriptedShard):
 
 
 class Listener:
-    """The loop's trace: notes each call and tells the shard how long it takes."""
+    """The loop's trace: records each call and sets its duration in the shard."""
 
     def __init__(self, shard: TimedShard) -> None:
         self.calls: list[Call_] = []

@@ -55,7 +55,7 @@ def test_an_interrupted_study_loses_no_result_and_repeats_none(tmp_path, interru
     assert len(interrupted.launches) - 1 + len(resumed.launches) == 8
 
 
-def test_a_written_result_is_told_to_the_sampler_when_the_study_continues(tmp_path, monkeypatch):
+def test_a_written_result_reaches_the_sampler_when_the_study_continues(tmp_path, monkeypatch):
     tell = OptunaStudy.tell
 
     def dies_before_telling(study, trial, result, **how):

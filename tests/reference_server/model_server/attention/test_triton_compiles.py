@@ -19,7 +19,7 @@ from reference_server.model_server.models.operators import warps_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux alone")
 
-# What one block may have on compute capability 9.0.
+# Limits of one block on compute capability 9.0.
 SHARED_BYTES = 227 << 10
 # Query heads of a K/V head, head size, ALiBi.
 SHAPES = {
