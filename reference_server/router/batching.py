@@ -29,8 +29,10 @@ from reference_server.messages import (
 )
 from reference_server.router.generation_stream import GenerationStream, events_of
 from reference_server.router.scheduling.queue import Entry
+from reference_server.router.scheduling.reply_check import check_reply
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.scheduler import (
+    NO_DELIVERIES,
     Call,
     Clear,
     Decode,
@@ -111,15 +113,15 @@ class Batcher:
 
     async def run(self) -> None:
         """Send calls until cancelled. Any other end is fatal to the router; it ends every request first."""
-        deliveries = Deliveries()
+        deliveries = NO_DELIVERIES
         try:
             while True:
                 self._arrival.clear()
                 call = self._scheduler.next_call(self._now_ns())
                 self._observe(call)
                 if isinstance(call, Idle):
-                    self._deliver(deliveries)
-                    deliveries = Deliveries()
+                    arrived, deliveries = deliveries, NO_DELIVERIES
+                    self._deliver(arrived)
                     await self._arrival.wait()
                     continue
                 async with self._shard_turn:
@@ -127,9 +129,11 @@ class Batcher:
                     try:
                         # The call is sent first; then the readers of the previous tokens run.
                         await asyncio.sleep(0)
-                        self._deliver(deliveries)
-                        deliveries = Deliveries()
+                        arrived, deliveries = deliveries, NO_DELIVERIES
+                        self._deliver(arrived)
                         reply = await answer
+                        if isinstance(reply, StepResult):
+                            check_reply(reply, self._scheduler.ids_of(call))
                     except ShardError as error:
                         await self._on_error(call, error)
                         continue
@@ -202,9 +206,11 @@ class Batcher:
             else:
                 self._observer.on_tokens(len(generation.tokens) - 1, 1)
             is_last = generation.generated_text is not None
-            stream = self._streams.pop(entry.id, None) if is_last else self._streams.get(entry.id)
+            stream = self._streams.get(entry.id)
             if stream is not None:
                 stream.push(events_of(entry, generation), is_last=is_last)
+                if is_last:
+                    del self._streams[entry.id]
         if num_single:
             self._observer.on_tokens(0, num_single)
         if deliveries.num_dropped:
@@ -228,13 +234,15 @@ class Batcher:
 
     def _end_all(self, deliveries: Deliveries) -> None:
         self._is_over = True
-        self._deliver(deliveries)
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.push((IncompleteGenerationError(),), is_last=True)
+        try:
+            self._deliver(deliveries)
+        finally:
+            streams, self._streams = self._streams, {}
+            for stream in streams.values():
+                stream.push((IncompleteGenerationError(),), is_last=True)
+            self._scheduler.fail_all()
         if streams:
             self._observer.on_failures("incomplete", len(streams))
-        self._scheduler.fail_all()
         self._observer.on_running(0, 0)
         self._observer.on_queue(0)
 

@@ -50,6 +50,8 @@ T = TypeVar("T")
 
 ACCELERATOR_TIMEOUT_S = 120.0
 CPU_TIMEOUT_S = 600.0
+#: Time that open connections have to end after the batching loop has failed.
+FAILURE_GRACE_S = 2.0
 #: Template jobs that may wait beyond those of requests with a permit.
 EXTRA_WAITING = 64
 
@@ -122,7 +124,7 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
         gc.collect()
         gc.freeze()
         logger.info("Connected")
-        await _run(services.infer.batcher, servers)
+        await run_until_stopped(services.infer.batcher, servers)
 
 
 def _warn_of_open_routes(config: RouterConfig) -> None:
@@ -155,14 +157,21 @@ async def _connect(config: RouterConfig, held: AsyncExitStack) -> Shard:
     return group
 
 
-async def _run(batcher: Batcher, servers: list[HttpServer]) -> None:
-    """Serve until the servers are stopped. Raises `ServerError` if the batching loop fails first."""
+async def run_until_stopped(batcher: Batcher, servers: list[HttpServer], grace_s: float = FAILURE_GRACE_S) -> None:
+    """Serve until the servers are stopped. Raises `ServerError` if the batching loop fails first.
+
+    After such a failure, connections that are still open after `grace_s` are closed.
+    """
     loop = asyncio.ensure_future(batcher.run())
     serving = [asyncio.ensure_future(server.run_to_end()) for server in servers]
     try:
         await asyncio.wait([loop, *serving], return_when=asyncio.FIRST_COMPLETED)
         for server in servers:
             server.should_exit = True
+        if loop.done():
+            await asyncio.wait(serving, timeout=grace_s)
+            for server in servers:
+                server.force_exit = True
         await asyncio.gather(*serving)
     finally:
         loop.cancel()

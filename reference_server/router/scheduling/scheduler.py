@@ -162,6 +162,13 @@ class Scheduler:
         """Live entries that have left the queue."""
         return (*(entry for part in self._parts() for entry in part.entries.values()), *self._prefilling)
 
+    def ids_of(self, call: Call) -> set[int]:
+        """The live requests of an open Prefill or Decode."""
+        ids = {entry.id for entry in self._prefilling} if isinstance(call, Prefill) else set[int]()
+        if isinstance(call, Decode) or (isinstance(call, Prefill) and call.cached is not None):
+            ids.update(*(part.entries for part in self._parts()))
+        return ids
+
     @property
     def expected_current_tokens(self) -> int:
         """Tokens of the running batch's next forward by the router's count; `running.current_tokens` must equal it."""

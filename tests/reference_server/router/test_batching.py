@@ -13,7 +13,8 @@ from reference_server.errors import (
     StepTimeoutError,
     ValidationError,
 )
-from reference_server.messages import ModelInfo
+from reference_server.messages import FinishReason, GeneratedText, ModelInfo, Tokens
+from reference_server.router import batching
 from reference_server.router.batching import LIVENESS_ID, Batcher
 from reference_server.router.generation_stream import Finished, GeneratedToken, PrefillDone, TokenArrived
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
@@ -308,22 +309,84 @@ async def test_reliability_F3_a_shard_that_hangs_ends_everything():
     assert not shard.called("clear_cache")
 
 
-async def test_an_answer_for_an_unknown_request_ends_every_request():
-    shard = ScriptedShard(lambda request: Reply(("a", "b")))
-    prefill = shard.prefill
+def altered(shard: ScriptedShard, alter) -> ScriptedShard:
+    """`shard`, whose first decode reply is passed through `alter`."""
+    decode = shard.decode
 
-    async def misnumbered(batch, cached=None):
-        result = await prefill(batch, cached)
-        return replace(result, generations=(replace(result.generations[0], request_id=99),))
+    async def altered_decode(batches):
+        shard.decode = decode
+        return alter(await decode(batches))
 
-    shard.prefill = misnumbered
-    batcher = Batcher(shard, Scheduler(options()))
-    loop = asyncio.create_task(batcher.run())
+    shard.decode = altered_decode
+    return shard
 
-    with pytest.raises(IncompleteGenerationError):
-        await read(batcher.submit(valid_request(4, 4)))
-    with pytest.raises(KeyError):
-        await loop
+
+def _without_tokens(result):
+    empty = Tokens((), (), (), ())
+    ended = GeneratedText("a", 1, FinishReason.LENGTH)
+    return replace(
+        result, generations=(replace(result.generations[0], tokens=empty, generated_text=ended),), batch=None
+    )
+
+
+def _unequal_fields(result):
+    tokens = replace(result.generations[0].tokens, logprobs=())
+    return replace(result, generations=(replace(result.generations[0], tokens=tokens),))
+
+
+MALFORMED_REPLIES = {
+    "an end without a token": _without_tokens,
+    "fields of unequal lengths": _unequal_fields,
+    "an unknown request": lambda r: replace(r, generations=(replace(r.generations[0], request_id=99),)),
+    "a request answered twice": lambda r: replace(r, generations=r.generations * 2),
+    "an unknown request in the batch": lambda r: replace(r, batch=replace(r.batch, request_ids=(99,))),
+}
+
+
+@pytest.mark.parametrize("alter", MALFORMED_REPLIES.values(), ids=MALFORMED_REPLIES)
+async def test_hardening_R1_a_malformed_reply_is_a_failed_step(alter):
+    shard = altered(ScriptedShard(say("a", "b", "c")), alter)
+    async with running(shard) as (batcher, _, loop):
+        with pytest.raises(GenerationError, match="the model server"):
+            await read(batcher.submit(valid_request(4, 3)))
+        events = await read(batcher.submit(valid_request(4, 3)))
+
+        assert isinstance(events[-1], Finished)
+        assert not loop.done()
+
+
+async def test_hardening_R1_every_stream_ends_if_delivery_fails():
+    class Failing(Recorder):
+        def on_tokens(self, skipped, times):
+            raise RuntimeError("bug in delivery")
+
+    async with running(ScriptedShard(say("a")), observer=Failing()) as (batcher, _, loop):
+        streams = [batcher.submit(valid_request(4, 1)), batcher.submit(valid_request(4, 4))]
+        outcomes = await asyncio.gather(*map(read, streams), return_exceptions=True)
+        with pytest.raises(RuntimeError, match="bug in delivery"):
+            await loop
+
+    assert [type(event) for event in outcomes[0]] == [Finished]
+    assert isinstance(outcomes[1], IncompleteGenerationError)
+
+
+async def test_hardening_R1_a_delivery_that_failed_is_not_repeated(monkeypatch):
+    def fail_on_the_end(entry, generation):
+        if generation.generated_text is not None:
+            raise RuntimeError("bug in delivery")
+        return events_of(entry, generation)
+
+    events_of = batching.events_of
+    monkeypatch.setattr(batching, "events_of", fail_on_the_end)
+    async with running(ScriptedShard(say("a", "b"))) as (batcher, _, loop):
+        stream = batcher.submit(valid_request(4, 2))
+        first = await anext(stream)
+        with pytest.raises(IncompleteGenerationError):
+            await anext(stream)
+        with pytest.raises(RuntimeError, match="bug in delivery"):
+            await loop
+
+    assert isinstance(first, TokenArrived)
 
 
 async def test_reliability_F8_an_error_in_the_loop_ends_every_request(caplog):

@@ -4,12 +4,18 @@ from dataclasses import replace
 import pytest
 
 from reference_server.config import RouterConfig
-from reference_server.errors import ShardError
+from reference_server.errors import ServerError, ShardError
 from reference_server.messages import CachedBatch, ModelInfo
-from reference_server.router.startup import TimedShard, scheduler_options, step_timeout_s
+from reference_server.router.app import create_app
+from reference_server.router.batching import Batcher
+from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.server import HttpServer, bind
+from reference_server.router.startup import TimedShard, run_until_stopped, scheduler_options, step_timeout_s
 from reference_server.router.token_limits import ConfiguredLimits, TokenLimits, warmup_request
 from reference_server.settings import load
+from tests.support.servers.serving import Setup, services_on
 from tests.support.wire.scripted_shard import ScriptedShard
+from tests.support.wire.valid_requests import valid_request
 
 LIMITS = TokenLimits(1000, 2000, 4096, 65536)
 
@@ -52,3 +58,29 @@ async def test_warm_up_has_no_limit():
 )
 def test_the_default_depends_on_the_device(configured: float | None, device: str, limit: float):
     assert step_timeout_s(configured, device) == limit
+
+
+async def test_hardening_R1_a_loop_that_fails_stops_the_server_although_a_connection_is_busy():
+    setup = Setup()
+    shard = ScriptedShard()
+    async with services_on(shard, setup) as (services, _, task):
+        task.cancel()  # this test runs the loop itself
+        batcher = Batcher(shard, Scheduler(SchedulerOptions(4096, 65536)))
+        with bind("127.0.0.1", 0) as listener:
+            server = HttpServer(create_app(services, setup.transport), listener)
+            running = asyncio.create_task(run_until_stopped(batcher, [server], grace_s=0.05))
+            while not server.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
+                await asyncio.sleep(0.001)
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(
+                b"POST /generate HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+            )
+            await writer.drain()
+            while not server.server_state.tasks:  # noqa: ASYNC110  # the request has begun
+                await asyncio.sleep(0.001)
+            shard.failures["prefill"] = RuntimeError("bug")
+            batcher.submit(valid_request(4, 4))
+
+            with pytest.raises(ServerError, match="the batching loop failed: bug"):
+                await asyncio.wait_for(running, 30)
+            writer.close()
