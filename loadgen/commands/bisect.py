@@ -18,7 +18,7 @@ from loadgen.gate.bisection import (
     rows,
     subject,
 )
-from loadgen.gate.pairing import live_measure
+from loadgen.gate.live_runs import live_measure
 from loadgen.progress import open_progress
 from loadgen.runner import make_run_directory, new_run_id
 from reports.gate.change_point import Bisection, Conclusion, Outcome

@@ -16,6 +16,7 @@ from loadgen.commands.shared_flags import (
     add_docker_flag,
     add_gate_flag,
     add_history_flag,
+    add_interleave_flag,
     add_minutes_flag,
     add_side_load_flags,
     load_config,
@@ -23,18 +24,28 @@ from loadgen.commands.shared_flags import (
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, UsageError
-from loadgen.gate.pairing import Gate, GateResult, live_measure
+from loadgen.gate.interleaving import InterleavedSlices, check_interleaving
+from loadgen.gate.live_runs import live_measure
+from loadgen.gate.pairing import Gate, GateResult, SeparateRuns
 from loadgen.gate.sides import SideSpec, check_docker, check_relaunch, describe_sides, open_side, read_side
 from loadgen.gate.stored_sides import between_of, stored_runs
 from loadgen.progress import ProgressDisplay, open_progress
 from loadgen.redaction import redacted_argv
 from loadgen.runner import make_run_directory, new_run_id
+from loadgen.target.process_memory import num_gpus
 from reports.gate.compare import MIN_EFFECT, CompareOptions, Comparison, Requirement, metrics_needed
+from reports.gate.noise_split import components_table
 from reports.gate.saved_comparison import COMPARISON_FILE, SavedComparison, comparison_json, load_comparison
 from reports.gate.side_run import GateRefusal, direction_of
 from reports.gate.stored import MIN_RUNS, judge_stored
 from reports.pages import ci
-from reports.pages.comparison_page import build_comparison_report, metrics_table, runs_sections, verdict_line
+from reports.pages.comparison_page import (
+    INTERLEAVED,
+    build_comparison_report,
+    metrics_table,
+    runs_sections,
+    verdict_line,
+)
 from reports.renderers.write import write_report
 from reports.run_store import RunDirectoryError, replace_file, write_json
 from reports.text import plain_text
@@ -61,6 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, metavar="N", help="Exactly N pairs. Default 4 to 12, until decided.")
     parser.add_argument("--min-pairs", type=int, metavar="N", default=4, help="Pairs before the first look. Default 4.")
     parser.add_argument("--max-pairs", type=int, metavar="N", default=12, help="Maximum number of pairs. Default 12.")
+    add_interleave_flag(parser)
     add_minutes_flag(parser)
     parser.add_argument(
         "--min-effect", metavar="PERCENT", default="3%", help="Smallest change of interest, 3%% or more. Default 3%%."
@@ -95,6 +107,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     load = load_config(args)
     options = options_of(args)
     sides = sides_of(args)
+    check_interleaving(args.interleave, sides, load, num_gpus())
     if args.dry_run:
         print(describe_sides(sides, load))
         return 0
@@ -179,7 +192,13 @@ def _judged(
             labels = [plain_text(spec.label) for spec in specs]
             comparison = Comparison(labels[0], labels[1], 0, options, (), (), (refusal,))
             return GateResult(comparison, comparison.exit_code)
-        result = gate.run((sides[0], sides[1]), live_measure(load, metrics, progress))
+        measure = live_measure(load, metrics, progress)
+        result = gate.run(
+            (sides[0], sides[1]),
+            InterleavedSlices(args.interleave, measure, out, progress)
+            if args.interleave
+            else SeparateRuns(measure, out, progress),
+        )
     running = [spec.label for spec in specs if spec.kind == "url"]
     return _with_notes(result, [f"the server of {label} was not restarted for every run" for label in running])
 
@@ -211,7 +230,10 @@ def rebuild(directory: Path, out: Path) -> tuple[SavedComparison, Path]:
         saved = load_comparison(directory)
         comparison = saved.comparison
         labels = comparison.label_a, comparison.label_b
-        sections = () if comparison.refusals else runs_sections(saved.runs_a, saved.runs_b, *labels)
+        is_sliced = comparison.slices > 1
+        sections = (
+            () if comparison.refusals else runs_sections(saved.runs_a, saved.runs_b, *labels, is_sliced=is_sliced)
+        )
     except RunDirectoryError as error:
         raise UsageError(str(error)) from error
     return saved, write_report(build_comparison_report(comparison, saved.reproduce, sections), out).html
@@ -299,8 +321,12 @@ def render(comparison: Comparison) -> str:
     """The verdict and the table of metrics, as text."""
     line = verdict_line(comparison)
     parts = [f"{line.word}: {line.sentence}", *(f"  {reason}" for reason in line.reasons)]
+    if comparison.slices > 1:
+        parts.append(f"  {comparison.size}: {INTERLEAVED}.")
     if comparison.metrics:
         parts += ["", render_table(metrics_table(comparison))]
+    if comparison.noise:
+        parts += ["", "noise, standard deviations in %:", render_table(components_table(comparison.noise))]
     return "\n".join(parts)
 
 

@@ -1,9 +1,14 @@
-"""`tgi-bench noise`: how much runs of one side differ, and the smallest change that the gate can detect."""
+"""`tgi-bench noise`: how much runs of one side differ, and the smallest change that the gate can detect.
+
+With `--interleave` the side is compared with itself, which splits its noise into launch, drift within a pair and within
+run.
+"""
 
 import argparse
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from loadgen.commands.compare import gated_options
@@ -12,18 +17,23 @@ from loadgen.commands.shared_flags import (
     SIDE,
     add_docker_flag,
     add_gate_flag,
+    add_interleave_flag,
     add_minutes_flag,
     add_side_load_flags,
     load_config,
 )
 from loadgen.errors import UsageError
-from loadgen.gate.pairing import Gate, live_measure
+from loadgen.gate.interleaving import InterleavedSlices, check_interleaving
+from loadgen.gate.live_runs import live_measure
+from loadgen.gate.pairing import Gate
 from loadgen.gate.sides import check_docker, check_relaunch, describe_sides, open_side, read_side
 from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import open_progress
 from loadgen.runner import make_run_directory, new_run_id
+from loadgen.target.process_memory import num_gpus
 from reports.gate.compare import metrics_needed
 from reports.gate.noise import noise_json, noise_of, noise_sentence, noise_table
+from reports.gate.noise_split import components_table, split_noise
 from reports.run_store import write_json
 
 NOISE_FILE = "noise.json"
@@ -38,7 +48,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-relaunch", action="store_true", help="Accept a URL: its server is not restarted for every run."
     )
-    parser.add_argument("--runs", type=int, metavar="N", default=6, help="Runs of the side. Default 6.")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        metavar="N",
+        default=6,
+        help="Runs of the side. With --interleave: launches, two in each pair. Default 6.",
+    )
+    add_interleave_flag(parser)
     add_minutes_flag(parser)
     add_gate_flag(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the runs. Default runs/<id>.")
@@ -49,14 +66,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Measure and write `noise.json`."""
     load = load_config(args)
-    if not 2 <= args.runs <= MAX_RUNS:
-        raise UsageError(f"`runs` is {args.runs} but must be 2 to {MAX_RUNS}")
+    least = 2 if args.interleave is None else 4
+    if not least <= args.runs <= MAX_RUNS:
+        raise UsageError(f"`runs` is {args.runs} but must be {least} to {MAX_RUNS}")
     options = gated_options(args.gate)
     spec = read_side("a", args.side, args.label_a, args.args_a, args.docker_args)
     check_docker((spec,), args.docker_args)
     if spec.is_stored:
         raise UsageError(f"{args.side} is stored, but noise needs live runs; `compare` accepts stored sides")
     check_relaunch((spec,), args.no_relaunch)
+    check_interleaving(args.interleave, (spec, replace(spec, letter="b")), load, num_gpus())
     if args.dry_run:
         print(describe_sides((spec,), load))
         return 0
@@ -69,17 +88,28 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
         with ExitStack() as stack:
             side = open_side(spec, load, out, stack, progress)
             gate = Gate(out, options, progress, args.max_minutes)
-            measured = gate.run_alone(side, args.runs, live_measure(load, metrics_needed(options), progress))
+            measure = live_measure(load, metrics_needed(options), progress)
+            if args.interleave:
+                slices = InterleavedSlices(args.interleave, measure, out, progress)
+                measured = gate.run_equal(side, args.runs // 2, slices)
+            else:
+                measured = gate.run_alone(side, args.runs, measure)
     finally:
         progress.close()
-    found = noise_of(measured.runs, options)
-    content = noise_json(spec.label, measured.runs, found)
+    splits = split_noise(measured.pairs, (*options.gated, *options.shown))
+    found = noise_of(measured.runs, options, splits)
+    content = noise_json(spec.label, measured.runs, found, splits)
     write_json(out / NOISE_FILE, content)
     if args.json:
         print(json.dumps(content, indent=2, allow_nan=False))
     else:
         invalid = [f"invalid: {'; '.join(run.reasons)}" for run in measured.runs if run.status == "invalid"]
-        print(f"{spec.label}: {len(measured.runs)} runs, in {out}", "", render_table(noise_table(found)), "", sep="\n")
+        kind = f"launches of {args.interleave} interleaved slices" if args.interleave else "runs"
+        print(
+            f"{spec.label}: {len(measured.runs)} {kind}, in {out}", "", render_table(noise_table(found)), "", sep="\n"
+        )
+        if splits:
+            print("components, standard deviations in %:", render_table(components_table(splits)), "", sep="\n")
         print("\n".join(invalid or [noise_sentence(found, options)]))
     is_measured = measured.is_valid and len(measured.runs) > 1
     return measured.exit_code or (0 if is_measured else COULD_NOT_MEASURE)

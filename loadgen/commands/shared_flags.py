@@ -67,6 +67,16 @@ def add_minutes_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_interleave_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--interleave",
+        type=int,
+        metavar="N",
+        help="Launch both servers of a pair together and measure N slices of the load on each in turn, A B B A …; "
+        "a slice is a run of --warmup and --duration. Default: one run of each, one after the other.",
+    )
+
+
 def add_baselines_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines", type=Path, metavar="DIR", default=BASELINES, help=f"Directory of baselines. Default {BASELINES}."

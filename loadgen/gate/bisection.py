@@ -15,7 +15,7 @@ from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, UsageError
-from loadgen.gate.pairing import Measure
+from loadgen.gate.live_runs import Measure
 from loadgen.gate.sides import CommandServer, LiveSide, open_side, read_side
 from loadgen.progress import ProgressDisplay
 from loadgen.target.launch import split_command

@@ -1,32 +1,36 @@
 """Live runs for the gate: pairs of runs, each on a restarted server, until `reports.gate.compare` has decided.
 
-Pairs alternate A B, B A, …, so that machine drift affects both sides equally. `tgi-bench noise` and comparisons with a
-stored baseline run one side alone.
+Pairs alternate A B, B A, …, so that machine drift affects both sides equally; `interleaving` measures pairs in slices.
+`tgi-bench noise` and comparisons with a stored baseline run one side alone.
 """
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from loadgen import runner
-from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError
-from loadgen.gate.sides import LiveSide, RunningServer
+from loadgen.gate.live_runs import Measure
+from loadgen.gate.sides import LiveSide
 from loadgen.interrupts import Interrupted
 from loadgen.progress import ProgressDisplay
 from reports.gate.compare import CompareOptions, Comparison, judge
 from reports.gate.side_run import GateRefusal, Pair, SideRun
-from reports.metrics.summary import analyse_run
 from reports.metrics.validity import Level
-from reports.run_store import load_manifest, write_manifest
+
+T = TypeVar("T")
 
 # An invalid run is repeated once.
 ATTEMPTS = 2
 
+MeasurePair = Callable[[int, tuple[LiveSide, LiveSide]], Pair]
+"""Measures the pair of a number, counted from 1."""
 
-Measure = Callable[[LiveSide, Path], SideRun]
+
+def pair_order(number: int, sides: tuple[LiveSide, LiveSide]) -> tuple[LiveSide, LiveSide]:
+    """A B for odd numbers, B A for even ones."""
+    return sides if number % 2 else (sides[1], sides[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class GateResult:
     @classmethod
     def of_pairs(cls, comparison: Comparison, pairs: Sequence[Pair], exit_code: int | None = None) -> "GateResult":
         code = comparison.exit_code if exit_code is None else exit_code
-        return cls(comparison, code, tuple(pair.a for pair in pairs), tuple(pair.b for pair in pairs))
+        runs = [run for pair in pairs for run in pair.runs]
+        return cls(comparison, code, tuple(run.a for run in runs), tuple(run.b for run in runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Gate:
     progress: ProgressDisplay
     max_minutes: float | None = None
 
-    def run(self, sides: tuple[LiveSide, LiveSide], measure: Measure) -> "GateResult":
+    def run(self, sides: tuple[LiveSide, LiveSide], measure_pair: MeasurePair) -> "GateResult":
         """Run pairs until every gated metric is decided, a limit on pairs or time is reached, or a signal arrives.
 
         A side that does not start also ends it; the comparison then has a refusal. Raises Interrupted on a second
@@ -64,7 +69,7 @@ class Gate:
         comparison = replace(judge(pairs, self.options), label_a=sides[0].label, label_b=sides[1].label)
         for number in range(1, self.options.looks[-1] + 1):
             try:
-                pairs.append(self._pair(number, sides, measure))
+                pairs.append(measure_pair(number, sides))
             except Interrupted as interrupted:
                 if interrupted.is_urgent:
                     raise
@@ -88,89 +93,85 @@ class Gate:
 
     def run_alone(self, side: LiveSide, count: int, measure: Measure) -> "SideRuns":
         """`count` runs of one side; fewer at the time limit or after a signal. Raises MeasurementError."""
+
+        def run(number: int) -> SideRun:
+            return valid_run(self.out / f"run{number:02d}", f"run {number}", side, measure, self.progress)
+
+        runs, exit_code = self._repeated(count, run, lambda run: run.status != Level.INVALID)
+        return SideRuns(runs, exit_code)
+
+    def run_equal(self, side: LiveSide, count: int, measure_pair: MeasurePair) -> "SideRuns":
+        """`count` pairs of a side with itself; fewer at the time limit or after a signal. Raises MeasurementError."""
+        sides = replace(side, letter="a"), replace(side, letter="b")
+        pairs, exit_code = self._repeated(count, lambda number: measure_pair(number, sides), lambda pair: pair.is_valid)
+        return SideRuns(tuple(run for pair in pairs for run in (pair.a, pair.b)), exit_code, pairs)
+
+    def _repeated(
+        self, count: int, measure: Callable[[int], T], is_valid: Callable[[T], bool]
+    ) -> tuple[tuple[T, ...], int | None]:
+        """Up to `count` measurements, the last one perhaps invalid; and the exit code of a signal."""
         deadline_s = time.monotonic() + 60 * self.max_minutes if self.max_minutes else None
-        runs: list[SideRun] = []
+        done: list[T] = []
         for number in range(1, count + 1):
             try:
-                runs.append(self._valid_run(f"run{number:02d}", f"run {number}", side, measure))
+                done.append(measure(number))
             except Interrupted as interrupted:
                 if interrupted.is_urgent:
                     raise
-                self.progress.show(f"interrupted after {len(runs)} runs")
-                return SideRuns(tuple(runs), interrupted.exit_code)
-            if runs[-1].status == Level.INVALID:
+                self.progress.show(f"interrupted after {len(done)} of {count}")
+                return tuple(done), interrupted.exit_code
+            if not is_valid(done[-1]):
                 break
             if deadline_s is not None and time.monotonic() > deadline_s:
                 self.progress.show(f"time limit of {self.max_minutes:g} minutes reached")
                 break
-        return SideRuns(tuple(runs))
+        return tuple(done), None
 
-    def _pair(self, number: int, sides: tuple[LiveSide, LiveSide], measure: Measure) -> Pair:
-        order = sides if number % 2 else tuple(reversed(sides))
+
+@dataclass(frozen=True, slots=True)
+class SeparateRuns:
+    """Measures a pair as one run of each side on a server of its own, one after the other."""
+
+    measure: Measure
+    out: Path
+    progress: ProgressDisplay
+
+    def __call__(self, number: int, sides: tuple[LiveSide, LiveSide]) -> Pair:
         runs = {
-            side.letter: self._valid_run(
-                f"pair{number:02d}-{side.letter}", f"pair {number}, {side.letter.upper()}", side, measure
+            side.letter: valid_run(
+                self.out / f"pair{number:02d}-{side.letter}",
+                f"pair {number}, {side.letter.upper()}",
+                side,
+                self.measure,
+                self.progress,
             )
-            for side in order
+            for side in pair_order(number, sides)
         }
         return Pair(runs[sides[0].letter], runs[sides[1].letter])
 
-    def _valid_run(self, name: str, shown: str, side: LiveSide, measure: Measure) -> SideRun:
-        for attempt in range(ATTEMPTS):
-            self.progress.show(f"{shown}: {side.label}")
-            run = measure(side, self.out / (name + (f"-again{attempt}" if attempt else "")))
-            if run.status != Level.INVALID:
-                break
-            self.progress.show(f"  invalid: {'; '.join(run.reasons)}")
-        return run
+
+def valid_run(directory: Path, shown: str, side: LiveSide, measure: Measure, progress: ProgressDisplay) -> SideRun:
+    """One run; an invalid one is repeated once."""
+    for attempt in range(ATTEMPTS):
+        progress.show(f"{shown}: {side.label}")
+        run = measure(side, directory.with_name(directory.name + (f"-again{attempt}" if attempt else "")))
+        if run.status != Level.INVALID:
+            break
+        progress.show(f"  invalid: {'; '.join(run.reasons)}")
+    return run
 
 
 @dataclass(frozen=True, slots=True)
 class SideRuns:
-    """The runs of one side; `exit_code` is that of the signal that ended them early."""
+    """The runs of one side, in pairs with itself if it was interleaved; `exit_code`: of the signal that ended them."""
 
     runs: tuple[SideRun, ...]
     exit_code: int | None = None
+    pairs: tuple[Pair, ...] = ()
 
     @property
     def is_valid(self) -> bool:
         return all(run.status != Level.INVALID for run in self.runs)
-
-
-def live_measure(load: BenchConfig, metrics: Sequence[str], progress: ProgressDisplay) -> Measure:
-    """A function that starts a side's server, runs the load and stops the server; the run stays in its directory.
-
-    Both runs of a pair send the same texts, unless a side's server is not restarted: it would know them.
-    """
-    base = secrets.token_hex(8)
-
-    def measure(side: LiveSide, directory: Path) -> SideRun:
-        directory.mkdir(parents=True, exist_ok=True)
-        salt = load.salt or (
-            None if isinstance(side.server, RunningServer) else f"{base}:{directory.name.split('-')[0]}"
-        )
-        labelled = load.model_copy(update={"label": side.label, "salt": salt})
-        exit_code = None
-        with side.server.open(load, directory / "server.log") as target:
-            runner.measure(labelled, target, directory, progress)
-            if target.process is not None:
-                exit_code = target.process.exit_code
-        if exit_code is not None:
-            raise MeasurementError(f"{side.label} ended with exit code {exit_code} during its run; log in {directory}")
-        if side.identity:
-            manifest = load_manifest(directory)
-            write_manifest(directory, replace(manifest, labels={**manifest.labels, **side.identity}))
-        return stored_run(directory, metrics)
-
-    return measure
-
-
-def stored_run(directory: Path, metrics: Sequence[str]) -> SideRun:
-    """The metrics of a run directory. Raises MeasurementError for an unknown metric."""
-    try:
-        return SideRun.of(load_manifest(directory), analyse_run(directory).summary, metrics, directory)
-    except KeyError as error:
-        raise MeasurementError(f"unknown metric {error}") from error
 
 
 def _changes(comparison: Comparison) -> str:

@@ -15,12 +15,13 @@ target, and not only their expectation.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from reports.gate.decide import Evidence, FirstDecision, GateDecision, Levels, decide, pass_decision
+from reports.gate.noise_split import NoiseSplit, split_noise
 from reports.gate.side_run import (
     FRACTIONS,
     GateRefusal,
@@ -155,7 +156,8 @@ class Comparison:
     """The verdict on B against A, with all its evidence.
 
     If the sides were not measured in pairs (`is_stored`), `num_pairs` counts the runs of B. `setting` names the model,
-    the load mode and the device, as far as the runs record them.
+    the load mode and the device, as far as the runs record them. `slices`: of each side in a pair, 1 for separate runs;
+    `noise`: the components of the gated metrics' noise, from the slices.
     """
 
     label_a: str
@@ -169,12 +171,16 @@ class Comparison:
     runs_a: int = 0
     is_stored: bool = False
     setting: str = ""
+    slices: int = 1
+    noise: tuple[NoiseSplit, ...] = ()
 
     @property
     def size(self) -> str:
         """`8 interleaved pairs of runs`; for stored runs the number of each side."""
         if self.is_stored:
             return f"{self.num_pairs} runs of B against {self.runs_a} stored runs of A, not interleaved"
+        if self.slices > 1:
+            return f"{self.num_pairs} pairs of launches with {self.slices} interleaved slices a side"
         return f"{self.num_pairs} interleaved pairs of runs"
 
     @property
@@ -245,7 +251,9 @@ def judge(pairs: Sequence[Pair], options: CompareOptions | None = None) -> Compa
         )
     requirements = judge_requirements([pair.b for pair in pairs], options)
     counts, judged = (len(pairs), options), (tuple(metrics), requirements)
-    return Comparison(label_a, label_b, *counts, *judged, (), notes, len(pairs), setting=setting)
+    found = Comparison(label_a, label_b, *counts, *judged, (), notes, len(pairs), setting=setting)
+    slices = min((len(pair.runs) for pair in pairs), default=1)
+    return found if slices == 1 else replace(found, slices=slices, noise=split_noise(pairs, options.gated))
 
 
 def judge_requirements(runs: Sequence[SideRun], options: CompareOptions) -> tuple[RequirementResult, ...]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 
 from reports.gate.compare import MIN_EFFECT, CompareOptions
 from reports.gate.decide import Evidence
+from reports.gate.noise_split import NoiseSplit
 from reports.gate.side_run import FRACTIONS, SideRun, log_degradation, median_of
 from reports.run_store import SCHEMA_VERSION
 
@@ -31,19 +32,28 @@ class MetricNoise:
     effects: dict[int, float]
 
 
-def noise_of(runs: Sequence[SideRun], options: CompareOptions) -> tuple[MetricNoise, ...]:
-    """The noise of every metric of the options, over runs of one side."""
-    return tuple(_noise(name, runs, name in options.gated) for name in (*options.gated, *options.shown))
+def noise_of(
+    runs: Sequence[SideRun], options: CompareOptions, splits: Sequence[NoiseSplit] = ()
+) -> tuple[MetricNoise, ...]:
+    """The noise of every metric of the options, over runs of one side.
+
+    With `splits`, effects are those of pairs with as many interleaved slices; else those of pairs of separate runs.
+    """
+    deviations = {each.name: each.deviation_d for each in splits}
+    return tuple(
+        _noise(name, runs, name in options.gated, deviations.get(name)) for name in (*options.gated, *options.shown)
+    )
 
 
-def _noise(name: str, runs: Sequence[SideRun], is_gated: bool) -> MetricNoise:
+def _noise(name: str, runs: Sequence[SideRun], is_gated: bool, deviation_d: float | None) -> MetricNoise:
     values = [run.values.get(name) for run in runs]
     scaled = log_degradation(values, name)
     if scaled is None or len(scaled) < 2:
         return MetricNoise(name, is_gated, median_of(values), None, {})
     deviation = float(np.std(scaled, ddof=1))
-    # A pair's d has the noise of two runs.
-    effects = {pairs: Evidence(0.0, math.sqrt(2 / pairs) * deviation, pairs - 1).detectable(ALPHA) for pairs in PAIRS}
+    # The d of two separate runs has the noise of both.
+    of_pair = math.sqrt(2) * deviation if deviation_d is None else deviation_d
+    effects = {pairs: Evidence(0.0, of_pair / math.sqrt(pairs), pairs - 1).detectable(ALPHA) for pairs in PAIRS}
     if name not in FRACTIONS:
         effects = {pairs: math.expm1(min(effect, 20.0)) for pairs, effect in effects.items()}
     return MetricNoise(name, is_gated, median_of(values), deviation, effects)
@@ -65,12 +75,15 @@ def noise_table(found: Sequence[MetricNoise]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def noise_json(label: str, runs: Sequence[SideRun], found: Sequence[MetricNoise]) -> dict[str, Any]:
-    """The content of `noise.json`; effects and deviations are fractions."""
+def noise_json(
+    label: str, runs: Sequence[SideRun], found: Sequence[MetricNoise], splits: Sequence[NoiseSplit] = ()
+) -> dict[str, Any]:
+    """The content of `noise.json`; effects and deviations are fractions, components are variances."""
     return {
         "schema_version": SCHEMA_VERSION,
         "side": label,
         "runs": len(runs),
+        "components": [asdict(each) for each in splits],
         "metrics": {
             each.name: {
                 "gated": each.is_gated,

@@ -9,6 +9,7 @@ from typing import Any
 
 from reports.gate.compare import CompareOptions, Comparison, MetricResult, Requirement, RequirementResult
 from reports.gate.decide import GateDecision
+from reports.gate.noise_split import NoiseSplit
 from reports.gate.side_run import GateRefusal, direction_of
 from reports.run_store import SCHEMA_VERSION, RunDirectoryError
 from reports.stats.estimators import Interval
@@ -44,6 +45,8 @@ def comparison_json(
         "a": comparison.label_a,
         "b": comparison.label_b,
         "setting": comparison.setting,
+        "slices": comparison.slices,
+        "noise": [asdict(each) for each in comparison.noise],
         "metrics": {metric.name: _metric_json(metric) for metric in comparison.metrics},
         "requirements": [
             {"limit": str(result.requirement), "value": _finite(result.value), "met": result.is_met}
@@ -126,6 +129,8 @@ def _comparison(content: dict[str, Any]) -> Comparison:
         int(content["pairs"] if stored is None else stored),
         stored is not None,
         plain_text(content["setting"]),
+        int(content.get("slices", 1)),
+        tuple(NoiseSplit(**each) for each in content.get("noise", ())),
     )
 
 

@@ -1,7 +1,7 @@
 """One run for the gate: its metrics by name, and the facts that compared runs must share."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,48 @@ def device_of(manifest: RunManifest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One run of each side, measured back to back."""
+    """One run of each side, measured back to back; or slices of both, measured in turn on two servers."""
 
     a: SideRun
     b: SideRun
+    slices: "tuple[Pair, ...]" = ()
+
+    @classmethod
+    def of_slices(cls, slices: "Sequence[Pair]") -> "Pair":
+        """A pair whose sides are the means of their slices."""
+        return cls(mean_run([each.a for each in slices]), mean_run([each.b for each in slices]), tuple(slices))
+
+    @property
+    def is_valid(self) -> bool:
+        return "invalid" not in (self.a.status, self.b.status)
+
+    @property
+    def runs(self) -> "tuple[Pair, ...]":
+        """The pairs of runs that were made: the slices, or this pair."""
+        return self.slices or (self,)
+
+
+def mean_run(slices: Sequence[SideRun]) -> SideRun:
+    """The slices of one side as one run: geometric means, arithmetic ones of fractions, and the worst verdict.
+
+    A metric that a slice lacks has no value.
+    """
+    names = slices[0].values
+    status = next(
+        (status for status in ("invalid", "degraded") if any(each.status == status for each in slices)), "valid"
+    )
+    reasons = dict.fromkeys(reason for each in slices if each.status == status for reason in each.reasons)
+    values = {name: _mean_of([each.values.get(name) for each in slices], name) for name in names}
+    return replace(slices[0], values=values, status=status, reasons=tuple(reasons), directory=None)
+
+
+def _mean_of(values: Sequence[float | None], name: str) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    if name in FRACTIONS or min(known) <= 0:
+        return float(np.mean(known))
+    return float(np.exp(np.mean(np.log(known))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pandas as pd
 from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, VerdictLine, format_number
 from reports.gate.compare import MIN_EFFECT, Comparison, MetricResult
 from reports.gate.decide import GateDecision
+from reports.gate.noise_split import components_table
 from reports.metrics.summary import Analysis
 from reports.pages.across_runs import EFFECT_NOTE, MIN_RUNS, SPREAD_NOTE, Side, effect_table, spread_table
 from reports.pages.facts import run_facts
@@ -42,6 +43,7 @@ def build_comparison_report(
     sections = [Section("Metrics", _metric_blocks(comparison))] if comparison.metrics else []
     if comparison.requirements:
         sections.append(Section("Requirements", (Table("", requirements_table(comparison)),)))
+    sections += _noise_sections(comparison)
     sections.append(Section("Method", (_design(comparison), *(Text(_as_sentence(note)) for note in comparison.notes))))
     sections += of_runs
     if reproduce:
@@ -177,6 +179,24 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
     return (table, plot)
 
 
+NOISE_NOTE = (
+    "Standard deviations in %; fractions in percentage points. Launch: between launches of one server. Drift: between "
+    "the two halves of a pair. Within run: of one slice. Pair: of the change in one pair, here and in two separate "
+    "runs of the same length. One value per pair of launches enters the test, so launch noise is part of every bound."
+)
+INTERLEAVED = (
+    "both servers of a pair are launched once; slices alternate A B B A, the next pair begins with B; the other server "
+    "is idle; both slices of a slice pair send the same texts, new to both servers"
+)
+
+
+def _noise_sections(comparison: Comparison) -> list[Section]:
+    """The components of the noise, from the slices of interleaved pairs."""
+    if not comparison.noise:
+        return []
+    return [Section("Noise", (Table("", components_table(comparison.noise), NOISE_NOTE),))]
+
+
 def _design(comparison: Comparison) -> Facts:
     options = comparison.options
     first, last = options.looks[0], options.looks[-1]
@@ -185,6 +205,7 @@ def _design(comparison: Comparison) -> Facts:
         tested = "once, after all runs"
     facts = (
         ("runs", comparison.size),
+        *((("order", INTERLEAVED),) if comparison.slices > 1 else ()),
         ("tested", tested),
         ("gated", ", ".join(options.gated)),
         ("smallest effect", f"{_percent(comparison)} %; error rate {100 * options.error_points:g} points"),
@@ -200,17 +221,20 @@ FINISH_NOTE = (
 )
 
 
-def runs_sections(a: Sequence[Path], b: Sequence[Path], label_a: str, label_b: str) -> tuple[Section, ...]:
+def runs_sections(
+    a: Sequence[Path], b: Sequence[Path], label_a: str, label_b: str, *, is_sliced: bool = False
+) -> tuple[Section, ...]:
     """The sections of a comparison's report that need the saved runs; empty if the runs of a side were not kept.
 
     With three runs per side: variation within and between runs, changes for the same prompts, and, if lengths were not
-    forced, means at equal lengths. They describe; only the gate decides. Raises RunDirectoryError.
+    forced, means at equal lengths. They describe; only the gate decides. Slices (`is_sliced`) have the setup alone:
+    those of one launch do not vary independently. Raises RunDirectoryError.
     """
     if not a or not b:
         return ()
     sides = _side(a, label_a), _side(b, label_b)
-    setup = (Section("Setup", (_facts(sides), _sizes(sides))),)
-    if min(len(side.analyses) for side in sides) < MIN_RUNS:
+    setup = (Section("Setup", (_facts(sides), _sizes(sides, "slices" if is_sliced else "runs"))),)
+    if is_sliced or min(len(side.analyses) for side in sides) < MIN_RUNS:
         return setup
     effects, spread = effect_table(*sides), spread_table(sides)
     return (
@@ -255,10 +279,10 @@ def _title(letter: str, label: str) -> str:
     return f"Server {label}" if label == letter or label.startswith(f"{letter}: ") else f"{letter} · {label}"
 
 
-def _sizes(sides: tuple[Side, Side]) -> Text:
+def _sizes(sides: tuple[Side, Side], kind: str) -> Text:
     parts = []
     for letter, side in zip("AB", sides, strict=True):
         requests = sum(sum(analysis.summary["counts"].values()) for analysis in side.analyses)
         length = sum(analysis.measured.window.length_s for analysis in side.analyses)
-        parts.append(f"{letter}: {len(side.analyses)} runs with {requests:,} requests measured over {length:,.0f} s")
+        parts.append(f"{letter}: {len(side.analyses)} {kind} with {requests:,} requests measured over {length:,.0f} s")
     return Text(f"{'; '.join(parts)}. Load, machine and window: first run of A.")

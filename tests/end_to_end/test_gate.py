@@ -22,14 +22,17 @@ def tgi_bench(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
 
 
-def server(directory: Path, name: str, gap_s: float, factor: float = 1.0) -> str:
+def server(directory: Path, name: str, gap_s: float, factor: float = 1.0, noise: float = 0.04) -> str:
     slowed = f"{sys.executable} {ROOT / 'benchmarks' / 'reports' / 'slowed_server.py'} --factor {factor}"
-    return f"{slowed} {sys.executable} -m {NOISY_SERVER} --gap {gap_s} --launches {directory / name}"
+    return f"{slowed} {sys.executable} -m {NOISY_SERVER} --gap {gap_s} --noise {noise} --launches {directory / name}"
 
 
-def compare(directory: Path, factor: float, *words: str) -> tuple[int, dict[str, object]]:
+def compare(directory: Path, factor: float, *words: str, noise: float = 0.04) -> tuple[int, dict[str, object]]:
     """Noisy servers whose B takes `factor` times as long: the exit code and comparison.json."""
-    sides = (f"command:{server(directory, 'a', 0.01)}", f"command:{server(directory, 'b', 0.01, factor)}")
+    sides = (
+        f"command:{server(directory, 'a', 0.01, noise=noise)}",
+        f"command:{server(directory, 'b', 0.01, factor, noise)}",
+    )
     done = tgi_bench(directory, "compare", *sides, *LOAD, "--out", "gate", "--json", *words)
     assert done.returncode in (0, 1, 3, 4), done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -72,3 +75,16 @@ def test_tuning_12_5_equal_servers_and_ten_percent_through_the_sequential_gate(t
         (tmp_path / name).mkdir()
         code, _ = compare(tmp_path / name, factor)
         assert code in codes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_trust_C5_gate_slices_of_a_server_slowed_by_five_percent_share_their_launches(tmp_path: Path) -> None:
+    code, found = compare(tmp_path, 1.05, "--interleave", "4", "--pairs", "4", noise=0.0)
+
+    assert (code, found["verdict"]) in ((1, "regression"), (3, "inconclusive"), (4, "not_measured"))
+    if code != 4:
+        assert found["slices"] == 4
+        assert len(list((tmp_path / "gate").glob("pair0?-slice0?-[ab]/summary.json"))) == 32
+        assert [len((tmp_path / side).read_text().splitlines()) for side in "ab"] == [4, 4]
+        assert "drift within a pair" in (tmp_path / "gate/report.md").read_text()

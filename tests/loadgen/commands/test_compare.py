@@ -1,3 +1,4 @@
+import contextlib
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -153,3 +154,49 @@ def test_a_side_that_dies_keeps_the_pairs_and_the_names_of_both(slower, tmp_path
     found = json.loads((tmp_path / "gate/comparison.json").read_text())
     assert (found["a"], found["b"], found["verdict"]) == ("A", "new", "not_measured")
     assert found["refusals"] == ["pair 1 could not be measured: new ended with exit code 1"]
+
+
+class Server:
+    """A launched server that answers at once; B is slower by 20 %."""
+
+    pid = None
+
+    def __init__(self, side):
+        self.side = side
+
+    def run(self, directory, salt):
+        factor = (1.2 if self.side.letter == "b" else 1.0) * (1 + 0.002 * (len(salt) % 3))
+        values = {name: value * factor for name, value in VALUES.items()}
+        return SideRun(self.side.label, values | {"output_tokens_per_s": 900 / factor, "error_rate": 0.0})
+
+
+class SliceMeasure:
+    @contextlib.contextmanager
+    def launch(self, side, log):
+        yield Server(side)
+
+    def salt_of(self, text):
+        return text
+
+
+def test_trust_C5_gate_an_interleaved_comparison_explains_its_slices_and_is_reported_again(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(compare, "live_measure", lambda load, metrics, progress: SliceMeasure())
+    monkeypatch.setattr(compare, "num_gpus", lambda: 0)
+
+    assert cli.main([*SIDES, "--interleave", "3", "--pairs", "3", "--out", "gate"]) == 1
+
+    shown = capsys.readouterr().out
+    assert "3 pairs of launches with 3 interleaved slices a side: both servers of a pair are launched once" in shown
+    assert "drift within a pair" in shown
+    page = (tmp_path / "gate/report.md").read_text()
+    assert "slices alternate A B B A" in page
+    assert "## Noise" in page
+    assert cli.main(["report", "gate", "--out", "again"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_interleaved_slices_of_a_stored_side_are_refused(capsys):
+    assert cli.main(["compare", "stored:.", "http://127.0.0.1:1", "--no-relaunch", "--interleave", "3"]) == 2
+    assert "`interleave` is 3 but . is stored" in capsys.readouterr().err

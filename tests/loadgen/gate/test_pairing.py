@@ -3,7 +3,8 @@ import signal
 
 import pytest
 
-from loadgen.gate.pairing import Gate, LiveSide
+from loadgen.gate.pairing import Gate, SeparateRuns
+from loadgen.gate.sides import LiveSide
 from loadgen.interrupts import Interrupted
 from loadgen.progress import SilentProgress
 from reports.gate.compare import CompareOptions
@@ -36,6 +37,10 @@ class DrawnRuns:
         return SideRun(side.label, values, status, reasons, IDENTITY if side.letter == "a" else self.identity_b)
 
 
+def separate(measure, tmp_path):
+    return SeparateRuns(measure, tmp_path, SilentProgress())
+
+
 def gate(tmp_path, **options):
     return Gate(tmp_path, CompareOptions(**options), SilentProgress())
 
@@ -43,7 +48,7 @@ def gate(tmp_path, **options):
 def test_pairs_alternate_which_side_goes_first(tmp_path):
     runs = DrawnRuns(noise=0.0)
 
-    gate(tmp_path, pairs=3).run(SIDES, runs)
+    gate(tmp_path, pairs=3).run(SIDES, separate(runs, tmp_path))
 
     assert runs.measured == ["pair01-a", "pair01-b", "pair02-b", "pair02-a", "pair03-a", "pair03-b"]
 
@@ -51,7 +56,7 @@ def test_pairs_alternate_which_side_goes_first(tmp_path):
 def test_a_clear_slowdown_ends_early_as_a_regression(tmp_path):
     runs = DrawnRuns(slowdown=1.2, noise=0.01)
 
-    comparison = gate(tmp_path).run(SIDES, runs).comparison
+    comparison = gate(tmp_path).run(SIDES, separate(runs, tmp_path)).comparison
 
     assert comparison.verdict is GateDecision.REGRESSION
     assert comparison.exit_code == 1
@@ -59,7 +64,7 @@ def test_a_clear_slowdown_ends_early_as_a_regression(tmp_path):
 
 
 def test_a_server_against_itself_is_never_a_regression(tmp_path):
-    comparison = gate(tmp_path).run(SIDES, DrawnRuns(noise=0.01)).comparison
+    comparison = gate(tmp_path).run(SIDES, separate(DrawnRuns(noise=0.01), tmp_path)).comparison
 
     assert comparison.exit_code in (0, 3)
 
@@ -67,14 +72,16 @@ def test_a_server_against_itself_is_never_a_regression(tmp_path):
 def test_an_invalid_run_is_repeated_once(tmp_path):
     runs = DrawnRuns(noise=0.0, invalid=["pair01-b"])
 
-    comparison = gate(tmp_path, pairs=2).run(SIDES, runs).comparison
+    comparison = gate(tmp_path, pairs=2).run(SIDES, separate(runs, tmp_path)).comparison
 
     assert runs.measured[:3] == ["pair01-a", "pair01-b", "pair01-b-again1"]
     assert comparison.exit_code == 0
 
 
 def test_a_side_that_is_invalid_twice_is_not_judged(tmp_path):
-    comparison = gate(tmp_path).run(SIDES, DrawnRuns(invalid=["pair01-b", "pair01-b-again1"])).comparison
+    comparison = (
+        gate(tmp_path).run(SIDES, separate(DrawnRuns(invalid=["pair01-b", "pair01-b-again1"]), tmp_path)).comparison
+    )
 
     assert comparison.exit_code == 4
     assert comparison.num_pairs == 1
@@ -83,7 +90,7 @@ def test_a_side_that_is_invalid_twice_is_not_judged(tmp_path):
 def test_sides_of_another_load_are_refused_at_the_first_pair(tmp_path):
     runs = DrawnRuns(identity_b={"workload hash": "other", "model": "m"})
 
-    comparison = gate(tmp_path).run(SIDES, runs).comparison
+    comparison = gate(tmp_path).run(SIDES, separate(runs, tmp_path)).comparison
 
     assert comparison.exit_code == 2
     assert len(runs.measured) == 2
@@ -92,7 +99,11 @@ def test_sides_of_another_load_are_refused_at_the_first_pair(tmp_path):
 def test_the_time_limit_ends_the_gate_with_the_pairs_so_far(tmp_path):
     runs = DrawnRuns(noise=0.2)
 
-    comparison = Gate(tmp_path, CompareOptions(), SilentProgress(), max_minutes=1e-9).run(SIDES, runs).comparison
+    comparison = (
+        Gate(tmp_path, CompareOptions(), SilentProgress(), max_minutes=1e-9)
+        .run(SIDES, separate(runs, tmp_path))
+        .comparison
+    )
 
     assert comparison.num_pairs == 1
     assert comparison.verdict is GateDecision.INCONCLUSIVE
@@ -102,7 +113,7 @@ def test_the_time_limit_ends_the_gate_with_the_pairs_so_far(tmp_path):
 def test_what_an_undecided_comparison_returns_is_the_users_choice(tmp_path, inconclusive, code):
     runs = DrawnRuns(noise=0.3)
 
-    assert gate(tmp_path, pairs=2, inconclusive=inconclusive).run(SIDES, runs).exit_code == code
+    assert gate(tmp_path, pairs=2, inconclusive=inconclusive).run(SIDES, separate(runs, tmp_path)).exit_code == code
 
 
 def test_an_interrupted_gate_judges_the_pairs_so_far(tmp_path):
@@ -113,7 +124,7 @@ def test_an_interrupted_gate_judges_the_pairs_so_far(tmp_path):
             raise Interrupted(signal.SIGINT)
         return runs(side, directory)
 
-    result = gate(tmp_path).run(SIDES, measure)
+    result = gate(tmp_path).run(SIDES, separate(measure, tmp_path))
 
     assert result.exit_code == 130
     assert result.comparison.num_pairs == 2
@@ -125,4 +136,4 @@ def test_a_second_signal_ends_the_gate_at_once(tmp_path):
         raise Interrupted(signal.SIGTERM, is_urgent=True)
 
     with pytest.raises(Interrupted):
-        gate(tmp_path).run(SIDES, measure)
+        gate(tmp_path).run(SIDES, separate(measure, tmp_path))

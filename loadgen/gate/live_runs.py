@@ -1,0 +1,93 @@
+"""One run of a side: launches its server, runs the load on it, reads the metrics of the stored run."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from loadgen import runner
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import MeasurementError
+from loadgen.gate.sides import LiveSide, RunningServer
+from loadgen.progress import ProgressDisplay
+from loadgen.target.target import Target
+from reports.gate.side_run import SideRun
+from reports.metrics.summary import analyse_run
+from reports.run_store import load_manifest, write_manifest
+
+Measure = Callable[[LiveSide, Path], SideRun]
+"""Launches the server of a side for one run, stored in a directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    """A side's server that answers, and the load that is run on it."""
+
+    side: LiveSide
+    target: Target
+    load: BenchConfig
+    metrics: Sequence[str]
+    progress: ProgressDisplay
+
+    @property
+    def pid(self) -> int | None:
+        """The process that was launched; None for a server that ran before."""
+        return self.target.process.pid if self.target.process is not None else None
+
+    def run(self, directory: Path, salt: str | None) -> SideRun:
+        """One run of the load; the salt selects its texts. Raises MeasurementError if the server ends."""
+        directory.mkdir(parents=True, exist_ok=True)
+        labelled = self.load.model_copy(update={"label": self.side.label, "salt": salt})
+        runner.measure(labelled, self.target, directory, self.progress)
+        exit_code = self.target.process.exit_code if self.target.process is not None else None
+        if exit_code is not None:
+            raise MeasurementError(
+                f"{self.side.label} ended with exit code {exit_code} during its run; log in {directory}"
+            )
+        if self.side.identity:
+            manifest = load_manifest(directory)
+            write_manifest(directory, replace(manifest, labels={**manifest.labels, **self.side.identity}))
+        return stored_run(directory, self.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMeasure:
+    """A `Measure` with real servers; `base` keeps the texts of this command new to every server."""
+
+    load: BenchConfig
+    metrics: Sequence[str]
+    progress: ProgressDisplay
+    base: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __call__(self, side: LiveSide, directory: Path) -> SideRun:
+        """Both runs of a pair send the same texts, unless a side's server is not restarted: it would know them."""
+        salt = self.load.salt or (
+            None if isinstance(side.server, RunningServer) else f"{self.base}:{directory.name.split('-')[0]}"
+        )
+        with self.launch(side, directory / "server.log") as server:
+            return server.run(directory, salt)
+
+    @contextlib.contextmanager
+    def launch(self, side: LiveSide, log: Path) -> Iterator[LiveServer]:
+        """The server of a side, for any number of runs. Raises StartError."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with side.server.open(self.load, log) as target:
+            yield LiveServer(side, target, self.load, self.metrics, self.progress)
+
+    def salt_of(self, text: str) -> str:
+        """The salt of a part of a comparison, the same for both sides; with `salt` of the load it repeats."""
+        return f"{self.load.salt or self.base}:{text}"
+
+
+def live_measure(load: BenchConfig, metrics: Sequence[str], progress: ProgressDisplay) -> LiveMeasure:
+    """Runs of this load."""
+    return LiveMeasure(load, metrics, progress)
+
+
+def stored_run(directory: Path, metrics: Sequence[str]) -> SideRun:
+    """The metrics of a run directory. Raises MeasurementError for an unknown metric."""
+    try:
+        return SideRun.of(load_manifest(directory), analyse_run(directory).summary, metrics, directory)
+    except KeyError as error:
+        raise MeasurementError(f"unknown metric {error}") from error
