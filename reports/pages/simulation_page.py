@@ -107,7 +107,13 @@ def build_plan_report(plan: PlanData) -> Report:
     count = f"{most['replicas']} ({most['low']}–{most['high']})"
     sentence = f"{count} replicas serve {most['rate']:g} requests/s within the limits under {most['policy']}."
     limits = "; ".join(plan.limits)
-    table = Table("", plan.rows, f"Target: {100 * plan.attainment:g} % of requests within {limits}.")
+    note = (
+        f"Target: {100 * plan.attainment:g} % of requests within {limits}. A fleet is named if the lower 95 % bound of "
+        "its attainment (attainment_at_least) reaches the target once the fleet is stationary, and its queue does not "
+        "grow. Requests: those simulated after the start-up phase, over independent runs. one_lost: the verdict on the "
+        "fleet with one replica less."
+    )
+    table = Table("", plan.rows, note)
     sections = [Section("Replicas", (table, *_rates(plan), *_costs(plan)))]
     if plan.rate_profile is not None:
         sections.append(Section("Rate profile", _rate_profile(plan, plan.rate_profile)))

@@ -224,7 +224,7 @@ class QueueSeries:
         z = self._z(effective)
         half = z * float(self.values.std()) / math.sqrt(effective)
         error = half / (mean - base)
-        lo, upper = base + (mean - base) / (1 + error), _upper_multiple(error)
+        lo, upper = base + (mean - base) / (1 + error), longer_side(error)
         if self.queue is None:
             unseen = UNSEEN_CLUSTER * self.busy_s / self.dependence.count
             return lo, max(base + (mean - base) * upper, mean + half + unseen), upper
@@ -316,7 +316,8 @@ def _exceedance_time(series: Array, level: float) -> float:
     return autocorrelation_time((series > np.quantile(series, level / 100)).astype(np.float64)) or 1.0
 
 
-def _upper_multiple(error: float) -> float:
+def longer_side(error: float) -> float:
+    """The upper bound of a queue's mean as its multiple, from the relative half width of a symmetric interval."""
     return min(1 + error + error**2 + error**3, 1 + 2 * error)
 
 

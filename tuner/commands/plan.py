@@ -5,7 +5,7 @@ import csv
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,18 +18,12 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.program import Command
 from tuner.commands.simulate_inputs import TOO_POOR, newest_cost, note_of, server_of, settings_from
 from tuner.config import LimitSection
-from tuner.simulator.capacity import (
-    POLICIES,
-    Fleet,
-    LatencySlo,
-    ReplicaSchedule,
-    SizedFleet,
-    replica_schedule,
-    size_fleet,
-)
+from tuner.simulator.capacity import RUNS, LatencySlo, SizedFleet, size_fleet
 from tuner.simulator.cost_file import Costs, read_costs
 from tuner.simulator.engine import PlannedRequest
+from tuner.simulator.fleet import POLICIES, Fleet
 from tuner.simulator.load import load_of
+from tuner.simulator.replica_schedule import ReplicaSchedule, replica_schedule
 from tuner.simulator.simulated_metrics import LATENCY
 from tuner.study.prepare import DEFAULT_LOAD
 
@@ -101,9 +95,13 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A launcher setting.")
     parser.add_argument(
-        "--effort", type=float, default=1.0, metavar="X", help="Factor on the simulated time. Default 1."
+        "--effort",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="Factor on the simulated time. A fleet near its limit may need more to be shown sufficient. Default 1.",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the prompts. Default 0.")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the prompts and arrivals. Default 0.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Write plan.csv and a report to this folder.")
     parser.add_argument("--force", action="store_true", help="Plan with a poor cost model, with a note.")
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
@@ -122,7 +120,13 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
     server = server_of(costs, chosen).with_settings(chosen, costs.pool).for_load(config)
     is_cached = server.uses_prefix_caching
     law = costs.of(server.settings).law
-    fleet = Fleet(server.scheduler_options, law, partial(_requests, config, is_cached), server.max_concurrent_requests)
+    fleet = Fleet(
+        server.scheduler_options,
+        law,
+        partial(_requests, config, is_cached),
+        server.max_concurrent_requests,
+        first_seed=RUNS * args.seed,
+    )
     sized = [
         size_fleet(fleet, section.slo, rate, policy, spare=section.spare, effort=args.effort)
         for rate, policy in section.to_size[1]
@@ -212,14 +216,10 @@ def write_plan_report(
     write_report(build_plan_report(plan), directory)
 
 
-def _requests(config: BenchConfig, with_ids: bool, seed: int) -> Callable[[int], list[PlannedRequest]]:
-    """The first requests of the load with another seed."""
-
-    def first(count: int) -> list[PlannedRequest]:
-        requests = load_of(config.model_copy(update={"seed": config.seed + seed}), with_ids=with_ids).planned
-        return list(itertools.islice(requests, count))
-
-    return first
+def _requests(config: BenchConfig, with_ids: bool, seed: int) -> Iterator[PlannedRequest]:
+    """The requests of the load with another seed; a workload that ends starts again."""
+    planned = load_of(config.model_copy(update={"seed": config.seed + seed}), with_ids=with_ids).planned
+    return itertools.chain.from_iterable(itertools.repeat(planned))
 
 
 def _level_error(costs: Costs) -> float:
@@ -229,7 +229,7 @@ def _level_error(costs: Costs) -> float:
 
 
 def _row(sized: SizedFleet, price: float | None, level: float) -> dict[str, Any]:
-    at, count = sized.at, sized.at.replicas
+    at, below, count = sized.at, sized.below, sized.at.replicas
     low, high = math.ceil(count * (1 - level)), math.ceil(count * (1 + level))
     row: dict[str, Any] = {
         "rate": sized.rate,
@@ -238,7 +238,10 @@ def _row(sized: SizedFleet, price: float | None, level: float) -> dict[str, Any]
         "range": f"{low}-{high}",
         "with_spare": sized.with_spare,
         "attainment": round(at.attainment, 4),
-        "attainment_one_lost": None if sized.one_lost is None else round(sized.one_lost.attainment, 4),
+        "attainment_at_least": round(at.lower, 4),
+        "requests": at.requests,
+        "attainment_one_lost": None if below is None else round(below.attainment, 4),
+        "one_lost": "no replica is left" if below is None else str(below.verdict),
         "ttft_p50_ms": round(at.ttft_p50_ms, 2),
         "ttft_p95_ms": round(at.ttft_p95_ms, 2),
         "tpot_mean_ms": round(at.tpot_mean_ms, 3),

@@ -27,7 +27,7 @@ class PlannedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """Requests in order, arriving at `times_ns`, or sent by `users` who wait for each answer.
+    """Requests in order, arriving at `times_ns` (ascending), or sent by `users` who wait for each answer.
 
     A closed loop is measured once `warmup_ns` has passed and every user has an answer, for `duration_ns` or
     `requests`. A request takes `client_ns` before the queue, and `tokenize_ns` a prompt token on one of
@@ -35,7 +35,7 @@ class SimulatedLoad:
     """
 
     planned: Iterable[PlannedRequest]
-    times_ns: Sequence[int] | None = None
+    times_ns: Iterable[int] | None = None
     users: int = 0
     think_ns: int = 0
     retry_ns: int = NS_PER_S
@@ -97,7 +97,9 @@ class Simulation:
             for options, law in servers
         ]
         self._ends = [-1] * len(servers)
+        self._scheduled: Iterator[tuple[int, PlannedRequest]] = zip(load.times_ns or (), self._planned, strict=False)
         self._events: list[tuple[int, int, int, Flight | None]] = []
+        self._touched: list[int] = []
         self._flights: list[Flight] = []
         self._on_end = on_end
         self._next_id = 0
@@ -111,32 +113,55 @@ class Simulation:
     def run(self) -> Simulated:
         """Simulate until the last request ends."""
         self._open_load()
-        events, replicas, ends = self._events, self._replicas, self._ends
-        touched: list[int] = []
-        while events:
-            now_ns = events[0][0]
-            while events and events[0][0] == now_ns:
-                _, kind, number, flight = heapq.heappop(events)
-                if kind == _STEP_END:
-                    if ends[number] != now_ns:
-                        continue  # the stride was cut
-                    ends[number] = -1
-                    for ended in replicas[number].end(now_ns):
-                        self._leave(ended, now_ns)
-                    touched.append(number)
-                elif kind == _ARRIVAL:
-                    assert flight is not None, "an arrival has a request"
-                    self._arrive(flight, now_ns, touched)
-                else:
-                    assert flight is not None, "a queue event has a request"
-                    self._queue(flight, now_ns, touched)
-            for number in touched:
-                if ends[number] < 0 and (end_ns := replicas[number].begin(now_ns)) is not None:
-                    end_ns = max(end_ns, now_ns + 1)
-                    ends[number] = end_ns
-                    heapq.heappush(events, (end_ns, _STEP_END, number, None))
-            touched.clear()
+        while self._events:
+            self._next_instant()
         return self._result()
+
+    def next_ended(self, requests: int) -> list[Flight]:
+        """The next requests in order of arrival, simulated to their ends and then forgotten.
+
+        For loads without an end: memory is that of the requests in the system.
+        """
+        if not self._next_id:
+            self._open_load()
+        while self._events and len(self._flights) < requests:
+            self._next_instant()
+        taken = self._flights[:requests]
+        for flight in taken:
+            while flight.end_ns < 0:
+                self._next_instant()
+        del self._flights[: len(taken)]
+        return taken
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        return self._replicas
+
+    def _next_instant(self) -> None:
+        """Process every event of the next time, then begin the steps that they allow."""
+        events, replicas, ends, touched = self._events, self._replicas, self._ends, self._touched
+        now_ns = events[0][0]
+        while events and events[0][0] == now_ns:
+            _, kind, number, flight = heapq.heappop(events)
+            if kind == _STEP_END:
+                if ends[number] != now_ns:
+                    continue  # the stride was cut
+                ends[number] = -1
+                for ended in replicas[number].end(now_ns):
+                    self._leave(ended, now_ns)
+                touched.append(number)
+            elif kind == _ARRIVAL:
+                assert flight is not None, "an arrival has a request"
+                self._arrive(flight, now_ns, touched)
+            else:
+                assert flight is not None, "a queue event has a request"
+                self._queue(flight, now_ns, touched)
+        for number in touched:
+            if ends[number] < 0 and (end_ns := replicas[number].begin(now_ns)) is not None:
+                end_ns = max(end_ns, now_ns + 1)
+                ends[number] = end_ns
+                heapq.heappush(events, (end_ns, _STEP_END, number, None))
+        touched.clear()
 
     def _open_load(self) -> None:
         load = self._load
@@ -144,8 +169,12 @@ class Simulation:
             for user in range(load.users):
                 self._send(0, user)
             return
-        for at_ns, request in zip(load.times_ns, self._planned, strict=False):
-            self._push_flight(at_ns, request, -1)
+        self._schedule_next()
+
+    def _schedule_next(self) -> None:
+        """Push the next arrival of an open loop; its predecessor has just arrived."""
+        if (due := next(self._scheduled, None)) is not None:
+            self._push_flight(*due, -1)
 
     def _send(self, at_ns: int, user: int) -> None:
         """Send the next request of a user, unless the load has ended."""
@@ -178,6 +207,8 @@ class Simulation:
     def _arrive(self, flight: Flight, now_ns: int, touched: list[int]) -> None:
         """Take a permit; queue the request after the client and tokenizer time."""
         self._flights.append(flight)
+        if flight.user < 0:
+            self._schedule_next()
         if self._permits <= 0:
             self._reject(flight, "overloaded", now_ns)
             return

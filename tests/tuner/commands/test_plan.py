@@ -42,16 +42,16 @@ def test_a_plan_has_replicas_and_cost(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_rate_profile_is_sized_for_each_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    hours = [5.0] * 20 + [40.0] * 4
+    hours = [5.0] * 20 + [30.0] * 4
     day = f"[plan.rate_profile]\nrates = {hours}\nstart_delay_s = 900\nmin_dwell_s = 7200\n"
 
     code = main([*files(tmp_path, more=day), "--json", "--out", str(tmp_path)])
 
     found = json.loads(capsys.readouterr().out)
     by_rate = {row["rate"]: row["with_spare"] for row in found["rows"]}
-    low, high = by_rate[5.0], by_rate[40.0]
+    low, high = by_rate[5.0], by_rate[30.0]
     assert code == 0
-    assert sorted(by_rate) == [5.0, 20.0, 40.0]
+    assert sorted(by_rate) == [5.0, 20.0, 30.0]
     assert low < high
     assert found["rate_profile"]["needed"] == [low] * 20 + [high] * 4
     # The last hour's replicas are kept through hour 0.

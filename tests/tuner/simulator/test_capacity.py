@@ -1,38 +1,31 @@
-"""Fleet sizes by rate and balancing policy, and the replicas of each hour of a day."""
+"""Fleet sizes by rate and balancing policy."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from tests.tuner.simulator.test_engine import ToyLaw
-from tuner.simulator.capacity import (
-    POLICIES,
-    Fleet,
-    LatencySlo,
-    ReplicaSchedule,
-    attained,
-    replica_schedule,
-    size_fleet,
-)
+from tuner.simulator.attainment import FleetVerdict
+from tuner.simulator.capacity import LatencySlo, attained, size_fleet
 from tuner.simulator.engine import PlannedRequest
+from tuner.simulator.fleet import POLICIES, Fleet, FleetRun
 
 SLO = LatencySlo({"ttft": 1000.0, "tpot": 60.0}, 0.95)
 
 
-def planned(seed: int) -> Callable[[int], Sequence[PlannedRequest]]:
+def planned(seed: int) -> Iterator[PlannedRequest]:
     rng = random.Random(seed)
-    return lambda count: [PlannedRequest(rng.randint(50, 400), rng.randint(5, 40)) for _ in range(count)]
+    while True:
+        yield PlannedRequest(rng.randint(50, 400), rng.randint(5, 40))
 
 
 FLEET = Fleet(SchedulerOptions(1000, 8000, 0.3, 20, block_size=16), ToyLaw(), planned)
 
 
 def test_simulation_V15_replicas_never_fall_when_the_rate_rises():
-    sized = [size_fleet(FLEET, SLO, rate, "round_robin", effort=0.05) for rate in (5, 20, 60)]
+    sized = [size_fleet(FLEET, SLO, rate, "round_robin", effort=0.05) for rate in (5, 20, 40)]
 
     counts = [each.at.replicas for each in sized]
     assert counts == sorted(counts)
@@ -40,12 +33,60 @@ def test_simulation_V15_replicas_never_fall_when_the_rate_rises():
 
 
 def test_simulation_V15_a_lost_replica_never_improves_attainment():
-    sized = size_fleet(FLEET, SLO, 60, "round_robin", effort=0.05)
+    sized = size_fleet(FLEET, SLO, 40, "round_robin", effort=0.05)
 
-    assert sized.one_lost is not None
-    assert sized.one_lost.replicas == sized.at.replicas - 1
-    assert sized.one_lost.attainment <= sized.at.attainment
-    assert sized.one_lost.lower < SLO.attainment <= sized.at.lower
+    assert sized.below is not None
+    assert sized.below.replicas == sized.at.replicas - 1
+    assert sized.below.attainment <= sized.at.attainment
+    assert not sized.below.is_sufficient
+    assert sized.below.attainment < SLO.attainment <= sized.at.lower
+
+
+def test_trust_W8_a_fleet_that_looks_sufficient_from_an_empty_start_is_refused():
+    # 98 % of the capacity of 4 replicas. The first 1,000 requests of a run are within the limits, later ones are not.
+    point = attained(FLEET, SLO, 75, 4, "two_choices", effort=0.1)
+
+    assert point.attainment > SLO.attainment
+    assert not point.is_sufficient
+
+
+@pytest.mark.slow
+def test_trust_W8_the_refused_fleet_breaks_its_promise_in_a_run_of_40_000():
+    served = FleetRun(FLEET, SLO.limits_ms, 75, 4, "two_choices", seed=11).first(40_000)
+
+    early, late = served.is_met[:1000].mean(), served.is_met[10_000:].mean()
+    assert early > 0.99
+    assert late < 0.9
+
+
+def test_trust_P1_a_fleet_beyond_its_capacity_is_refused_because_its_queue_grows():
+    lax = LatencySlo({"e2e": 60_000.0}, 0.9)
+
+    point = attained(FLEET, lax, 84, 4, "two_choices", effort=0.03)
+
+    assert point.verdict is FleetVerdict.GROWS
+    assert point.attainment == 1.0
+
+
+def test_trust_P1_the_named_fleet_is_the_smallest_at_90_percent_of_the_capacity_of_three():
+    # The capacity of one replica is 19.1 requests/s.
+    sized = size_fleet(FLEET, SLO, 0.9 * 3 * 19.1, "two_choices", effort=0.1)
+
+    assert sized.at.replicas in (3, 4)
+    assert sized.at.verdict is FleetVerdict.MEETS
+    assert sized.below is not None
+    assert sized.below.verdict is not FleetVerdict.MEETS
+
+
+def test_a_run_goes_on_where_it_stopped():
+    whole = FleetRun(FLEET, SLO.limits_ms, 30, 2, "random", seed=3).first(600)
+    run = FleetRun(FLEET, SLO.limits_ms, 30, 2, "random", seed=3)
+
+    run.first(200)
+    extended = run.first(600)
+
+    assert (extended.end_s == whole.end_s).all()
+    assert (extended.in_system == whole.in_system).all()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -61,22 +102,3 @@ def test_least_loaded_has_a_lower_ttft_than_random():
     by_load = attained(FLEET, SLO, 45, 5, "least_loaded", effort=0.1)
 
     assert by_load.ttft_p95_ms < by_chance.ttft_p95_ms
-
-
-def test_a_replica_starts_before_its_hour_and_is_kept_for_its_dwell():
-    schedule = replica_schedule([1, 3, 1, 1], start_delay_s=900, min_dwell_s=7200)
-
-    assert schedule == ReplicaSchedule((1, 3, 1, 1), (1, 3, 3, 1), 0.5)
-    assert (schedule.hours, schedule.static_hours) == (8.5, 12.0)
-
-
-def test_without_delay_and_dwell_exactly_the_needed_replicas_run():
-    assert replica_schedule([2, 5, 1]) == ReplicaSchedule((2, 5, 1), (2, 5, 1), 0.0)
-
-
-@given(st.lists(st.integers(1, 50), min_size=24, max_size=24), st.floats(0, 100_000))
-def test_the_needed_replicas_always_run_and_never_more_than_the_peak(needed: list[int], dwell_s: float):
-    schedule = replica_schedule(needed, min_dwell_s=dwell_s)
-
-    assert all(least <= count <= max(needed) for least, count in zip(needed, schedule.running, strict=True))
-    assert schedule.hours <= schedule.static_hours

@@ -1,0 +1,149 @@
+"""A fleet of replicas behind a balancing policy under Poisson arrivals, simulated run by run as far as needed. Pure."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reference_server.router.scheduling.scheduler import SchedulerOptions
+from tuner.simulator.engine import NS_PER_S, PlannedRequest, Policy, Simulated, SimulatedLoad, Simulation
+from tuner.simulator.replica import Flight, Replica
+from tuner.simulator.simulated_metrics import Moments, within_limits
+from tuner.simulator.step_law import StepLaw
+
+Array = npt.NDArray[np.float64]
+
+# Requests that are simulated before their objects are replaced by numbers.
+CHUNK = 4096
+
+
+def round_robin(seed: int) -> Policy:  # noqa: ARG001 - the signature of policies
+    turn = iter(range(2**62))
+    return lambda _, replicas: next(turn) % len(replicas)
+
+
+def at_random(seed: int) -> Policy:
+    rng = random.Random(f"policy:{seed}")
+    return lambda _, replicas: rng.randrange(len(replicas))
+
+
+def two_choices(seed: int) -> Policy:
+    """The replica with fewer requests of two random ones."""
+    rng = random.Random(f"policy:{seed}")
+
+    def choose(_: Flight, replicas: Sequence[Replica]) -> int:
+        first, second = rng.randrange(len(replicas)), rng.randrange(len(replicas))
+        return second if replicas[second].in_system < replicas[first].in_system else first
+
+    return choose
+
+
+def least_loaded(seed: int) -> Policy:  # noqa: ARG001 - the signature of policies
+    """The replica with the fewest requests."""
+    return lambda _, replicas: min(range(len(replicas)), key=lambda number: replicas[number].in_system)
+
+
+POLICIES: Mapping[str, Callable[[int], Policy]] = {
+    "round_robin": round_robin,
+    "random": at_random,
+    "two_choices": two_choices,
+    "least_loaded": least_loaded,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The server of one replica, and its requests: `planned(seed)` returns those of a seed, without an end.
+
+    The runs of a fleet have the seeds from `first_seed` on.
+    """
+
+    options: SchedulerOptions
+    law: StepLaw
+    planned: Callable[[int], Iterator[PlannedRequest]]
+    max_concurrent_requests: int = 128
+    first_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequests:
+    """Requests in order of arrival, each array [requests]. `is_met`: successful and within every limit.
+
+    Latencies of requests without a first token are NaN, as is the TPOT of a single token.
+    """
+
+    sent_s: Array
+    end_s: Array
+    is_met: npt.NDArray[np.bool_]
+    ttft_ms: Array
+    tpot_ms: Array
+    output_tokens: Array
+
+    @classmethod
+    def of(cls, flights: Sequence[Flight], limits_ms: Mapping[str, float]) -> "ServedRequests":
+        moments = Moments(Simulated(list(flights), 0, 1))
+        tokens, ok = moments.output_tokens, moments.is_ok
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tpot_s = (moments.end_at_s - moments.first_s) / (tokens - 1)
+        return cls(
+            moments.sent_s,
+            moments.end_at_s,
+            within_limits(moments, limits_ms),
+            np.where(ok, 1e3 * (moments.first_s - moments.sent_s), np.nan),
+            np.where(ok & (tokens > 1), 1e3 * tpot_s, np.nan),
+            np.where(ok, tokens, 0.0),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["ServedRequests"]) -> "ServedRequests":
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    @property
+    def in_system(self) -> Array:
+        """The number of requests that each arrival finds in the fleet."""
+        ended = np.searchsorted(np.sort(self.end_s), self.sent_s, side="right")
+        return np.arange(len(self.sent_s), dtype=np.float64) - ended
+
+
+class FleetRun:
+    """One run of a fleet of some size, from an empty start. It goes on where it stopped."""
+
+    def __init__(
+        self, fleet: Fleet, limits_ms: Mapping[str, float], rate: float, replicas: int, policy: str, seed: int
+    ):
+        self._limits_ms = limits_ms
+        self._simulation = Simulation(
+            SimulatedLoad(fleet.planned(seed), times_ns=poisson(rate, seed)),
+            [(fleet.options, fleet.law)] * replicas,
+            max_concurrent_requests=fleet.max_concurrent_requests * replicas,
+            policy=POLICIES[policy](seed),
+        )
+        self._parts: list[ServedRequests] = []
+        self._count = 0
+
+    def first(self, requests: int) -> ServedRequests:
+        """At least the first requests of the run, simulated to their ends."""
+        while self._count < requests:
+            flights = self._simulation.next_ended(min(CHUNK, requests - self._count))
+            self._parts.append(ServedRequests.of(flights, self._limits_ms))
+            self._count += len(flights)
+        self._parts = [ServedRequests.joined(self._parts)]
+        return self._parts[0]
+
+    @property
+    def utilisation(self) -> float:
+        """The fraction of the run in which a replica runs a step."""
+        replicas = self._simulation.replicas
+        busy_ns = sum(each.counts.prefill_ns + each.counts.decode_ns for each in replicas)
+        return busy_ns / len(replicas) / max(NS_PER_S * float(self._parts[0].end_s.max()), 1.0)
+
+
+def poisson(rate: float, seed: int) -> Iterator[int]:
+    """Arrival times in ns, without an end."""
+    rng = random.Random(f"plan:{seed}")
+    at_s = 0.0
+    while True:
+        at_s += rng.expovariate(rate)
+        yield round(at_s * NS_PER_S)
