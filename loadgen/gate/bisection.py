@@ -1,6 +1,7 @@
 """Bisects a line of revisions: builds each revision once, runs what the statistics ask for, stores every run.
 
-The runs are in `bisect.json`, which is written after each of them; the same command continues from it.
+The runs are in `bisect.json`, which is written after each of them, and the builds beside it; the same command continues
+from both.
 """
 
 import json
@@ -19,8 +20,8 @@ from loadgen.gate.live_runs import Measure
 from loadgen.gate.sides import CommandServer, LiveSide, open_side, read_side
 from loadgen.progress import ProgressDisplay
 from loadgen.target.launch import split_command
-from loadgen.target.revision import Revision, check_out, first_parents
-from reports.gate.change_point import Bisection, Conclusion, Measurement
+from loadgen.target.revision import Revision, check_out, first_parents, remove_check_out
+from reports.gate.change_point import Bisection, Conclusion, Measurement, Outcome
 from reports.gate.side_run import direction_of
 from reports.metrics.per_request import Direction
 from reports.metrics.validity import Level
@@ -95,7 +96,11 @@ class BisectionRuns:
 
 @dataclass(frozen=True, slots=True)
 class Bisector:
-    """Makes the runs of a bisection. Each revision is checked out and built once."""
+    """Makes the runs of a bisection. Each revision is checked out and built once.
+
+    The builds stay in `out`, by commit, until the bisection has its conclusion: after an interruption the same command
+    finds them there.
+    """
 
     out: Path
     load: BenchConfig
@@ -113,7 +118,17 @@ class Bisector:
                         sides[commit] = self._open(commit, state.question.server, stack)
                     state.runs.append(self._measured(commit, sides[commit], state, measure))
                     state.write(self.out)
-            return chosen
+        if chosen.outcome is not Outcome.UNDECIDED:
+            self._remove_builds(state)
+        return chosen
+
+    def _remove_builds(self, state: BisectionRuns) -> None:
+        for commit in state.question.commits:
+            if self._source(commit).exists():
+                remove_check_out(Revision.find(commit), self._source(commit))
+
+    def _source(self, commit: str) -> Path:
+        return self.out / f"source-{commit[:12]}"
 
     def _measured(self, commit: str, side: LiveSide, state: BisectionRuns, measure: Measure) -> RevisionRun:
         for attempt in range(ATTEMPTS):
@@ -129,8 +144,8 @@ class Bisector:
     def _open(self, commit: str, server: str | None, stack: ExitStack) -> LiveSide:
         if server is None:
             spec = read_side(commit[:12], f"git:{commit}", commit[:12])
-            return open_side(spec, self.load, self.out, stack, self.progress)
-        tree = stack.enter_context(check_out(Revision.find(commit), self.out / f"source-{commit[:12]}"))
+            return open_side(spec, self.load, self.out, stack, self.progress, is_build_kept=True)
+        tree = stack.enter_context(check_out(Revision.find(commit), self._source(commit), is_kept=True))
         words = tuple(word.replace(TREE, str(tree)) for word in split_command(server))
         return LiveSide(commit[:12], commit[:12], CommandServer(words), {"commit": commit})
 

@@ -158,8 +158,16 @@ def _label(name: str, arguments: Sequence[str]) -> str:
     return " ".join((name, *redacted_argv(arguments)))[:200]
 
 
-def open_side(spec: SideSpec, load: BenchConfig, out: Path, stack: ExitStack, progress: ProgressDisplay) -> LiveSide:
-    """Prepare a side for its runs: a revision is built, and removed when `stack` is closed.
+def open_side(
+    spec: SideSpec,
+    load: BenchConfig,
+    out: Path,
+    stack: ExitStack,
+    progress: ProgressDisplay,
+    *,
+    is_build_kept: bool = False,
+) -> LiveSide:
+    """Prepare a side for its runs: a revision is built, and removed when `stack` is closed unless `is_build_kept`.
 
     Raises UsageError if the side does not exist, MeasurementError if it cannot be built.
     """
@@ -176,7 +184,7 @@ def open_side(spec: SideSpec, load: BenchConfig, out: Path, stack: ExitStack, pr
         case "config":
             server, identity = _configured(Path(spec.name), spec.arguments)
         case "git":
-            server, identity = _at_revision(spec, load, out, stack, progress)
+            server, identity = _at_revision(spec, load, out, stack, progress, is_build_kept=is_build_kept)
         case _:
             raise AssertionError(spec.kind)
     return LiveSide(spec.letter, spec.label, server, identity)
@@ -237,7 +245,7 @@ def _configured(path: Path, arguments: Sequence[str]) -> tuple[CommandServer, di
 
 
 def _at_revision(
-    spec: SideSpec, load: BenchConfig, out: Path, stack: ExitStack, progress: ProgressDisplay
+    spec: SideSpec, load: BenchConfig, out: Path, stack: ExitStack, progress: ProgressDisplay, *, is_build_kept: bool
 ) -> tuple[CommandServer, dict[str, str]]:
     name, _, file = spec.name.partition(":")
     revision = Revision.find(name)
@@ -247,7 +255,7 @@ def _at_revision(
         command, identity = _configured(copy, spec.arguments)
         return command, {"commit": revision.commit, **identity}
     progress.show(f"building {name} ({revision.commit[:12]})")
-    built = stack.enter_context(build(revision, out / f"source-{spec.letter}"))
+    built = stack.enter_context(build(revision, out / f"source-{spec.letter}", is_kept=is_build_kept))
     progress.show(f"built in {built.seconds:.0f} s with {'reused' if built.is_reused else 'its own'} packages")
     return CommandServer((*built.launcher, *_embedded(load), *spec.arguments)), {"commit": revision.commit}
 

@@ -22,6 +22,8 @@ from loadgen.errors import MeasurementError, UsageError
 GIT_S = 120.0
 INSTALL_S = 1_800.0
 LAUNCHER = "text-generation-launcher"
+CHECKED_OUT, INSTALLED = "checked-out", "installed"
+"""Files in a directory of `check_out` and `build`, written when that step is complete."""
 TAIL_CHARACTERS = 2_000
 
 
@@ -65,31 +67,47 @@ def first_parents(good: Revision, bad: Revision) -> list[str]:
 
 
 @contextlib.contextmanager
-def check_out(revision: Revision, directory: Path) -> Iterator[Path]:
-    """The files of a revision in a worktree, which is removed at the end. Raises MeasurementError."""
+def check_out(revision: Revision, directory: Path, *, is_kept: bool = False) -> Iterator[Path]:
+    """The files of a revision in a worktree, which is removed at the end. Raises MeasurementError.
+
+    With `is_kept` they stay in the directory, and the next call finds them there; `remove_check_out` removes them.
+    """
     tree = directory.resolve() / "tree"
-    directory.mkdir(parents=True, exist_ok=True)
-    _git_or_fail(revision, "worktree", "add", "--detach", "--force", str(tree), revision.commit)
+    if not (is_kept and (directory / CHECKED_OUT).exists()):
+        remove_check_out(revision, directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        _git_or_fail(revision, "worktree", "add", "--detach", "--force", str(tree), revision.commit)
+        (directory / CHECKED_OUT).write_text(revision.commit)
     try:
         yield tree
     finally:
-        _git(revision.repository, "worktree", "remove", "--force", str(tree))
+        if not is_kept:
+            remove_check_out(revision, directory)
+
+
+def remove_check_out(revision: Revision, directory: Path) -> None:
+    """Remove a worktree, with what was built in its directory."""
+    if directory.exists():
+        _git(revision.repository, "worktree", "remove", "--force", str(directory.resolve() / "tree"))
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def build(revision: Revision, directory: Path) -> Iterator[Built]:
-    """Check out and install a revision; remove it when the context ends.
+def build(revision: Revision, directory: Path, *, is_kept: bool = False) -> Iterator[Built]:
+    """Check out and install a revision; remove it when the context ends, unless `is_kept`.
 
     Raises MeasurementError if it cannot be installed, UsageError if it has no launcher.
     """
     started_s = time.monotonic()
-    with check_out(revision, directory) as source:
+    with check_out(revision, directory, is_kept=is_kept) as source:
         environment = directory.resolve() / "environment"
         is_reused = dependencies(source) == dependencies(revision.repository)
-        python = _make_environment(environment, is_reused)
-        _install(python, source, is_reused)
-        launcher = python.with_name(LAUNCHER)
+        installed = directory / INSTALLED
+        if not installed.exists():
+            shutil.rmtree(environment, ignore_errors=True)
+            _install(_make_environment(environment, is_reused), source, is_reused)
+            installed.touch()
+        launcher = environment / "bin" / LAUNCHER
         if not launcher.exists():
             raise UsageError(f"git:{revision.commit[:12]} has no {LAUNCHER}; compare commands or images instead")
         words = ("env", "-u", "PYTHONPATH", "PYTHONSAFEPATH=1", str(launcher))

@@ -9,6 +9,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.gate.bisection import BisectionRuns, Bisector, Question, check_server, relative_change
 from loadgen.progress import SilentProgress
+from loadgen.target.revision import Revision, check_out, remove_check_out
 from reports.gate.change_point import Bisection, Conclusion, Outcome
 from reports.gate.side_run import SideRun
 
@@ -95,9 +96,37 @@ def test_an_interrupted_bisection_continues_with_the_runs_it_has(repository, tmp
         bisector.run(state, until_the_fifth)
     again = BisectionRuns.open(tmp_path / "out", state.question)
 
+    kept = {path.name: (path / "checked-out").stat().st_mtime_ns for path in (tmp_path / "out").glob("source-*")}
     assert len(again.runs) == 5
-    assert isinstance(bisector.run(again, measure), Conclusion)
+    assert kept
+
+    found = []
+
+    def until_found(side, directory):
+        found.append(
+            {path.name: (path / "checked-out").stat().st_mtime_ns for path in directory.parent.glob("source-*")}
+        )
+        return measure(side, directory)
+
+    assert isinstance(bisector.run(again, until_found), Conclusion)
     assert measure.measured[5].startswith("run06-")
+    assert kept.items() <= found[-1].items()
+    assert not list((tmp_path / "out").glob("source-*"))
+    assert "source" not in git(repository, "worktree", "list")
+
+
+def test_a_checkout_that_was_cut_off_is_made_again(repository, tmp_path):
+    revision = Revision.find("HEAD")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "tree").mkdir()
+
+    with check_out(revision, tmp_path / "source", is_kept=True) as tree:
+        assert (tree / "server.py").exists()
+
+    assert (tmp_path / "source" / "tree" / "server.py").exists()
+    remove_check_out(revision, tmp_path / "source")
+    assert not (tmp_path / "source").exists()
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
 def test_the_state_of_another_bisection_is_refused(repository, tmp_path):

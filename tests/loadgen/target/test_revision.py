@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from loadgen.errors import MeasurementError, UsageError
-from loadgen.target.revision import Revision, build, dependencies, read_at
+from loadgen.target.revision import Revision, build, dependencies, read_at, remove_check_out
 
 PROJECT = """
 [build-system]
@@ -74,6 +74,25 @@ def test_a_revision_with_the_same_dependencies_reuses_the_packages_and_leaves_no
     assert len(worktrees.splitlines()) == 2
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     assert not (tmp_path / "built").exists()
+
+
+@pytest.mark.slow
+def test_a_kept_build_is_found_by_the_next_command_and_an_unfinished_one_is_made_again(repository, tmp_path):
+    revision, directory = Revision.find("HEAD", repository), tmp_path / "built"
+    with build(revision, directory, is_kept=True) as built:
+        made = (directory / "installed").stat().st_mtime_ns
+    with build(revision, directory, is_kept=True) as again:
+        assert (directory / "installed").stat().st_mtime_ns == made
+        assert again.launcher == built.launcher
+
+    (directory / "installed").unlink()
+    (directory / "environment" / "bin" / "text-generation-launcher").unlink()
+    with build(revision, directory, is_kept=True) as made_again:
+        said = subprocess.run(made_again.launcher, capture_output=True, text=True).stdout
+
+    assert said == "new numpy\n"
+    remove_check_out(revision, directory)
+    assert not directory.exists()
 
 
 def test_different_dependencies_or_versions_get_their_own_environment(repository):
