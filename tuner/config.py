@@ -11,7 +11,7 @@ from tuner.space.expression import parse
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 SamplerName = Literal["auto", "tpe", "gp", "random", "qmc", "grid", "nsga2", "coordinate"]
-Kind = Literal["own", "tgi-docker", "tgi-launcher", "command"]
+Kind = Literal["own", "tgi-docker", "tgi-launcher", "command", "profile"]
 
 # Default launches: of a study, of a space of more than `WIDE` parameters, and of a search by the simulator.
 TRIALS, WIDE_TRIALS, SIMULATOR_TRIALS, WIDE = 40, 80, 16, 6
@@ -39,7 +39,7 @@ class StudySection(BaseModel):
     )
     noise_runs: int = Field(4, ge=0, le=50, description="Runs of the defaults before the search; 0 for none.")
     patience: int | None = Field(None, ge=1, description="Stop after this many launches without an improvement.")
-    keep_all: bool = Field(False, description="Keep every value of `quantize` after the initial design.")
+    keep_all: bool = Field(False, description="Search every value of the initial design, not the better half.")
     skip_dominated: bool = Field(
         True,
         validation_alias=AliasChoices("skip_dominated", "skip_doomed"),
@@ -68,7 +68,10 @@ class ServerSection(BaseModel):
 
     model_config = _STRICT
 
-    kind: Kind = Field("own", description="The bundled reference server, a real TGI, or any command.")
+    kind: Kind = Field("own", description="The bundled reference server, a real TGI, a command, or a profile's server.")
+    profile: str | None = Field(
+        None, description="vllm, sglang, llamacpp, or the TOML file of another server's profile; sets the kind."
+    )
     model_id: str = Field("preset:tiny-llama", min_length=1, description="Hub id, local directory, or preset:NAME.")
     command: str | None = Field(
         None, description="kind command: starts the server; {setting} is replaced. tgi-launcher: the launcher's path."
@@ -80,8 +83,17 @@ class ServerSection(BaseModel):
     ready_timeout_s: float = Field(300.0, gt=0, description="Longest time of a launch in seconds.")
     fixed: dict[str, Any] = Field(default_factory=dict, description="Settings of every trial, also of the baseline.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_of_profile(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("profile") is not None:
+            return {"kind": "profile", **values}
+        return values
+
     @model_validator(mode="after")
     def _has_command(self) -> "ServerSection":
+        if (self.kind == "profile") != (self.profile is not None):
+            raise ValueError(f"kind `{self.kind}` with profile {self.profile!r}: a profile has the kind `profile`")
         if self.kind == "command" and not self.command:
             raise ValueError("kind `command` needs `command`, the command line of the server")
         if self.kind in ("own", "tgi-docker") and self.command:
@@ -205,7 +217,7 @@ class TuneConfig(BaseModel):
         `simulator` must be set explicitly.
         """
         has_one_objective = not isinstance(self.objective.maximize, tuple)
-        is_known_server = self.server.kind != "command" or self.study.simulator != "auto"
+        is_known_server = self.server.kind not in ("command", "profile") or self.study.simulator != "auto"
         is_on = self.study.simulator != "off" and self.study.sampler == "auto"
         return is_on and is_known_server and has_one_objective
 

@@ -32,12 +32,11 @@ import numpy as np
 from loadgen.config.bench_config import BenchConfig
 from loadgen.progress import SilentProgress
 from loadgen.target.machine import describe_machine, library_versions
-from reference_server.config import ServerConfig
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.config import TuneConfig
-from tuner.proposers.simulator import SimulatorProposer
-from tuner.space import settings as space_settings
-from tuner.space.settings import DEFAULTS
+from tuner.servers.tgi import settings as tgi_settings
+from tuner.servers.tgi.settings import DEFAULTS, server_config
+from tuner.simulator.proposer import SimulatorProposer
 from tuner.study.open_search import make_search
 from tuner.study.search import StudySearch, best_of
 from tuner.study.worker import run_search
@@ -215,7 +214,8 @@ class FormulaServer:
         self._card = card
         self._random = random.Random(seed)
 
-    def __call__(self, config: ServerConfig, _bench: TrialSetup, directory: Path) -> AttemptOutcome:
+    def __call__(self, chosen: Mapping[str, Any], _setup: TrialSetup, directory: Path) -> AttemptOutcome:
+        config = server_config(chosen)
         settings = {name: getattr(config, name) for name in SEARCHED}
         settings["max_batch_prefill_tokens"] = (
             settings["max_batch_prefill_tokens"] or DEFAULTS["max_batch_prefill_tokens"]
@@ -275,7 +275,7 @@ def one_search(card: Card, strategy: str, seed: int, trials: int) -> dict[int, s
     )
     measure.metric_value = lambda summary, name, _: summary.get(names.get(name, name))  # type: ignore[attr-defined]
     # Values that this machine does not support are searched too.
-    space_settings.unsupported_settings = lambda _: []  # type: ignore[attr-defined]
+    tgi_settings.unsupported_settings = lambda _: []  # type: ignore[attr-defined]
     try:
         config = config_of(card, strategy, seed, trials)
         setup = TrialSetup(load, 1.0, SilentProgress())

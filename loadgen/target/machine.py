@@ -44,6 +44,16 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def gpu_names() -> list[str]:
+    """The names of this machine's NVIDIA GPUs, by nvidia-smi; empty without it."""
+    query = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
 def request_realtime() -> bool:
     """Request real-time scheduling for this process; returns False if that is not permitted.
 

@@ -141,6 +141,7 @@ class LaunchedTarget:
         api_key: str | None = None,
         environment: Mapping[str, str] | None = None,
         on_wait: OnWait | None = None,
+        ready_route: str = "/health",
     ) -> None:
         self.process = LaunchedProcess(split_command(command), log, environment)
         self._chosen = tuple(chosen)
@@ -148,6 +149,7 @@ class LaunchedTarget:
         self._api = api
         self._api_key = api_key
         self._on_wait = on_wait
+        self._ready_route = ready_route
 
     def __enter__(self) -> Target:
         try:
@@ -179,7 +181,7 @@ class LaunchedTarget:
             return target
 
     def _wait_ready(self, target: Target, deadline_s: float) -> None:
-        """Poll `/health`, then generate one token."""
+        """Poll the route of readiness, then generate one token."""
         control = target.control()
         try:
             self._poll(target, control, deadline_s)
@@ -200,13 +202,13 @@ class LaunchedTarget:
                 reported_s = now_s
                 self._on_wait(now_s - started_s)
             try:
-                status, _ = control.get("/health", timeout_s=5.0)
+                status, _ = control.get(self._ready_route, timeout_s=5.0)
                 if status in (200, 404):
                     target.generate_once(self._api)
                     # Another server may have answered if this one could not bind its port.
                     self.process.check_alive()
                     return
-                problem = f"/health answers {status}"
+                problem = f"{self._ready_route} answers {status}"
             except TargetError as error:
                 problem = str(error)
             time.sleep(POLL_S)

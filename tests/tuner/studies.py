@@ -12,10 +12,10 @@ LOAD = BenchConfig(concurrency=4, duration=1.0, input_tokens="uniform:64,512", o
 SETUP = TrialSetup(LOAD, 1.0, SilentProgress())
 
 
-def tokens_per_s(config):
+def tokens_per_s(settings):
     """Best with a small prefill budget; chunked prefill costs a tenth."""
-    budget = config.max_batch_prefill_tokens or 4096
-    return (2000.0 - budget / 4) * (0.9 if config.prefill_chunking else 1.0)
+    budget = settings.get("max_batch_prefill_tokens") or 4096
+    return (2000.0 - budget / 4) * (0.9 if settings.get("prefill_chunking", True) else 1.0)
 
 
 class FormulaServer:
@@ -27,18 +27,19 @@ class FormulaServer:
         self.faults = faults
         self.interrupt_at = interrupt_at
 
-    def __call__(self, config, setup, directory):
-        self.launches.append(config)
+    def __call__(self, settings, setup, directory):
+        self.launches.append(settings)
         if self.interrupt_at == len(self.launches):
             raise KeyboardInterrupt
         if self.faults:
             self.faults -= 1
             return Failed("the disk is full")
-        if config.cuda_memory_fraction > self.dies_above and config.max_batch_prefill_tokens is not None:
+        fraction = settings.get("cuda_memory_fraction", 1.0)
+        if fraction > self.dies_above and "max_batch_prefill_tokens" in settings:
             return Infeasible("launch", "memory", "not enough memory", "OutOfMemoryError")
         run = directory / "run"
         run.mkdir(parents=True)
-        rates = {"output_tokens_per_s": {"value": tokens_per_s(config)}}
+        rates = {"output_tokens_per_s": {"value": tokens_per_s(settings)}}
         return MeasuredAttempt(run, {"rates": rates, "metrics": {}})
 
 

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from loadgen.errors import UsageError
 from loadgen.program import Command
 from tuner.commands.study_flags import add_stored_flags
-from tuner.study.export import FORMATS
+from tuner.servers.select import server_of
 from tuner.study.prepare import stored
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     add_stored_flags(parser)
-    parser.add_argument("--as", dest="format", choices=FORMATS, default="toml", help="Default toml.")
+    parser.add_argument(
+        "--as", dest="form", metavar="FORM", default="toml", help="toml (default), env, cli, docker or k8s."
+    )
     parser.add_argument("--trial", type=int, metavar="N", help="Another trial than the winner.")
-    parser.add_argument("--image", metavar="IMAGE", help="Image of docker and k8s. Default TGI's.")
+    parser.add_argument("--image", metavar="IMAGE", help="Image of docker and k8s. Default the server's.")
     parser.add_argument(
         "--infeasible",
         action="store_true",
@@ -27,10 +29,12 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
 def export(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Exit code 1 if no configuration meets every limit."""
     from tuner.study.artefacts import comments_of, read_verdict
-    from tuner.study.export import IMAGE, render
     from tuner.study.study_folder import TRIALS, StudyFolder
 
     prepared = stored(args.study)
+    server = server_of(prepared.config.server)
+    if args.form not in server.forms:
+        raise UsageError(f"--as is {args.form}, but this server has {', '.join(server.forms)}")
     verdict = read_verdict(prepared.folder)
     if not verdict:
         raise UsageError(f"{prepared.folder} has no verdict yet: finish it with `tgi-tune run` or `tgi-tune confirm`")
@@ -45,9 +49,9 @@ def export(args: argparse.Namespace, _words: Sequence[str]) -> int:
         raise UsageError(f"{prepared.folder} has no trial {number}")
     origin = {"tuned_by": verdict["tuned_by"]} if number == verdict["winner"] else {}
     comments = comments_of({**verdict, "winner": number})
-    text = render(args.format, {**trial.settings, **origin}, comments, args.image or IMAGE)
+    text = server.export(args.form, {**trial.settings, **origin}, comments, args.image)
     if args.json:
-        print(json.dumps({"format": args.format, "text": text}))
+        print(json.dumps({"format": args.form, "text": text}))
     else:
         print(text, end="")
     return 0

@@ -1,15 +1,18 @@
-"""`tgi-tune serve`: replace this process by the launcher with a study's best configuration."""
+"""`tgi-tune serve`: replace this process by the server with a study's best configuration."""
 
 import argparse
 import os
+import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen.errors import UsageError
 from loadgen.program import Command
-from tuner.study.export import BEST_FILE
-from tuner.study.prepare import STUDIES
+from tuner.study.best_file import BEST_FILE, is_confirmed
+from tuner.study.prepare import STUDIES, stored
+
+DEFAULT_PORT = "8080"
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
@@ -22,19 +25,18 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def serve(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    from loadgen.target.launch import find_launcher
+    from tuner.servers.select import server_of
 
     best = find_best(STUDIES, args.study)
-    content = tomllib.loads(best.read_text())
-    is_confirmed = str(content.get("tuned_by", "")).partition("?")[0].endswith("/confirmed")
-    if not is_confirmed and not args.unconfirmed:
+    if not is_confirmed(tomllib.loads(best.read_text())) and not args.unconfirmed:
         raise UsageError(f"{best} was never confirmed; run `tgi-tune run` with --rounds, or give --unconfirmed")
     extra = args.flags[1:] if args.flags[:1] == ["--"] else args.flags
-    command = [find_launcher(), "--config-file", str(best), *extra]
+    launch = server_of(stored(best.parent.name).config.server).serve_command(best, extra)
+    command = [word.replace("{port}", os.environ.get("PORT", DEFAULT_PORT)) for word in launch.command]
     if args.dry_run:
-        print(" ".join(command))
+        print(shlex.join([*(f"{name}={value}" for name, value in launch.environment.items()), *command]))
         return 0
-    return os.execv(command[0], command)
+    return os.execvpe(command[0], command, {**os.environ, **launch.environment})
 
 
 def find_best(studies: Path, name: str | None) -> Path:

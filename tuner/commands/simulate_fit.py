@@ -40,23 +40,23 @@ def calibrate(args: argparse.Namespace) -> int:
     """Launch the server once for each `quantize` value, run designed steps, and fit the cost model."""
     from loadgen.progress import open_progress
     from tuner.config import TuneConfig
-    from tuner.proposers.initial_design import initial_design
+    from tuner.servers.select import server_of
     from tuner.simulator.calibrate import run_calibration
     from tuner.space.search_space import SearchSpace
-    from tuner.space.settings import known_settings, resolved
     from tuner.study.identity import params_of
 
     content = parsing.read_toml(args.space) if args.space is not None else {}
     if args.model_id is not None:
         content = {**content, "server": {**content.get("server", {}), "model_id": args.model_id}}
     config = parsing.load(TuneConfig, content)
-    if config.server.kind != "own":
+    server = server_of(config.server)
+    if not server.writes_steps:
         raise UsageError(f"`kind` is {config.server.kind}, but only the bundled server writes step traces")
     fixed = {"model_id": config.server.model_id, **config.server.fixed}
-    space = SearchSpace.of(params_of(config), config.forbid, known_settings())
-    design = initial_design(space, fixed) or [{}]
-    launches = [space.with_models(resolved({**fixed, **chosen})) for chosen in design]
-    return _write(args, fit_costs(run_calibration(config.server, launches, args.out, open_progress())))
+    space = SearchSpace.of(params_of(config), config.forbid, server.known)
+    design = server.initial_design(space, fixed) or [{}]
+    launches = [space.with_models(server.resolved({**fixed, **chosen})) for chosen in design]
+    return _write(args, fit_costs(run_calibration(server, launches, args.out, open_progress())))
 
 
 def _write(args: argparse.Namespace, costs: Costs) -> int:

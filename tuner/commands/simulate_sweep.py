@@ -20,10 +20,11 @@ from tuner.commands.simulate_inputs import (
     settings_from,
 )
 from tuner.config import LimitSection, TuneConfig
+from tuner.servers.select import server_of
+from tuner.servers.tgi.settings import DEFAULTS
 from tuner.simulator.predict import Predictor, predict_many
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import known_settings
 from tuner.study.identity import params_of
 
 OBJECTIVE = "output_tokens_per_s"
@@ -89,7 +90,7 @@ def space_of(
 ) -> tuple[SearchSpace, dict[str, Any], tuple[LimitSection, ...]]:
     """The space of a file, or the derived one, without the fixed settings; all fixed settings; the file's limits."""
     config = parsing.load(TuneConfig, parsing.read_toml(path) if path is not None else {})
-    whole = SearchSpace.of(params_of(config), config.forbid, known_settings())
+    whole = SearchSpace.of(params_of(config), config.forbid, server_of(config.server).known)
     searched = tuple(parameter for parameter in whole.parameters if parameter.name not in fixed)
     limits = tuple(limit for limit in config.objective.limit if limit.max is not None)
     return SearchSpace(searched, whole.forbidden), {**config.server.fixed, **fixed}, limits
@@ -126,7 +127,7 @@ def write_predictions(directory: Path, predicted: PredictedSpace, note: str) -> 
         "Simulated sweep",
         VerdictLine("inconclusive", "", ""),
         OBJECTIVE,
-        tuple(map(report_knob, predicted.parameters)),
+        tuple(report_knob(each, DEFAULTS.get(each.name)) for each in predicted.parameters),
         trials,
         limits=tuple(f"{each.metric} <= {each.max:g}" for each in predicted.limits),
     )

@@ -15,7 +15,7 @@ from loadgen.config import parsing
 from loadgen.errors import UsageError
 from tuner.commands.simulate_inputs import COST_FILE, TOO_POOR, newest_cost, render_table
 from tuner.config import TuneConfig
-from tuner.study.prepare import PreparedStudy, load_of, stored, with_derived_lengths
+from tuner.study.prepare import PreparedStudy, load_of, stored, with_implied
 
 if TYPE_CHECKING:
     from tuner.simulator.validate import PredictedLaunch
@@ -60,6 +60,7 @@ def _launches_of_study(args: argparse.Namespace) -> "tuple[list[PredictedLaunch]
 def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], NoiseFloor | None]":
     """Launch configurations of a space file, or of the study if there is no file."""
     from loadgen.progress import open_progress
+    from tuner.servers.select import server_of
     from tuner.simulator.cost_file import read_costs
     from tuner.simulator.new_launches import launch_new
     from tuner.simulator.validate import LEDGER_FILE, compared_predictions, write_ledger
@@ -73,14 +74,14 @@ def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], Noi
     if args.space is not None:
         config = parsing.load(TuneConfig, parsing.read_toml(args.space))
         load = load_of(config)
-        prepared, files = PreparedStudy(with_derived_lengths(config, load), load, folder), None
+        prepared, files = PreparedStudy(with_implied(config, load), load, folder), None
     else:
         prepared = stored(args.study)
         files = StudyFolder(prepared.folder)
     own = prepared.folder / COST_FILE
     costs = read_costs(args.cost or (own if files is not None and own.exists() else newest_cost()))
-    server = prepared.config.server
-    setup = TrialSetup(prepared.load, server.ready_timeout_s, open_progress(), server)
+    section = prepared.config.server
+    setup = TrialSetup(prepared.load, section.ready_timeout_s, open_progress(), server_of(section))
     seen = files.results(TRIALS) if files is not None else ()
     launches = launch_new(prepared, costs, folder, count, setup, seen=seen, seed=args.seed)
     if launches:
@@ -90,7 +91,7 @@ def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], Noi
 
 def _print_errors(launches: "Sequence[PredictedLaunch]", noise: "NoiseFloor | None", *, is_json: bool) -> int:
     """Print the errors of each metric with its grade."""
-    from tuner.proposers.residual_model import Grade
+    from tuner.simulator.residual_model import Grade
     from tuner.simulator.validate import NAMES, summary
 
     found = summary(launches)

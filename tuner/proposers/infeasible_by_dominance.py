@@ -1,21 +1,19 @@
-"""Prunes configurations dominated by one that ran out of memory, and settings that the launcher rejected. Pure.
+"""Prunes configurations that a known failure rules out, and settings that the server rejected. Pure.
 
-Memory use may not be monotone in the prefill budget, so every tenth pruned configuration is launched. If it is
-measured, the rule ends for its `SAME` settings.
+Memory use may not be monotone in these settings, so every tenth pruned configuration is launched. If it is measured,
+the rule ends for configurations that are equal in the server's `compared` settings.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference_server.config_fields import flag_of
-from tuner.space.settings import DEFAULTS, UNSET
+from tuner.servers.tuned_server import FailureRule, TunedServer
+from tuner.space.configuration import UNSET
 from tuner.trial.outcome import TrialResult
 
-# Configurations are compared only where these settings are equal.
-SAME = ("quantize", "cuda_graphs", "kv_cache_dtype", "model_id", "num_shard")
-BUDGET, FRACTION = "max_batch_prefill_tokens", "cuda_memory_fraction"
 LAUNCH_EVERY = 10
+FAILED = {"memory": "ran out of memory", "no_cache": "had no memory for K/V"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +24,24 @@ class Dominance:
     reason: str
 
 
-def dominance_of(settings: Mapping[str, Any], results: Sequence[TrialResult]) -> Dominance | None:
+def dominance_of(settings: Mapping[str, Any], results: Sequence[TrialResult], server: TunedServer) -> Dominance | None:
     """The trial that makes these settings infeasible, or None."""
     for result in results:
-        if result.cause == "flag" and (rejected := rejected_setting(result)) is not None:
+        if result.cause == "flag" and (rejected := rejected_setting(result, server)) is not None:
             name, value = rejected
             if settings.get(name) == value:
-                return Dominance(result.number, f"trial {result.number}: the launcher rejects `{name}` {value}")
-    choice = _choice(settings)
-    if any(_is_exception(result) and _choice(result.settings) == choice for result in results):
+                return Dominance(result.number, f"trial {result.number}: the server rejects `{name}` {value}")
+    compared = _compared(settings, server)
+    if any(_is_exception(result) and _compared(result.settings, server) == compared for result in results):
         return None
-    budget, fraction = _number(settings, BUDGET), _number(settings, FRACTION)
     for result in results:
-        if result.outcome != "infeasible" or _choice(result.settings) != choice:
+        rule = server.failure_rules.get(result.cause) if result.cause is not None else None
+        if result.outcome != "infeasible" or rule is None or _compared(result.settings, server) != compared:
             continue
-        at_budget, at_fraction = _number(result.settings, BUDGET), _number(result.settings, FRACTION)
-        if result.cause == "memory" and budget >= at_budget and fraction >= at_fraction:
-            reason = f"trial {result.number} ran out of memory with `{BUDGET}` and `{FRACTION}` no larger"
-            return Dominance(result.number, reason)
-        if result.cause == "no_cache" and budget >= at_budget and fraction <= at_fraction:
-            reason = f"trial {result.number} had no memory for K/V with `{BUDGET}` no larger, `{FRACTION}` no smaller"
-            return Dominance(result.number, reason)
+        if _is_ruled_out(settings, result.settings, rule, server):
+            return Dominance(
+                result.number, f"trial {result.number} {FAILED.get(result.cause, 'failed')} with {_no_better(rule)}"
+            )
     return None
 
 
@@ -55,11 +50,31 @@ def is_launched_anyway(results: Sequence[TrialResult]) -> bool:
     return sum(result.cause == "dominated" for result in results) % LAUNCH_EVERY == LAUNCH_EVERY - 1
 
 
-def rejected_setting(result: TrialResult) -> tuple[str, Any] | None:
-    """The setting whose flag a launcher's usage error names."""
+def rejected_setting(result: TrialResult, server: TunedServer) -> tuple[str, Any] | None:
+    """The setting that a server's usage error names."""
     text = f"{result.reason}\n{result.log_tail}"
-    named = [name for name in result.settings if flag_of(name) in text or f"`{name}`" in text]
+    named = [name for name in result.settings if server.names_setting(text, name)]
     return (named[0], result.settings[named[0]]) if len(named) == 1 else None
+
+
+def _is_ruled_out(
+    settings: Mapping[str, Any], failed: Mapping[str, Any], rule: FailureRule, server: TunedServer
+) -> bool:
+    def values(name: str) -> tuple[float, float] | None:
+        own, other = (_number(each, name, server) for each in (settings, failed))
+        return None if own is None or other is None else (own, other)
+
+    grown, shrunk = [values(name) for name in rule.grows_with], [values(name) for name in rule.shrinks_with]
+    return (
+        bool(grown or shrunk)
+        and all(pair is not None and pair[0] >= pair[1] for pair in grown)
+        and all(pair is not None and pair[0] <= pair[1] for pair in shrunk)
+    )
+
+
+def _no_better(rule: FailureRule) -> str:
+    parts = [f"`{name}` no larger" for name in rule.grows_with] + [f"`{name}` no smaller" for name in rule.shrinks_with]
+    return " and ".join(parts)
 
 
 def _is_exception(result: TrialResult) -> bool:
@@ -67,10 +82,12 @@ def _is_exception(result: TrialResult) -> bool:
     return result.attributes.get("dominated_by") is not None and result.outcome == "measured"
 
 
-def _choice(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(None if settings.get(name) in UNSET else settings.get(name) for name in SAME)
+def _compared(settings: Mapping[str, Any], server: TunedServer) -> tuple[Any, ...]:
+    return tuple(None if settings.get(name) in UNSET else settings.get(name) for name in server.compared)
 
 
-def _number(settings: Mapping[str, Any], name: str) -> float:
+def _number(settings: Mapping[str, Any], name: str, server: TunedServer) -> float | None:
+    """The value of a number, its default if it is not set; None if that is unknown."""
     value = settings.get(name)
-    return float(DEFAULTS[name] if value is None else value)
+    value = server.defaults.get(name) if value is None else value
+    return float(value) if isinstance(value, int | float) else None

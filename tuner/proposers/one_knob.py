@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.proposers.proposal import Decline, Proposal
+from tuner.servers.tuned_server import TunedServer
+from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import key_of, resolved
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 
@@ -20,6 +21,7 @@ class OneKnobAtATime:
     space: SearchSpace
     fixed: Mapping[str, Any]
     objective: Objective
+    server: TunedServer
 
     def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | Decline:
         feasible = [each for each in results if each.is_feasible]
@@ -31,7 +33,7 @@ class OneKnobAtATime:
             for level in range(count):
                 value = parameter.at(level / (count - 1) if count > 1 else 0.5)
                 settings = {**start, parameter.name: value}
-                if key_of(resolved(settings)) not in known:
+                if key_of(self.server.resolved(settings)) not in known:
                     return Proposal(settings)
         return Decline("every level of every parameter is measured beside the best configuration")
 

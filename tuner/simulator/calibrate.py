@@ -15,14 +15,12 @@ from typing import Any
 
 from loadgen.errors import TargetError
 from loadgen.progress import ProgressDisplay
-from loadgen.target.target import LaunchedTarget, Target
+from loadgen.target.target import Target
 from loadgen.workloads.vocabulary import CANDIDATES
-from reference_server.config import ServerConfig
-from tuner.config import ServerSection
 from tuner.errors import TraceError
-from tuner.servers.launch_command import launch_command_of, remove_container
+from tuner.servers.launch_command import remove_container
+from tuner.servers.tuned_server import TunedServer
 from tuner.simulator.step_trace import TracedSteps, read_facts, read_steps
-from tuner.space.settings import server_config
 from tuner.trial.device_lock import device_lock
 from tuner.trial.evaluate import SERVER_LOG, STEPS_FILE
 
@@ -75,7 +73,7 @@ def designed(
 
 
 def run_calibration(
-    server: ServerSection, launches: Sequence[Mapping[str, Any]], folder: Path, progress: ProgressDisplay
+    server: TunedServer, launches: Sequence[Mapping[str, Any]], folder: Path, progress: ProgressDisplay
 ) -> list[TracedSteps]:
     """Launch each configuration, send the bursts, read its trace. Raises LoadgenError if a server does not start."""
     found = []
@@ -86,24 +84,19 @@ def run_calibration(
         progress.show(
             f"calibration launch {number + 1} of {len(launches)}: quantize {settings.get('quantize') or 'none'}"
         )
-        _sweep(server, server_config({**settings, "step_trace": trace}), directory, trace)
+        _sweep(server, settings, directory, trace)
         steps = read_steps(trace)
         progress.show(f"  {len(steps)} steps")
         found.append(steps)
     return found
 
 
-def _sweep(server: ServerSection, config: ServerConfig, directory: Path, trace: Path) -> None:
-    launch = launch_command_of(server, config, directory)
+def _sweep(server: TunedServer, settings: Mapping[str, Any], directory: Path, trace: Path) -> None:
+    section, launch = server.section, server.launch(settings, directory, trace)
     try:
         with (
-            device_lock(server.gpus, lambda _: None),
-            LaunchedTarget(
-                launch.command,
-                directory / SERVER_LOG,
-                ready_timeout_s=server.ready_timeout_s,
-                environment=launch.environment,
-            ) as target,
+            device_lock(section.gpus, lambda _: None),
+            launch.target(directory / SERVER_LOG, section.ready_timeout_s) as target,
         ):
             options = _facts_of(trace)["scheduler"]
             info = target.info()

@@ -5,13 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.servers.select import server_of
+from tuner.servers.tuned_server import why_rejected
 from tuner.simulator.cost_file import Costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
 from tuner.simulator.server import scheme_of
 from tuner.simulator.validate import NAMES, PredictedLaunch
+from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import key_of, known_settings, resolved
 from tuner.study.identity import params_of
 from tuner.study.prepare import PreparedStudy
 from tuner.trial.evaluate import TrialSetup, evaluate
@@ -64,7 +66,8 @@ def _predicted(
 ) -> Iterator[tuple[dict[str, Any], Mapping[str, float]]]:
     """The first `count` quasi-random configurations that are new, allowed and predicted."""
     config, load = prepared.config, prepared.load
-    space = SearchSpace.of(params_of(config), config.forbid, known_settings())
+    server = server_of(config.server)
+    space = SearchSpace.of(params_of(config), config.forbid, server.known)
     fixed = {"model_id": config.server.model_id, **config.server.fixed}
     known = {key_of(each.settings) for each in seen}
     base = costs.reference.for_load(load)
@@ -72,10 +75,10 @@ def _predicted(
     simulated = load_of(load, with_ids=with_ids, client=costs.client)
     left = count
     for drawn in space.quasi_random(DRAWN_FOR_EACH * count, seed, fixed):
-        settings = space.with_models(resolved(drawn))
+        settings = space.with_models(server.resolved(drawn))
         scheme = scheme_of(settings)
         is_new = key_of(settings) not in known and scheme in costs.models
-        if not left or not is_new or space.why_rejected(settings) is not None:
+        if not left or not is_new or why_rejected(settings, space, server) is not None:
             continue
         known.add(key_of(settings))
         predicted = predict(base.with_settings(settings, costs.pool), costs.models[scheme], simulated, NAMES)

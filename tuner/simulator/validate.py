@@ -16,12 +16,12 @@ import numpy as np
 from loadgen.config.bench_config import BenchConfig
 from reports.metrics.summary import metric_value
 from tuner.errors import CostModelError, NotSimulatedError, TraceError
-from tuner.proposers.residual_model import Grade, accuracy_of
 from tuner.simulator.client_cost import NO_COST, ClientCost, client_cost_of
 from tuner.simulator.cost_file import fit_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.metric_steps import steps_of
 from tuner.simulator.predict import predict
+from tuner.simulator.residual_model import Grade, accuracy_of
 from tuner.simulator.server import SimulatedServer
 from tuner.simulator.step_trace import TracedSteps
 from tuner.trial.outcome import TrialResult

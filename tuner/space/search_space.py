@@ -1,7 +1,4 @@
-"""The search space: parameters, their conditions and forbidden combinations.
-
-It comes from a space file, or from the `Tunable` marks on the fields of `ServerConfig`.
-"""
+"""The search space: parameters, their conditions and forbidden combinations; from a space file or from a server."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +9,6 @@ from tuner.config import ForbidSection, ParamSection
 from tuner.errors import SpaceError
 from tuner.space.expression import Expression, parse
 from tuner.space.parameter import Parameter, Suggester
-from tuner.space.settings import server_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +22,15 @@ class SearchSpace:
     def of(
         cls, params: Mapping[str, ParamSection], forbid: Sequence[ForbidSection], known: frozenset[str]
     ) -> "SearchSpace":
-        """The space of a file. `known` are the launcher's settings. Raises SpaceError naming the wrong parameter."""
+        """The space of a file. `known` are the server's settings. Raises SpaceError naming the wrong parameter."""
         for name in params:
             if name not in known:
-                raise SpaceError(f"[param] has `{name}`, which is not a setting of the launcher")
+                raise SpaceError(f"[param] has `{name}`, which is not a setting of the server")
         parameters = {name: _parameter(name, section) for name, section in params.items()}
         forbidden = tuple(parse(section.if_) for section in forbid)
         for expression in (*forbidden, *(each.when for each in parameters.values() if each.when)):
             for name in sorted(expression.names - known):
-                raise SpaceError(f"`{expression.text}` reads `{name}`, which is not a setting of the launcher")
+                raise SpaceError(f"`{expression.text}` reads `{name}`, which is not a setting of the server")
         return cls(tuple(_in_order(parameters)), forbidden)
 
     def suggest(self, trial: Suggester, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,14 +80,6 @@ class SearchSpace:
             count *= each.num_values
         return count
 
-    def with_lower_bound(self, name: str, low: float) -> "SearchSpace":
-        """The space with the lower bound of one range raised to `low`."""
-        parameters = tuple(
-            replace(each, low=max(each.low, min(low, each.high))) if each.name == name else each
-            for each in self.parameters
-        )
-        return SearchSpace(parameters, self.forbidden)
-
     def grid(self, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Every combination of a space of choices. Raises SpaceError where a parameter is a range."""
         lists = []
@@ -115,14 +103,6 @@ class SearchSpace:
             if each.name in settings and str(settings[each.name]) in each.models
         ]
         return {**settings, **({"model_id": models[-1]} if models else {})}
-
-    def why_rejected(self, settings: Mapping[str, Any]) -> str | None:
-        """The rule of the launcher or of the space file that settings break, or None."""
-        try:
-            server_config(settings)
-        except SpaceError as error:
-            return str(error)
-        return self.why_forbidden(settings)
 
     def why_forbidden(self, values: Mapping[str, Any]) -> str | None:
         """The text of the first forbidden combination that matches these values, or None."""

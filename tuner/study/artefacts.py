@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.servers.exported_text import toml_value
+from tuner.study.best_file import BEST_FILE, tuned_by, write_best
 from tuner.study.confirm import Confirmation
-from tuner.study.export import BEST_FILE, render, toml_value, tuned_by, write_best
 from tuner.study.identity import BUILD, DEVICE, LOAD
 from tuner.study.search import StudySearch
 from tuner.study.study_folder import replace_text, write_json
@@ -20,9 +21,7 @@ from tuner.trial.outcome import TrialResult
 TRIALS_FILE, PARQUET_FILE = "trials.csv", "trials.parquet"
 VERDICT_FILE = "verdict.json"
 LOAD_FILE = "load.toml"
-# The winner's files beside best.toml, by the format of `export`.
-ARTEFACTS = {"env": "best.env", "docker": "run-tgi-docker.sh", "k8s": "k8s.yaml"}
-SCRIPTS = ("run-own.sh", "run-tgi-docker.sh", "reproduce.sh")
+REPRODUCE = "reproduce.sh"
 
 
 def write_artefacts(
@@ -43,22 +42,22 @@ def write_artefacts(
     replace_text(folder / LOAD_FILE, load_toml(search))
     winner = confirmation.winner
     if winner is None:
-        for name in (BEST_FILE, *ARTEFACTS.values(), *SCRIPTS):
+        for name in (BEST_FILE, REPRODUCE, *search.server.artefacts):
             (folder / name).unlink(missing_ok=True)
         return verdict
     comments = comments_of(verdict)
     write_best(folder / BEST_FILE, {**winner.settings, "tuned_by": verdict["tuned_by"]}, comments)
-    for kind, name in ARTEFACTS.items():
-        replace_text(folder / name, render(kind, winner.settings, comments, search.config.server.image))
+    artefacts = search.server.artefacts
+    for name, form in artefacts.items():
+        replace_text(folder / name, search.server.export(form, winner.settings, comments))
+    script = next(name for name in artefacts if name.startswith("run"))
     replace_text(
-        folder / "run-own.sh", _script('exec text-generation-launcher --config-file "$(dirname "$0")/best.toml" "$@"')
+        folder / REPRODUCE,
+        f'#!/bin/sh\ncd "$(dirname "$0")" && exec tgi-bench run --config load.toml --server "./{script}" "$@"\n',
     )
-    replace_text(
-        folder / "reproduce.sh",
-        _script('cd "$(dirname "$0")" && exec tgi-bench run --config load.toml --server "./run-own.sh" "$@"'),
-    )
-    for name in SCRIPTS:
-        (folder / name).chmod(0o755)
+    for name in (REPRODUCE, *artefacts):
+        if name.endswith(".sh"):
+            (folder / name).chmod(0o755)
     return verdict
 
 
@@ -124,7 +123,7 @@ def comments_of(verdict: Mapping[str, Any]) -> list[str]:
         str(verdict["verdict"]),
         f"Confirmed: {'yes' if verdict['confirmed'] else 'no'}. {now:%Y-%m-%d %H:%M} UTC.",
         f"Limits: {limits}. Load {verdict['load']}, {verdict['build']}, {verdict['device']}.",
-        "text-generation-launcher --config-file best.toml",
+        f"tgi-tune serve --study {verdict['study']}",
     ]
 
 
@@ -186,10 +185,6 @@ def _write_parquet(path: Path, table: str) -> None:
     part = path.with_name(path.name + ".part")
     pd.read_csv(io.StringIO(table)).to_parquet(part)
     part.replace(path)
-
-
-def _script(line: str) -> str:
-    return f"#!/bin/sh\n{line}\n"
 
 
 def _inert(text: str) -> str:

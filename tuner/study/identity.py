@@ -5,20 +5,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
-from loadgen.target.machine import describe_machine, product_version
-from reference_server.launcher.devices import Devices, probe_devices
+from loadgen.target.machine import describe_machine, gpu_names
 from tuner.config import ParamSection, TuneConfig
 from tuner.errors import StudyError
-from tuner.space.derive import derived_params
+from tuner.servers.select import server_of
 
 SPACE, RANGES, LOAD, BUILD, DEVICE = "space", "ranges", "load", "build", "device"
 
 
 def params_of(config: TuneConfig) -> Mapping[str, ParamSection]:
-    """The searched parameters: those of the file, or derived from the model."""
-    return config.param or derived_params(config.server.fixed, is_own=config.server.kind == "own")
+    """The searched parameters: those of the file, or the server's own."""
+    return config.param or server_of(config.server).params()
 
 
 def identity_of(config: TuneConfig, params: Mapping[str, ParamSection], load: BenchConfig) -> dict[str, str]:
@@ -35,7 +33,7 @@ def identity_of(config: TuneConfig, params: Mapping[str, ParamSection], load: Be
         SPACE: digest(space),
         RANGES: digest(ranges),
         LOAD: digest(load.load_description()),
-        BUILD: build_of(config),
+        BUILD: server_of(config.server).build,
         DEVICE: device_class(config.server.gpus),
     }
 
@@ -54,25 +52,9 @@ def check_comparable(own: Mapping[str, str], study: Mapping[str, str], *, is_mix
         raise StudyError(f"this worker has {'; '.join(differing)}: set `mixed = true` to let it join")
 
 
-def build_of(config: TuneConfig) -> str:
-    """The server build: the version of tgi-bench, an image, or a command."""
-    match config.server.kind:
-        case "own":
-            return f"tgi-bench {product_version()}"
-        case "tgi-docker":
-            return config.server.image
-        case _:
-            return config.server.command or "text-generation-launcher"
-
-
-def devices() -> Devices:
-    """The devices of this machine."""
-    return probe_devices(parsing.environment("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"))
-
-
 def device_class(gpus: tuple[int, ...]) -> str:
     """The names of the GPUs, or of the CPU; results of different classes are not comparable."""
-    names = [gpu.name for gpu in devices().gpus]
+    names = gpu_names()
     chosen = [names[index] for index in gpus if index < len(names)] or names[:1]
     return " + ".join(chosen) or f"CPU: {describe_machine()['cpu']}"
 

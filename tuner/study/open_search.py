@@ -9,38 +9,34 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.progress import ProgressDisplay
 from tuner.config import TuneConfig
 from tuner.errors import SpaceError
-from tuner.proposers.initial_design import LEAST_MEMORY_FRACTION
 from tuner.proposers.one_knob import OneKnobAtATime
 from tuner.proposers.proposal import Proposer
+from tuner.servers.select import server_of
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import known_settings, server_config
 from tuner.study.identity import identity_of, params_of
-from tuner.study.prepare import PreparedStudy, cannot_act_in
+from tuner.study.prepare import PreparedStudy, without_effect
 from tuner.study.search import StudySearch
 from tuner.study.study_folder import STUDY_FILE, StudyFolder
 from tuner.trial.early_stop import limits_out_of_reach
 from tuner.trial.evaluate import TrialSetup, evaluate
 from tuner.trial.measure import Evaluate
 from tuner.trial.objective import Objective
-from tuner.trial.warm_shards import ROUTER_ONLY, WarmShards
 
 
 def open_search(prepared: PreparedStudy, progress: ProgressDisplay, *, is_leader: bool = True) -> StudySearch:
     """The search of a prepared study; its config is stored in its folder. Raises StudyError, SpaceError."""
     config, load = prepared.config, prepared.load
-    is_own = config.server.kind == "own"
-    timeout_s = config.server.ready_timeout_s
-    searched = set(config.param) or {"max_waiting_tokens"} - set(config.server.fixed)
+    server = server_of(config.server)
     setup = TrialSetup(
         load,
-        timeout_s,
+        config.server.ready_timeout_s,
         progress,
-        config.server,
+        server,
         limits_out_of_reach(Objective.of(config.objective).limits),
-        WarmShards(timeout_s) if is_own and ROUTER_ONLY & searched else None,
-        with_steps=is_own,
+        server.keep_warm(set(params_of(config))),
+        with_steps=server.writes_steps,
     )
-    search = make_search(prepared.folder, config, setup, cannot_act=cannot_act_in(config, load), is_leader=is_leader)
+    search = make_search(prepared.folder, config, setup, cannot_act=without_effect(config, load), is_leader=is_leader)
     if is_leader:
         search.files.update(STUDY_FILE, {"config": json.loads(config.model_dump_json(by_alias=True))})
     return search
@@ -60,16 +56,15 @@ def make_search(
     Raises StudyError if the folder has another study, SpaceError if nothing can be searched.
     """
     fixed = {"model_id": config.server.model_id, **config.server.fixed}
-    server_config(fixed)
+    server = server_of(config.server)
+    server.validate(fixed)
     params = params_of(config)
-    whole = SearchSpace.of(params, config.forbid, known_settings())
+    whole = SearchSpace.of(params, config.forbid, server.known)
     left_out = {each.name: "it has one value here" for each in whole.parameters if each.cannot_vary}
     left_out |= dict(cannot_act or {})
     space = SearchSpace(tuple(each for each in whole.parameters if each.name not in left_out), whole.forbidden)
     if not space.parameters:
         raise SpaceError("nothing to search: every parameter is fixed, has one value, or cannot act here")
-    if config.study.sampler == "auto" and "cuda_memory_fraction" not in config.param:
-        space = space.with_lower_bound("cuda_memory_fraction", LEAST_MEMORY_FRACTION)
     files = StudyFolder(folder)
     files.claim(identity_of(config, params, setup.load), is_leader=is_leader, is_mixed=config.study.mixed)
     objective = Objective.of(config.objective)
@@ -98,10 +93,10 @@ def make_proposer(
 ) -> Proposer | None:
     """The proposer of a study; None if its sampler works alone."""
     if config.study.sampler == "coordinate":
-        return OneKnobAtATime(space, fixed, objective)
+        return OneKnobAtATime(space, fixed, objective, server_of(config.server))
     if not config.uses_simulator:
         return None
-    from tuner.proposers.simulator import SimulatorProposer
+    from tuner.simulator.proposer import SimulatorProposer
 
     def deviation(metric: str) -> float | None:
         floor = files.noise()

@@ -9,9 +9,9 @@ from typing import Any
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
-from loadgen.workloads.lengths import Lengths
 from tuner.config import TuneConfig, study_name
 from tuner.errors import StudyError
+from tuner.servers.select import server_of
 
 STUDIES = Path("studies")
 # The values of --quick.
@@ -25,8 +25,7 @@ DEFAULT_LOAD: Mapping[str, Any] = {
     "input_tokens": "uniform:512,1024",
     "output_tokens": "32",
 }
-# K/V memory that the default load fills: about twice one maximum batch of the embedded preset.
-DEFAULT_PRESET, DEFAULT_CPU_GIB = "preset:tiny-llama", 0.15
+DEFAULT_PRESET = "preset:tiny-llama"
 # Keys of a load that a study sets itself.
 NOT_LOAD = ("url", "server", "model_id", "model", "ready_timeout", "seed", "label")
 SECTIONS = ("study", "server", "confirm", "load", "objective", "quality")
@@ -49,7 +48,7 @@ def prepare(args: argparse.Namespace) -> PreparedStudy:
     """The study of a space file and flags. Raises UsageError, SpaceError."""
     config = read_config(args)
     load = load_of(config)
-    config = with_derived_lengths(config, load)
+    config = with_implied(config, load)
     name = config.study.name or _name(config, load)
     return PreparedStudy(config, load, STUDIES / name)
 
@@ -100,7 +99,8 @@ def load_of(config: TuneConfig) -> BenchConfig:
             for limit in config.objective.limit
             if _is_request_metric(limit.metric, limit.max)
         )
-    return parsing.load(BenchConfig, {**values, "model_id": config.server.model_id})
+    api = server_of(config.server).api
+    return parsing.load(BenchConfig, {"api": api, **values, "model_id": config.server.model_id})
 
 
 def read_config(args: argparse.Namespace) -> TuneConfig:
@@ -147,35 +147,27 @@ def read_config(args: argparse.Namespace) -> TuneConfig:
 def _limit_memory(sections: dict[str, dict[str, Any]], *, is_derived: bool) -> None:
     """Without a space file, limit the memory of the embedded preset so that the default load fills its K/V pool."""
     server = sections["server"]
-    if is_derived and server.get("model_id", DEFAULT_PRESET) == DEFAULT_PRESET and "fixed" not in server:
-        server["fixed"] = {"cpu_memory_gib": DEFAULT_CPU_GIB}
+    is_preset = server.get("model_id", DEFAULT_PRESET) == DEFAULT_PRESET and "profile" not in server
+    if is_derived and is_preset and "fixed" not in server:
+        from tuner.servers.tgi.derive import PRESET_MEMORY
+
+        server["fixed"] = dict(PRESET_MEMORY)
 
 
-def with_derived_lengths(config: TuneConfig, load: BenchConfig) -> TuneConfig:
-    """Set the input and total token limits from the load's lengths unless they are fixed: they scale the budgets."""
-    fixed = config.server.fixed
-    if load.workload != "synthetic" or "max_input_tokens" in fixed or "max_total_tokens" in fixed:
-        return config
-    longest_input = _longest(load.input_tokens)
-    longest_output = _longest(load.output_tokens)
-    if longest_input is None or longest_output is None:
-        return config
-    lengths = {"max_input_tokens": longest_input, "max_total_tokens": longest_input + longest_output}
-    server = config.server.model_copy(update={"fixed": {**fixed, **lengths}})
-    return config.model_copy(update={"server": server})
+def with_implied(config: TuneConfig, load: BenchConfig) -> TuneConfig:
+    """The config with the fixed settings that follow from the load."""
+    implied = server_of(config.server).implied(load)
+    server = config.server.model_copy(update={"fixed": {**config.server.fixed, **implied}})
+    return config.model_copy(update={"server": server}) if implied else config
 
 
-def cannot_act_in(config: TuneConfig, load: BenchConfig) -> dict[str, str]:
-    """The searched parameters without effect on this target, with the reason."""
-    from tuner.space.derive import Demand, cannot_act, facts_of
+def without_effect(config: TuneConfig, load: BenchConfig) -> dict[str, str]:
+    """The settings without effect on this target, with the reason."""
     from tuner.space.search_space import SearchSpace
-    from tuner.space.settings import known_settings
-    from tuner.study.identity import devices, params_of
+    from tuner.study.identity import params_of
 
-    space = SearchSpace.of(params_of(config), config.forbid, known_settings())
-    found = devices()
-    facts = facts_of(config.server.model_id) if config.server.kind == "own" else None
-    return cannot_act(space, config.server.fixed, Demand.of(load), facts, found)
+    server = server_of(config.server)
+    return server.without_effect(SearchSpace.of(params_of(config), config.forbid, server.known), load)
 
 
 def _name(config: TuneConfig, load: BenchConfig) -> str:
@@ -192,8 +184,3 @@ def _is_request_metric(metric: str, limit: float | None) -> bool:
 
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
-
-
-def _longest(text: str | None) -> int | None:
-    lengths = Lengths.parse(text) if text else None
-    return lengths.longest if lengths is not None else None

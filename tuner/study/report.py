@@ -13,7 +13,6 @@ from reports.study import Knob, Prediction, StudyData, StudyTrial, TrialOutcome
 from reports.text import log_sentence
 from tuner.simulator.validate import LEDGER_FILE, read_ledger
 from tuner.space.parameter import Parameter
-from tuner.space.settings import DEFAULTS
 from tuner.study.artefacts import read_verdict, verdict_of
 from tuner.study.confirm import Confirmation
 from tuner.study.search import DECLINED, StudySearch
@@ -37,12 +36,16 @@ def write_study_report(search: StudySearch) -> Path:
         f"tgi-tune serve --study {folder.name}",
         f"studies/{folder.name}/reproduce.sh",
     )
-    data = study_data(folder, verdict, search.space.parameters, commands)
+    data = study_data(folder, verdict, search.space.parameters, search.server.defaults, commands)
     return write_report(build_study_report(data), folder).html
 
 
 def study_data(
-    folder: Path, verdict: Mapping[str, Any], parameters: Sequence[Parameter], commands: Sequence[str] = ()
+    folder: Path,
+    verdict: Mapping[str, Any],
+    parameters: Sequence[Parameter],
+    defaults: Mapping[str, Any],
+    commands: Sequence[str] = (),
 ) -> StudyData:
     """The values of a report, from the files of a study."""
     files = StudyFolder(folder)
@@ -61,7 +64,7 @@ def study_data(
         name=str(verdict["study"]),
         verdict=verdict_line(verdict, files.notes()),
         objective=objective,
-        knobs=tuple(report_knob(each) for each in parameters),
+        knobs=tuple(report_knob(each, defaults.get(each.name)) for each in parameters),
         trials=trials,
         direction=Direction.LOWER if is_lower_better(objective) else Direction.HIGHER,
         limits=tuple(verdict.get("limits", ())),
@@ -132,11 +135,11 @@ def _outcome(result: TrialResult) -> TrialOutcome:
     return TrialOutcome.FEASIBLE if result.is_feasible else TrialOutcome.VIOLATED
 
 
-def report_knob(parameter: Parameter) -> Knob:
-    """A parameter as the axis of a plot."""
+def report_knob(parameter: Parameter, default: Any) -> Knob:
+    """A parameter as the axis of a plot, with the server's default value."""
     scale = "category" if parameter.type in ("bool", "choice") else "log" if parameter.log else "linear"
     ends = (None, None) if scale == "category" else (float(parameter.low), float(parameter.high))
-    return Knob(parameter.name, DEFAULTS.get(parameter.name), scale, low=ends[0], high=ends[1])  # type: ignore[arg-type]
+    return Knob(parameter.name, default, scale, low=ends[0], high=ends[1])  # type: ignore[arg-type]
 
 
 def _facts(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

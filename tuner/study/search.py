@@ -15,10 +15,10 @@ from typing import Any
 
 from tuner.config import TuneConfig
 from tuner.errors import CannotMeasureError, TunerError
-from tuner.proposers.initial_design import initial_design
 from tuner.proposers.proposal import Proposer
+from tuner.servers.tuned_server import TunedServer, why_rejected
+from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import key_of, resolved
 from tuner.study.identity import check_comparable, identity_of, params_of
 from tuner.study.noise import NoiseFloor, noise_floor
 from tuner.study.study_folder import DRIFT_CHECKS, NOISE, TRIALS, StudyFolder
@@ -52,12 +52,16 @@ class StudySearch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.setup.warm_shards is not None:
-            self.setup.warm_shards.stop()
+        if self.setup.warm is not None:
+            self.setup.warm.stop()
 
     @property
     def files(self) -> StudyFolder:
         return StudyFolder(self.folder)
+
+    @property
+    def server(self) -> TunedServer:
+        return self.setup.server
 
     @property
     def measurer(self) -> Measurer:
@@ -86,18 +90,18 @@ class StudySearch:
         return floor
 
     def measure_initial_design(self) -> list[TrialResult]:
-        """The defaults, then one launch for each value of `quantize`; launches that exist are not repeated."""
+        """The defaults, then the server's initial design; launches that exist are not repeated."""
         results = [
             self._measure_once(self.fixed, self.folder / TRIALS / "0000", 0, "baseline", "trial 0: the defaults")
         ]
         if self.config.study.sampler != "auto":
             return results
-        for number, chosen in enumerate(initial_design(self.space, self.fixed), start=1):
+        for number, chosen in enumerate(self.server.initial_design(self.space, self.fixed), start=1):
             if number >= self.trials:
                 break
-            settings = self.space.with_models(resolved({**self.fixed, **chosen}))
+            settings = self.space.with_models(self.server.resolved({**self.fixed, **chosen}))
             directory = self.folder / TRIALS / f"{number:04d}"
-            reason = self.space.why_rejected(settings)
+            reason = why_rejected(settings, self.space, self.server)
             if reason is not None:
                 result = self.rejected(number, settings, "rule", reason)
                 directory.mkdir(parents=True, exist_ok=True)

@@ -6,12 +6,11 @@ from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
 from tuner.config import TuneConfig
-from tuner.servers.launch_command import launch_command_of
-from tuner.space.derive import fixed_that_cannot_act
+from tuner.servers.select import server_of
+from tuner.servers.tuned_server import TunedServer, why_rejected
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import known_settings, resolved, server_config
 from tuner.study.identity import params_of
-from tuner.study.prepare import PreparedStudy, cannot_act_in
+from tuner.study.prepare import PreparedStudy, without_effect
 from tuner.study.search import median_seconds
 from tuner.study.study_folder import TRIALS, StudyFolder
 from tuner.trial.objective import Objective
@@ -59,9 +58,10 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
     config, load = prepared.config, prepared.load
     params = params_of(config)
     fixed = {"model_id": config.server.model_id, **config.server.fixed}
-    baseline = server_config(fixed)
-    space = SearchSpace.of(params, config.forbid, known_settings())
-    cannot_act = {**fixed_that_cannot_act(config.server.fixed), **cannot_act_in(config, load)}
+    server = server_of(config.server)
+    server.validate(fixed)
+    space = SearchSpace.of(params, config.forbid, server.known)
+    cannot_act = without_effect(config, load)
     searched = [each for each in space.parameters if each.name not in cannot_act]
     cost = estimate(config, load, config.study.num_trials(len(searched)))
     measured_s = median_seconds(StudyFolder(prepared.folder).results(TRIALS))
@@ -76,21 +76,21 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
         "seconds_each": round(cost.seconds_each, 1),
         "hours": round(cost.hours, 2),
         "plan": str(cost),
-        "baseline": list(launch_command_of(config.server, baseline, prepared.folder).command),
+        "baseline": list(server.launch(fixed, prepared.folder).command),
         "load": load.load_description(),
         "space": {each.name: params[each.name].model_dump(mode="json", exclude_defaults=True) for each in searched},
         "cannot_act": cannot_act,
         "configurations": space.size(),
-        "impossible_share": round(impossible_share(space, fixed), 3),
+        "impossible_share": round(impossible_share(space, fixed, server), 3),
     }
 
 
-def impossible_share(space: SearchSpace, fixed: Mapping[str, Any]) -> float:
-    """The fraction of quasi-random points that a rule of the launcher or of the file rejects."""
+def impossible_share(space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) -> float:
+    """The fraction of quasi-random points that a rule of the server or of the file rejects."""
     if not space.parameters:
         return 0.0
-    points = map(resolved, space.quasi_random(CHECKED_POINTS, 0, fixed))
-    return sum(space.why_rejected(point) is not None for point in points) / CHECKED_POINTS
+    points = map(server.resolved, space.quasi_random(CHECKED_POINTS, 0, fixed))
+    return sum(why_rejected(point, space, server) is not None for point in points) / CHECKED_POINTS
 
 
 def render_plan(plan: Mapping[str, Any]) -> str:

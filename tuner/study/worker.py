@@ -9,12 +9,13 @@ from typing import Any
 
 from tuner.config import SIMULATOR_TRIALS
 from tuner.errors import CannotMeasureError
+from tuner.proposers.better_half import better_half
 from tuner.proposers.infeasible_by_dominance import dominance_of, is_launched_anyway
-from tuner.proposers.initial_design import KNOB, better_half
 from tuner.proposers.proposal import Decline
 from tuner.servers.launch_command import CIDFILE, remove_container
+from tuner.servers.tuned_server import why_rejected
+from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import DEFAULTS, key_of, resolved
 from tuner.study.identity import RANGES
 from tuner.study.optuna_study import Lease, OptunaStudy
 from tuner.study.search import DECLINED, StudySearch, describe_settings, launches_since_gain
@@ -75,7 +76,7 @@ class SearchWorker:
                 while study.attributes.get(PHASE) != SEARCHING:
                     search.sleep(POLL_S)
         kept = study.attributes.get(KEPT)
-        space = search.space if kept is None else search.space.with_values(KNOB, kept)
+        space = search.space if kept is None else search.space.with_values(str(search.server.design_setting), kept)
         return cls(search, open_study(search), space)
 
     def work(self) -> None:
@@ -132,10 +133,10 @@ class SearchWorker:
             return None
         number = self._offset + trial.number
         chosen = self.space.suggest(trial, search.fixed)
-        settings = self.space.with_models(resolved({**search.fixed, **chosen}))
+        settings = self.space.with_models(search.server.resolved({**search.fixed, **chosen}))
         results = search.results()
-        reason = self.space.why_rejected(settings)
-        dominance = dominance_of(settings, results) if search.config.study.skip_dominated else None
+        reason = why_rejected(settings, self.space, search.server)
+        dominance = dominance_of(settings, results, search.server) if search.config.study.skip_dominated else None
         if reason is not None:
             return self._skip(trial, search.rejected(number, settings, "rule", reason))
         if dominance is not None and not is_launched_anyway(results):
@@ -244,19 +245,20 @@ class SearchWorker:
 
 
 def _add_initial_design(search: StudySearch, study: OptunaStudy) -> None:
-    """Measure the initial design and add it as the first trials of the study; narrow `quantize` to the better half."""
+    """Measure the initial design and add it as the first trials of the study; narrow its setting."""
     results = search.measure_initial_design()
     design = [each for each in results if each.origin == "initial_design" and each.outcome != "failed"]
     space = search.space
-    if design and not search.config.study.keep_all and search.proposer is None:
-        kept = better_half(design, search.objective)
+    setting = search.server.design_setting
+    if design and setting is not None and not search.config.study.keep_all and search.proposer is None:
+        kept = better_half(design, search.objective, setting)
         study.set_attribute(KEPT, kept)
-        space = space.with_values(KNOB, kept)
-        search.setup.progress.show(f"`{KNOB}` is searched among {', '.join(map(str, kept))}")
+        space = space.with_values(setting, kept)
+        search.setup.progress.show(f"`{setting}` is searched among {', '.join(map(str, kept))}")
     earlier = search.results()
     for result in earlier[study.size :]:
         # The defaults are evidence too; values outside the space are moved into it.
-        whole = {**DEFAULTS, **result.settings} if result.number == 0 else result.settings
+        whole = {**search.server.defaults, **result.settings} if result.number == 0 else result.settings
         study.add(space, replace(result, settings=whole), stored=result)
     study.set_attribute(OFFSET, 1 + max(result.number for result in earlier) - study.size)
     if search.config.study.sampler == "grid":

@@ -15,18 +15,17 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import LoadgenError, StartError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.launch import LaunchedProcess
-from loadgen.target.target import LaunchedTarget
-from reference_server.config import ServerConfig
 from reports.metrics.summary import analyse_run, metric_value
 from reports.metrics.validity import Level
 from reports.run_store import RunDirectoryError
 from tuner.config import ServerSection
 from tuner.errors import DeviceBusyError
-from tuner.servers.launch_command import LaunchCommand, launch_command_of, remove_container
+from tuner.servers.launch_command import LaunchCommand, remove_container
+from tuner.servers.select import server_of
+from tuner.servers.tuned_server import TunedServer, WarmParts
 from tuner.trial.device_lock import GpuMemory, device_lock
 from tuner.trial.early_stop import early_reason, with_stop_rules
-from tuner.trial.outcome import AttemptOutcome, Failed, Infeasible, MeasuredAttempt, cause_of, is_out_of_memory
-from tuner.trial.warm_shards import WarmShards
+from tuner.trial.outcome import AttemptOutcome, Failed, Infeasible, MeasuredAttempt
 
 EVENTS_FILE = "events.jsonl"
 SERVER_LOG = "server.log"
@@ -40,41 +39,41 @@ STUDY_SALT = "study"
 class TrialSetup:
     """The load and the target of every trial of a study.
 
-    `bounds` end a run that certainly misses a limit. `warm_shards` keeps the model server between trials that differ in
-    router settings only, if set. `with_steps` records a step trace for the simulator.
+    `bounds` end a run that certainly misses a limit. `warm` is the part of the server that runs on between trials, if
+    any. `with_steps` records a step trace for the simulator.
     """
 
     load: BenchConfig
     ready_timeout_s: float
     progress: ProgressDisplay
-    server: ServerSection = field(default_factory=ServerSection)
+    server: TunedServer = field(default_factory=lambda: server_of(ServerSection()))
     bounds: tuple[str, ...] = ()
-    warm_shards: WarmShards | None = None
+    warm: WarmParts | None = None
     with_steps: bool = False
 
     @property
     def fresh(self) -> "TrialSetup":
-        """The setup of confirming launches: without warm shards and step traces."""
-        return replace(self, warm_shards=None, with_steps=False)
+        """The setup of confirming launches: everything is started anew, without step traces."""
+        return replace(self, warm=None, with_steps=False)
 
 
-def evaluate(config: ServerConfig, setup: TrialSetup, directory: Path) -> AttemptOutcome:
+def evaluate(settings: Mapping[str, Any], setup: TrialSetup, directory: Path) -> AttemptOutcome:
     """Measure one configuration; its files are in `directory`. An invalid measurement is `Failed`.
 
     Raises DeviceBusyError.
     """
     events = Events(directory / EVENTS_FILE)
-    if setup.with_steps:
-        config = ServerConfig.model_validate(config.model_dump() | {"step_trace": directory.resolve() / STEPS_FILE})
-    launch = launch_command_of(setup.server, config, directory)
+    steps = directory / STEPS_FILE if setup.with_steps else None
+    launch = setup.server.launch(settings, directory, steps)
+    gpus = setup.server.section.gpus
     try:
-        with device_lock(setup.server.gpus, setup.progress.show):
-            memory = GpuMemory(setup.server.gpus)
+        with device_lock(gpus, setup.progress.show):
+            memory = GpuMemory(gpus)
             try:
-                return _measured(config, launch, setup, directory, events)
+                return _measured(settings, launch, setup, directory, events, steps)
             finally:
                 remove_container(launch.container)
-                if setup.warm_shards is None:
+                if setup.warm is None:
                     memory.wait_until_freed()
                 events.begin("stopped")
     except DeviceBusyError:
@@ -84,19 +83,22 @@ def evaluate(config: ServerConfig, setup: TrialSetup, directory: Path) -> Attemp
 
 
 def _measured(
-    config: ServerConfig, launch: LaunchCommand, setup: TrialSetup, directory: Path, events: "Events"
+    settings: Mapping[str, Any],
+    launch: LaunchCommand,
+    setup: TrialSetup,
+    directory: Path,
+    events: "Events",
+    steps: Path | None,
 ) -> AttemptOutcome:
     events.begin("launching", command=list(launch.command))
-    warm_shards = setup.warm_shards
+    server, warm = setup.server, setup.warm
     log = directory / SERVER_LOG
     process: LaunchedProcess | None = None
     try:
-        if warm_shards is not None:
-            launch = warm_shards.launch_for(config, launch, directory)
-            events.begin("launching", command=list(launch.command), model_server=warm_shards.state)
-        launched = LaunchedTarget(
-            launch.command, log, ready_timeout_s=setup.ready_timeout_s, environment=launch.environment
-        )
+        if warm is not None:
+            launch = warm.launch_for(settings, launch, directory, steps)
+            events.begin("launching", command=list(launch.command), model_server=warm.state)
+        launched = launch.target(log, setup.ready_timeout_s)
         process = launched.process
         with launched as target:
             events.begin("warming")
@@ -108,26 +110,28 @@ def _measured(
                     ).directory
             except LoadgenError as error:
                 fault = str(error)
-            exit_code = _exit_code(process.exit_code, warm_shards)
+            exit_code = _exit_code(process.exit_code, warm)
             events.begin("stopping")
     except StartError as error:
-        tail = "\n".join(filter(None, (error.log_tail, warm_shards.log_tail() if warm_shards is not None else "")))
-        code = _exit_code(process.exit_code if process is not None else None, warm_shards)
-        if warm_shards is not None:
-            warm_shards.stop()
+        tail = "\n".join(filter(None, (error.log_tail, warm.log_tail() if warm is not None else "")))
+        code = _exit_code(process.exit_code if process is not None else None, warm)
+        if warm is not None:
+            warm.stop()
         is_late = NOT_READY in str(error)
-        return Infeasible("launch", "timeout" if is_late else cause_of(tail, exit_code=code), first_line(error), tail)
-    tail = "\n".join(filter(None, (process.log_tail(), warm_shards.log_tail() if warm_shards is not None else "")))
+        return Infeasible(
+            "launch", "timeout" if is_late else server.cause_of(tail, exit_code=code), first_line(error), tail
+        )
+    tail = "\n".join(filter(None, (process.log_tail(), warm.log_tail() if warm is not None else "")))
     if exit_code is not None:
-        if warm_shards is not None:
-            warm_shards.stop()
+        if warm is not None:
+            warm.stop()
         reason = f"the server ended with exit code {exit_code} during the measurement"
         # The kernel kills a process when memory is exhausted.
-        cause = "memory" if exit_code in KILLED else cause_of(tail, exit_code=exit_code)
+        cause = "memory" if exit_code in KILLED else server.cause_of(tail, exit_code=exit_code)
         return Infeasible("measure", cause, reason, tail)
     if run is None:
         return Failed(fault)
-    return outcome_of(run, events, tail)
+    return outcome_of(run, server, events, tail)
 
 
 def _salted(load: BenchConfig) -> BenchConfig:
@@ -135,21 +139,24 @@ def _salted(load: BenchConfig) -> BenchConfig:
     return load if load.salt is not None else load.model_copy(update={"salt": STUDY_SALT})
 
 
-def _exit_code(code: int | None, warm_shards: WarmShards | None) -> int | None:
-    """The exit code of the server, or of its warm model server; None while both run."""
-    return code if code is not None or warm_shards is None else warm_shards.exit_code
+def _exit_code(code: int | None, warm: WarmParts | None) -> int | None:
+    """The exit code of the server, or of its warm part; None while both run."""
+    return code if code is not None or warm is None else warm.exit_code
 
 
 def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def outcome_of(run: Path, events: "Events | None" = None, log_tail: str = "") -> MeasuredAttempt | Infeasible | Failed:
+def outcome_of(
+    run: Path, server: TunedServer, events: "Events | None" = None, log_tail: str = ""
+) -> MeasuredAttempt | Infeasible | Failed:
     """The outcome of a finished run. An invalid run is `Failed`, unless the server ran out of memory."""
     summary = analyse_run(run).summary
     verdict = summary["verdict"]
     steps = events.seconds() if events is not None else {}
-    if metric_value(summary, "error_rate", is_open_loop=False) and is_out_of_memory(log_tail):
+    is_out_of_memory = server.cause_of(log_tail, exit_code=None) == "memory"
+    if metric_value(summary, "error_rate", is_open_loop=False) and is_out_of_memory:
         return Infeasible("measure", "memory", "requests failed and the server ran out of memory", log_tail)
     stopped = early_reason(run)
     if not stopped and verdict["status"] == Level.INVALID:

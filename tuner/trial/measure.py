@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reference_server.config import ServerConfig
 from reports.metrics.summary import metric_value
 from tuner.errors import SpaceError
-from tuner.space.settings import server_config
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.objective import VIOLATION_CAP, Objective
 from tuner.trial.outcome import AttemptOutcome, Failed, Infeasible, MeasuredAttempt, TrialResult
@@ -28,7 +26,7 @@ REPORTED = (
 )
 LOG_LINES = 5
 
-Evaluate = Callable[[ServerConfig, TrialSetup, Path], AttemptOutcome]
+Evaluate = Callable[[Mapping[str, Any], TrialSetup, Path], AttemptOutcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +50,13 @@ class Measurer:
         started, started_s = time.time(), time.monotonic()
         outcome: AttemptOutcome = Failed("not measured")
         try:
-            config = server_config(settings)
+            self.setup.server.validate(settings)
         except SpaceError as error:
             outcome = Infeasible("resolve", "rule", str(error))
         else:
             attempt = 0
             while True:
-                outcome = self.evaluate(config, self.setup, directory / f"attempt{attempt}" if attempt else directory)
+                outcome = self.evaluate(settings, self.setup, directory / f"attempt{attempt}" if attempt else directory)
                 attempt += 1
                 if attempt >= attempts_for(outcome):
                     break

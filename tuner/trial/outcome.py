@@ -127,15 +127,6 @@ def read_result(directory: Path) -> TrialResult | None:
     return TrialResult(**json.loads(path.read_text()))
 
 
-# Log texts of a server without memory for the K/V of one request.
-_NO_CACHE_WORDS = (
-    "not enough memory to handle",
-    "not enough memory for",
-    "no k/v block fits",
-    "cache below one",
-    # A budget above the K/V pool.
-    "must be <= `max_batch_total_tokens`",
-)
 # Log texts of a server out of memory.
 _MEMORY_WORDS = (
     "out of memory",
@@ -151,21 +142,12 @@ _MEMORY_WORDS = (
 def cause_of(log_tail: str, *, exit_code: int | None) -> Cause:
     """The cause of a server's end, from the tail of its log and its exit code.
 
-    >>> cause_of("RuntimeError: Not enough memory to handle 4096 prefill tokens", exit_code=1)
-    'no_cache'
     >>> cause_of("torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
     'memory'
     >>> cause_of("error: unknown flag --max-batchsize", exit_code=2)
     'flag'
     """
     text = log_tail.lower()
-    if any(word in text for word in _NO_CACHE_WORDS):
-        return "no_cache"
     if any(word in text for word in _MEMORY_WORDS):
         return "memory"
     return "flag" if exit_code == 2 else "crash"
-
-
-def is_out_of_memory(log_tail: str) -> bool:
-    """Whether the tail of a log shows that memory was exhausted."""
-    return cause_of(log_tail, exit_code=None) == "memory"

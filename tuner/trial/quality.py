@@ -12,17 +12,15 @@ from typing import Any
 
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.target.launch import split_command
-from loadgen.target.target import LaunchedTarget, Target
+from loadgen.target.target import Target
 from tuner.config import QualitySection
-from tuner.errors import CannotMeasureError
-from tuner.servers.launch_command import launch_command_of, remove_container
-from tuner.space.settings import server_config
+from tuner.servers.launch_command import remove_container
+from tuner.space.configuration import UNSET
 from tuner.trial.device_lock import device_lock
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.outcome import TrialResult
 
 ANSWER_TOKENS = 64
-GUARDED = ("quantize", "kv_cache_dtype")
 JUDGE_TIMEOUT_S = 1800.0
 PROMPTS = (
     "The capital of France is",
@@ -35,7 +33,7 @@ PROMPTS = (
     "The committee met on Monday to discuss",
 )
 
-Answers = Sequence[Sequence[int]]
+Answers = Sequence[Sequence[int | str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +49,13 @@ class QualityGuard:
     @property
     def off(self) -> str | None:
         """The reason why the guard is off; None if it is on."""
-        if self.section.command is None and self.baseline.settings.get("load_format") == "dummy":
-            return "the weights are random, so answers cannot be compared"
-        if self.section.command is None and _is_weightless(self.baseline.settings):
-            return "the preset has random weights, so answers cannot be compared"
-        return None
+        return self.setup.server.random_answers(self.baseline.settings) if self.section.command is None else None
 
     def __call__(self, finalist: TrialResult) -> str | None:
         """The reason to reject a finalist, or None."""
-        differing = [name for name in GUARDED if _plain(finalist, name) != _plain(self.baseline, name)]
+        differing = [
+            name for name in self.setup.server.guarded if _plain(finalist, name) != _plain(self.baseline, name)
+        ]
         if not differing or self.off is not None:
             return None
         if self.section.command is not None:
@@ -99,25 +95,12 @@ def answers_of(settings: Mapping[str, Any], guard: QualityGuard, directory: Path
     """Launch a configuration and answer the fixed prompts; stored answers are reused."""
     stored = directory / "answers.json"
     if stored.exists():
-        found: list[list[int]] = json.loads(stored.read_text())
-        return found
+        known: list[list[int | str]] = json.loads(stored.read_text())
+        return known
     with _Served(settings, guard, directory) as target:
-        found = [_answer(target, prompt) for prompt in PROMPTS]
+        found = [guard.setup.server.answer(target, prompt, ANSWER_TOKENS) for prompt in PROMPTS]
     stored.write_text(json.dumps(found))
     return found
-
-
-def _answer(target: Target, prompt: str) -> list[int]:
-    control = target.control()
-    parameters = {"max_new_tokens": ANSWER_TOKENS, "details": True, "do_sample": False}
-    try:
-        body = json.dumps({"inputs": prompt, "parameters": parameters}).encode()
-        status, content = control.post("/generate", body, timeout_s=600.0)
-    finally:
-        control.close()
-    if status != 200:
-        raise CannotMeasureError(f"a prompt of the quality guard returned status {status}")
-    return [int(token["id"]) for token in json.loads(content)["details"]["tokens"]]
 
 
 class _Served:
@@ -126,14 +109,9 @@ class _Served:
     def __init__(self, settings: Mapping[str, Any], guard: QualityGuard, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._bench = guard.setup
-        self._launch = launch_command_of(guard.setup.server, server_config(settings), directory)
-        self._target = LaunchedTarget(
-            self._launch.command,
-            directory / "server.log",
-            ready_timeout_s=guard.setup.ready_timeout_s,
-            environment=self._launch.environment,
-        )
-        self._lock = device_lock(guard.setup.server.gpus, guard.setup.progress.show)
+        self._launch = guard.setup.server.launch(settings, directory)
+        self._target = self._launch.target(directory / "server.log", guard.setup.ready_timeout_s)
+        self._lock = device_lock(guard.setup.server.section.gpus, guard.setup.progress.show)
 
     def __enter__(self) -> Target:
         self._lock.__enter__()
@@ -153,11 +131,4 @@ class _Served:
 
 def _plain(result: TrialResult, name: str) -> Any:
     value = result.settings.get(name)
-    return None if value in ("none", "auto") else value
-
-
-def _is_weightless(settings: Mapping[str, Any]) -> bool:
-    from reference_server.presets.catalog import find
-
-    preset = find(str(settings.get("model_id", "")))
-    return preset is not None and not preset.has_weights
+    return None if value in UNSET else value

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tests.tuner.studies import FormulaServer, open_search
-from tuner.space.settings import key_of
+from tuner.space.configuration import key_of
 from tuner.study.optuna_study import OptunaStudy
 from tuner.study.worker import run_search
 from tuner.trial.measure import Measurer
@@ -44,10 +44,10 @@ def main() -> int:
         if args.kill_at == step and count == args.kill_in:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def evaluate(config, setup, directory):
+    def evaluate(settings, setup, directory):
         nonlocal count
         count += 1
-        key = key_of(config.model_dump(mode="json", exclude_defaults=True))
+        key = key_of(settings)
         die("launching")
         note(f"begin {key} {os.getpid()} {time.time()}")
         die("measuring")
@@ -56,7 +56,7 @@ def main() -> int:
         while args.meet and count == 3 and not met.exists():
             time.sleep(0.02)
         time.sleep(args.pause_s)
-        outcome = formula(config, setup, directory)
+        outcome = formula(settings, setup, directory)
         note(f"end {key} {os.getpid()} {time.time()}")
         return outcome
 

@@ -1,6 +1,7 @@
 from tests.tuner.studies import open_search
 from tuner.config import ParamSection
-from tuner.proposers.initial_design import better_half, initial_design
+from tuner.proposers.better_half import better_half
+from tuner.servers.tgi.initial_design import initial_design
 from tuner.space.search_space import SearchSpace
 from tuner.study.worker import run_search
 from tuner.trial.objective import Objective
@@ -33,8 +34,10 @@ def test_the_initial_design_has_one_plain_configuration_for_each_quantize_value(
 def test_the_better_half_is_ordered_by_feasibility_objective_and_violation():
     moves = [move(1, "none", 10.0), move(2, "eetq", 90.0, violation=0.1), move(3, "fp8", 20.0), move(4, "x", None, 1.0)]
 
-    assert better_half(moves, Objective("output_tokens_per_s")) == ["fp8", "none"]
-    assert better_half([move(1, "none", None, 1.0), *moves[1:2]], Objective("output_tokens_per_s")) == ["eetq"]
+    assert better_half(moves, Objective("output_tokens_per_s"), "quantize") == ["fp8", "none"]
+    assert better_half([move(1, "none", None, 1.0), *moves[1:2]], Objective("output_tokens_per_s"), "quantize") == [
+        "eetq"
+    ]
 
 
 def test_a_dropped_value_is_not_searched_again(tmp_path):

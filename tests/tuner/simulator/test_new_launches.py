@@ -33,11 +33,11 @@ class LawServer:
         self.folder = folder
         self.num_predicted: list[int] = []
 
-    def __call__(self, config, setup, directory):
+    def __call__(self, settings, setup, directory):
         self.num_predicted.append(len((self.folder / "ledger.jsonl").read_text().splitlines()))
         names = ("max_batch_prefill_tokens", "max_waiting_tokens", "prefill_chunking")
         directory.mkdir(parents=True)
-        play(directory / "run", {name: getattr(config, name) for name in names})
+        play(directory / "run", {name: settings[name] for name in names})
         return MeasuredAttempt(directory / "run", analyse_run(directory / "run").summary)
 
 

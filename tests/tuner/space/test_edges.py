@@ -9,12 +9,6 @@ def test_rounding_stays_above_a_lower_bound_that_is_no_multiple() -> None:
     assert Parameter("p", "int", low=100, high=1000, multiple_of=64).rounded(1) == 128
 
 
-def test_a_lower_bound_is_raised_no_higher_than_the_upper_one() -> None:
-    (raised,) = SearchSpace((Parameter("p", "float", low=1, high=4),)).with_lower_bound("p", 9).parameters
-
-    assert (raised.low, raised.high) == (4, 4)
-
-
 def test_a_chained_comparison_compares_neighbours() -> None:
     assert not parse("1 < p < 2").evaluate({"p": 3})
     assert parse("3 > p < 4").evaluate({"p": 2})

@@ -81,7 +81,7 @@ def test_finalists_and_defaults_alternate_and_are_not_launched_again(tmp_path, r
 
     finalists = best_of(results, TOKENS)[:2]
     first = confirm(search, results[0], finalists, rounds)
-    launched = [config.max_batch_prefill_tokens for config in server.launches]
+    launched = [settings.get("max_batch_prefill_tokens") for settings in server.launches]
     again = confirm(search, results[0], finalists, rounds)
 
     one, two = (trial.settings["max_batch_prefill_tokens"] for trial in finalists)

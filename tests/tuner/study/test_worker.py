@@ -52,8 +52,10 @@ def test_a_result_has_the_predictions_of_its_proposal(tmp_path):
 def test_trust_W15_a_pooled_trial_has_the_means_of_all_its_runs(tmp_path):
     runs = iter([(100.0, 9.0, 10.0), (130.0, 3.0, 20.0), (160.0, 6.0, 15.0)])
 
-    def evaluate(config, _setup, directory):
-        tokens, requests, error_rate = next(runs) if config.max_batch_prefill_tokens == 1024 else (50.0, 1.0, 40.0)
+    def evaluate(settings, _setup, directory):
+        tokens, requests, error_rate = (
+            next(runs) if settings.get("max_batch_prefill_tokens") == 1024 else (50.0, 1.0, 40.0)
+        )
         (directory / "run").mkdir(parents=True)
         rates = {"output_tokens_per_s": tokens, "requests_per_s": requests, "error_rate": error_rate}
         found = {name: {"value": value} for name, value in rates.items()}

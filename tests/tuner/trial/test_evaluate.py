@@ -8,7 +8,7 @@ from loadgen.progress import SilentProgress
 from loadgen.target import launch
 from tests.support.servers import misbehaving_server
 from tuner.config import ServerSection
-from tuner.space.settings import server_config
+from tuner.servers.select import server_of
 from tuner.trial.evaluate import TrialSetup, evaluate
 from tuner.trial.measure import Measurer
 from tuner.trial.objective import Objective
@@ -28,9 +28,9 @@ def short_waits(tmp_path, monkeypatch):
 
 
 def attempt(tmp_path, how, ready_timeout_s=20.0):
-    server = ServerSection(kind="command", command=f"{MISBEHAVING} {how}")
+    server = server_of(ServerSection(kind="command", command=f"{MISBEHAVING} {how}"))
     setup = TrialSetup(LOAD, ready_timeout_s, SilentProgress(), server)
-    return evaluate(server_config({"model_id": "preset:tiny-llama"}), setup, tmp_path / "trial")
+    return evaluate({"model_id": "preset:tiny-llama"}, setup, tmp_path / "trial")
 
 
 def living(tmp_path):
@@ -74,7 +74,7 @@ def test_tuning_2_a_server_that_ignores_sigterm_is_killed_with_its_children(tmp_
 
 
 def test_tuning_2_a_server_that_answers_with_errors_is_infeasible(tmp_path):
-    server = ServerSection(kind="command", command=f"{MISBEHAVING} errors")
+    server = server_of(ServerSection(kind="command", command=f"{MISBEHAVING} errors"))
     setup = TrialSetup(LOAD, 20.0, SilentProgress(), server)
     measurer = Measurer(tmp_path, setup, Objective("output_tokens_per_s"), evaluate)
 

@@ -1,6 +1,8 @@
 import pytest
 
-from tuner.trial.outcome import TrialResult, cause_of, read_result
+from tuner.config import ServerSection
+from tuner.servers.select import server_of
+from tuner.trial.outcome import TrialResult, read_result
 
 
 def test_a_result_reads_back_as_it_was_written(tmp_path):
@@ -26,4 +28,4 @@ def test_a_trial_without_a_result_has_none(tmp_path):
     ],
 )
 def test_the_cause_of_a_failure_is_read_from_its_log(log, exit_code, cause):
-    assert cause_of(log, exit_code=exit_code) == cause
+    assert server_of(ServerSection()).cause_of(log, exit_code=exit_code) == cause

@@ -1,28 +1,33 @@
 """The default space of a file without `[param]`, and parameters without effect on a target.
 
-A parameter without effect is reported and not searched. All functions but `facts_of` are pure.
+A parameter without effect is reported and not searched. All functions but `facts_of` and `local_devices` are pure.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.workloads.lengths import Lengths
 from reference_server.config import ServerConfig
 from reference_server.config_fields import tunables
-from reference_server.launcher.devices import Devices
+from reference_server.launcher.devices import Devices, probe_devices
 from reference_server.launcher.model_facts import ModelFacts, read_model_config
 from tuner.config import ParamSection
 from tuner.errors import SpaceError
+from tuner.servers.tgi.settings import server_config
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import server_config
 
+# K/V memory that the default load of a study fills: about twice one maximum batch of the embedded preset.
+PRESET_MEMORY: Mapping[str, Any] = {"cpu_memory_gib": 0.15}
 LEAST_BUDGET = 64
 GIB = 2**30
 DEFAULT_CPU_GIB = 4.0
+# A smaller fraction of the memory never serves more: it is searched only where a study gives the range.
+LEAST_MEMORY_FRACTION = 0.80
 WAIT_KNOBS = ("max_waiting_tokens", "waiting_served_ratio")
 
 
@@ -58,6 +63,8 @@ def derived_params(fixed: Mapping[str, Any], *, is_own: bool = True) -> dict[str
         longest = fixed.get("max_input_tokens")
         if name == "max_batch_prefill_tokens" and isinstance(longest, int):
             low, high = max(LEAST_BUDGET, longest // 16), max(4096, 4 * longest)
+        if name == "cuda_memory_fraction" and low is not None and high is not None:
+            low = max(low, min(LEAST_MEMORY_FRACTION, high))
         sections[name] = ParamSection(
             type=tunable.kind,
             low=low,
@@ -69,6 +76,11 @@ def derived_params(fixed: Mapping[str, Any], *, is_own: bool = True) -> dict[str
             when=tunable.when,
         )
     return sections
+
+
+def local_devices() -> Devices:
+    """The devices of this machine."""
+    return probe_devices(parsing.environment("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"))
 
 
 def facts_of(model_id: str) -> ModelFacts | None:

@@ -9,10 +9,11 @@ from tests.tuner.commands.test_simulate import write_trace
 from tests.tuner.simulator.test_metric_steps import SETTINGS, play
 from tuner.config import ParamSection
 from tuner.proposers.proposal import Decline, Proposal
-from tuner.proposers.simulator import SimulatorProposer, observations_of
+from tuner.servers.tgi.settings import known_settings
 from tuner.simulator.cost_file import fit_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
+from tuner.simulator.proposer import SimulatorProposer, observations_of
 from tuner.simulator.step_trace import read_steps
 from tuner.simulator.validate import (
     NAMES,
@@ -26,7 +27,6 @@ from tuner.simulator.validate import (
     write_ledger,
 )
 from tuner.space.search_space import SearchSpace
-from tuner.space.settings import known_settings
 from tuner.trial.objective import Limit, Objective
 from tuner.trial.outcome import TrialResult
 

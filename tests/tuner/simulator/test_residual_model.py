@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tuner.proposers.proposal import Decline
-from tuner.proposers.residual_model import (
+from tuner.simulator.residual_model import (
     Grade,
     KnobRange,
     Observation,

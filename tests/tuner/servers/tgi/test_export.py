@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from reference_server import settings
 from reference_server.config import ServerConfig
-from tuner.space.settings import server_config
-from tuner.study.export import render, render_toml, tuned_by, write_best
+from tuner.servers.exported_text import render_toml
+from tuner.servers.tgi.export import DEFAULTS, render
+from tuner.servers.tgi.settings import server_config
+from tuner.study.best_file import tuned_by, write_best
 
 CHOSEN = {
     "model_id": "preset:tiny-llama",
@@ -99,7 +101,7 @@ def test_the_server_reports_the_provenance():
 
 
 def test_a_setting_at_its_default_is_commented_out():
-    text = render_toml({"port": 3000, "max_waiting_tokens": 7}, ["why"])
+    text = render_toml({"port": 3000, "max_waiting_tokens": 7}, DEFAULTS, ["why"])
 
     assert text == "# why\n\n# port = 3000\nmax_waiting_tokens = 7\n"
 
@@ -112,14 +114,14 @@ def test_unset_settings_are_left_out(tmp_path):
 
 @given(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])))
 def test_any_text_reads_back_as_it_was(text):
-    assert tomllib.loads(render_toml({"model_id": text}, []))["model_id"] == text
+    assert tomllib.loads(render_toml({"model_id": text}, {}, []))["model_id"] == text
 
 
 @pytest.mark.parametrize(
     "settings", [{"cuda_memory_fraction": 0.83, "prefill_chunking": False, "cuda_graphs": [1, 2, 4]}]
 )
 def test_the_launcher_reads_the_written_settings(settings):
-    read = tomllib.loads(render_toml(settings, []))
+    read = tomllib.loads(render_toml(settings, {}, []))
 
     assert read == settings
     assert ServerConfig.model_validate(read).cuda_memory_fraction == 0.83

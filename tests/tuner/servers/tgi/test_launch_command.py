@@ -5,8 +5,9 @@ import pytest
 
 from loadgen.errors import UsageError
 from tuner.config import ServerSection
-from tuner.servers.launch_command import docker_command, launch_command_of, remove_container
-from tuner.space.settings import server_config
+from tuner.servers.launch_command import remove_container
+from tuner.servers.tgi.launch_command import docker_command, launch_command_of
+from tuner.servers.tgi.settings import server_config
 
 CONFIG = server_config({"model_id": "m", "max_batch_prefill_tokens": 512, "prefill_chunking": False})
 

@@ -1,7 +1,5 @@
-"""Plain settings of the launcher: their defaults, the rules that change a value, their ServerConfig, their key."""
+"""Plain settings of TGI's launcher: their defaults, the rules that change a value, and their ServerConfig."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +8,7 @@ from pydantic import ValidationError
 from reference_server.config import ServerConfig
 from reference_server.config_support import unsupported_settings
 from tuner.errors import SpaceError
+from tuner.space.configuration import UNSET
 
 # Defaults of the launcher, as far as they are known before a launch.
 DEFAULTS: Mapping[str, Any] = {
@@ -21,8 +20,6 @@ DEFAULTS: Mapping[str, Any] = {
     "max_concurrent_requests": 128,
     "quantize": "none",
 }
-# Values that leave a setting to the launcher, beside None.
-UNSET = ("none", "auto")
 
 
 def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,20 +32,6 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("prefill_chunking") is False and budget is not None and longest is not None and budget < longest:
         return {**settings, "max_batch_prefill_tokens": longest}
     return dict(settings)
-
-
-def key_of(settings: Mapping[str, Any]) -> str:
-    """A digest of resolved settings: equal configurations have equal keys, whether a default is written or not.
-
-    >>> key_of({"a": 1, "quantize": "none"}) == key_of({"quantize": None, "a": 1.0}) == key_of({"a": 1})
-    True
-    """
-    plain = {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in settings.items()
-        if value not in (None, *UNSET)
-    }
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def server_config(settings: Mapping[str, Any]) -> ServerConfig:

@@ -9,8 +9,10 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from loadgen.errors import StartError
 from loadgen.target.launch import LaunchedProcess
@@ -18,8 +20,8 @@ from reference_server.config import ServerConfig
 from reference_server.launcher.children import Programs, router_command, shard_command
 from reference_server.launcher.plan import LaunchPlan
 from tuner.servers.launch_command import LaunchCommand
-from tuner.space.derive import facts_of
-from tuner.study.identity import devices
+from tuner.servers.tgi.derive import facts_of, local_devices
+from tuner.servers.tgi.settings import server_config
 
 # Settings that only the router reads.
 ROUTER_ONLY = frozenset(("max_waiting_tokens", "waiting_served_ratio", "max_batch_size", "max_concurrent_requests"))
@@ -37,12 +39,15 @@ class WarmShards:
     _process: LaunchedProcess | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None)
 
-    def launch_for(self, config: ServerConfig, launch: LaunchCommand, directory: Path) -> LaunchCommand:
+    def launch_for(
+        self, settings: Mapping[str, Any], launch: LaunchCommand, directory: Path, steps: Path | None
+    ) -> LaunchCommand:
         """The router's command line for a configuration, with its model server running.
 
         Raises StartError if the model server does not start. A configuration of several shards is launched as a whole.
         """
-        plan = LaunchPlan.resolve(config, facts_of(config.model_id or ""), devices())
+        config = server_config({**settings, **({"step_trace": steps.resolve()} if steps is not None else {})})
+        plan = LaunchPlan.resolve(config, facts_of(config.model_id or ""), local_devices())
         if plan.num_shards > 1 or config.shard_addr:
             self.stop()
             return launch

@@ -1,0 +1,123 @@
+"""Exported settings as text: TOML values, comment lines, and one line for each flag.
+
+TOML is written here: `tomli-w` writes a list over several lines, which cannot be commented out as one default.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CONTAINER_PORT = 80
+
+
+def render_toml(settings: Mapping[str, Any], defaults: Mapping[str, Any], comments: Sequence[str]) -> str:
+    """Comment lines and settings as TOML; a setting at its default is commented out.
+
+    >>> print(render_toml({"port": 3000, "max_waiting_tokens": 7}, {"port": 3000}, ["found by a study"]))
+    # found by a study
+    <BLANKLINE>
+    # port = 3000
+    max_waiting_tokens = 7
+    <BLANKLINE>
+    """
+    lines = [*comment_lines(comments), ""]
+    for name, value in settings.items():
+        line = f"{name} = {toml_value(value)}"
+        lines.append(f"# {line}" if name in defaults and value == defaults[name] else line)
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case list() | tuple():
+            return "[" + ", ".join(toml_value(item) for item in value) + "]"
+        case _:
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML refuses a bare DEL
+
+
+def comment_lines(comments: Sequence[str]) -> list[str]:
+    return [f"# {comment}".rstrip() for comment in comments]
+
+
+def flag_lines(words: Sequence[str]) -> list[str]:
+    """One line for each flag with its value."""
+    lines: list[list[str]] = []
+    for word in words:
+        if word.startswith("-") or not lines:
+            lines.append([word])
+        else:
+            lines[-1].append(word)
+    return [shlex.join(line) for line in lines]
+
+
+def docker_script(
+    image: str, words: Sequence[str], environment: Mapping[str, str], comments: Sequence[str], options: Sequence[str]
+) -> str:
+    """A shell script that runs a container; `options` are lines of `docker run` that are shell text already."""
+    flags = [
+        *("docker run --rm", *options),
+        *(shlex.join(["-e", f"{name}={value}"]) for name, value in environment.items()),
+        shlex.quote(image),
+        *flag_lines(words),
+    ]
+    return "\n".join(["#!/bin/sh", *comment_lines(comments), " \\\n  ".join(flags)]) + "\n"
+
+
+def k8s_manifest(
+    name: str,
+    image: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    comments: Sequence[str],
+    *,
+    port: int = CONTAINER_PORT,
+    ready: str = "/health",
+    command: Sequence[str] = (),
+    gpus: int = 1,
+) -> str:
+    """A deployment and its service; strings are quoted as in JSON, so that YAML reads no value as another type."""
+    variables = [
+        line
+        for variable, value in environment.items()
+        for line in (f"            - name: {json.dumps(variable)}", f"              value: {json.dumps(value)}")
+    ]
+    lines = [
+        *comment_lines(comments),
+        "apiVersion: apps/v1",
+        "kind: Deployment",
+        "metadata:",
+        f"  name: {name}",
+        "spec:",
+        "  replicas: 1",
+        f"  selector: {{matchLabels: {{app: {name}}}}}",
+        "  template:",
+        f"    metadata: {{labels: {{app: {name}}}}}",
+        "    spec:",
+        "      containers:",
+        f"        - name: {name}",
+        f"          image: {json.dumps(image)}",
+        *([f"          command: {json.dumps(list(command))}"] if command else []),
+        f"          args: {json.dumps(list(words))}",
+        *(["          env:", *variables] if variables else []),
+        f"          ports: [{{containerPort: {port}}}]",
+        f"          readinessProbe: {{httpGet: {{path: {json.dumps(ready)}, port: {port}}}, periodSeconds: 5}}",
+        *([f"          resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}"] if gpus else []),
+        "          volumeMounts: [{name: shm, mountPath: /dev/shm}, {name: data, mountPath: /data}]",
+        "      volumes:",
+        "        - {name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}",
+        "        - {name: data, emptyDir: {}}",
+        "---",
+        "apiVersion: v1",
+        "kind: Service",
+        "metadata:",
+        f"  name: {name}",
+        "spec:",
+        f"  selector: {{app: {name}}}",
+        f"  ports: [{{port: 80, targetPort: {port}}}]",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,16 @@
+"""The server of a study, by its `[server]` section."""
+
+from tuner.config import ServerSection
+from tuner.servers.tuned_server import TunedServer
+
+
+def server_of(section: ServerSection) -> TunedServer:
+    """The server that the section describes. Raises SpaceError naming a fault of its profile."""
+    if section.profile is not None:
+        from tuner.servers.profiled_server import ProfiledServer
+        from tuner.servers.server_profile import read_profile
+
+        return ProfiledServer(section, read_profile(section.profile))
+    from tuner.servers.tgi.server import TgiServer
+
+    return TgiServer(section)

@@ -1,0 +1,102 @@
+"""The command of a TGI configuration: the bundled launcher, TGI in a container or on the path, or any command."""
+
+import re
+import shutil
+from pathlib import Path
+
+from loadgen.errors import UsageError
+from loadgen.target.launch import find_launcher, split_command
+from reference_server.config import ServerConfig
+from reference_server.config_fields import flag_words, text_of
+from tuner.config import ServerSection
+from tuner.servers.launch_command import CIDFILE, LaunchCommand
+
+LABEL = "tgi-tune"
+# Settings that a TGI launcher takes from the environment only.
+BY_VARIABLE = ("prefill_chunking", "prefix_caching", "attention")
+# Settings that only the bundled server has.
+OURS = frozenset(
+    (
+        *("cpu_memory_gib", "compute_threads", "run_ahead", "load_format", "step_trace", "tuned_by", "grpc_schema"),
+        *("check_invariants", "step_timeout", "disable_custom_kernels"),
+    )
+)
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+def launch_command_of(server: ServerSection, config: ServerConfig, directory: Path) -> LaunchCommand:
+    """The command for a configuration on a target. Raises UsageError naming a setting that the target lacks."""
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, server.gpus))} if server.gpus else {}
+    match server.kind:
+        case "own":
+            return LaunchCommand((find_launcher(), *config.to_argv()), {**config.to_environ(), **visible})
+        case "tgi-launcher":
+            launcher = server.command or shutil.which("text-generation-launcher")
+            if launcher is None:
+                raise UsageError("there is no text-generation-launcher on the path; set `command` in [server]")
+            words, environment = tgi_words(config)
+            return LaunchCommand((*split_command(launcher), *words), {**environment, **visible})
+        case "tgi-docker":
+            container = directory / CIDFILE
+            return LaunchCommand(tuple(docker_command(server, config, container)), {}, container)
+        case _:
+            return _command_launch(server, config, visible)
+
+
+def tgi_words(config: ServerConfig) -> tuple[list[str], dict[str, str]]:
+    """The flags and environment variables of a TGI launcher for a configuration.
+
+    Raises UsageError for a setting that TGI does not have.
+    """
+    fields = type(config).model_fields
+    changed = [name for name in fields if getattr(config, name) not in (None, fields[name].default)]
+    foreign = sorted(OURS.intersection(changed))
+    if foreign:
+        raise UsageError(f"TGI has no {', '.join(f'`{name}`' for name in foreign)}: leave it out of the study")
+    environment = config.to_environ()
+    words: list[str] = []
+    for name in changed:
+        if name in BY_VARIABLE:
+            environment[name.upper()] = text_of(getattr(config, name))
+        elif name.upper() not in environment:
+            words += flag_words(name, fields[name], getattr(config, name))
+    return words, environment
+
+
+def docker_command(
+    server: ServerSection, config: ServerConfig, cidfile: Path | None, port: str = "{port}"
+) -> list[str]:
+    """The `docker run` command of a TGI container, published on the loopback interface only."""
+    words, environment = tgi_words(config)
+    gpus = ["--gpus", f'"device={",".join(map(str, server.gpus))}"' if server.gpus else "all"]
+    return [
+        *("docker", "run", "--rm", "--label", LABEL),
+        *(("--cidfile", str(cidfile)) if cidfile is not None else ()),
+        *gpus,
+        *("--shm-size", server.shm_size, "-p", f"127.0.0.1:{port}:80"),
+        *(("-v", server.volume) if server.volume else ()),
+        *(word for name, value in environment.items() for word in ("-e", f"{name}={value}")),
+        server.image,
+        *words,
+    ]
+
+
+def _command_launch(server: ServerSection, config: ServerConfig, visible: dict[str, str]) -> LaunchCommand:
+    """Any command: `{setting}` is replaced; settings that are not at their default are also variables."""
+    fields = type(config).model_fields
+    named = {
+        name: text_of(getattr(config, name))
+        for name in fields
+        if getattr(config, name) not in (None, fields[name].default)
+    }
+
+    def value(match: "re.Match[str]") -> str:
+        name = match[1]
+        if name == "port":
+            return "{port}"
+        if name not in fields:
+            raise UsageError(f"`command` in [server] has `{{{name}}}`, which is not a setting of the launcher")
+        return text_of(getattr(config, name)) if getattr(config, name) is not None else ""
+
+    words = [_PLACEHOLDER.sub(value, word) for word in split_command(server.command or "")]
+    return LaunchCommand(tuple(words), {**{name.upper(): text for name, text in named.items()}, **visible})

@@ -1,0 +1,39 @@
+"""`best.toml`: the settings of a study's best configuration, and its provenance."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from tuner.servers.exported_text import render_toml
+from tuner.space.configuration import without_unset
+
+BEST_FILE = "best.toml"
+
+
+def write_best(path: Path, settings: Mapping[str, Any], comments: Sequence[str]) -> None:
+    """Write the file atomically, without unset settings."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(render_toml(without_unset(settings), {}, comments))
+    part.replace(path)
+
+
+def tuned_by(
+    study: str, trial: int, *, is_confirmed: bool, gain: Sequence[float | None] | None, metric: str, load: str
+) -> str:
+    """The provenance that a tuned server reports: study, trial, and its gain under a load.
+
+    >>> tuned_by("s", 3, is_confirmed=True, gain=[1.12, 1.08, 1.17], metric="requests_per_s", load="closed, 8 users")
+    's/3/confirmed?gain=1.12,1.08,1.17&metric=requests_per_s&load=closed%2C+8+users'
+    """
+    origin = f"{study}/{trial}" + ("/confirmed" if is_confirmed else "")
+    facts: dict[str, str] = {}
+    if gain is not None and all(value is not None for value in gain):
+        facts = {"gain": ",".join(f"{value:.6g}" for value in gain if value is not None), "metric": metric}
+    gained = "".join(f"{name}={quote(value, safe=',')}&" for name, value in facts.items())
+    return f"{origin}?{gained}{urlencode({'load': load})}"
+
+
+def is_confirmed(settings: Mapping[str, Any]) -> bool:
+    """Whether a best file's provenance says that fresh launches confirmed it."""
+    return str(settings.get("tuned_by", "")).partition("?")[0].endswith("/confirmed")
