@@ -1,0 +1,64 @@
+"""Profiles of servers: those in the package, and refusals that name file, key and limit."""
+
+import pytest
+
+from tuner.errors import SpaceError
+from tuner.servers.server_profile import read_profile, shipped_profiles
+
+MINIMAL = """
+name = "mine"
+command = "serve {model} --port {port}"
+[setting.slots]
+flag = "--slots"
+type = "int"
+low = 1
+high = 8
+default = 4
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "sglang", "vllm"])
+def test_every_shipped_profile_reads_and_explains_its_settings(name):
+    profile = read_profile(name)
+
+    assert name in shipped_profiles()
+    assert profile.version
+    assert {key for key, setting in profile.setting.items() if not setting.help} == set()
+
+
+def test_a_profile_of_ones_own_is_read_from_its_file(tmp_path):
+    profile = read_profile(write(tmp_path, MINIMAL))
+
+    assert profile.defaults == {"slots": 4}
+    assert profile.setting["slots"].param().high == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("{port}", "80"), r"mine.toml: .*`command` has no \{port\}"),
+        (('type = "int"', 'type = "number"'), r"`setting.slots.type` is 'number'"),
+        (("low = 1", "low = 9"), "needs `low` <= `high`"),
+        (('flag = "--slots"', ""), "needs exactly one of `flag` and `env`"),
+        (("default = 4", "defualt = 4"), "`setting.slots.defualt`"),
+        (("default = 4", "[[forbid]]\nwhen = 'slots > batch'"), "reads `batch`, which is not a setting"),
+        (("default = 4", "[[failure]]\nmatch = 'a('\ncause = 'memory'"), "not a regular expression"),
+        (("default = 4", "[[failure]]\nmatch = 'a'\ncause = 'bored'"), r"`failure.0.cause` is 'bored'"),
+        (("default = 4", "[facts]\nslots = 'no group'"), "has no group for its number"),
+        (("[setting.slots]", "[setting.slots"), "not TOML"),
+    ],
+)
+def test_a_faulty_profile_is_refused_with_its_file_key_and_rule(tmp_path, change, expected):
+    with pytest.raises(SpaceError, match=expected):
+        read_profile(write(tmp_path, MINIMAL.replace(*change)))
+
+
+def test_an_unknown_profile_is_refused_with_the_known_names():
+    with pytest.raises(SpaceError, match=r"must be a TOML file or one of llamacpp, sglang, vllm"):
+        read_profile("vlmm")

@@ -1,0 +1,243 @@
+"""`ProfiledServer`: a server that a TOML profile describes, such as vLLM, SGLang or llama.cpp."""
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.target.launch import split_command
+from loadgen.target.target import Target
+from tuner.config import ParamSection, ServerSection
+from tuner.errors import CannotMeasureError, SpaceError
+from tuner.servers.exported_text import comment_lines, docker_script, k8s_manifest, render_toml
+from tuner.servers.launch_command import LaunchCommand
+from tuner.servers.server_profile import ServerProfile, SettingSection
+from tuner.servers.tuned_server import FailureRule, WarmParts
+from tuner.space.configuration import without_unset
+from tuner.space.search_space import SearchSpace
+from tuner.trial.outcome import Cause, cause_of
+
+# Settings of a configuration that are not of the profile: the model, and the provenance of an exported one.
+MODEL, PROVENANCE = "model_id", "tuned_by"
+FORMS = ("toml", "env", "cli", "docker", "k8s", "script")
+NUMBERS = ("int", "float")
+
+
+@dataclass(frozen=True)
+class ProfiledServer:
+    """The settings are those of the profile; nothing is known about the server beyond it."""
+
+    section: ServerSection
+    profile: ServerProfile
+
+    design_setting = None
+    forms = FORMS
+    writes_steps = False
+
+    @property
+    def build(self) -> str:
+        return f"{self.profile.name}: {self._template}"
+
+    @property
+    def api(self) -> str:
+        return self.profile.api
+
+    @property
+    def known(self) -> frozenset[str]:
+        return frozenset((*self.profile.setting, MODEL))
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self.profile.defaults
+
+    @property
+    def guarded(self) -> tuple[str, ...]:
+        return tuple(name for name, each in self.profile.setting.items() if each.changes_answers)
+
+    @cached_property
+    def failure_rules(self) -> Mapping[str, FailureRule]:
+        return {
+            each.cause: FailureRule(each.grows_with, each.shrinks_with)
+            for each in self.profile.failure
+            if each.grows_with or each.shrinks_with
+        }
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Memory use is compared between equal models and equal choices; other numbers are free."""
+        return (MODEL, *(name for name, each in self.profile.setting.items() if each.type not in NUMBERS))
+
+    @property
+    def artefacts(self) -> Mapping[str, str]:
+        return {"best.env": "env", "run.sh": "script", "run-docker.sh": "docker", "k8s.yaml": "k8s"}
+
+    def params(self) -> dict[str, ParamSection]:
+        return {
+            name: each.param()
+            for name, each in self.profile.setting.items()
+            if each.searched and each.type != "text" and name not in self.section.fixed
+        }
+
+    def implied(self, _load: BenchConfig) -> dict[str, Any]:
+        return {}
+
+    def without_effect(self, space: SearchSpace, _load: BenchConfig) -> dict[str, str]:
+        return {each.name: "it has one value here" for each in space.parameters if each.cannot_vary}
+
+    def initial_design(self, _space: SearchSpace, _fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return []
+
+    def resolved(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(settings)
+
+    def validate(self, settings: Mapping[str, Any]) -> None:
+        for name, value in without_unset(settings).items():
+            if name in (MODEL, PROVENANCE):
+                continue
+            if name not in self.profile.setting:
+                raise SpaceError(f"`{name}` is not a setting of profile {self.profile.name}")
+            if reason := _misfit(self.profile.setting[name], value):
+                raise SpaceError(f"`{name}` is {value!r}: {reason}")
+        values = {**self.defaults, **without_unset(settings)}
+        for expression in self.profile.forbidden:
+            if expression.names <= values.keys() and expression.evaluate(values):
+                raise SpaceError(f"profile {self.profile.name} forbids `{expression.text}`")
+
+    def launch(self, settings: Mapping[str, Any], _directory: Path, _steps: Path | None = None) -> LaunchCommand:
+        self.validate(settings)
+        words, environment = self._words(settings)
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.section.gpus))} if self.section.gpus else {}
+        command = [
+            word.replace("{model}", str(settings.get(MODEL, self.section.model_id)))
+            for word in split_command(self._template)
+        ]
+        return LaunchCommand((*command, *words), {**environment, **visible}, ready=self.profile.ready)
+
+    def keep_warm(self, _searched: AbstractSet[str]) -> WarmParts | None:
+        return None
+
+    def cause_of(self, log_tail: str, *, exit_code: int | None) -> Cause:
+        for failure in self.profile.failure:
+            if re.search(failure.match, log_tail, re.IGNORECASE):
+                return failure.cause
+        return cause_of(log_tail, exit_code=exit_code)
+
+    def facts_of(self, log: str) -> dict[str, float]:
+        """The last number that each pattern of the profile finds; thousands may be separated by commas."""
+        found = {}
+        for name, pattern in self.profile.facts.items():
+            for match in re.finditer(pattern, log):
+                found[name] = float(match[1].replace(",", ""))
+        return found
+
+    def names_setting(self, text: str, name: str) -> bool:
+        setting = self.profile.setting.get(name)
+        if setting is None:
+            return False
+        words = (setting.flag, setting.flag_true, setting.flag_false, setting.env)
+        return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words if word)
+
+    def random_answers(self, _settings: Mapping[str, Any]) -> str | None:
+        return None
+
+    def answer(self, target: Target, prompt: str, max_tokens: int) -> Sequence[int | str]:
+        """The words of a greedy completion: not every server returns its tokens."""
+        control = target.control()
+        body = {"model": target.facts().model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "seed": 0}
+        try:
+            status, content = control.post("/v1/completions", json.dumps(body).encode(), timeout_s=600.0)
+        finally:
+            control.close()
+        if status != 200:
+            raise CannotMeasureError(f"a prompt of the quality guard returned status {status}")
+        return str(json.loads(content)["choices"][0]["text"]).split()[:max_tokens]
+
+    def export(self, form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None) -> str:
+        chosen = without_unset(settings)
+        words, environment = self._words(chosen)
+        port, model = self.profile.port, str(chosen.get(MODEL, self.section.model_id))
+        command = [word.replace("{model}", model) for word in split_command(self._template)]
+        match form:
+            case "toml":
+                return render_toml(chosen, {}, comments)
+            case "env":
+                return (
+                    "\n".join([*comment_lines(comments), *(f"{key}={text}" for key, text in environment.items())])
+                    + "\n"
+                )
+            case "cli":
+                assignments = [f"{key}={shlex.quote(text)}" for key, text in environment.items()]
+                line = shlex.join([*(word.replace("{port}", str(port)) for word in command), *words])
+                return " ".join([*assignments, line]) + "\n"
+            case "script":
+                exports = [f"export {key}={shlex.quote(text)}" for key, text in environment.items()]
+                line = " ".join(_shell_word(word, port) for word in (*command, *words))
+                return "\n".join(["#!/bin/sh", *comment_lines(comments), *exports, f'exec {line} "$@"']) + "\n"
+        image = image or self.profile.image
+        if image is None:
+            note = f"profile {self.profile.name} has no image: export with --image"
+            return "\n".join(comment_lines([*comments, note])) + "\n"
+        inside = [word.replace("{port}", str(port)).replace("127.0.0.1", "0.0.0.0") for word in command[1:]]
+        if form == "docker":
+            gpus = ["--gpus all"] if self.section.gpus else []
+            options = [*gpus, "--shm-size 1g", f"-p 127.0.0.1:{port}:{port}", '-v "$PWD/data:/data"']
+            return docker_script(image, [*inside, *words], environment, comments, options)
+        return k8s_manifest(
+            self.profile.name, image, [*inside, *words], environment, comments,
+            port=port, ready=self.profile.ready, gpus=len(self.section.gpus),
+        )  # fmt: skip
+
+    def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:
+        launch = self.launch(tomllib.loads(best.read_text()), best.parent)
+        return LaunchCommand((*launch.command, *extra), launch.environment)
+
+    @property
+    def _template(self) -> str:
+        return self.section.command or self.profile.command
+
+    def _words(self, settings: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
+        """Flags and variables of the settings."""
+        words: list[str] = []
+        environment = dict(self.profile.environment)
+        for name, value in without_unset(settings).items():
+            setting = self.profile.setting.get(name)
+            if setting is None:
+                continue
+            if setting.env is not None:
+                environment[setting.env] = _text(value)
+            elif setting.type == "bool":
+                words += filter(None, [setting.flag_true if value else setting.flag_false])
+            elif setting.flag is not None:
+                words += [setting.flag, _text(value)]
+        return words, environment
+
+
+def _misfit(setting: SettingSection, value: Any) -> str:
+    """Why a value does not fit its setting; empty if it fits."""
+    match setting.type:
+        case "bool":
+            return "" if isinstance(value, bool) else "must be true or false"
+        case "int":
+            return "" if isinstance(value, int) and not isinstance(value, bool) else "must be an integer"
+        case "float":
+            return "" if isinstance(value, int | float) and not isinstance(value, bool) else "must be a number"
+        case "choice":
+            is_known = value in setting.values or not setting.values
+            return "" if is_known else f"must be one of {', '.join(map(str, setting.values))}"
+    return "" if isinstance(value, str) else "must be a text"
+
+
+def _shell_word(word: str, port: int) -> str:
+    """A word of a shell script; the port is the variable PORT if it is set."""
+    return f'"${{PORT:-{port}}}"' if word == "{port}" else shlex.quote(word)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,190 @@
+"""A server profile: the settings, launch command and log lines of a server program, declared in TOML."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tuner.config import ParamSection
+from tuner.errors import SpaceError
+from tuner.space.expression import Expression, parse
+
+_STRICT = ConfigDict(frozen=True, extra="forbid")
+PROFILES = "profiles"
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+LogCause = Literal["memory", "no_cache", "flag", "crash"]
+
+
+class SettingSection(BaseModel):
+    """`[setting.NAME]`: one setting of the server, and how its command line or environment sets it."""
+
+    model_config = _STRICT
+
+    type: Literal["int", "float", "bool", "choice", "text"] = Field(description="Type of the value.")
+    flag: str | None = Field(None, pattern=r"^-{1,2}[A-Za-z]", description="Flag that takes the value.")
+    flag_true: str | None = Field(None, description="type bool: flag of true; without it, true adds no flag.")
+    flag_false: str | None = Field(None, description="type bool: flag of false; without it, false adds no flag.")
+    env: str | None = Field(None, pattern=r"^[A-Z][A-Z0-9_]*$", description="Environment variable of the value.")
+    low: float | None = Field(None, description="Least value of the default range.")
+    high: float | None = Field(None, description="Largest value of the default range.")
+    log: bool = Field(False, description="Search the range on a logarithmic scale.")
+    step: float | None = Field(None, gt=0, description="Distance of values of a float.")
+    multiple_of: int | None = Field(None, gt=0, description="Values of an int are multiples of it.")
+    values: tuple[Any, ...] = Field((), description="Values of a choice.")
+    default: Any = Field(None, description="The server's own default, if it is one value on every machine.")
+    when: str | None = Field(None, description="Searched only if this expression holds.")
+    searched: bool = Field(True, description="In the space of a study without [param].")
+    changes_answers: bool = Field(False, description="The quality guard compares answers if it differs.")
+    help: str = Field("", description="One sentence for `tgi-tune check` and docs/profiles.md.")
+
+    @model_validator(mode="after")
+    def _is_set_somehow(self) -> "SettingSection":
+        if self.type == "bool":
+            if self.flag is not None:
+                raise ValueError("type `bool` takes `flag_true` and `flag_false`, not `flag`")
+            if not (self.flag_true or self.flag_false or self.env):
+                raise ValueError("type `bool` needs `flag_true`, `flag_false` or `env`")
+        elif self.flag_true or self.flag_false:
+            raise ValueError(f"type `{self.type}` takes `flag` or `env`, not `flag_true` and `flag_false`")
+        elif (self.flag is None) == (self.env is None):
+            raise ValueError(f"type `{self.type}` needs exactly one of `flag` and `env`")
+        if self.type != "text" and self.searched:
+            self.param()
+        return self
+
+    def param(self) -> ParamSection:
+        """The setting as a searched parameter."""
+        assert self.type != "text", "a text is not searched"
+        return ParamSection(
+            type=self.type,
+            low=self.low,
+            high=self.high,
+            log=self.log,
+            step=self.step,
+            multiple_of=self.multiple_of,
+            values=self.values,
+            when=self.when,
+        )
+
+
+class ProfileForbid(BaseModel):
+    """`[[forbid]]`: a combination that the server refuses. It applies if each setting has a value or a default."""
+
+    model_config = _STRICT
+
+    when: str
+
+    @model_validator(mode="after")
+    def _parses(self) -> "ProfileForbid":
+        parse(self.when)
+        return self
+
+
+class FailureSection(BaseModel):
+    """`[[failure]]`: text in the log of a server that failed, its cause, and the settings that a cause rules out."""
+
+    model_config = _STRICT
+
+    match: str = Field(description="Regular expression, without case, for the end of the log.")
+    cause: LogCause = Field(description="memory, no_cache, flag or crash.")
+    grows_with: tuple[Name, ...] = Field((), description="No smaller values of these fail as well.")
+    shrinks_with: tuple[Name, ...] = Field((), description="No larger values of these fail as well.")
+
+    @model_validator(mode="after")
+    def _compiles(self) -> "FailureSection":
+        _compiled(self.match)
+        return self
+
+
+class ServerProfile(BaseModel):
+    """One server program. `{port}` and `{model}` are replaced in `command`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")] = Field(description="Name in studies and exports.")
+    command: str = Field(min_length=1, description="Starts the server; {port} and {model} are replaced.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Variables of every launch.")
+    ready: str = Field("/health", pattern="^/", description="Route that answers 200 when the server is ready.")
+    api: Literal["openai-chat", "openai-completions"] = Field("openai-completions", description="API of the load.")
+    version: str = Field("", description="The release that the profile was checked with.")
+    image: str | None = Field(None, description="Container image of the exports; its entry point is the program.")
+    port: int = Field(8080, gt=0, lt=65536, description="Port of the exports.")
+    setting: dict[Name, SettingSection] = Field(min_length=1)
+    forbid: tuple[ProfileForbid, ...] = ()
+    failure: tuple[FailureSection, ...] = ()
+    facts: dict[Name, str] = Field(default_factory=dict, description="Numbers in the log: a name, and a pattern.")
+
+    @model_validator(mode="after")
+    def _refers_to_settings(self) -> "ServerProfile":
+        for wanted in ("{port}", "{model}"):
+            if wanted not in self.command:
+                raise ValueError(f"`command` has no {wanted}")
+        for place, names in self._references():
+            for name in sorted(names - self.setting.keys()):
+                raise ValueError(f"{place} reads `{name}`, which is not a setting of this profile")
+        for name, pattern in self.facts.items():
+            if _compiled(pattern).groups < 1:
+                raise ValueError(f"the pattern of fact `{name}` has no group for its number")
+        return self
+
+    def _references(self) -> list[tuple[str, frozenset[str]]]:
+        found = [(f"[[forbid]] `{each.when}`", parse(each.when).names) for each in self.forbid]
+        found += [
+            (f"`when` of [setting.{name}]", parse(each.when).names) for name, each in self.setting.items() if each.when
+        ]
+        found += [
+            (f"[[failure]] `{each.match}`", frozenset((*each.grows_with, *each.shrinks_with))) for each in self.failure
+        ]
+        return found
+
+    @cached_property
+    def forbidden(self) -> tuple[Expression, ...]:
+        return tuple(parse(each.when) for each in self.forbid)
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        return {name: each.default for name, each in self.setting.items() if each.default is not None}
+
+
+def read_profile(name: str) -> ServerProfile:
+    """The profile of a name in the package, or of a TOML file. Raises SpaceError naming file, key and limit."""
+    shipped = shipped_profiles()
+    path = Path(name)
+    if name not in shipped and not path.is_file():
+        raise SpaceError(f"`profile` is {name}, but must be a TOML file or one of {', '.join(shipped)}")
+    try:
+        text = (files("tuner.servers") / PROFILES / f"{name}.toml").read_text() if name in shipped else path.read_text()
+        return ServerProfile.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SpaceError(f"{name}: not TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpaceError(f"{name}: {error}") from None
+    except ValidationError as error:
+        raise SpaceError("; ".join(f"{name}: {_problem(each)}" for each in error.errors())) from None
+
+
+def shipped_profiles() -> list[str]:
+    """The names of the profiles in the package."""
+    folder = files("tuner.servers") / PROFILES
+    return sorted(each.name.removesuffix(".toml") for each in folder.iterdir() if each.name.endswith(".toml"))
+
+
+def _problem(problem: Any) -> str:
+    place = ".".join(map(str, problem["loc"]))
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    given = problem["input"]
+    shown = f" is {given!r}" if isinstance(given, str | int | float | bool) else ""
+    return f"`{place}`{shown}: {message}" if place else message
+
+
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    try:
+        return re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"`{pattern}` is not a regular expression: {error}") from None
