@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -165,7 +166,8 @@ def test_a_server_command_without_the_checkout_is_refused():
 
 
 @pytest.mark.slow
-def test_a_real_bisection_of_a_small_repository(repository, tmp_path, capsys):
+def test_a_real_bisection_of_a_small_repository(repository, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     load = ["--concurrency", "2", "--requests", "32", "--warmup", "0s", "--input-tokens", "8", "--output-tokens", "12"]
     words = ["bisect", "HEAD~5", "HEAD", "--metric", METRIC, "--server", SERVER, "--out", str(tmp_path / "out"), *load]
 
