@@ -13,6 +13,7 @@ from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
 from reports.document import Estimate, format_number
 from reports.metrics.summary import Analysis, analyse_run
+from reports.metrics.validity import finding_messages
 from reports.pages import tables
 from reports.pages.run_page import build_run_report
 from reports.renderers.write import write_report
@@ -63,6 +64,7 @@ def render_summary(analyses: Sequence[Analysis]) -> str:
 def _verdict(analysis: Analysis, is_one_of_many: bool) -> str:
     verdict = analysis.summary["verdict"]
     head = f"{analysis.label}: {verdict['status']}" if is_one_of_many else f"{verdict['status']} run {analysis.label}"
+    head = ", ".join((head, *finding_messages(analysis.summary)))
     return "\n".join([head, *(f"  {reason['level']}: {reason['message']}" for reason in verdict["reasons"])])
 
 

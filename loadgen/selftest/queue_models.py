@@ -15,6 +15,7 @@ Array = npt.NDArray[np.float64]
 LOADS = (0.5, 0.7, 0.85, 0.95)
 SLOTS = 16
 FIRST_TOKEN_S = 0.05  # of a request that does not wait, with a cv of 0.2; it does not occupy the server
+TOKEN_S = 0.03  # time of one output token in an open queue
 
 # The closed loop: users think, then wait for one of 16 slots. A step takes 10 ms, 1 ms for each running sequence and
 # 20 ms for each new prompt. With `SATURATING_USERS` the slots are always busy.
@@ -35,11 +36,13 @@ class Runs:
     queue_s: Array
     e2e_s: Array
     in_flight: Array | None
+    output_tokens: Array
 
     def after(self, warmup: int) -> "Runs":
         """Without the first `warmup` requests of each run."""
         in_flight = None if self.in_flight is None else self.in_flight[:, warmup:]
-        return Runs(self.arrival_s[:, warmup:], self.queue_s[:, warmup:], self.e2e_s[:, warmup:], in_flight)
+        tokens = self.output_tokens[:, warmup:]
+        return Runs(self.arrival_s[:, warmup:], self.queue_s[:, warmup:], self.e2e_s[:, warmup:], in_flight, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,24 @@ def open_queue(servers: int, service_cv: float) -> Callable[[np.random.Generator
         service = generator.exponential(1, shape) if service_cv == 1 else _lognormal(generator, 1.0, service_cv, shape)
         wait = _waits(arrival, service, servers)
         first_token = wait + _lognormal(generator, FIRST_TOKEN_S, 0.2, shape)
-        return Runs(arrival, first_token, first_token + service, _found_in_flight(arrival, arrival + wait + service))
+        in_flight = _found_in_flight(arrival, arrival + wait + service)
+        return Runs(arrival, first_token, first_token + service, in_flight, np.ceil(service / TOKEN_S) + 1)
 
     return simulate
 
 
-def closed_loop(generator: np.random.Generator, runs: int, requests: int, load: float) -> Runs:
-    """Continuous batching under users who think; load is the number of users over those that saturate the slots."""
-    loop = _ClosedLoop(generator, runs, requests, round(load * SATURATING_USERS))
+def closed_loop(
+    generator: np.random.Generator,
+    runs: int,
+    requests: int,
+    load: float,
+    slowdown: Callable[[Array], Array] = np.ones_like,
+) -> Runs:
+    """Continuous batching under users who think; load is the number of users over those that saturate the slots.
+
+    slowdown: factor of the time of a step, by the time at its start [runs].
+    """
+    loop = _ClosedLoop(generator, runs, requests, round(load * SATURATING_USERS), slowdown)
     while not loop.is_done:
         loop.step()
     return loop.finished()
@@ -110,8 +123,16 @@ def _found_in_flight(arrival: Array, end: Array) -> Array:
 class _ClosedLoop:
     """State of all runs, each at its own time: per user the next arrival or the arrival of its request in progress."""
 
-    def __init__(self, generator: np.random.Generator, runs: int, requests: int, users: int) -> None:
+    def __init__(
+        self,
+        generator: np.random.Generator,
+        runs: int,
+        requests: int,
+        users: int,
+        slowdown: Callable[[Array], Array],
+    ) -> None:
         self._generator = generator
+        self._slowdown = slowdown
         self._requests = requests
         step_s = STEP_S + SLOTS * SEQUENCE_S + PROMPT_S * SLOTS / MEAN_LENGTH
         self._think_s = (SATURATING_USERS / SLOTS - 1) * MEAN_LENGTH * step_s
@@ -119,9 +140,10 @@ class _ClosedLoop:
         self._arrival = generator.exponential(self._think_s, (runs, users))
         self._left = np.zeros((runs, users))  # tokens left of a running request; 0: thinking or waiting
         self._first_token = np.zeros((runs, users))
+        self._length = np.zeros((runs, users))
         wanted = requests + 4 * users
         self._done = np.zeros(runs, dtype=np.int64)
-        self._kept = np.full((3, runs, wanted), np.inf)  # arrival, time to first token, end to end
+        self._kept = np.full((4, runs, wanted), np.inf)  # arrival, time to first token, end to end, output tokens
 
     @property
     def is_done(self) -> bool:
@@ -135,11 +157,12 @@ class _ClosedLoop:
         waiting |= ~running & (self._arrival <= self._now[:, None])
         new = self._admitted(waiting, SLOTS - running.sum(axis=1))
         rows, users = np.nonzero(new)
-        self._left[rows, users] = np.maximum(
+        self._left[rows, users] = self._length[rows, users] = np.maximum(
             1, np.rint(_lognormal(self._generator, MEAN_LENGTH, LENGTH_CV, (len(rows),)))
         )
         running |= new
-        self._now += STEP_S + SEQUENCE_S * running.sum(axis=1) + PROMPT_S * new.sum(axis=1)
+        step_s = STEP_S + SEQUENCE_S * running.sum(axis=1) + PROMPT_S * new.sum(axis=1)
+        self._now += step_s * self._slowdown(self._now)
         self._first_token[rows, users] = self._now[rows]
         self._left[running] -= 1
         self._finish(*np.nonzero(running & (self._left == 0)))
@@ -147,8 +170,8 @@ class _ClosedLoop:
     def finished(self) -> Runs:
         """The first requests by arrival; the last ones that finished are left out, since earlier ones may still run."""
         order = np.argsort(self._kept[0], axis=1)[:, : self._requests]
-        arrival, queue, e2e = (np.take_along_axis(values, order, axis=1) for values in self._kept)
-        return Runs(arrival, queue, e2e, None)
+        arrival, queue, e2e, tokens = (np.take_along_axis(values, order, axis=1) for values in self._kept)
+        return Runs(arrival, queue, e2e, None, tokens)
 
     def _admitted(self, waiting: npt.NDArray[np.bool_], free: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Those who have waited longest, as many as there are free slots."""
@@ -159,7 +182,7 @@ class _ClosedLoop:
     def _finish(self, rows: npt.NDArray[np.int64], users: npt.NDArray[np.int64]) -> None:
         """Record the requests of these users and let them think."""
         arrival, now = self._arrival[rows, users], self._now[rows]
-        kept = np.stack((arrival, self._first_token[rows, users] - arrival, now - arrival))
+        kept = np.stack((arrival, self._first_token[rows, users] - arrival, now - arrival, self._length[rows, users]))
         place = self._done[rows] + _occurrence(rows)
         inside = place < self._kept.shape[2]
         self._kept[:, rows[inside], place[inside]] = kept[:, inside]

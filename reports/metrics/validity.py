@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from reports.metrics.measured import Measured
-from reports.metrics.windows import drifting
+from reports.metrics.steadiness import series_between
+from reports.metrics.windows import UNEVEN_MODES
 from reports.run_schema import Status
 from reports.run_store import RunResult
 
@@ -28,7 +29,10 @@ RANK = {Level.VALID: 0, Level.DEGRADED: 1, Level.INVALID: 2}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One failed check: its name, its level, and a sentence for the reader."""
+    """One check that found something: its name, its level, and a sentence for the reader.
+
+    At level valid it states a fact about the server or the run, and leaves the measurement valid.
+    """
 
     check: str
     level: Level
@@ -43,8 +47,21 @@ class Verdict:
     findings: tuple[Finding, ...]
 
     def to_json(self) -> dict[str, Any]:
-        reasons = [{"check": each.check, "level": each.level, "message": each.message} for each in self.findings]
-        return {"status": self.level, "reasons": reasons}
+        """`reasons` are the findings above level valid, `findings` those at level valid."""
+        rows = [{"check": each.check, "level": each.level, "message": each.message} for each in self.findings]
+        return {
+            "status": self.level,
+            "reasons": [row for row in rows if row["level"] is not Level.VALID],
+            "findings": [row for row in rows if row["level"] is Level.VALID],
+        }
+
+
+def finding_messages(summary: Mapping[str, Any]) -> list[str]:
+    """The findings at level valid, for the line of the verdict; none in an invalid run and in older runs."""
+    verdict = summary["verdict"]
+    if verdict["status"] == Level.INVALID:
+        return []
+    return [finding["message"] for finding in verdict.get("findings", ())]
 
 
 def judge_run(run: RunResult, measured: Measured, facts: Mapping[str, Any]) -> Verdict:
@@ -221,18 +238,30 @@ def _completeness(run: RunResult, measured: Measured) -> list[Finding]:
 
 
 def _steadiness(measured: Measured) -> list[Finding]:
+    """Changes of throughput and latencies over the window; a note where it is too short for the check."""
     window = measured.window
     if not window.is_steady:
         return [
             Finding("steady_state", Level.INVALID, "no steady state: the warm-up lasted longer than half of the run")
         ]
-    if not measured.manifest.is_open_loop or measured.manifest.mode == "burst":
+    if measured.manifest.mode in UNEVEN_MODES or window.length_s <= 0:
         return []
-    names = drifting(
-        window, np.asarray(measured.requests["start_s"]), np.asarray(measured.requests["ttft_s"]), measured.concurrency
+    series = series_between(
+        window.start_s,
+        window.end_s,
+        measured.requests,
+        measured.events,
+        is_open_loop=measured.manifest.is_open_loop,
     )
-    message = f"not stationary: {' and '.join(names)} changed by more than 10 % over the window"
-    return [Finding("not_stationary", Level.DEGRADED, message)] if names else []
+    if not series.is_checkable:
+        message = f"steady state not checked, needs about {math.ceil(series.needed_s)} s"
+        return [Finding("steady_state_unchecked", Level.VALID, message)]
+    changes = [
+        f"{name} {'rose' if change > 0 else 'fell'} by {abs(change):.0%}".replace("%", " %")
+        for name, change in series.changes().items()
+    ]
+    message = f"{', '.join(changes)} during the window; run longer or raise --warmup"
+    return [Finding("not_stationary", Level.DEGRADED, message)] if changes else []
 
 
 IDENTITY = ("model_id", "model_sha", "version", "sha", "docker_label")

@@ -7,19 +7,23 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from reports.metrics.steadiness import series_between
 from reports.request_columns import TokenEvents
 from reports.run_store import RunManifest
-from reports.stats.estimators import Slope, newey_west_slope, truncation_point
+from reports.stats.estimators import Slope, newey_west_slope
 
 Array = npt.NDArray[np.float64]
 
-# The rate of these loads is not constant, so they have no transient to find.
+# The rate of these loads is not constant, so they have no steady state.
 UNEVEN_MODES = frozenset(("trace", "burst", "stages"))
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The measurement window in seconds since the run's start. `warmup_rule` names the rule that ended the warm-up."""
+    """The measurement window in seconds since the run's start. `warmup_rule` names the rule that ended the warm-up.
+
+    truncation_s: end of a slow start that was removed.
+    """
 
     start_s: float
     end_s: float
@@ -100,7 +104,10 @@ def starts_s(frame: pd.DataFrame, is_open_loop: bool) -> Array:
 
 
 def find_window(frame: pd.DataFrame, events: TokenEvents, manifest: RunManifest) -> Window:
-    """The window of a run: from the latest of the three warm-up marks to the end of the load.
+    """The window of a run: from the end of the warm-up to the end of the load.
+
+    The warm-up lasts as configured, until every slot of a closed loop has completed a request, and until a slow start
+    has ended. frame: requests in the order of their start, with the per-request metrics.
 
     Without a recorded end (a crash, or a load without further requests) the window ends at the last send. The window of
     a burst, which is sent at once, ends with the last response.
@@ -113,15 +120,33 @@ def find_window(frame: pd.DataFrame, events: TokenEvents, manifest: RunManifest)
     end = max(end, 0.0)
     sweep = Concurrency.of(sent_s, end_s)
     marks = {"configured": manifest.warmup_s, "every slot": _slots_done_s(sweep, sent_s, end_s, manifest)}
-    cut_s = None if manifest.mode in UNEVEN_MODES else _mser_s(sweep, events, end)
-    if cut_s is not None:
-        marks["mser-5"] = cut_s
     rule, start = max(marks.items(), key=lambda mark: mark[1])
     is_steady = start <= end / 2 or start <= manifest.warmup_s
     if not is_steady or start >= end:
         # Report from the configured warm-up on; the verdict states that the run has no steady state.
         rule, start = "configured", manifest.warmup_s if manifest.warmup_s < end else 0.0
+    cut_s = None
+    if is_steady and manifest.mode not in UNEVEN_MODES:
+        cut_s = _slow_start_s(start, end, frame, events, is_open_loop=manifest.is_open_loop)
+    if cut_s is not None:
+        rule, start = "step", cut_s
     return Window(start, end, rule, cut_s, manifest.drain_s, manifest.stop_reason, is_steady)
+
+
+def _slow_start_s(
+    start_s: float, end_s: float, frame: pd.DataFrame, events: TokenEvents, *, is_open_loop: bool
+) -> float | None:
+    """The end of a slow start: a step up of tokens/s in the first third of a window that can be checked without it.
+
+    A later step, or a step down, is not a warm-up: the verdict names it.
+    """
+    series = series_between(start_s, end_s, frame, events, is_open_loop=is_open_loop)
+    step = series.step
+    if step is None or step.change <= 0 or step.cut > len(series.bins) / 3:
+        return None
+    cut_s = start_s + series.length_s * step.cut / len(series.bins)
+    rest = series_between(cut_s, end_s, frame, events, is_open_loop=is_open_loop)
+    return cut_s if rest.is_checkable else None
 
 
 def _column_s(frame: pd.DataFrame, name: str) -> Array:
@@ -144,16 +169,6 @@ def _slots_done_s(sweep: Concurrency, sent_s: Array, end_s: Array, manifest: Run
     return float(np.nanmax(ends)) if np.any(~np.isnan(ends)) else 0.0
 
 
-def _mser_s(sweep: Concurrency, events: TokenEvents, end: float) -> float | None:
-    seconds = np.arange(0.0, math.floor(end) + 1)
-    if len(seconds) < 2:
-        return None
-    tokens = events.tokens_between(0.0, float(seconds[-1]), len(seconds) - 1)
-    cuts = (truncation_point(sweep.means(seconds)), truncation_point(tokens))
-    known = [float(cut) for cut in cuts if cut is not None]
-    return max(known) if known else None
-
-
 def slopes(window: Window, start_s: Array, ttft_s: Array, in_flight: tuple[Array, Array]) -> dict[str, Slope | None]:
     """Slopes of TTFT and of requests in flight over the window, per second; `in_flight`: moments and levels."""
     known = window.contains(start_s) & ~np.isnan(ttft_s)
@@ -164,16 +179,3 @@ def slopes(window: Window, start_s: Array, ttft_s: Array, in_flight: tuple[Array
         "TTFT": newey_west_slope(start_s[known][order], ttft_s[known][order]),
         "requests in flight": newey_west_slope(moments[inside], levels[inside]),
     }
-
-
-def drifting(window: Window, start_s: Array, ttft_s: Array, sweep: Concurrency) -> list[str]:
-    """Those of TTFT and requests in flight that change significantly and by more than 10 % over the window."""
-    if window.length_s <= 0:
-        return []
-    edges = np.linspace(window.start_s, window.end_s, max(20, int(window.length_s)) + 1)
-    found = slopes(window, start_s, ttft_s, (edges[:-1], sweep.means(edges)))
-    return [
-        name
-        for name, slope in found.items()
-        if slope is not None and slope.is_significant and abs(slope.relative_change(window.length_s)) > 0.1
-    ]

@@ -20,6 +20,7 @@ from reports.document import (
 )
 from reports.metrics.per_request import primary_latency
 from reports.metrics.summary import Analysis
+from reports.metrics.validity import finding_messages
 from reports.pages import health, run_figures, tables
 from reports.pages.across_runs import across_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time
@@ -98,7 +99,8 @@ def _verdict(analysis: Analysis, analyses: Sequence[Analysis]) -> VerdictLine:
     reasons = tuple(_sentence(reason["message"]) for reason in verdict["reasons"])
     label = analysis.label if len(analyses) > 1 else ""
     caution = "Use these numbers for orientation only, not for a decision. " if verdict["status"] == "invalid" else ""
-    return VerdictLine(verdict["status"], WORDS[verdict["status"]], caution + _headline(analysis), reasons, label)
+    word = ", ".join((WORDS[verdict["status"]], *finding_messages(analysis.summary)))
+    return VerdictLine(verdict["status"], word, caution + _headline(analysis), reasons, label)
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Estimators for dependent values: quantiles, proportions, batch means, MSER truncation and Newey-West slopes.
+"""Estimators for dependent values: quantiles, proportions, batch means and Newey-West slopes.
 
 Requests that overlap in time are dependent, so no function here treats them as independent draws.
 """
@@ -119,59 +119,13 @@ def mean_interval(means: Array) -> Interval:
     return Interval(value, value - half, value + half)
 
 
-def truncation_point(series: Array, batch: int = 5) -> int | None:
-    """Observations to drop from the start by MSER-5: the cut that minimizes the error of the mean of the rest.
-
-    None for fewer than ten batches, which are too short a series. The last five batches are never removed, because the
-    variance of a few values is small by chance. The plain rule also cuts a third of a steady series by chance, so only
-    cuts with `_removes_a_bias` count, and of the cuts within a quarter of the smallest error the earliest is taken.
-    (White, 1997; White, Cobb and Spratt, 2000.)
-    """
-    num_batches = len(series) // batch
-    if num_batches < 10:
-        return None
-    means = series[: num_batches * batch].reshape(num_batches, batch).mean(axis=1)
-    cuts = [0] + [cut for cut in range(1, num_batches - 4) if _removes_a_bias(means[:cut], means[cut:])]
-    errors = [float(np.var(means[cut:])) / (num_batches - cut) for cut in cuts]
-    bound = 1.25 * min(errors) + 1e-12 * max(errors)
-    return batch * next(cut for cut, error in zip(cuts, errors, strict=True) if error <= bound)
-
-
-def _removes_a_bias(removed: Array, rest: Array) -> bool:
-    """Whether keeping `removed` shifts the mean by over 1 %, and the means differ by three standard errors.
-
-    Five standard errors if more than half would be removed, because the whole run is then unsteady. The standard error
-    accounts for the first-order correlation of the rest.
-    """
-    difference = float(removed.mean() - rest.mean())
-    fraction = len(removed) / (len(removed) + len(rest))
-    if abs(difference) * fraction <= 0.01 * abs(float(rest.mean())):
-        return False
-    spread = float(np.var(rest))
-    centred = rest - rest.mean()
-    correlation = float(centred[1:] @ centred[:-1]) / (len(rest) * spread) if spread > 0 else 0.0
-    correlation = min(max(correlation, 0.0), 0.9)
-    variance = spread * (1 + correlation) / (1 - correlation) * (1 / len(removed) + 1 / len(rest))
-    errors = 5 if fraction > 0.5 else 3
-    return difference**2 > errors**2 * variance
-
-
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """A regression slope per unit of x, its 95 % interval, and the mean level of y."""
+    """A regression slope per unit of x, and its 95 % interval."""
 
     value: float
     lo: float
     hi: float
-    level: float
-
-    @property
-    def is_significant(self) -> bool:
-        return self.lo > 0 or self.hi < 0
-
-    def relative_change(self, span: float) -> float:
-        """The predicted change over a span of x, relative to the mean level."""
-        return self.value * span / self.level if self.level else 0.0
 
 
 def newey_west_slope(x: Array, y: Array) -> Slope | None:
@@ -193,7 +147,7 @@ def newey_west_slope(x: Array, y: Array) -> Slope | None:
         variance += 2 * (1 - lag / (lags + 1)) * float(scores[lag:] @ scores[:-lag])
     error = math.sqrt(max(variance, 0.0) * count / (count - 2)) / weight
     half = student_quantile(0.975, count - 2) * error
-    return Slope(value, value - half, value + half, float(y.mean()))
+    return Slope(value, value - half, value + half)
 
 
 def _bandwidth(scores: Array) -> int:

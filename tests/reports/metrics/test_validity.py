@@ -90,14 +90,14 @@ def verdict_of(run: RunResult) -> dict[str, Any]:
 
 
 def test_sample_run_is_valid() -> None:
-    assert verdict_of(sample_run(SampleLoad(mode="closed"))) == {"status": "valid", "reasons": []}
+    assert verdict_of(sample_run(SampleLoad(mode="closed"))) == {"status": "valid", "reasons": [], "findings": []}
 
 
 def test_trust_W13_a_run_of_few_requests_is_valid_and_has_no_intervals() -> None:
     summary = summarize(sample_run(SampleLoad(mode="closed", concurrency=2, duration_s=8, warmup_s=0)))
 
     assert summary["client"]["completions"] < 30
-    assert summary["verdict"] == {"status": "valid", "reasons": []}
+    assert (summary["verdict"]["status"], summary["verdict"]["reasons"]) == ("valid", [])
     assert not summary["metrics"]["ttft_s"]["percentiles"]["p95"]["supported"]
 
 
@@ -145,12 +145,6 @@ def test_server_that_is_gone_at_the_end_invalidates() -> None:
     run.manifest.target["info_end"] = {}
 
     assert verdict_of(run)["reasons"][0]["message"] == "the server did not answer at the end of the run"
-
-
-def test_overloaded_open_loop_has_no_steady_state() -> None:
-    checks = [reason["check"] for reason in verdict_of(sample_run(SampleLoad(rate=30, slots=4)))["reasons"]]
-
-    assert {"steady_state", "not_stationary"} & set(checks)
 
 
 def test_client_errors_are_counted_from_the_records() -> None:

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.metrics.measured import Measured
-from reports.metrics.windows import Concurrency, drifting
+from reports.metrics.windows import Concurrency
 from reports.run_schema import RequestRecord
 from reports.run_store import RunManifest, RunResult
-from tests.support.samples.sample_run import SampleLoad, sample_run
 
 S = 1_000_000_000
 
@@ -43,26 +42,6 @@ def test_warmup_into_the_second_half_is_no_steady_state() -> None:
 
     assert not window.is_steady
     assert (window.start_s, window.end_s) == (1.0, 20.0)
-
-
-def test_growing_open_loop_has_no_steady_state() -> None:
-    run = sample_run(SampleLoad(rate=30, slots=4, duration_s=120))
-
-    assert not Measured.of(run).window.is_steady
-
-
-def test_metrics_6_overload_of_a_few_seconds_already_drifts() -> None:
-    measured = Measured.of(sample_run(SampleLoad(rate=30, slots=4, duration_s=12)))
-    starts, ttft = (np.asarray(measured.requests[name]) for name in ("start_s", "ttft_s"))
-
-    assert drifting(measured.window, starts, ttft, measured.concurrency) == ["TTFT", "requests in flight"]
-
-
-def test_level_load_does_not_drift() -> None:
-    measured = Measured.of(sample_run(SampleLoad(seed=1)))
-    starts, ttft = (np.asarray(measured.requests[name]) for name in ("start_s", "ttft_s"))
-
-    assert drifting(measured.window, starts, ttft, measured.concurrency) == []
 
 
 def test_run_without_a_recorded_end_ends_with_its_last_send() -> None:

@@ -148,23 +148,6 @@ def test_student_interval_of_batch_means() -> None:
     assert math.isnan(estimators.mean_interval(np.array([1.0])).lo)
 
 
-def test_mser_cuts_a_transient_and_keeps_a_steady_series() -> None:
-    random = np.random.default_rng(5)
-    steady = random.normal(100, 1, size=120)
-    ramp = np.concatenate([np.linspace(0, 100, 20), steady[:100]])
-
-    assert estimators.truncation_point(ramp) == pytest.approx(20, abs=5)
-    assert estimators.truncation_point(np.full(60, 16.0)) == 0
-    assert estimators.truncation_point(steady[:49]) is None
-
-
-def test_mser_of_a_growing_series_lies_in_the_second_half() -> None:
-    found = estimators.truncation_point(np.linspace(0, 100, 200) ** 2)
-
-    assert found is not None
-    assert found > 100
-
-
 def test_slope_of_a_line_is_exact() -> None:
     x = np.arange(20.0)
 
@@ -172,8 +155,7 @@ def test_slope_of_a_line_is_exact() -> None:
 
     assert found is not None
     assert found.value == pytest.approx(2.0)
-    assert found.is_significant
-    assert found.relative_change(19.0) == pytest.approx(38 / 22)
+    assert found.lo > 0
     assert estimators.newey_west_slope(x[:5], x[:5]) is None
 
 
@@ -209,7 +191,7 @@ def test_slope_of_correlated_noise_is_seldom_significant() -> None:
     for _ in range(200):
         noise = np.convolve(random.normal(size=210), np.ones(10) / 10, mode="valid")[:200]
         found = estimators.newey_west_slope(np.arange(200.0), noise)
-        alarms += found is not None and found.is_significant
+        alarms += found is not None and (found.lo > 0 or found.hi < 0)
 
     assert alarms < 45  # least squares that takes the noise for independent: 114
 

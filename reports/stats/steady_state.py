@@ -1,0 +1,204 @@
+"""Whether the speed of a server is level over a window: steps found by CUSUM, and slopes.
+
+The errors of both allow for the autocorrelation of successive bins. Bounds are chosen by simulation of queues and of a
+batching server: `benchmarks/results/steady_state.json` has the false alarms and the changes that are found.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.stats.estimators import student_quantile
+
+Array = npt.NDArray[np.float64]
+
+LEAST_WINDOW_S = 10.0
+FINEST_BINS = 60
+BIN_COUNTS = (FINEST_BINS, 30, 20)
+VALUES_PER_BIN = 5
+BATCHES = 6
+"""Batches of a latency. They are long, so that their means are nearly independent under a queue."""
+EDGE_BINS = 4
+"""Bins on each side of a step, at least."""
+STEP_CHANGE, TREND_CHANGE = 0.03, 0.05
+"""Changes up to these, relative to the mean, are not worth a finding."""
+LEAST_REQUEST_TIMES, USUAL_REQUEST_TIMES = 10, 20
+"""Length of a window in mean times of a request: to be checked at all, and to be checked with the usual bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strictness:
+    """Bounds: the CUSUM statistic of a step, and two-sided error probabilities of the slopes of bins and of batches."""
+
+    step: float
+    slope: float
+    batch_slope: float
+
+
+USUAL = Strictness(step=6.0, slope=0.01, batch_slope=0.001)
+SHORT = Strictness(step=7.0, slope=0.01, batch_slope=0.0003)
+"""For windows of few request times, in which bins depend on each other for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSeries:
+    """The speed of a server over a window.
+
+    tokens: [60], output tokens in equal spans of the window; latencies: by name, values in order of start; request_s:
+    mean time of a request. offered: in an open loop, output tokens by the start of their request, in the same spans.
+    """
+
+    length_s: float
+    request_s: float
+    tokens: Array
+    latencies: Mapping[str, Array]
+    offered: Array | None = None
+
+    @property
+    def needed_s(self) -> float:
+        """Length of a window that can be checked, roughly; at most `length_s` if this one can."""
+        per_bin = float(np.median(_merged(self.tokens, BIN_COUNTS[-1])))
+        needs = [LEAST_WINDOW_S, LEAST_REQUEST_TIMES * self.request_s]
+        needs.append(self.length_s * VALUES_PER_BIN / max(per_bin, 0.5))
+        needs += [
+            self.length_s * BATCHES * VALUES_PER_BIN / len(values) for values in self.latencies.values() if len(values)
+        ]
+        return max(needs)
+
+    @property
+    def is_checkable(self) -> bool:
+        return self.needed_s <= self.length_s
+
+    @property
+    def bins(self) -> Array:
+        """Tokens in as many bins as hold enough in the median."""
+        merged = (_merged(self.tokens, count) for count in BIN_COUNTS[:-1])
+        filled = (bins for bins in merged if np.median(bins) >= VALUES_PER_BIN)
+        return next(filled, _merged(self.tokens, BIN_COUNTS[-1]))
+
+    @property
+    def step(self) -> "Step | None":
+        """A sudden change of tokens/s; None without one, or if the window cannot be checked."""
+        step = find_step(self.bins, self._strictness) if self.is_checkable else None
+        if step is None or self.offered is None:
+            return step
+        offered = Step.at(step.cut, _merged(self.offered, len(self.bins)))
+        return None if _explains(offered.change, step.change) else step
+
+    def changes(self) -> dict[str, float]:
+        """Significant changes over the window, relative, by the name of the series; empty if it cannot be checked."""
+        if not self.is_checkable:
+            return {}
+        step = self.step
+        found = {"throughput": self._trend() if step is None else step.change}
+        for name, values in self.latencies.items():
+            if len(values):
+                means = np.array([part.mean() for part in np.array_split(values, BATCHES)])
+                found[name] = batch_trend(means, self._strictness)
+        return {name: change for name, change in found.items() if change is not None}
+
+    def _trend(self) -> float | None:
+        change = trend(self.bins, self._strictness)
+        if change is None or self.offered is None:
+            return change
+        return None if _explains(relative_slope(_merged(self.offered, len(self.bins))), change) else change
+
+    @property
+    def _strictness(self) -> Strictness:
+        return USUAL if self.length_s >= USUAL_REQUEST_TIMES * self.request_s else SHORT
+
+
+def _merged(tokens: Array, count: int) -> Array:
+    merged: Array = tokens.reshape(count, -1).sum(axis=1)
+    return merged
+
+
+def _explains(offered: float, change: float) -> bool:
+    """Whether throughput only followed the load: the offered tokens changed at least half as much."""
+    return offered / change >= 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A sudden change of level after `cut` bins."""
+
+    cut: int
+    before: float
+    after: float
+
+    @classmethod
+    def at(cls, cut: int, series: Array) -> "Step":
+        return cls(cut, float(series[:cut].mean()), float(series[cut:].mean()))
+
+    @property
+    def change(self) -> float:
+        """Relative to the level before the step."""
+        return self.after / self.before - 1 if self.before else math.inf
+
+
+def find_step(series: Array, strictness: Strictness) -> Step | None:
+    """The step at the largest weighted CUSUM, if it is significant and moves one side's mean by over 3 %."""
+    count, mean = len(series), float(series.mean())
+    cuts = np.arange(EDGE_BINS, count - EDGE_BINS + 1)
+    if not len(cuts) or mean <= 0:
+        return None
+    sums = np.cumsum(series - mean)[cuts - 1]
+    weighted = np.abs(sums) / np.sqrt(cuts * (1 - cuts / count))
+    best = int(np.argmax(weighted))
+    step = Step.at(int(cuts[best]), series)
+    if max(abs(step.before - mean), abs(step.after - mean)) <= STEP_CHANGE * mean:
+        return None
+    rest = np.concatenate((series[: step.cut] - step.before, series[step.cut :] - step.after))
+    inflation = variance_inflation(rest)
+    error = math.sqrt(float(rest @ rest) / (count - 2) * inflation)
+    return step if weighted[best] > strictness.step * (1 + 4 * inflation / count) * error else None
+
+
+def variance_inflation(rest: Array) -> float:
+    """How much the first-order autocorrelation of residuals raises the variance of their mean.
+
+    A short series shows too little correlation; the estimate is corrected upwards.
+    """
+    count, energy = len(rest), float(rest @ rest)
+    correlation = float(rest[1:] @ rest[:-1]) / energy if energy else 0.0
+    correlation += 1.5 * (1 + 4 * correlation) / count
+    correlation = min(max(correlation, 0.0), 0.95)
+    return (1 + correlation) / (1 - correlation)
+
+
+def trend(series: Array, strictness: Strictness) -> float | None:
+    """The change over a series by its least-squares line, relative to its mean; None without a significant one."""
+    return _significant_change(series, strictness.slope, is_correlated=True)
+
+
+def batch_trend(means: Array, strictness: Strictness) -> float | None:
+    """The same of a few means of long batches, which are nearly independent."""
+    return _significant_change(means, strictness.batch_slope, is_correlated=False)
+
+
+def relative_slope(series: Array) -> float:
+    """The change over a series by its least-squares line, relative to its mean."""
+    slope, mean = _line(series)[0], float(series.mean())
+    return slope * len(series) / mean if mean > 0 else 0.0
+
+
+def _significant_change(series: Array, probability: float, *, is_correlated: bool) -> float | None:
+    change = relative_slope(series)
+    if abs(change) <= TREND_CHANGE:
+        return None
+    slope, rest, weight = _line(series)
+    inflation = variance_inflation(rest) if is_correlated else 1.0
+    error = math.sqrt(float(rest @ rest) / (len(series) - 2) * inflation / weight)
+    freedom = max(3.0, len(series) / inflation - 2)
+    return change if abs(slope) > student_quantile(1 - probability / 2, freedom) * error else None
+
+
+def _line(series: Array) -> tuple[float, Array, float]:
+    """The least-squares slope per bin, the residuals, and the sum of squares of the bins' positions."""
+    x = np.arange(len(series)) - (len(series) - 1) / 2
+    weight = float(x @ x)
+    slope = float(x @ series) / weight
+    return slope, series - series.mean() - slope * x, weight
