@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import re
 import signal
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -279,6 +280,7 @@ def scheduler_options(config: RouterConfig, limits: TokenLimits, info: ModelInfo
         window_size=info.window_size,
         speculate=info.speculate,
         schema=WireVersion(config.grpc_schema),
+        adapters=tuple(re.split("[=@]", adapter)[0] for adapter in config.lora_adapters),
     )
 
 

@@ -4,6 +4,7 @@ Three policies: rows x longest prompt (padded models), free K/V blocks (v3), and
 shard will choose (v2). queue.py decides which request is tried and when to stop.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -162,7 +163,7 @@ class _RoundedBudget:
 class PagedAdmission:
     """For paged models on schema v3: reserves K/V blocks for the prompt and for all new tokens of the segment.
 
-    The total budget is the allocator's blocks, not a number of tokens.
+    The total budget is the allocator's blocks, not a number of tokens. `adapters` are those that the shard has loaded.
     """
 
     def __init__(
@@ -173,18 +174,22 @@ class PagedAdmission:
         block_size: int,
         speculate: int = 0,
         supports_chunking: bool = False,
+        adapters: Collection[str] = (),
     ) -> None:
         self._prefill_tokens = round_up(limits.prefill_tokens, block_size)
         self.allocator = allocator
         self._block_size = block_size
         self._speculate = speculate
         self._supports_chunking = supports_chunking
+        self._adapters = frozenset(adapters)
 
     def open(self, budget: TokenBudget) -> BatchBudget:
         return _PagedBudget(self, round_up(budget.prefill_tokens, self._block_size), self._supports_chunking)
 
     def allocate(self, request: ValidGenerateRequest) -> BlockAllocation | None:
-        return self.allocator.allocate(self._slots(request), _prefix_key(request), request.wire.adapter_id)
+        # Any other id selects the base model and shares its cached prefixes.
+        adapter_id = request.wire.adapter_id if request.wire.adapter_id in self._adapters else None
+        return self.allocator.allocate(self._slots(request), _prefix_key(request), adapter_id)
 
     def release(self, admitted: Admitted, *, is_computed: bool) -> None:
         if admitted.allocation is not None:

@@ -28,7 +28,7 @@ class TrieNode:
 
 
 class RadixTrie:
-    """Maps prompt prefixes to the blocks that hold their K/V. Each adapter has its own root."""
+    """Maps prompt prefixes to the blocks that hold their K/V. Each adapter with cached blocks has its own root."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -43,7 +43,7 @@ class RadixTrie:
         """The deepest node that shares at least its first tokens with `key`, and the shared blocks."""
         self._clock += 1
         key = tuple(key)
-        node, blocks = self._root(adapter_id), list[int]()
+        node, blocks = self._roots.get(adapter_id) or _make_root(), list[int]()
         while (child := self._child(node, key)) is not None:
             self._touch(child)
             shared = self._shared_len(child.key, key)
@@ -56,9 +56,10 @@ class RadixTrie:
 
     def insert(self, key: Sequence[int], blocks: Sequence[int], adapter_id: str | None = None) -> int:
         """Cache whole blocks under `key`; returns how many of its tokens already had blocks. Those blocks stay."""
-        assert len(key) == len(blocks) * self._block_size, "only whole blocks are cached"
+        assert len(key) == len(blocks) * self._block_size > 0, "only whole blocks are cached"
         self._clock += 1
-        key, blocks, node, present = tuple(key), list(blocks), self._root(adapter_id), 0
+        key, blocks, present = tuple(key), list(blocks), 0
+        node = self._roots.setdefault(adapter_id, _make_root())
         while key:
             child = self._child(node, key)
             if child is None:
@@ -97,6 +98,11 @@ class RadixTrie:
         return evicted
 
     @property
+    def adapters(self) -> frozenset[str | None]:
+        """Adapters with cached blocks; None is the base model."""
+        return frozenset(self._roots)
+
+    @property
     def num_blocks(self) -> int:
         """Blocks held by the cache."""
         return sum(len(node.blocks) for node in self.nodes())
@@ -107,11 +113,6 @@ class RadixTrie:
         for node in found:
             found.extend(node.children.values())
         return found
-
-    def _root(self, adapter_id: str | None) -> TrieNode:
-        if adapter_id not in self._roots:
-            self._roots[adapter_id] = TrieNode(age=-1, key=(), blocks=[], parent=None)
-        return self._roots[adapter_id]
 
     def _child(self, node: TrieNode, key: PrefixKey) -> TrieNode | None:
         return node.children.get(key[: self._block_size]) if len(key) >= self._block_size else None
@@ -172,6 +173,8 @@ class RadixTrie:
         self._num_nodes -= 1
         if parent.parent is not None:
             self._release(parent)
+        elif not parent.children:
+            self._roots = {adapter: root for adapter, root in self._roots.items() if root is not parent}
 
     def _offer(self, leaf: TrieNode) -> None:
         heapq.heappush(self._leaves, (leaf.last_access, leaf.age, leaf))
@@ -185,6 +188,10 @@ class RadixTrie:
             if _is_current(item):
                 return item[2]
         return None
+
+
+def _make_root() -> TrieNode:
+    return TrieNode(age=-1, key=(), blocks=[], parent=None)
 
 
 def _is_current(item: tuple[int, int, TrieNode]) -> bool:
@@ -209,7 +216,7 @@ class RadixAllocator:
         self._capacity = len(self._free)
         self._block_size = block_size
         self._trie = RadixTrie(block_size)
-        self._root = TrieNode(age=-1, key=(), blocks=[], parent=None)
+        self._no_node = _make_root()  # pinned by requests without a key
         self._live: dict[int, _Held] = {}
         self._next_id = 1
 
@@ -230,7 +237,7 @@ class RadixAllocator:
         return blocks_for(tokens, self._block_size)
 
     def allocate(self, tokens: int, key: Sequence[int] | None, adapter_id: str | None = None) -> BlockAllocation | None:
-        node, hit = (self._root, list[int]()) if key is None else self._trie.find(key, adapter_id)
+        node, hit = (self._no_node, list[int]()) if key is None else self._trie.find(key, adapter_id)
         self._trie.pin(node)
         prefix_len = len(hit) * self._block_size
         need = blocks_for(tokens - prefix_len, self._block_size)

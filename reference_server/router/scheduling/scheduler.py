@@ -50,6 +50,7 @@ class SchedulerOptions:
     window_size: int | None = None
     speculate: int = 0
     schema: WireVersion = WireVersion.V3
+    adapters: tuple[str, ...] = ()
 
     @property
     def chunks_prefills(self) -> bool:
@@ -397,6 +398,7 @@ def make_admission(options: SchedulerOptions) -> Admission:
         block_size=block_size,
         speculate=speculate,
         supports_chunking=options.supports_chunking,
+        adapters=options.adapters,
     )
 
 

@@ -131,6 +131,18 @@ def test_adapters_do_not_share_prefixes():
     assert allocator.allocate(32, range(32), adapter_id="a").prefix_len == 32
 
 
+def test_hardening_R2_a_root_exists_while_an_adapter_has_cached_blocks():
+    allocator = RadixAllocator(total_tokens=16 * 9, block_size=16)
+    for name in ("a", "b", "c"):
+        assert allocator.allocate(16 * 9, range(16), adapter_id=name) is None
+    nobody = allocator.trie.adapters
+    allocator.free(allocator.allocate(32, range(32), adapter_id="a"), is_computed=True)
+    cached = allocator.trie.adapters
+    allocator.trie.evict(8)
+
+    assert (nobody, cached, allocator.trie.adapters) == (frozenset(), frozenset("a"), frozenset())
+
+
 def test_an_allocation_is_freed_once():
     allocator = RadixAllocator(total_tokens=64, block_size=16)
     allocation = allocator.allocate(16, range(16))

@@ -475,6 +475,20 @@ def test_the_shards_current_tokens_agree_with_the_routers_count(seed):
     assert compared > 30
 
 
+def test_hardening_R2_only_the_name_of_a_loaded_adapter_divides_the_prefix_cache():
+    options = SchedulerOptions(256, 16 * 64, use_prefix_caching=True, adapters=("poet",))
+    scheduler, shard = Scheduler(options), scripted(options)
+    hits = {}
+    for name in (None, "gpt-4o", "llama", "poet"):
+        entry = scheduler.append(valid_request(40, 1, ids=range(40), adapter_id=name), now_ns=0)
+        call = scheduler.next_call(0)
+        scheduler.on_reply(call, carry(shard, call))
+        hits[name] = entry.cached_input_tokens
+
+    assert hits == {None: 0, "gpt-4o": 32, "llama": 32, "poet": 0}
+    assert scheduler.queue.admission.allocator.trie.adapters == {None, "poet"}
+
+
 OPTIONS = {
     "paged": SchedulerOptions(64, 16 * 12, block_size=16, waiting_served_ratio=0.6, max_waiting_tokens=3),
     "radix": SchedulerOptions(64, 8 * 20, block_size=8, waiting_served_ratio=0.6, use_prefix_caching=True),
