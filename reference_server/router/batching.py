@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 LIVENESS_ID = 2**64 - 1
 """Batch id and request id of the liveness probe."""
 
+HEALTH_TTL_NS = 1_000_000_000
+"""For this time the last step or probe answers health checks."""
+
 
 class Batcher:
     """Drives one Scheduler over one Shard. `run` is the loop; the other methods may be called while it runs."""
@@ -73,6 +76,8 @@ class Batcher:
         self._arrival = asyncio.Event()
         self._shard_turn = asyncio.Lock()  # one call at a time, including the health probe
         self._is_healthy = True
+        self._proven_ns: int | None = None  # when the last step or probe showed the state
+        self._probe: asyncio.Task[None] | None = None
         self._is_over = False
         self._must_clear = False  # the shard may still hold a failed batch that could not be cleared
         self._num_discarded = 0
@@ -95,9 +100,18 @@ class Batcher:
         return stream
 
     async def health(self) -> bool:
-        """Probe the shard: its device, or after a failure a whole forward."""
+        """Whether the shard works: known from the last second, or from the one probe in flight."""
         if self._is_over:
             return False
+        if self._proven_ns is None or self._now_ns() - self._proven_ns >= HEALTH_TTL_NS:
+            if self._probe is None:
+                self._probe = asyncio.create_task(self._check_health())
+            # If one caller leaves, the others still wait for the probe.
+            await asyncio.shield(self._probe)
+        return self.is_healthy
+
+    async def _check_health(self) -> None:
+        """Probe the shard: its device, or after a failure a whole forward."""
         try:
             async with self._shard_turn:
                 if self._is_healthy:
@@ -109,7 +123,9 @@ class Batcher:
             self._is_healthy = False
         else:
             self._is_healthy = True
-        return self.is_healthy
+        finally:
+            self._proven_ns = self._now_ns()
+            self._probe = None
 
     async def run(self) -> None:
         """Send calls until cancelled. Any other end is fatal to the router; it ends every request first."""
@@ -168,6 +184,8 @@ class Batcher:
             self._step.answered_ns = self._now_ns()
             self._step.timings = reply.timings
         deliveries = self._scheduler.on_reply(call, reply)
+        if isinstance(reply, StepResult):
+            self._is_healthy, self._proven_ns = True, self._now_ns()
         if isinstance(reply, StepResult) and self._trace is not None:
             self._trace.on_reply(call, deliveries, reply.timings, self._scheduler)
         return deliveries
@@ -178,7 +196,7 @@ class Batcher:
             self._must_clear = True
             return
         logger.error("%s failed: %s", type(call).__name__.lower(), error)
-        self._is_healthy = False
+        self._is_healthy, self._proven_ns = False, None
         if self._step is not None:
             self._observer.on_call_failed(self._step.method)
             self._step = None

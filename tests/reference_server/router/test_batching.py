@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -73,15 +74,25 @@ class Gate:
             await self.opened.wait()
 
 
+class Clock:
+    """A time that a test sets."""
+
+    def __init__(self):
+        self.now_ns = 0
+
+    def __call__(self):
+        return self.now_ns
+
+
 def options(**changes) -> SchedulerOptions:
     return SchedulerOptions(**{"max_batch_prefill_tokens": 256, "max_batch_total_tokens": 16 * 64} | changes)
 
 
 @contextlib.asynccontextmanager
-async def running(shard, *, observer=None, **changes):
+async def running(shard, *, observer=None, now_ns=time.perf_counter_ns, **changes):
     """A Batcher whose loop runs; afterwards every block is free again."""
     scheduler = Scheduler(options(**changes))
-    batcher = Batcher(shard, scheduler, observer=observer)
+    batcher = Batcher(shard, scheduler, observer=observer, now_ns=now_ns)
     loop = asyncio.create_task(batcher.run())
     try:
         yield batcher, scheduler, loop
@@ -424,12 +435,14 @@ async def test_health_probes_the_shard_if_the_last_step_succeeded():
 async def test_health_after_a_failure_runs_a_forward_in_block_0():
     shard = ScriptedShard()
     shard.failures["prefill"] = ShardError("broken")
-    async with running(shard) as (batcher, _, _):
+    clock = Clock()
+    async with running(shard, now_ns=clock) as (batcher, _, _):
         with pytest.raises(GenerationError):
             await read(batcher.submit(valid_request(4, 4)))
         assert not batcher.is_healthy
         shard.failures["prefill"] = ShardError("still broken")
         assert not await batcher.health()
+        clock.now_ns += 2_000_000_000
         assert await batcher.health()
         assert batcher.is_healthy
 
@@ -450,12 +463,56 @@ async def test_a_failed_health_check_reports_unhealthy():
         assert not batcher.is_healthy
 
 
-async def test_reliability_I9_the_health_probe_waits_for_the_step_in_flight():
-    gate = Gate("decode")
+async def test_hardening_R3_many_health_checks_make_one_probe():
+    gate, clock = Gate("health"), Clock()
     shard = ScriptedShard(gate=gate)
-    async with running(shard) as (batcher, _, _):
+    async with running(shard, now_ns=clock) as (batcher, _, _):
+        checks = [asyncio.create_task(batcher.health()) for _ in range(500)]
+        await gate.reached.wait()
+        checks[0].cancel()
+        gate.opened.set()
+        first = await asyncio.gather(*checks[1:])
+        clock.now_ns += 999_999_999
+        second = await batcher.health()
+        num_early = len(shard.called("health"))
+        clock.now_ns += 1
+        third = await batcher.health()
+
+    assert set(first) == {True}
+    assert (second, num_early, third, len(shard.called("health"))) == (True, 1, True, 2)
+
+
+async def test_hardening_R3_a_recent_step_answers_health_checks():
+    clock, shard = Clock(), ScriptedShard(say("a"))
+    async with running(shard, now_ns=clock) as (batcher, _, _):
+        await read(batcher.submit(valid_request(4, 2)))
+        healthy = await batcher.health()
+
+    assert healthy
+    assert not shard.called("health")
+
+
+async def test_hardening_R3_a_failed_step_is_probed_at_once():
+    clock, shard = Clock(), ScriptedShard(say("a"))
+    async with running(shard, now_ns=clock) as (batcher, _, _):
+        await read(batcher.submit(valid_request(4, 2)))
+        shard.failures["prefill"] = ShardError("broken")
+        with pytest.raises(GenerationError):
+            await read(batcher.submit(valid_request(4, 2)))
+        num_prefills = len(shard.called("prefill"))
+        healthy = await batcher.health()
+
+    assert healthy
+    assert len(shard.called("prefill")) == num_prefills + 1
+
+
+async def test_reliability_I9_the_health_probe_waits_for_the_step_in_flight():
+    gate, clock = Gate("decode"), Clock()
+    shard = ScriptedShard(gate=gate)
+    async with running(shard, now_ns=clock) as (batcher, _, _):
         reader = asyncio.create_task(read(batcher.submit(valid_request(4, 4))))
         await gate.reached.wait()
+        clock.now_ns += 2_000_000_000
         probe = asyncio.create_task(batcher.health())
         await quiet()
         asked_early = bool(shard.called("health"))
