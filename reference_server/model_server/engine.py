@@ -86,6 +86,7 @@ class Engine:
         grammars.prepare()
         self.intake = Intake(
             *(self.model, self.state, tokenizer, grammars, loaded.eos_ids, self.info.support_chunking),
+            vocab_size=loaded.config.vocab_size,
             max_positions=max_positions(loaded.config) if loaded.family.has_position_table else None,
         )
         choosing = ChoosingOptions(

@@ -21,7 +21,10 @@ from reference_server.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """Makes the sequences of one model. max_positions: rows of its position table; None if it has no such table."""
+    """Makes the sequences of one model.
+
+    vocab_size: rows of its embedding. max_positions: rows of its position table; None if it has no such table.
+    """
 
     model: PreparedModel
     state: StepState
@@ -29,6 +32,7 @@ class Intake:
     grammars: Grammars
     eos_ids: frozenset[int]
     supports_chunking: bool
+    vocab_size: int
     max_positions: int | None
 
     def make_batch(self, batch: Batch, running: Iterable[Sequence] = ()) -> SequenceBatch:
@@ -54,6 +58,7 @@ class Intake:
             raise ShardError(
                 f"request {request.id}: {request.cache_len} cached tokens leave none of {prompt_len} to compute"
             )
+        self._check_ids(request.id, ids)
         self._check_chunk(request, remaining)
         self._check_positions(request.id, prompt_len, request.stopping.max_new_tokens)
         needed = self._blocks_needed(request, prompt_len)
@@ -71,6 +76,12 @@ class Intake:
             encoder_ids=[] if start_id is None else ids,
             grammar=self._grammar_state(request),
         )
+
+    def _check_ids(self, request_id: int, ids: list[int]) -> None:
+        if (largest := max(ids)) >= self.vocab_size:
+            raise ShardError(
+                f"request {request_id} has the token id {largest}, but the model's vocabulary has {self.vocab_size} ids"
+            )
 
     def _check_chunk(self, request: Request, remaining: int) -> None:
         if request.chunk_len is None:

@@ -32,6 +32,7 @@ _SHOWN_CHARACTERS = 100
 class GenerationLimits:
     """Limits of one request.
 
+    vocab_size: token ids that the model has; None if unknown.
     may_continue: a long generation may continue as a longer prompt; not so for encoder-decoder models.
     """
 
@@ -41,6 +42,7 @@ class GenerationLimits:
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
     may_continue: bool = True
+    vocab_size: int | None = None
 
 
 def check_best_of(best_of: int, limits: GenerationLimits) -> None:

@@ -119,6 +119,7 @@ def server_info(
 ) -> ServerInfo:
     """The properties of a router after warm-up."""
     config, backends = loaded.config, reply.backends
+    model = files.read_json("config.json")
     kernels = backends.get("kernels")
     return ServerInfo(
         model_id=files.model_id,
@@ -128,7 +129,8 @@ def server_info(
             max_best_of=config.max_best_of,
             max_stop_sequences=config.max_stop_sequences,
             max_top_n_tokens=config.max_top_n_tokens,
-            may_continue=not files.read_json("config.json").get("is_encoder_decoder", False),
+            may_continue=not model.get("is_encoder_decoder", False),
+            vocab_size=_vocab_size(model),
         ),
         version=metadata.version("tgi-bench"),
         max_concurrent_requests=config.max_concurrent_requests,
@@ -220,3 +222,10 @@ def _to_json(value: object) -> Any:
             return [_to_json(item) for item in value]
         case _:
             return str(value)
+
+
+def _vocab_size(model: Mapping[str, Any]) -> int | None:
+    """Token ids of the model of this `config.json`; None if it does not say."""
+    text = model.get("text_config")
+    size = (text if isinstance(text, dict) else model).get("vocab_size")
+    return size if isinstance(size, int) else None

@@ -367,3 +367,12 @@ async def test_reliability_F7_a_grammar_that_cannot_be_enforced_drops_only_its_r
 
     assert result.batch is not None
     assert result.batch.request_ids == (1,)
+
+
+async def test_hardening_R4_a_token_id_past_the_vocabulary_is_refused_before_the_forward(
+    driver: ShardDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver.shard.engine.intake.tokenizer, "encode", lambda text, add_special_tokens: [5, 10**6])
+
+    with pytest.raises(ShardError, match=r"has the token id 1000000, but the model's vocabulary has \d+ ids"):
+        await driver.prefill(driver.request(1, [3, 4]))
