@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from reference_server.errors import StartupError
-from reference_server.token_bytes import token_bytes
+from reference_server.token_bytes import longest_token, token_bytes
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -31,6 +31,11 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def longest_token(self) -> int | None:
+        """Bytes of text that one token stands for, at most; None if unknown."""
+        ...
 
     @property
     def special_ids(self) -> frozenset[int]: ...
@@ -90,19 +95,25 @@ class FastTokenizer:
         self.bos_id: int | None = _id_of(tokenizer, special_tokens.get("bos_token"))
         self.eos_id: int | None = _id_of(tokenizer, special_tokens.get("eos_token"))
         self.is_bytewise = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
+        self.longest_token = longest_token(tokenizer)
         self._texts: dict[int, str] = {}
 
     def token_bytes(self) -> list[bytes] | None:
         """The bytes of each of the `vocab_size` ids; None if they depend on neighbouring tokens."""
         return token_bytes(self._tokenizer, self.vocab_size)
 
+    # `encode` holds the interpreter lock while it works, so a long prompt would stop every stream. The batch calls
+    # release it.
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return [(id_, start, stop) for id_, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)]
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        # `offsets` would build all pairs in one call, which holds the lock too.
+        spans = map(encoding.token_to_chars, range(len(encoding)))
+        return [(id_, *(span or (0, 0))) for id_, span in zip(encoding.ids, spans, strict=True)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         if not ids:
@@ -138,6 +149,7 @@ class SlowTokenizer:
         self.bos_id: int | None = tokenizer.bos_token_id
         self.eos_id: int | None = tokenizer.eos_token_id
         self.is_bytewise = False
+        self.longest_token: int | None = None
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 import pydantic
 
 from reference_server.errors import shorten_error
@@ -19,7 +18,7 @@ from reference_server.router.decoder import (
     decode_first,
     decode_json,
 )
-from reference_server.router.sse import JSON_OPTIONS, AsgiMessage, EventStream, Header, Send
+from reference_server.router.sse import AsgiMessage, EventStream, Header, Send, render_json
 from reference_server.router.telemetry.request_context import NO_CONTEXT
 
 AsgiScope = MutableMapping[str, Any]
@@ -31,6 +30,7 @@ NOT_JSON = "Failed to parse the request body as JSON: "
 WRONG_SHAPE = "Failed to deserialize the JSON body into the target type: "
 
 _JSON: list[Header] = [(b"content-type", b"application/json")]
+PIECE_BYTES = 256 << 10
 #: After a body that is too large, this much more is read and discarded, so that the client receives the answer.
 _DRAINED_BYTES, _DRAINED_S = 4 << 20, 2.0
 
@@ -111,7 +111,18 @@ class HttpCall:
 
     async def answer_json(self, value: Any, status: int = 200, headers: Iterable[Header] = ()) -> None:
         """The whole answer: `value` as compact JSON."""
-        await self.answer(status, orjson.dumps(value, option=JSON_OPTIONS), [*_JSON, *headers])
+        await self.answer(status, render_json(value), [*_JSON, *headers])
+
+    async def answer_rendered(self, *parts: bytes) -> None:
+        """The whole answer: JSON that is rendered already, sent in pieces as the client reads it."""
+        self.has_answered = True
+        head = [*_JSON, (b"content-length", b"%d" % sum(map(len, parts))), *self.headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        for part in parts:
+            for start in range(0, len(part), PIECE_BYTES):
+                body = part[start : start + PIECE_BYTES]
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def answer_error(self, status: int, error: str, error_type: str) -> None:
         await self.answer_json({"error": error, "error_type": error_type}, status)

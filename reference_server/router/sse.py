@@ -25,7 +25,12 @@ def render_event(value: Any) -> bytes:
     >>> render_event({"index": 1})
     b'data: {"index":1}\n\n'
     """
-    return b"data: %b\n\n" % orjson.dumps(value, option=JSON_OPTIONS)
+    return b"data: %b\n\n" % render_json(value)
+
+
+def render_json(value: Any) -> bytes:
+    """Compact JSON."""
+    return orjson.dumps(value, option=JSON_OPTIONS)
 
 
 class EventStream:

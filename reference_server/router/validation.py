@@ -2,10 +2,11 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from reference_server.errors import OverloadedError, RequestError, ValidationError
 from reference_server.messages import ChooserParameters, Grammar, GrammarType, Request, StoppingParameters
@@ -25,12 +26,14 @@ from reference_server.router.scheduling.segments import (
 )
 from reference_server.router.schemas.tgi import GenerateParameters, RequestGrammar
 from reference_server.router.telemetry.request_context import NO_CONTEXT, RequestContext
+from reference_server.router.token_listing import render_tokens
 from reference_server.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-#: Concurrent jobs of the tokenize routes.
+#: Concurrent jobs of the tokenize routes, and the characters of their texts: an answer has up to 50 bytes for each.
 MAX_TOKENIZE_JOBS = 64
+MAX_TOKENIZE_CHARACTERS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Validator:
         self._draw_seed = draw_seed
         self._sees_images = model_type in IMAGE_MODELS
         self._compile_grammar = compile_grammar
-        self._num_tokenizing = 0
+        self._tokenizing: dict[object, int] = {}  # characters of each job of the tokenize routes
 
     async def validate(self, call: GenerateCall, after: Continuation | None = None) -> ValidGenerateRequest:
         """The request of a call's first segment, or with `after` of its next one. Raises `ValidationError`."""
@@ -93,7 +96,10 @@ class Validator:
         self._check_truncate(parameters.truncate)
         if self._sees_images:
             refuse_images(prompt)
+        if parameters.truncate is None:
+            self._check_bytes(prompt)
         ids = await self.encode(prompt, call.add_special_tokens)
+        self._check_ids(ids)
         num_truncated = max(0, len(ids) - parameters.truncate) if parameters.truncate is not None else 0
         ids = ids[num_truncated:]
         max_new_tokens, min_new_tokens = parameters.max_new_tokens, parameters.min_new_tokens or 0
@@ -126,20 +132,26 @@ class Validator:
         """Token ids of `text`. Raises `ValidationError` where the tokenizer fails."""
         return await self._in_thread(lambda: self._tokenizer.encode(text, add_special_tokens))
 
-    async def tokenize(self, text: str, add_special_tokens: bool) -> list[dict[str, Any]]:
-        """The tokens of `text` as the tokenize routes return them.
+    @asynccontextmanager
+    async def tokenized(self, text: str, add_special_tokens: bool) -> AsyncIterator[bytes]:
+        """The tokens of `text` as the tokenize routes return them; the block delivers them.
 
-        These calls hold no permit, so `MAX_TOKENIZE_JOBS` bounds them. Raises `OverloadedError`.
+        These calls hold no permit, so their number and the size of their texts are bounded until the end of the block.
+        Raises `OverloadedError`.
         """
-        if self._num_tokenizing >= MAX_TOKENIZE_JOBS:
+        if len(self._tokenizing) >= MAX_TOKENIZE_JOBS or (self._tokenizing and self._is_tokenizing_much(text)):
             raise OverloadedError
-        self._num_tokenizing += 1
+        job = object()
+        self._tokenizing[job] = len(text)
         try:
-            return await self._in_thread(
-                lambda: simple_tokens(text, self._tokenizer.encode_with_offsets(text, add_special_tokens))
+            yield await self._in_thread(
+                lambda: render_tokens(text, self._tokenizer.encode_with_offsets(text, add_special_tokens))
             )
         finally:
-            self._num_tokenizing -= 1
+            del self._tokenizing[job]
+
+    def _is_tokenizing_much(self, text: str) -> bool:
+        return sum(self._tokenizing.values()) + len(text) > MAX_TOKENIZE_CHARACTERS
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """`work()` in a validation thread."""
@@ -149,6 +161,24 @@ class Validator:
         limit = self.limits.max_input_tokens
         if truncate is not None and not 0 < truncate <= limit:
             raise ValidationError(f"`truncate` must be strictly positive and less than {limit}. Given: {truncate}")
+
+    def _check_bytes(self, prompt: str) -> None:
+        """Refuse a prompt that cannot fit, however it is tokenized, before it is tokenized."""
+        longest = self._tokenizer.longest_token
+        if longest is None:
+            return
+        least = len(prompt.encode()) // longest
+        if least > self.limits.max_input_tokens:
+            limit = self.limits.max_input_tokens
+            raise ValidationError(f"`inputs` must have less than {limit} tokens. Given: at least {least}")
+
+    def _check_ids(self, ids: list[int]) -> None:
+        limit = self.limits.vocab_size
+        if limit is not None and ids and (largest := max(ids)) >= limit:
+            raise ValidationError(
+                f"`inputs` has the token id {largest}, but the model's vocabulary has {limit} ids: "
+                "the tokenizer is larger than the model"
+            )
 
     def _check_lengths(self, input_len: int, segment: int) -> None:
         limits = self.limits
@@ -189,21 +219,6 @@ class Validator:
             grammar_type=grammar.type if grammar else GrammarType.NONE,
             grammar_prefix_chars=len(after.text) if after and grammar else 0,
         )
-
-
-def simple_tokens(text: str, tokens: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
-    """Tokens with offsets in UTF-8 bytes of `text`, from (id, start, stop) in characters.
-
-    >>> simple_tokens("hé yo", [(7, 3, 5)])
-    [{'id': 7, 'text': 'yo', 'start': 4, 'stop': 6}]
-    """
-    starts = [0]
-    for character in text:
-        starts.append(starts[-1] + len(character.encode()))
-    return [
-        {"id": token_id, "text": text[start:stop], "start": starts[start], "stop": starts[stop]}
-        for token_id, start, stop in tokens
-    ]
 
 
 def _guarded(work: Callable[[], T]) -> T:

@@ -1,13 +1,15 @@
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from reference_server.errors import StartupError
 from reference_server.presets.catalog import find
+from reference_server.token_bytes import longest_token
 from reference_server.tokenizer import FastTokenizer, SlowTokenizer, load_tokenizer
 
 TEXTS = (
@@ -158,3 +160,54 @@ def test_reading_tokenizer_json_imports_neither_torch_nor_transformers(directory
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("call", ["encode", "encode_with_offsets"])
+def test_hardening_R6_other_threads_run_while_a_long_text_is_encoded(tokenizer, call):
+    text = "The quick brown fox jumps over 13 lazy dogs. " * 20_000
+    ticks, is_over = [], threading.Event()
+
+    def tick():
+        while not is_over.wait(0.001):
+            ticks.append(None)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = len(ticks)
+    getattr(tokenizer, call)(text, add_special_tokens=False)
+    during = len(ticks) - before
+    is_over.set()
+    thread.join()
+
+    assert during > 10
+
+
+def test_hardening_R6_the_longest_token_bounds_the_text_of_each_token(tokenizer):
+    texts = [*TEXTS, "\n" * 500, " " * 500, "𝔘" * 100, "e\u0301" * 100, "a" * 3000]
+    counts = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+
+    assert all(count * tokenizer.longest_token >= len(text.encode()) for text, count in zip(texts, counts, strict=True))
+
+
+def _bpe(**parts):
+    made = tokenizers.Tokenizer(models.BPE({"a": 0, "aa": 1}, [("a", "a")], byte_fallback=True))
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "longest"),
+    [
+        (_bpe(), 2),
+        (_bpe(normalizer=normalizers.Replace(" ", "▁")), 2),
+        (_bpe(normalizer=normalizers.Replace("a", "")), None),
+        (_bpe(normalizer=normalizers.NFC()), None),
+        (_bpe(pre_tokenizer=pre_tokenizers.Split("a", "isolated")), 2),
+        (_bpe(pre_tokenizer=pre_tokenizers.Split("a", "removed")), None),
+        (_bpe(pre_tokenizer=pre_tokenizers.WhitespaceSplit()), None),
+        (tokenizers.Tokenizer(models.WordLevel({"a": 0}, "a")), None),
+    ],
+)
+def test_hardening_R6_a_tokenizer_that_may_drop_text_has_no_longest_token(made, longest):
+    assert longest_token(made) == longest

@@ -77,7 +77,8 @@ class NativeRoutes:
                 await stream.send(render_error(error))
 
     async def tokenize(self, http: HttpCall, request: GenerateRequest) -> None:
-        await http.answer_json(await self._services.infer.validator.tokenize(request.inputs, True))
+        async with self._services.infer.validator.tokenized(request.inputs, True) as tokens:
+            await http.answer_rendered(tokens)
 
     def _check_stream(self, request: GenerateRequest) -> None:
         try:

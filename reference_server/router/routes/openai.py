@@ -22,7 +22,7 @@ from reference_server.router.routes.openai_bodies import (
 from reference_server.router.routes.openai_calls import chat_calls, check_common, check_completion, completion_calls
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest, SamplingFields
 from reference_server.router.services import Services
-from reference_server.router.sse import DONE
+from reference_server.router.sse import DONE, render_json
 from reference_server.router.telemetry.request_context import RequestContext
 from reference_server.router.telemetry.times import RequestTimes, timing_headers
 from reference_server.router.validation import GenerateCall
@@ -115,8 +115,10 @@ class OpenAiRoutes:
     async def chat_tokenize(self, http: HttpCall, request: ChatRequest) -> None:
         self._services.metrics.request_count.add()
         prompt, _ = await self._prompt(request)
-        tokens = await self._services.infer.validator.tokenize(prompt, False)
-        await http.answer_json({"tokenize_response": tokens, "templated_text": prompt})
+        async with self._services.infer.validator.tokenized(prompt, False) as tokens:
+            await http.answer_rendered(
+                b'{"tokenize_response":', tokens, b',"templated_text":', render_json(prompt), b"}"
+            )
 
     async def calls_of(self, request: ChatRequest, context: RequestContext) -> list[GenerateCall]:
         """The generations of a chat request, one per choice."""

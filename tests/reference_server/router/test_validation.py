@@ -1,11 +1,12 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from reference_server.errors import ValidationError
+from reference_server.errors import OverloadedError, ValidationError
 from reference_server.messages import FinishReason, GeneratedText
 from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.scheduling.request import ValidGenerateRequest
@@ -158,3 +159,72 @@ async def test_prompt_logprobs_are_requested_once():
     second = await validate(generate_call, continued(first, " x", 1024))
 
     assert (first.wire.prefill_logprobs, second.wire.prefill_logprobs) == (True, False)
+
+
+async def test_hardening_R4_a_token_id_past_the_vocabulary_is_refused_with_the_limit():
+    limits = replace(LIMITS, vocab_size=1002)
+    accepted = await validate(call("one two"), limits=limits)
+
+    assert accepted.input_ids == (1, 1000, 1001)
+    with pytest.raises(
+        ValidationError, match="`inputs` has the token id 1002, but the model's vocabulary has 1002 ids"
+    ):
+        await validate(call("one two three"), limits=limits)
+
+
+class Unused(WordTokenizer):
+    """Its tokens have at most four bytes."""
+
+    longest_token = 4
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        raise AssertionError("tokenized")
+
+
+async def test_hardening_R6_a_prompt_that_cannot_fit_is_not_tokenized():
+    with pytest.raises(ValidationError, match=r"tokens\. Given: at least 1025"):
+        await validate(call("é" * 2050), tokenizer=Unused())
+    with pytest.raises(ValidationError, match="tokenized"):
+        await validate(call("é" * 2049), tokenizer=Unused())
+
+
+async def test_hardening_R6_a_prompt_that_is_truncated_may_have_any_length():
+    with pytest.raises(ValidationError, match="tokenized"):
+        await validate(call("é" * 2050, truncate=5), tokenizer=Unused())
+
+
+async def test_hardening_R6_the_answer_of_tokenize_is_rendered_in_a_thread():
+    threads = set()
+
+    class Seen(list[Any]):
+        def __getitem__(self, key: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return super().__getitem__(key)
+
+    class Recording(WordTokenizer):
+        def encode_with_offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
+            return Seen(super().encode_with_offsets(text, add_special_tokens))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="validation") as executor:
+        async with Validator(Recording(), LIMITS, executor).tokenized("hé yo", False) as body:
+            rendered = body
+
+    assert threads == {"validation_0"}
+    assert rendered == (
+        '[{"id":1000,"text":"hé","start":0,"stop":3},{"id":1001,"text":"yo","start":4,"stop":6}]'.encode()
+    )
+
+
+async def test_hardening_R11_tokenize_answers_that_are_not_delivered_are_bounded():
+    with ThreadPoolExecutor(1) as executor:
+        validator = Validator(WordTokenizer(), LIMITS, executor)
+        async with validator.tokenized("a" * 3_900_000, False):
+            async with validator.tokenized("a" * 100_000, False):
+                pass
+            with pytest.raises(OverloadedError):
+                async with validator.tokenized("a" * 100_001, False):
+                    pass
+        async with validator.tokenized("a" * 5_000_000, False) as body:
+            alone = len(body)
+
+    assert alone > 5_000_000

@@ -13,6 +13,7 @@ class WordTokenizer:
     special_ids = frozenset({1, 2})
     bos_id = 1
     eos_id = 2
+    longest_token = None
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
