@@ -13,7 +13,7 @@ from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
 from reports.document import Estimate, format_number
 from reports.metrics.summary import Analysis, analyse_run
-from reports.metrics.validity import finding_messages
+from reports.metrics.validity import finding_messages, latencies_grow
 from reports.pages import tables
 from reports.pages.run_page import build_run_report
 from reports.renderers.write import write_report
@@ -79,6 +79,7 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
         ("requests", f"{sum(counts.values())} started in the window, {len(analysis.run.records)} in all"),
         ("failed", f"{sum(failed.values())}{listed}"),
         ("window", f"{window['end_s'] - window['start_s']:.1f} s, ended by {window['stop_reason'] or 'a crash'}"),
+        *([("latencies", "grow with time: the server is overloaded")] if latencies_grow(summary) else []),
         *_clipped(analysis),
     ]
     title = [analysis.label] if is_one_of_many else []

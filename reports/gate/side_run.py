@@ -11,12 +11,14 @@ import numpy.typing as npt
 from reports.metrics.catalog import PER_RUN
 from reports.metrics.per_request import LATENCY_NAME, PER_REQUEST, Direction
 from reports.metrics.summary import metric_value
+from reports.metrics.validity import is_overloaded
 from reports.run_store import RunManifest
 from reports.text import plain_text
 
 Array = npt.NDArray[np.float64]
 
-
+OVERLOADED = "overloaded"
+"""Status of a run whose server was overloaded: its latencies depend on how long it lasted."""
 FRACTIONS = frozenset(("error_rate", "slo_attainment", "token_timeliness", "little_residual"))
 
 
@@ -53,12 +55,13 @@ class SideRun:
             "cache mode": manifest.prefix_cache,
             "schema version": manifest.schema_version,
         }
-        verdict = summary["verdict"]
-        reasons = tuple(reason["message"] for reason in verdict["reasons"])
+        verdict, overloaded = summary["verdict"], is_overloaded(summary)
+        shown = [*verdict["findings"], *verdict["reasons"]] if overloaded else verdict["reasons"]
+        reasons = tuple(reason["message"] for reason in shown)
         return cls(
             manifest.title,
             values,
-            verdict["status"],
+            OVERLOADED if overloaded else verdict["status"],
             reasons,
             identity,
             device_of(manifest),
@@ -104,7 +107,8 @@ def mean_run(slices: Sequence[SideRun]) -> SideRun:
     """
     names = slices[0].values
     status = next(
-        (status for status in ("invalid", "degraded") if any(each.status == status for each in slices)), "valid"
+        (status for status in ("invalid", OVERLOADED, "degraded") if any(each.status == status for each in slices)),
+        "valid",
     )
     reasons = dict.fromkeys(reason for each in slices if each.status == status for reason in each.reasons)
     values = {name: _mean_of([each.values.get(name) for each in slices], name) for name in names}
@@ -162,6 +166,11 @@ def find_refusals(
         GateRefusal.of(f"{where} ({run.label}) is invalid: {'; '.join(run.reasons) or 'no reason recorded'}")
         for where, run in runs
         if run.status == "invalid"
+    ]
+    refusals += [
+        GateRefusal.of(f"{where} ({run.label}) cannot be compared: {'; '.join(run.reasons)}; choose a lower rate")
+        for where, run in runs
+        if run.status == OVERLOADED
     ]
     notes = [
         plain_text(f"{where} ({run.label}) is degraded: {'; '.join(run.reasons)}")

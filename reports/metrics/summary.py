@@ -15,6 +15,7 @@ import pandas as pd
 from reports.metrics.catalog import METRICS, PER_RUN, PooledMetric
 from reports.metrics.finish import finish_run
 from reports.metrics.measured import Measured
+from reports.metrics.overload import find_overload
 from reports.metrics.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of
 from reports.metrics.request_series import RequestSeries
 from reports.metrics.server import server_summary
@@ -65,12 +66,13 @@ def analyse_run(directory: Path) -> Analysis:
 
 def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
     facts = client_facts(run, measured)
-    window = measured.window
+    window, overload = measured.window, find_overload(measured)
     rates = {metric.name: metric.function(measured) for metric in PER_RUN}
     summary = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.manifest.run_id,
-        "verdict": judge_run(run, measured, facts).to_json(),
+        "verdict": judge_run(run, measured, facts, overload).to_json(),
+        "overload": overload.to_json() if overload else None,
         "window": {
             "start_s": window.start_s,
             "end_s": window.end_s,

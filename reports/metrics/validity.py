@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from reports.metrics.measured import Measured
+from reports.metrics.overload import Overload
 from reports.metrics.steadiness import series_between
 from reports.metrics.windows import UNEVEN_MODES
 from reports.run_schema import Status
@@ -64,11 +65,25 @@ def finding_messages(summary: Mapping[str, Any]) -> list[str]:
     return [finding["message"] for finding in verdict.get("findings", ())]
 
 
-def judge_run(run: RunResult, measured: Measured, facts: Mapping[str, Any]) -> Verdict:
+def is_overloaded(summary: Mapping[str, Any]) -> bool:
+    """Whether a valid or degraded run found the server overloaded; `summary["overload"]` has the rates."""
+    return summary["verdict"]["status"] != Level.INVALID and summary.get("overload") is not None
+
+
+def latencies_grow(summary: Mapping[str, Any]) -> bool:
+    """Whether latencies grow as long as the run lasts, because the server is overloaded."""
+    return is_overloaded(summary) and bool(summary["overload"]["latencies_grow"])
+
+
+def judge_run(
+    run: RunResult, measured: Measured, facts: Mapping[str, Any], overload: Overload | None = None
+) -> Verdict:
     """The verdict of every check; `facts` come from `client_facts`."""
     findings = _completeness(run, measured)
     findings += [found for check in CHECKS if (found := check(facts)) is not None]
-    findings += _steadiness(measured)
+    findings += [Finding("overloaded", Level.VALID, overload.message)] if overload else []
+    # Latencies of an overloaded server grow as long as the run lasts, so it has no steady state to look for.
+    findings += [] if overload and overload.is_growing else _steadiness(measured)
     findings += _identity(run)
     findings += _accelerator(run, measured)
     findings.sort(key=lambda found: -RANK[found.level])

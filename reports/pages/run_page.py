@@ -20,7 +20,7 @@ from reports.document import (
 )
 from reports.metrics.per_request import primary_latency
 from reports.metrics.summary import Analysis
-from reports.metrics.validity import finding_messages
+from reports.metrics.validity import finding_messages, latencies_grow
 from reports.pages import health, run_figures, tables
 from reports.pages.across_runs import across_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time
@@ -153,7 +153,14 @@ def _summary_note(analyses: Sequence[Analysis]) -> str:
         since = "the intended start in an open loop, from the send in a closed loop"
     count = sum(sum(analysis.summary["counts"].values()) for analysis in analyses)
     length = f", window of {format_number(analyses[0].measured.window.length_s)} s" if len(analyses) == 1 else ""
-    return f"TTFT and E2E count from {since}. {count:,} requests{length}."
+    note = f"TTFT and E2E count from {since}. {count:,} requests{length}."
+    growing = [analysis.label for analysis in analyses if latencies_grow(analysis.summary)]
+    if not growing:
+        return note
+    named = f" of {', '.join(growing)}" if len(analyses) > 1 else ""
+    return (
+        f"{note} Latencies{named} grow with time: the server is overloaded, and they depend on the length of the run."
+    )
 
 
 def _throughput_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:

@@ -1,7 +1,7 @@
 """A made-up bench run that looks like a real one: a queueing server, streamed tokens, a few failures."""
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,10 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class SampleLoad:
-    """The shape of a sample run; `slots` requests are served at once."""
+    """The shape of a sample run; `slots` requests are served at once.
+
+    max_in_flight: an open loop's server refuses requests above it.
+    """
 
     run_id: str = "20261120-1359-sample"
     label: str = ""
@@ -27,6 +30,7 @@ class SampleLoad:
     step_s: float = 0.018
     slowdown: float = 1.0
     failure_share: float = 0.01
+    max_in_flight: int | None = None
     workers: int = 1
     seed: int = 0
 
@@ -93,9 +97,15 @@ def _open(load: SampleLoad, random: np.random.Generator) -> list[RequestRecord]:
     free = [0.0] * load.slots
     heapq.heapify(free)
     records = []
+    ends_s: list[float] = []
     for number, t_s in enumerate(due_s):
+        ends_s = [end_s for end_s in ends_s if end_s > t_s]
+        if load.max_in_flight is not None and len(ends_s) >= load.max_in_flight:
+            records.append(_request(replace(load, failure_share=1.0), random, number, float(t_s), 0.0))
+            continue
         begun = max(heapq.heappop(free), t_s)
         record = _request(load, random, number, float(t_s), begun - float(t_s))
+        ends_s.append((record.t_end_ns or 0) / SECOND)
         heapq.heappush(free, (record.t_end_ns or 0) / SECOND if record.status == Status.OK else begun)
         records.append(record)
     return records

@@ -1,0 +1,115 @@
+"""Overload of an open loop is a finding about the server at level valid."""
+
+import re
+
+import numpy as np
+import pytest
+
+from loadgen.commands.present import render_summary
+from reports.gate.compare import judge
+from reports.gate.side_run import Pair, SideRun
+from reports.metrics.overload import is_growing
+from reports.metrics.summary import Analysis
+from reports.metrics.sweep import LoadPoint
+from reports.metrics.validity import is_overloaded
+from reports.pages.run_page import build_run_report
+from reports.renderers.markdown import render
+from tests.support.samples.sample_run import SampleLoad, sample_run
+
+# 4 slots and 1.4 s a request: 2.8 requests/s.
+QUEUEING = SampleLoad(rate=6, slots=4, failure_share=0)
+# 40 requests/s offered to 32 slots, which serve 23/s; the rest is refused.
+REFUSING = SampleLoad(rate=40, slots=32, max_in_flight=36, failure_share=0)
+
+
+@pytest.fixture(scope="module")
+def queueing() -> Analysis:
+    return Analysis.of(sample_run(QUEUEING))
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Analysis:
+    return Analysis.of(sample_run(REFUSING))
+
+
+def test_trust_W7_overload_is_a_valid_measurement_with_a_finding(queueing: Analysis) -> None:
+    summary = queueing.summary
+
+    verdict = summary["verdict"]
+    assert (verdict["status"], verdict["reasons"]) == ("valid", [])
+    [finding] = verdict["findings"]
+    assert finding["check"] == "overloaded"
+    arrivals, completions = map(float, re.findall(r"[\d.]+(?=/s)", finding["message"]))
+    assert finding["message"] == f"overloaded: arrivals {arrivals:.3g}/s, completions {completions:.3g}/s"
+    assert arrivals == pytest.approx(6, rel=0.1)
+    assert completions == pytest.approx(2.8, rel=0.15)
+    assert is_overloaded(summary)
+    assert summary["overload"]["latencies_grow"]
+    assert LoadPoint(6.0, (queueing,)).is_valid
+
+
+def test_trust_W7_overload_stands_in_the_verdict_line_and_beside_the_latencies(queueing: Analysis) -> None:
+    [finding] = queueing.summary["verdict"]["findings"]
+
+    text, page = render_summary([queueing]), render(build_run_report([queueing])).decode()
+
+    assert text.splitlines()[0].endswith(finding["message"])
+    assert "latencies        grow with time: the server is overloaded" in text
+    assert f"Valid run, {finding['message'].split(',')[0]}" in page
+    assert "Latencies grow with time: the server is overloaded" in page
+
+
+def test_trust_W7_overload_with_refused_requests_names_their_share(refusing: Analysis) -> None:
+    """The queue is short, so latencies of the accepted requests do not grow."""
+    summary = refusing.summary
+
+    [finding] = summary["verdict"]["findings"]
+    assert re.fullmatch(r"overloaded: arrivals [\d.]+/s, completions [\d.]+/s, \d\d % refused", finding["message"])
+    refused = summary["counts"]["overloaded"] / sum(summary["counts"].values())
+    assert summary["overload"]["refused"] == pytest.approx(refused)
+    assert not summary["overload"]["latencies_grow"]
+    assert is_overloaded(summary)
+
+
+def test_trust_W7_overload_makes_runs_incomparable(queueing: Analysis) -> None:
+    side = SideRun.of(queueing.run.manifest, queueing.summary, ["ttft_p50_ms"])
+
+    comparison = judge([Pair(side, side)] * 4)
+
+    assert side.status == "overloaded"
+    assert "cannot be compared: overloaded: arrivals" in comparison.refusals[0].message
+
+
+def test_trust_W7_overload_is_not_found_below_capacity() -> None:
+    for load in (SampleLoad(), SampleLoad(rate=2, slots=4, failure_share=0), SampleLoad(mode="closed")):
+        assert Analysis.of(sample_run(load)).summary["overload"] is None
+
+
+def test_trust_W7_overload_that_ended_the_run_is_a_finding() -> None:
+    run = sample_run(SampleLoad(rate=6, slots=4, duration_s=12, failure_share=0))
+    run.manifest.stop_reason = "overload"
+
+    assert is_overloaded(Analysis.of(run).summary)
+
+
+def test_a_server_that_fills_up_is_not_overloaded() -> None:
+    """20 requests/s that take 10 s each: 200 are in flight after 10 s, and no more."""
+    start_s = np.arange(0, 33, 0.05)
+
+    assert not is_growing(start_s, start_s + 10, 3.0, 33.0)
+    assert not is_growing(start_s, start_s + 20, 3.0, 33.0)
+
+
+def test_a_growing_queue_is_found_and_a_busy_one_is_not() -> None:
+    start_s = np.arange(0, 33, 0.1)
+    turns = np.arange(len(start_s))
+
+    assert is_growing(start_s, 0.1 + turns / 7, 3.0, 33.0)
+    assert not is_growing(start_s, 0.5 + turns / 9.99, 3.0, 33.0)
+
+
+def test_requests_that_never_left_count_as_waiting() -> None:
+    start_s = np.arange(0, 33, 0.1)
+    leave_s = np.where(start_s < 15, start_s + 0.2, np.nan)
+
+    assert is_growing(start_s, leave_s, 3.0, 33.0)
