@@ -85,6 +85,24 @@ async def test_model_server_M2_a_ragged_batch_equals_generate_alone(loaded: Load
     assert [outcome.ids for outcome in outcomes] == loaded.expected
 
 
+@pytest.mark.parametrize("name", ["qwen2-moe-window", "phimoe-window"])
+async def test_hardening_R5_a_window_that_only_the_mask_carries_is_kept(name: str, saved_models: SavedModels) -> None:
+    saved = saved_models[name]
+    shard = LocalShard.load(tiny_options(saved.directory, fuse=True))
+    driver = await warmed(Loaded(shard, [], []))
+    outcomes = await driver.run(
+        *(driver.request(id_, prompt, prefill_logprobs=True) for id_, prompt in enumerate(PROMPTS))
+    )
+    shard.close()
+
+    assert [outcome.ids for outcome in outcomes] == [
+        generate_alone(saved.model, prompt, NEW_TOKENS) for prompt in PROMPTS
+    ]
+    for prompt, outcome in zip(PROMPTS, outcomes, strict=True):
+        assert outcome.prefill_tokens is not None
+        assert outcome.prefill_tokens.logprobs[1:] == pytest.approx(prompt_logprobs(saved.model, prompt), abs=1e-4)
+
+
 async def test_prompts_in_chunks_of_five_equal_generate_alone(loaded: Loaded) -> None:
     driver = await warmed(loaded)
     requests = [driver.request(id_, prompt, prefill_logprobs=True) for id_, prompt in enumerate(PROMPTS)]

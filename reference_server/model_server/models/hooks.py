@@ -5,6 +5,7 @@ An attention module first has a `ProbeLayer`, which records K/V geometry and opt
 configs.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,6 @@ def attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -81,13 +81,26 @@ def attention_forward(
     assert attention_mask is None, "a mask was built for the paged attention"
     if others.get("s_aux") is not None:
         raise UnsupportedError(f"{type(module).__name__} has attention sinks, which no kernel offers")
-    options = AttentionOptions(scaling or query.shape[-1] ** -0.5, sliding_window, softcap)
+    window = others["sliding_window"] if "sliding_window" in others else _window_of(module)
+    options = AttentionOptions(scaling or query.shape[-1] ** -0.5, window, softcap)
     value_dim = value.shape[-1]
     if value_dim != key.shape[-1]:
         query, key, value = _padded_to_widest(query, key, value)
     key_value = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
     attended = _call(module.attached, query[0].transpose(0, 1), key_value, options)
     return attended[None, ..., :value_dim], None
+
+
+def _window_of(module: Any) -> int | None:
+    """The window of a layer that does not pass it: its model carries it in the mask alone, which is not built here."""
+    config = getattr(module, "config", None)
+    # Other configs may have a `sliding_window` that their model ignores.
+    if not hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask"):
+        return None
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None and layer_types[module.layer_idx] != "sliding_attention":
+        return None
+    return getattr(config, "sliding_window", None) or None
 
 
 def _padded_to_widest(*tensors: Tensor) -> tuple[Tensor, ...]:
