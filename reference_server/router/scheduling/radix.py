@@ -5,7 +5,7 @@ not cached, and tokens match only under the same adapter. Children are looked up
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from reference_server.router.scheduling.blocks import BlockAllocation, PrefixKey, blocks_for, pool, take_last
@@ -36,6 +36,7 @@ class RadixTrie:
         self._clock = 0
         self._next_age = 0
         self._num_nodes = 0
+        self._num_blocks = 0
         # A heap, least recently used first. Items whose node has since been touched, pinned or removed are skipped.
         self._leaves: list[tuple[int, int, TrieNode]] = []
 
@@ -95,6 +96,7 @@ class RadixTrie:
                 del leaf.blocks[-missing:]
                 leaf.key = leaf.key[: len(leaf.blocks) * self._block_size]
                 self._offer(leaf)
+        self._num_blocks -= len(evicted)
         return evicted
 
     @property
@@ -105,7 +107,17 @@ class RadixTrie:
     @property
     def num_blocks(self) -> int:
         """Blocks held by the cache."""
-        return sum(len(node.blocks) for node in self.nodes())
+        return self._num_blocks
+
+    def num_evictable(self, pinned: Iterable[TrieNode]) -> int:
+        """Blocks that could be evicted: those outside the `pinned` nodes and their ancestors."""
+        protected: set[TrieNode] = set()
+        for pin in pinned:
+            node = pin
+            while node.parent is not None and node not in protected:
+                protected.add(node)
+                node = node.parent
+        return self._num_blocks - sum(len(node.blocks) for node in protected)
 
     def nodes(self) -> list[TrieNode]:
         """Every node but the roots, parents first."""
@@ -134,6 +146,7 @@ class RadixTrie:
         leaf = self._make_node(parent, key, blocks)
         parent.children[key[: self._block_size]] = leaf
         self._retain(parent)
+        self._num_blocks += len(blocks)
         self._offer(leaf)
 
     def _split(self, node: TrieNode, shared: int) -> TrieNode:
@@ -241,11 +254,12 @@ class RadixAllocator:
         self._trie.pin(node)
         prefix_len = len(hit) * self._block_size
         need = blocks_for(tokens - prefix_len, self._block_size)
-        if need > len(self._free):
-            self._free += self._trie.evict(need - len(self._free))
-        if need > len(self._free):
-            self._trie.unpin(node)
-            return None
+        missing = need - len(self._free)
+        if missing > 0:
+            if missing > self._trie.num_evictable([node, *(held.node for held in self._live.values())]):
+                self._trie.unpin(node)
+                return None
+            self._free += self._trie.evict(missing)
         allocation = BlockAllocation(self._next_id, (*hit, *take_last(self._free, need)), tokens, prefix_len)
         self._live[allocation.id] = _Held(node, None if key is None else tuple(key), adapter_id)
         self._next_id += 1

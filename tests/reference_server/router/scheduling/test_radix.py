@@ -143,6 +143,21 @@ def test_hardening_R2_a_root_exists_while_an_adapter_has_cached_blocks():
     assert (nobody, cached, allocator.trie.adapters) == (frozenset(), frozenset("a"), frozenset())
 
 
+def test_hardening_R7_a_refused_allocation_evicts_nothing():
+    allocator = RadixAllocator(total_tokens=16 * 40, block_size=16)
+    for first, num_blocks in ((0, 20), (10**6, 10)):
+        ids = range(first, first + 16 * num_blocks)
+        allocator.free(allocator.allocate(len(ids), ids), is_computed=True)
+    running = allocator.allocate(16 * 12, range(10**6, 10**6 + 160))
+
+    refused = allocator.allocate(16 * 28, None)
+    left = allocator.trie.num_blocks
+    admitted = allocator.allocate(16 * 27, None)
+
+    assert (running.prefix_len, refused, left) == (160, None, 30)
+    assert (len(admitted.blocks), allocator.trie.num_blocks) == (27, 10)
+
+
 def test_an_allocation_is_freed_once():
     allocator = RadixAllocator(total_tokens=64, block_size=16)
     allocation = allocator.allocate(16, range(16))
@@ -204,6 +219,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             for block in allocation.blocks[allocation.prefix_len // self.block_size :]
         ]
         assert sorted([*free, *cached, *own]) == list(range(1, 17))
+        assert self.allocator.trie.num_blocks == len(cached)
 
     @invariant()
     def a_prefix_in_use_stays_cached(self):
