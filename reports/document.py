@@ -27,33 +27,49 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number in a table with its interval. An unsupported one is marked ~, a change has its sign."""
+    """A number in a table with its interval. A change has its sign.
+
+    An unsupported one has no interval and is marked: ≥ a high percentile of a run that is too short, ~ any other.
+    needed: requests at this load that would support an interval, or one narrower than the value.
+    """
 
     value: float | None
     lo: float | None = None
     hi: float | None = None
     is_supported: bool = True
     is_change: bool = False
+    needed: int | None = None
+    is_high: bool = False
 
     def __str__(self) -> str:
         return f"{self.text} ({self.interval})" if self.interval else self.text
 
     @property
     def text(self) -> str:
-        """The value without its interval, marked ~ if unsupported."""
+        """The value without its interval, marked if unsupported."""
         if self.value is None:
             return MISSING
-        return ("" if self.is_supported else "~") + self._number(self.value)
+        return ("" if self.is_supported else "≥" if self.is_high else "~") + self._number(self.value)
 
     @property
     def interval(self) -> str:
-        """`12.1–13.4`, for a change `-1.20 to +3.40`; empty without an interval."""
-        if self.value is None or self.lo is None or self.hi is None:
-            return ""
-        return f"{self._number(self.lo)}{' to ' if self.is_change else '–'}{self._number(self.hi)}"
+        """`12.1–13.4`, for a change `-1.20 to +3.40`; `needs 9,000`; empty without either."""
+        needs = [] if self.needed is None or self.value is None else [f"needs {about(self.needed):,}"]
+        if self.value is None or self.lo is None or self.hi is None or not self.is_supported:
+            return "".join(needs)
+        return ", ".join([f"{self._number(self.lo)}{' to ' if self.is_change else '–'}{self._number(self.hi)}", *needs])
 
     def _number(self, value: float) -> str:
         return ("+" if self.is_change and value > 0 else "") + format_number(value)
+
+
+def about(count: int) -> int:
+    """A number of requests with two significant digits.
+
+    >>> [about(count) for count in (6, 72, 368, 8_951, 123_456)]
+    [6, 72, 370, 9000, 120000]
+    """
+    return int(float(f"{count:.1e}"))
 
 
 def format_number(value: float) -> str:

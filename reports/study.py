@@ -222,7 +222,7 @@ def paired_change(a: Sequence[StudyTrial], b: Sequence[StudyTrial], name: str, o
     if not logs:
         return None
     found = mean_interval(np.array(logs))
-    return Interval(math.exp(found.value), *(math.exp(end) if end == end else math.nan for end in (found.lo, found.hi)))
+    return Interval(math.exp(found.value), math.exp(found.lo), math.exp(found.hi))
 
 
 def _pairs(a: Sequence[StudyTrial], b: Sequence[StudyTrial]) -> list[tuple[StudyTrial, StudyTrial]]:

@@ -3,6 +3,7 @@
 import json
 import numbers
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from reports.run_store import RunDirectoryError
 from reports.text import legible
 
 NOTHING = "-"
+NOTE_COLUMNS = 100
 
 
 def show_runs(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
@@ -56,7 +58,8 @@ def export_runs(directories: Sequence[Path], formats: Sequence[str]) -> None:
 def render_summary(analyses: Sequence[Analysis]) -> str:
     """Verdict, latencies and totals of runs, as text."""
     parts = ["\n".join(_verdict(analysis, len(analyses) > 1) for analysis in analyses)]
-    parts.append(render_table(tables.summary_table(analyses)))
+    notes = textwrap.fill(tables.unsupported_note(analyses), NOTE_COLUMNS)
+    parts.append("\n".join((render_table(tables.summary_table(analyses)), *([notes] if notes else []))))
     parts.append("\n".join(_totals(analysis, len(analyses) > 1) for analysis in analyses))
     return "\n\n".join(parts)
 

@@ -21,7 +21,7 @@ from reports.metrics.per_request import (
     meets_objectives,
     request_metric_of,
 )
-from reports.metrics.request_series import RequestSeries, run_fraction
+from reports.metrics.request_series import RequestSeries, run_fraction, run_throughput
 from reports.metrics.windows import Concurrency
 from reports.run_schema import Status
 from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
@@ -105,11 +105,6 @@ def _total_rate(m: Measured) -> Interval:
     known = m.window.contains(moments) & ~np.isnan(np.asarray(tokens))
     sums, _ = np.histogram(moments[known], NUM_BATCHES, span, weights=tokens[known])
     return m.rate(m.output_batches + sums)
-
-
-def _completions(m: Measured) -> Interval:
-    succeeded = m.requests["status"] == Status.OK
-    return m.batches(m.requests.loc[succeeded, "t_end_ns"] / 1e9)
 
 
 def meets_slo(m: Measured) -> "pd.Series[bool] | None":
@@ -218,7 +213,7 @@ PER_RUN = (
         "req/s",
         Direction.HIGHER,
         "successful completions in the window / its length",
-        _completions,
+        run_throughput,
     ),
     RunMetric(
         "offered_rate",
@@ -357,7 +352,7 @@ def metric_interval(measured: Measured, name: str) -> Interval:
         if column is None
         else _interval(measured, column, percentile)
     )
-    return Interval(1e3 * found.value, 1e3 * found.lo, 1e3 * found.hi)
+    return found.scaled(1e3)
 
 
 def _interval(measured: Measured, column: str, percentile: float | None) -> Interval:

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.metrics.measured import Array, Measured
+from reports.run_schema import Status
 from reports.stats.estimators import Interval
-from reports.stats.queue_intervals import Dependence, QueueSeries, fraction, state_time
+from reports.stats.queue_intervals import Dependence, QueueSeries, fraction, state_time, throughput
 
 QUEUE_PARTS = {"e2e_s": "ttft_s", "e2e_co_s": "ttft_co_s"}
 """The part of an end-to-end latency that carries the server's queue."""
@@ -47,15 +48,27 @@ class RequestSeries:
 
 
 def run_fraction(measured: Measured, met: npt.NDArray[np.bool_]) -> Interval:
-    """The fraction of the requests started in the window for which `met` holds, with the dependence of the run's TTFT.
+    """The fraction of the requests started in the window for which `met` holds. met: [these requests]."""
+    return fraction(met, run_dependence(measured, met)).interval
 
-    met: [requests started in the window]. Without a first token, as in blocking calls, E2E carries the dependence.
-    """
+
+def run_dependence(measured: Measured, met: npt.NDArray[np.bool_]) -> Dependence:
+    """The dependence of the run's TTFT. Without a first token, as in blocking calls, that of E2E, else of `met`."""
     series = RequestSeries.of(measured)
     first_token = series.series("ttft_co_s" if measured.manifest.is_open_loop else "ttft_s")
     chosen = first_token if len(first_token.values) else series.series("e2e_s")
-    dependence = chosen.dependence if len(chosen.values) else Dependence.of(met.astype(np.float64))
-    return fraction(met, dependence).interval
+    return chosen.dependence if len(chosen.values) else Dependence.of(met.astype(np.float64))
+
+
+def run_throughput(measured: Measured) -> Interval:
+    """Requests completed per second of the window."""
+    succeeded = np.asarray(measured.requests["status"] == Status.OK, dtype=np.bool_)
+    ends_s = np.asarray(measured.requests["t_end_ns"], dtype=np.float64)[succeeded] / 1e9
+    rate = measured.batches(ends_s).value
+    dependence = run_dependence(measured, succeeded[measured.started])
+    found = throughput(np.sort(ends_s[measured.window.contains(ends_s)]), dependence).interval
+    # The gaps leave out the ends of the window.
+    return found.scaled(rate / found.value)
 
 
 def _found_in_flight(measured: Measured) -> Array:

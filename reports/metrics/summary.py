@@ -83,7 +83,7 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
         },
         "counts": _counts(measured),
         "metrics": _metrics(measured, rates["concurrency_mean"].value),
-        "rates": {name: {"value": found.value, "lo": found.lo, "hi": found.hi} for name, found in rates.items()},
+        "rates": {name: _interval(found) for name, found in rates.items()},
         "slo": _slo(measured, rates),
         "client": facts,
         "server": server_summary(run.server_metrics, window),
@@ -173,8 +173,13 @@ def _pooled(metric: PooledMetric, measured: Measured, bootstraps: BootstrapCache
     values, sizes = metric.function(measured)
     unit = {"gap_s": "gaps", "itl_s": "tokens"}[metric.name]
     intervals = bootstraps.of(values, sizes)
+    requests_per_value = len(sizes) / max(len(values), 1)
     estimates = [
-        BoundedEstimate(interval, None if is_supported(percentile, len(values)) else independent_support(percentile))
+        BoundedEstimate(interval)
+        if is_supported(percentile, len(values))
+        else BoundedEstimate.unsupported(
+            interval.value, math.ceil(requests_per_value * independent_support(percentile))
+        )
         for percentile, interval in zip(PERCENTILES, intervals, strict=True)
     ]
     found = _statistics(metric, values, estimates)
@@ -211,7 +216,7 @@ def _statistics(
                 "value": each.interval.value,
                 "lo": each.interval.lo,
                 "hi": each.interval.hi,
-                "supported": each.needed is None,
+                "supported": each.is_supported,
                 "needed": each.needed,
             }
             for percentile, each in zip(PERCENTILES, estimates, strict=True)
@@ -232,10 +237,14 @@ def _slo(measured: Measured, rates: Mapping[str, Interval]) -> dict[str, Any]:
             unjudged &= ~missed
     return {
         "objectives": objectives,
-        "attainment": {"value": attainment.value, "lo": attainment.lo, "hi": attainment.hi},
+        "attainment": _interval(attainment),
         "goodput_rps": rates["goodput_rps"].value,
         "first_violated": first_violated,
     }
+
+
+def _interval(found: Interval) -> dict[str, Any]:
+    return {"value": found.value, "lo": found.lo, "hi": found.hi, "needed": found.needed}
 
 
 def _workload(measured: Measured) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from reports.document import (
     Text,
     Tiles,
     VerdictLine,
+    about,
     format_number,
 )
 from reports.metrics.per_request import primary_latency
@@ -153,7 +154,7 @@ def _summary_note(analyses: Sequence[Analysis]) -> str:
         since = "the intended start in an open loop, from the send in a closed loop"
     count = sum(sum(analysis.summary["counts"].values()) for analysis in analyses)
     length = f", window of {format_number(analyses[0].measured.window.length_s)} s" if len(analyses) == 1 else ""
-    note = f"TTFT and E2E count from {since}. {count:,} requests{length}."
+    note = f"TTFT and E2E count from {since}. {count:,} requests{length}. {tables.unsupported_note(analyses)}".strip()
     growing = [analysis.label for analysis in analyses if latencies_grow(analysis.summary)]
     if not growing:
         return note
@@ -199,9 +200,8 @@ def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
             Table(
                 title,
                 tables.latency_table(analysis),
-                " ".join(
-                    ("Percentiles with 95 % intervals. ~: too few requests for one.", *tables.needed_requests(analysis))
-                ),
+                f"Mean and percentiles with 95 % intervals. {tables.UNSUPPORTED} `needs`: about how many requests at "
+                "this load support an interval, or one that is narrower than the value.",
             )
         )
         adjusted = tables.adjusted_table(analysis)
@@ -238,8 +238,11 @@ def _attainment_note(share: Mapping[str, float | None]) -> str:
     value, lo, hi = share["value"], share["lo"], share["hi"]
     if value is None:
         return ""
-    interval = "too few requests for an interval" if lo is None or hi is None else f"{lo:.1%}–{hi:.1%}"
-    return f"{value:.1%} of requests meet every objective ({interval})."
+    needed = share.get("needed")
+    if lo is None or hi is None:
+        needs = f", about {about(int(needed)):,} are needed" if needed else ""
+        return f"{value:.1%} of requests meet every objective (unsupported: too few requests for an interval{needs})."
+    return f"{value:.1%} of requests meet every objective ({lo:.1%}–{hi:.1%})."
 
 
 def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:

@@ -12,7 +12,7 @@ from reports.metrics.per_request import request_metric_of
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.facts import load_sentence, run_facts, start_time
-from reports.pages.tables import failed_requests
+from reports.pages.tables import failed_requests, scaled
 from reports.pages.time_split import time_section
 from reports.plots import sweep_plots
 
@@ -94,7 +94,7 @@ def points_table(sweep: Sweep) -> pd.DataFrame:
 
 def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
     summary = point.first.summary
-    rates = {name: Estimate(*(summary["rates"][name][part] for part in ("value", "lo", "hi"))) for name in RATES}
+    rates = {name: scaled(summary["rates"][name], 1.0) for name in RATES}
     row: dict[str, object] = {
         _unit(sweep): f"{point.load:g}",
         "output tokens/s ↑": rates["output_tokens_per_s"],

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from reports.document import Estimate
+from reports.document import Estimate, about
 from reports.metrics.catalog import METRICS, PER_RUN
 from reports.metrics.per_request import CORRECTED, Direction, primary_latency
 from reports.metrics.server import SERVER_METRICS
@@ -60,18 +60,24 @@ def summary_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
                 if name == "srv_queue_s" and (queue := analysis.summary["server"].get("queue_s")):
                     rows.append(_row(title, analysis, analyses, {"avg": 1e3 * queue["mean"]}))
                 continue
-            percentiles = metric["percentiles"]
             values = {
-                "avg": 1e3 * metric["mean"],
+                "avg": marked(_mean(metric)),
                 "min": 1e3 * metric["min"],
-                "med": 1e3 * percentiles["p50"]["value"],
                 "max": 1e3 * metric["max"],
-                "p(90)": 1e3 * percentiles["p90"]["value"],
-                "p(95)": 1e3 * percentiles["p95"]["value"],
+                **{title: marked(_percentile(metric, p)) for p, title in SUMMARY_PERCENTILES.items()},
             }
             rows.append(_row(title, analysis, analyses, values))
     columns = ["ms, ↓ better", *(["run"] if len(analyses) > 1 else []), "avg", "min", "med", "max", "p(90)", "p(95)"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def marked(estimate: Estimate) -> Estimate | float | None:
+    """The value alone; an unsupported one with its mark."""
+    return (
+        estimate.value
+        if estimate.is_supported
+        else Estimate(estimate.value, is_supported=False, is_high=estimate.is_high)
+    )
 
 
 def _row(title: str, analysis: Analysis, analyses: Sequence[Analysis], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +116,7 @@ def rates_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
         scale, unit = (100.0, "%") if metric.unit == "fraction" else (1.0, metric.unit)
         row: dict[str, Any] = {"metric": metric.title}
         for analysis, each in zip(analyses, found, strict=True):
-            row[_column(analysis, analyses)] = _scaled(each, scale)
+            row[_column(analysis, analyses)] = scaled(each, scale)
         rows.append(row | {"unit": unit, "better": _better(metric.direction)})
     return pd.DataFrame(rows)
 
@@ -123,9 +129,26 @@ def _better(direction: Direction) -> str:
     return {"lower": "↓ lower", "higher": "↑ higher", "none": ""}[direction]
 
 
-def _scaled(found: Mapping[str, Any], scale: float) -> Estimate:
+def scaled(found: Mapping[str, Any], scale: float, *, is_high: bool = False) -> Estimate:
     value, lo, hi = (None if found[name] is None else scale * found[name] for name in ("value", "lo", "hi"))
-    return Estimate(value, lo, hi, found.get("supported", True))
+    needed = found.get("needed")
+    # Bounds of other metrics can be missing without a need for more requests.
+    is_supported = found.get("supported", lo is not None or needed is None)
+    return Estimate(value, lo, hi, is_supported, needed=needed, is_high=is_high)
+
+
+def _percentile(metric: Mapping[str, Any], name: str) -> Estimate:
+    """A percentile of a latency in ms."""
+    return scaled(metric["percentiles"][name], 1e3, is_high=name in HIGH_PERCENTILES)
+
+
+def _mean(metric: Mapping[str, Any]) -> Estimate:
+    """The mean of a latency in ms."""
+    return scaled({"value": metric["mean"], **metric.get("mean_interval", NO_INTERVAL)}, 1e3)
+
+
+HIGH_PERCENTILES = ("p90", "p95", "p99", "p99.9")
+NO_INTERVAL: Mapping[str, Any] = {"lo": None, "hi": None, "needed": None}
 
 
 def latency_table(analysis: Analysis) -> pd.DataFrame:
@@ -133,25 +156,32 @@ def latency_table(analysis: Analysis) -> pd.DataFrame:
     rows = []
     for name, title in _shown_latencies(analysis):
         metric = analysis.summary["metrics"][name]
-        shown = {p: _scaled(metric["percentiles"][p], 1e3) for p in ("p50", "p90", "p95", "p99")}
+        shown = {p: _percentile(metric, p) for p in ("p50", "p90", "p95", "p99")}
         counts = {"count": metric["count"], "missing": metric["missing"]}
-        rows.append(
-            {"ms, ↓ better": title, **counts, "mean": 1e3 * metric["mean"], **shown, "max": 1e3 * metric["max"]}
-        )
+        rows.append({"ms, ↓ better": title, **counts, "mean": _mean(metric), **shown, "max": 1e3 * metric["max"]})
     return pd.DataFrame(rows)
 
 
-def needed_requests(analysis: Analysis) -> list[str]:
-    """For each latency with a percentile that lacks an interval: the requests that would give one; or nothing."""
-    sentences = []
-    for name, title in _shown_latencies(analysis):
-        percentiles = analysis.summary["metrics"][name]["percentiles"]
-        needed = [
-            f"{p} about {percentiles[p]['needed']:,}" for p in ("p50", "p95", "p99") if percentiles[p].get("needed")
-        ]
-        if needed and name in ("ttft_s", "ttft_co_s", "tpot_s", "e2e_s", "e2e_co_s"):
-            sentences.append(f"{title} needs, in requests at this load: {', '.join(needed)}.")
-    return sentences
+def unsupported_note(analyses: Sequence[Analysis]) -> str:
+    """The values of the summary table without support, with the requests they need; empty if all are supported."""
+    parts = []
+    for name, title in HEADLINE:
+        for analysis in analyses:
+            metric = analysis.summary["metrics"][primary_latency(name, analysis.run.manifest.is_open_loop)]
+            shown = {"avg": _mean(metric)} | {title: _percentile(metric, p) for p, title in SUMMARY_PERCENTILES.items()}
+            needs = {about(each.needed) for each in shown.values() if not each.is_supported and each.needed}
+            names = [title for title, each in shown.items() if not each.is_supported and each.needed]
+            if metric["count"] and names:
+                label = f" of {analysis.label}" if len(analyses) > 1 else ""
+                span = "–".join(f"{each:,}" for each in sorted({min(needs), max(needs)}))
+                parts.append(f"{title}{label} {', '.join(names)}: about {span}")
+    if not parts:
+        return ""
+    return f"{UNSUPPORTED} Requests at this load that support one: {'; '.join(parts)}."
+
+
+UNSUPPORTED = "~ and ≥ mark values that are unsupported: too few requests for a 95 % interval."
+SUMMARY_PERCENTILES = {"p50": "med", "p90": "p(90)", "p95": "p(95)"}
 
 
 def _shown_latencies(analysis: Analysis) -> list[tuple[str, str]]:
@@ -287,7 +317,7 @@ def server_table(analysis: Analysis) -> pd.DataFrame:
             {
                 "server metric": metric.title,
                 "mean": scale * found["mean"] if "mean" in found else None,
-                "p95 (bucket)": None if p95 is None else _scaled(p95, scale),
+                "p95 (bucket)": None if p95 is None else scaled(p95, scale),
                 "max": None if found.get("max") is None else scale * found["max"],
                 "over the window": found.get("change", found.get("count")),
                 "client mean": None if client_mean is None else 1e3 * client_mean,

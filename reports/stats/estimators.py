@@ -18,11 +18,18 @@ NUM_BATCHES = 20
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and its two-sided interval; the bounds are NaN if the sample is too small."""
+    """A value and its two-sided interval; the bounds are NaN if the sample is too small.
+
+    needed: requests that would support an interval, or one that is narrower than the value; None if there are enough.
+    """
 
     value: float
     lo: float
     hi: float
+    needed: int | None = None
+
+    def scaled(self, factor: float) -> "Interval":
+        return Interval(self.value * factor, self.lo * factor, self.hi * factor, self.needed)
 
 
 def percentile_name(percentile: float) -> str:

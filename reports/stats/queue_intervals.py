@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import fft, special
 
 from reports.stats.estimators import Interval, is_supported, student_quantile, wilson
 
@@ -36,14 +36,27 @@ STATE_LEVELS = (None, 50.0, 90.0)
 
 @dataclass(frozen=True, slots=True)
 class BoundedEstimate:
-    """A value with its interval; without support the bounds are NaN and `needed` is the number of requests to run."""
+    """A value with its interval; without support the bounds are NaN, and the interval has the requests it needs."""
 
     interval: Interval
-    needed: int | None = None
+
+    @staticmethod
+    def of(value: float, lo: float, hi: float, count: int) -> "BoundedEstimate":
+        """A supported interval from `count` requests. Its width shrinks with the square root of their number."""
+        width = (hi - lo) / abs(value) if value else 0.0
+        return BoundedEstimate(Interval(value, lo, hi, math.ceil(count * width**2) if width > 1 else None))
 
     @staticmethod
     def unsupported(value: float, needed: int) -> "BoundedEstimate":
-        return BoundedEstimate(Interval(value, math.nan, math.nan), needed)
+        return BoundedEstimate(Interval(value, math.nan, math.nan, needed))
+
+    @property
+    def is_supported(self) -> bool:
+        return not math.isnan(self.interval.lo)
+
+    @property
+    def needed(self) -> int | None:
+        return self.interval.needed
 
 
 def autocorrelation_time(series: Array) -> float | None:
@@ -54,9 +67,9 @@ def autocorrelation_time(series: Array) -> float | None:
     count = len(series)
     if count < 4 or series.min() == series.max():
         return None
-    size = 1 << (2 * count - 1).bit_length()
-    spectrum = np.fft.rfft(series - series.mean(), size)
-    covariance = np.fft.irfft(spectrum * spectrum.conj(), size)[: count - count % 2]
+    size = fft.next_fast_len(2 * count, real=True)
+    spectrum = fft.rfft(series - series.mean(), size)
+    covariance = fft.irfft(spectrum.real**2 + spectrum.imag**2, size)[: count - count % 2]
     pairs = (covariance[0::2] + covariance[1::2]) / covariance[0]
     ends = np.flatnonzero(pairs <= 0)
     leading = pairs[: ends[0]] if len(ends) else pairs
@@ -173,7 +186,7 @@ class QueueSeries:
         if not self.dependence.is_enough:
             return BoundedEstimate.unsupported(value, self.dependence.needed)
         lo, hi, _ = self._mean_bounds()
-        return BoundedEstimate(Interval(value, lo, hi))
+        return BoundedEstimate.of(value, lo, hi, len(self.values))
 
     def percentile(self, percentile: float) -> BoundedEstimate:
         """The upper bound of a high percentile may exceed the largest value seen."""
@@ -185,16 +198,15 @@ class QueueSeries:
         needed = self.dependence.needed_for(percentile)
         if needed is not None:
             return BoundedEstimate.unsupported(value, needed)
-        lo, hi = self._percentile_bounds(percentile, value)
-        return BoundedEstimate(Interval(value, lo, hi))
+        return BoundedEstimate.of(value, *self._percentile_bounds(percentile, value), len(self.values))
 
     def attainment(self, limit: float) -> BoundedEstimate:
         """The fraction of requests within a limit."""
         found = fraction(self.values <= limit, self.dependence)
-        if self.queue is None or found.needed is not None:
+        if self.queue is None or not found.is_supported:
             return found
         lo = min(found.interval.lo, float((self.values <= limit - self._queue_shift()).mean()))
-        return BoundedEstimate(Interval(found.interval.value, lo, found.interval.hi))
+        return BoundedEstimate.of(found.interval.value, lo, found.interval.hi, len(self.values))
 
     def _z(self, effective: float) -> float:
         return _student(effective, self.dependence)
@@ -242,25 +254,33 @@ class QueueSeries:
         error = min(self._z(effective) * float(self.queue.std()) / math.sqrt(effective) / above, 1.5)
         return above * (min(error + error**2 + error**3, 2 * error))
 
+    def _hidden_share(self) -> float:
+        """The part of an end-to-end latency's variance that does not come from the queue, and hides it."""
+        assert self.queue is not None
+        rest, queue = float((self.values - self.queue).var()), float(self.queue.var())
+        return rest / max(rest + queue, 1e-300)
+
     def _percentile_bounds(self, percentile: float, value: float) -> tuple[float, float]:
         count, ordered = self.dependence.count, np.sort(self.values)
-        effective = count / (self._time() if percentile != 50 or self.queue is not None else self._median_time())
+        effective = count / (self._median_time() if percentile == 50 else self._time())
         alpha = float(special.ndtr(-self._z(effective)))
         low, high = (
             _binomial_quantile(effective, percentile / 100, tail) / effective * count for tail in (alpha, 1 - alpha)
         )
         lo = float(ordered[max(math.floor(low) - 1, 0)])
         hi = float(ordered[min(math.ceil(high), count - 1)])
-        if not self.dependence.is_dependent or percentile <= 50:
+        if not self.dependence.is_dependent or percentile < 50 or (percentile == 50 and self.queue is None):
             return lo, hi
         if self.queue is not None:
-            return lo, max(hi, value + self._queue_shift())
+            share = self._hidden_share() if percentile == 50 else 1.0
+            return lo, max(hi, value + share * self._queue_shift())
         _, _, upper = self._mean_bounds()
         return lo, max(hi, float(ordered[0]) + (value - float(ordered[0])) * (1 + 1.8 * (upper - 1)))
 
     def _median_time(self) -> float:
-        times = [_exceedance_time(self.values, level) for level in (50.0, 75.0)]
-        return self.dependence.inflated(max(times)) if self.dependence.own > 1 else 1.0
+        if self.dependence.both <= 1:
+            return 1.0
+        return self.dependence.inflated(max(1.0, *(_exceedance_time(self.values, level) for level in (50.0, 75.0))))
 
 
 def fraction(met: npt.NDArray[np.bool_], dependence: Dependence) -> BoundedEstimate:
@@ -279,7 +299,7 @@ def fraction(met: npt.NDArray[np.bool_], dependence: Dependence) -> BoundedEstim
     if min(met.sum(), count - met.sum()) < FEW_EVENTS:
         effective = min(effective, count / dependence.inflated(dependence.both))
     found = wilson(value * effective, effective, _student(effective, dependence))
-    return BoundedEstimate(Interval(value, found.lo, found.hi))
+    return BoundedEstimate.of(value, found.lo, found.hi, count)
 
 
 def _student(effective: float, dependence: Dependence) -> float:
@@ -289,17 +309,23 @@ def _student(effective: float, dependence: Dependence) -> float:
 def throughput(completion_s: Array, dependence: Dependence) -> BoundedEstimate:
     """Completions per second from the gaps between them. completion_s: [requests], ascending."""
     gaps = np.diff(completion_s)
+    if len(gaps) < LEAST_COUNT or completion_s[0] == completion_s[-1]:
+        return BoundedEstimate.unsupported(math.nan, LEAST_COUNT + 1)
     rate = 1 / float(gaps.mean())
     if not dependence.is_enough:
         return BoundedEstimate.unsupported(rate, dependence.needed)
     times = [autocorrelation_time(gaps) or 0.0, *(_batch_time(gaps, batches) for batches in (20, 10))]
     time = max(times) * (1 + 20 / dependence.effective)
     error = student_quantile(0.975, 19) * float(gaps.std() / gaps.mean()) * math.sqrt(time / len(gaps))
-    return BoundedEstimate(Interval(rate, rate / (1 + error), rate / (1 - error) if error < 1 else math.inf))
+    if error >= 1:
+        return BoundedEstimate.unsupported(rate, math.ceil(len(gaps) * error**2))
+    return BoundedEstimate.of(rate, rate / (1 + error), rate / (1 - error), len(gaps))
 
 
 def _batch_time(gaps: Array, batches: int) -> float:
     size = len(gaps) // batches
+    if not size:
+        return 0.0
     means = gaps[: size * batches].reshape(batches, size).mean(axis=1)
     return size * float(means.var(ddof=1) / max(float(gaps.var()), 1e-300))
 
