@@ -1,31 +1,22 @@
 """How often printed intervals contain the stationary value, in queues where it is known.
 
 A cell is a model, a load, a number of requests, a latency and a statistic. For each cell: the fraction of runs that
-print an interval, and the fraction of those that contain the truth.
+print an interval, the fraction of those that contain the truth, and their width.
 """
 
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.queue_models import MODELS, QueueModel, Runs
+from loadgen.selftest.stationary import PERCENTILES, stationary_values
 from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, state_time, throughput
 
-Array = npt.NDArray[np.float64]
-
-COUNTS = (300, 1_000, 5_000)
-PERCENTILES = (50.0, 90.0, 95.0, 99.0)
-LEAST_WARMUP, WARMUP_FRACTION = 50, 0.1
-"""Requests that each run drops first."""
-
-LEAST_COVERAGE, LOWEST_COVERAGE = 0.93, 0.91
-LEAST_PRINTED, MOST_MISSES = 0.2, 0.03
+# Runs simulated together; their arrays fit into a processor's cache.
+RUNS_AT_ONCE = 250
 
 
 @dataclass(slots=True)
@@ -47,14 +38,18 @@ class Cell:
 
     def add(self, estimate: BoundedEstimate) -> None:
         self.runs += 1
-        if estimate.needed is not None:
-            self.needed.append(estimate.needed)
         interval = estimate.interval
         self.values.append(interval.value)
-        if not math.isnan(interval.lo):
+        if estimate.is_supported:
             self.printed += 1
             self.covered += interval.lo <= self.truth <= interval.hi
             self.widths.append((interval.hi - interval.lo) / self.truth)
+        elif estimate.needed is not None:
+            self.needed.append(estimate.needed)
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.load:g}, {self.count} requests, {self.latency} {self.statistic}"
 
     @property
     def printed_fraction(self) -> float:
@@ -84,60 +79,49 @@ class Cell:
         spread = 1.96 * float(np.std(self.values)) / self.truth
         return self.median_width / 2 / spread if spread else math.nan
 
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One model at one load with runs of `count` requests, simulated with its own seeds."""
+
+    model: QueueModel
+    load: float
+    count: int
+
     @property
-    def is_kept(self) -> bool:
-        """Whether the cell keeps the promise: coverage where intervals are printed often, few misses elsewhere."""
-        if self.printed_fraction >= LEAST_PRINTED:
-            return self.coverage >= LEAST_COVERAGE
-        return self.miss_fraction <= MOST_MISSES
+    def simulated(self) -> int:
+        """Requests to simulate: a few arrive in the warm-up."""
+        return self.count + math.ceil(1.5 * DEFAULT_WARMUP_S * self.model.arrivals_per_s(self.load)) + 50
+
+    def cells(self, runs: int, seed: int) -> list[Cell]:
+        truths = stationary_values(self.model.name, self.load)
+        cells: dict[str, Cell] = {}
+        for part, first in enumerate(range(0, runs, RUNS_AT_ONCE)):
+            seeds = [seed, MODELS.index(self.model), round(100 * self.load), self.count, part]
+            number = min(RUNS_AT_ONCE, runs - first)
+            simulated = self.model.simulate(np.random.default_rng(seeds), number, self.simulated, self.load)
+            for run in measured_requests(simulated, DEFAULT_WARMUP_S, self.count):
+                for name, estimate in estimates(run, truths):
+                    if name not in cells:
+                        latency, _, statistic = name.partition(" ")
+                        truth = float(statistic[3:]) / 100 if statistic.startswith("att") else truths[name]
+                        cells[name] = Cell(self.model.name, self.load, self.count, latency, statistic, truth)
+                    cells[name].add(estimate)
+        return list(cells.values())
 
 
-def coverage(
-    model: QueueModel, load: float, count: int, truths: Mapping[str, float], runs: int, seed: int
-) -> list[Cell]:
-    """The cells of one model, load and count. truths: `ttft mean`, `e2e p95`, … and `throughput rate`."""
-    warmup = max(LEAST_WARMUP, math.ceil(WARMUP_FRACTION * count))
-    generator = np.random.default_rng([seed, MODELS.index(model), round(100 * load), count])
-    simulated = model.simulate(generator, runs, count + warmup, load).after(warmup)
-    cells: dict[str, Cell] = {}
-    for run in range(runs):
-        for name, estimate in estimates(simulated, run, truths):
-            latency, _, statistic = name.partition(" ")
-            truth = float(statistic[3:]) / 100 if statistic.startswith("att") else truths[name]
-            cells.setdefault(name, Cell(model.name, load, count, latency, statistic, truth)).add(estimate)
-    return list(cells.values())
+def measured_requests(simulated: Runs, warmup_s: float, count: int) -> Iterator[Runs]:
+    """Each run on its own: the first `count` requests that arrive after the warm-up."""
+    for run, arrival_s in enumerate(simulated.arrival_s):
+        first = int(np.searchsorted(arrival_s, warmup_s))
+        assert first + count <= len(arrival_s), "too few requests were simulated"
+        yield simulated.part(run, slice(first, first + count))
 
 
-def stationary_values(model: str, load: float) -> dict[str, float]:
-    """Stationary values of a model at a load, from at least 4 million simulated requests; open rates by formula."""
-    text = resources.files("loadgen.selftest").joinpath("stationary_values.json").read_text(encoding="utf-8")
-    found: dict[str, float] = json.loads(text)[f"{model} {load:g}"]
-    return found
-
-
-def coverage_table(cells: Iterable[Cell]) -> list[dict[str, Any]]:
-    """A row per cell, for JSON and for the terminal."""
-    return [
-        {
-            "model": cell.model,
-            "load": cell.load,
-            "requests": cell.count,
-            "latency": cell.latency,
-            "statistic": cell.statistic,
-            "runs": cell.runs,
-            "printed": round(cell.printed_fraction, 3),
-            "coverage": None if math.isnan(cell.coverage) else round(cell.coverage, 3),
-            "half_width": None if math.isnan(cell.relative_half_width) else round(cell.relative_half_width, 2),
-        }
-        for cell in cells
-    ]
-
-
-def estimates(simulated: Runs, run: int, truths: Mapping[str, float]) -> Iterator[tuple[str, BoundedEstimate]]:
+def estimates(run: Runs, truths: Mapping[str, float]) -> Iterator[tuple[str, BoundedEstimate]]:
     """All statistics of one run, by their names in `truths`."""
-    ttft, e2e = simulated.queue_s[run], simulated.e2e_s[run]
-    companions = [ttft] if simulated.in_flight is None else [ttft, simulated.in_flight[run]]
-    state = state_time(companions)
+    ttft, e2e = run.queue_s, run.e2e_s
+    state = state_time([ttft] if run.in_flight is None else [ttft, run.in_flight])
     series = {
         "ttft": QueueSeries.of(ttft, state, busy_s=float(e2e.mean())),
         "e2e": QueueSeries.of(e2e, state, queue=ttft),
@@ -148,5 +132,5 @@ def estimates(simulated: Runs, run: int, truths: Mapping[str, float]) -> Iterato
             yield f"{latency} p{percentile:g}", each.percentile(percentile)
         for percentile in PERCENTILES[1:]:
             yield f"{latency} att{percentile:g}", each.attainment(truths[f"{latency} p{percentile:g}"])
-    completion = np.sort(simulated.arrival_s[run] + e2e)
+    completion = np.sort(run.arrival_s + e2e)
     yield "throughput rate", throughput(completion, series["ttft"].dependence)

@@ -4,6 +4,7 @@ All runs of a model advance together as rows of numpy arrays. Times are seconds;
 imports the tuner's simulator or the server: a check needs its own model.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,19 +15,22 @@ Array = npt.NDArray[np.float64]
 
 LOADS = (0.5, 0.7, 0.85, 0.95)
 SLOTS = 16
-FIRST_TOKEN_S = 0.05  # of a request that does not wait, with a cv of 0.2; it does not occupy the server
+# Of a request that does not wait; it does not occupy the server.
+FIRST_TOKEN_S, FIRST_TOKEN_CV = 0.05, 0.2
 TOKEN_S = 0.03  # time of one output token in an open queue
+INDEPENDENT_PER_S = 10.0
 
 # The closed loop: users think, then wait for one of 16 slots. A step takes 10 ms, 1 ms for each running sequence and
 # 20 ms for each new prompt. With `SATURATING_USERS` the slots are always busy.
 STEP_S, SEQUENCE_S, PROMPT_S = 0.010, 0.001, 0.020
 MEAN_LENGTH, LENGTH_CV = 32, 0.7
 SATURATING_USERS = 40
+FULL_STEP_S = STEP_S + SLOTS * SEQUENCE_S + PROMPT_S * SLOTS / MEAN_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Simulated requests in order of arrival, each array [runs, requests].
+    """Simulated requests in order of arrival, each array [runs, requests], or [requests] of one run.
 
     queue_s: the part of a latency that the queue causes (waiting, or time to the first token).
     in_flight: requests that an arrival finds in the system; None in a closed loop.
@@ -44,13 +48,34 @@ class Runs:
         tokens = self.output_tokens[:, warmup:]
         return Runs(self.arrival_s[:, warmup:], self.queue_s[:, warmup:], self.e2e_s[:, warmup:], in_flight, tokens)
 
+    def part(self, run: int, kept: slice) -> "Runs":
+        """Some requests of one run."""
+        in_flight = None if self.in_flight is None else self.in_flight[run, kept]
+        tokens = self.output_tokens[run, kept]
+        return Runs(self.arrival_s[run, kept], self.queue_s[run, kept], self.e2e_s[run, kept], in_flight, tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class QueueModel:
-    """A named model: `simulate(generator, runs, requests, load)`."""
+    """A named model: `simulate(generator, runs, requests, load)`.
+
+    servers: None of a closed loop, 0 without a queue. Services have a mean of 1 s and a coefficient of variation.
+    """
 
     name: str
     simulate: Callable[[np.random.Generator, int, int, float], Runs]
+    servers: int | None = None
+    service_cv: float = 1.0
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        return (0.0,) if self.servers == 0 else LOADS
+
+    def arrivals_per_s(self, load: float) -> float:
+        """Of an open queue; for a closed loop the highest rate."""
+        if self.servers is None:
+            return SLOTS / (MEAN_LENGTH * FULL_STEP_S)
+        return load * self.servers or INDEPENDENT_PER_S
 
 
 def open_queue(servers: int, service_cv: float) -> Callable[[np.random.Generator, int, int, float], Runs]:
@@ -61,7 +86,7 @@ def open_queue(servers: int, service_cv: float) -> Callable[[np.random.Generator
         arrival = np.cumsum(generator.exponential(1 / (load * servers), shape), axis=1)
         service = generator.exponential(1, shape) if service_cv == 1 else _lognormal(generator, 1.0, service_cv, shape)
         wait = _waits(arrival, service, servers)
-        first_token = wait + _lognormal(generator, FIRST_TOKEN_S, 0.2, shape)
+        first_token = wait + _lognormal(generator, FIRST_TOKEN_S, FIRST_TOKEN_CV, shape)
         in_flight = _found_in_flight(arrival, arrival + wait + service)
         return Runs(arrival, first_token, first_token + service, in_flight, np.ceil(service / TOKEN_S) + 1)
 
@@ -85,18 +110,33 @@ def closed_loop(
     return loop.finished()
 
 
+def independent(generator: np.random.Generator, runs: int, requests: int, _load: float) -> Runs:
+    """Requests that do not wait for each other."""
+    shape = (runs, requests)
+    arrival = np.cumsum(generator.exponential(1 / INDEPENDENT_PER_S, shape), axis=1)
+    first_token = _lognormal(generator, FIRST_TOKEN_S, FIRST_TOKEN_CV, shape)
+    service = _lognormal(generator, 1.0, 1.0, shape)
+    return Runs(arrival, first_token, first_token + service, None, np.ceil(service / TOKEN_S) + 1)
+
+
 MODELS = (
-    QueueModel("M/M/1", open_queue(1, 1.0)),
-    QueueModel("M/G/1 cv 0.5", open_queue(1, 0.5)),
-    QueueModel("M/G/1 cv 1.5", open_queue(1, 1.5)),
-    QueueModel("M/G/16", open_queue(SLOTS, 0.7)),
+    QueueModel("M/M/1", open_queue(1, 1.0), 1, 1.0),
+    QueueModel("M/G/1 cv 0.5", open_queue(1, 0.5), 1, 0.5),
+    QueueModel("M/G/1 cv 1.5", open_queue(1, 1.5), 1, 1.5),
+    QueueModel("M/G/16", open_queue(SLOTS, 0.7), SLOTS, 0.7),
     QueueModel("closed loop", closed_loop),
+    QueueModel("independent", independent, 0, 1.0),
 )
 
 
+def log_parameters(mean: float, cv: float) -> tuple[float, float]:
+    """Mean and standard deviation of the logarithm of a lognormal value."""
+    variance = math.log1p(cv * cv)
+    return math.log(mean) - variance / 2, math.sqrt(variance)
+
+
 def _lognormal(generator: np.random.Generator, mean: float, cv: float, shape: tuple[int, ...]) -> Array:
-    variance = np.log1p(cv * cv)
-    return generator.lognormal(np.log(mean) - variance / 2, np.sqrt(variance), shape)
+    return generator.lognormal(*log_parameters(mean, cv), shape)
 
 
 def _waits(arrival: Array, service: Array, servers: int) -> Array:
@@ -134,8 +174,7 @@ class _ClosedLoop:
         self._generator = generator
         self._slowdown = slowdown
         self._requests = requests
-        step_s = STEP_S + SLOTS * SEQUENCE_S + PROMPT_S * SLOTS / MEAN_LENGTH
-        self._think_s = (SATURATING_USERS / SLOTS - 1) * MEAN_LENGTH * step_s
+        self._think_s = (SATURATING_USERS / SLOTS - 1) * MEAN_LENGTH * FULL_STEP_S
         self._now = np.zeros(runs)
         self._arrival = generator.exponential(self._think_s, (runs, users))
         self._left = np.zeros((runs, users))  # tokens left of a running request; 0: thinking or waiting
@@ -175,9 +214,12 @@ class _ClosedLoop:
 
     def _admitted(self, waiting: npt.NDArray[np.bool_], free: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Those who have waited longest, as many as there are free slots."""
-        since = np.where(waiting, self._arrival, np.inf)
+        admitted = waiting.copy()
+        crowded = waiting.sum(axis=1) > free
+        since = np.where(waiting[crowded], self._arrival[crowded], np.inf)
         rank = since.argsort(axis=1).argsort(axis=1)
-        return waiting & (rank < free[:, None])
+        admitted[crowded] &= rank < free[crowded, None]
+        return admitted
 
     def _finish(self, rows: npt.NDArray[np.int64], users: npt.NDArray[np.int64]) -> None:
         """Record the requests of these users and let them think."""
