@@ -73,6 +73,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-pairs", type=int, metavar="N", default=4, help="Pairs before the first look. Default 4.")
     parser.add_argument("--max-pairs", type=int, metavar="N", default=12, help="Maximum number of pairs. Default 12.")
     add_interleave_flag(parser)
+    parser.add_argument(
+        "--equal-contention",
+        action="store_true",
+        help="Adjust changes to equal waiting for processors, for a machine that other work shares (Linux, servers "
+        "launched here).",
+    )
     add_minutes_flag(parser)
     parser.add_argument(
         "--min-effect", metavar="PERCENT", default="3%", help="Smallest change of interest, 3%% or more. Default 3%%."
@@ -107,6 +113,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     load = load_config(args)
     options = options_of(args)
     sides = sides_of(args)
+    check_contention(args.equal_contention, sides)
     check_interleaving(args.interleave, sides, load, num_gpus())
     if args.dry_run:
         print(describe_sides(sides, load))
@@ -169,6 +176,16 @@ def sides_of(args: argparse.Namespace) -> tuple[SideSpec, SideSpec]:
         raise UsageError("side B is stored and A is not; give the stored side first: it is the baseline")
     check_relaunch((a, b), args.no_relaunch)
     return a, b
+
+
+def check_contention(is_adjusted: bool, sides: Sequence[SideSpec]) -> None:
+    """Raises UsageError for an adjustment to equal contention if a server is not launched as a process here."""
+    other = [side for side in sides if side.kind in ("url", "image", "stored", "baseline")]
+    if is_adjusted and other:
+        raise UsageError(
+            f"`equal_contention` is set but side {other[0].letter.upper()} ({other[0].name}) is not a process of "
+            "this machine that is started for the comparison; leave it out"
+        )
 
 
 def _judged(
@@ -277,6 +294,7 @@ def options_of(args: argparse.Namespace) -> CompareOptions:
         inconclusive=args.inconclusive,
         require=tuple(args.require),
         allow=frozenset(args.allow),
+        equal_contention=args.equal_contention,
     )
 
 
@@ -321,6 +339,8 @@ def render(comparison: Comparison) -> str:
     """The verdict and the table of metrics, as text."""
     line = verdict_line(comparison)
     parts = [f"{line.word}: {line.sentence}", *(f"  {reason}" for reason in line.reasons)]
+    if comparison.options.equal_contention:
+        parts += [f"  {note}" for note in comparison.notes if "contention" in note]
     if comparison.slices > 1:
         parts.append(f"  {comparison.size}: {INTERLEAVED}.")
     if comparison.metrics:

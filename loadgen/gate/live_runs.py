@@ -11,6 +11,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError
 from loadgen.gate.sides import LiveSide, RunningServer
 from loadgen.progress import ProgressDisplay
+from loadgen.target.contention import ProcessorTimes
 from loadgen.target.target import Target
 from reports.gate.side_run import SideRun
 from reports.metrics.summary import analyse_run
@@ -39,7 +40,9 @@ class LiveServer:
         """One run of the load; the salt selects its texts. Raises MeasurementError if the server ends."""
         directory.mkdir(parents=True, exist_ok=True)
         labelled = self.load.model_copy(update={"label": self.side.label, "salt": salt})
+        before = self._processor_times()
         runner.measure(labelled, self.target, directory, self.progress)
+        after = self._processor_times()
         exit_code = self.target.process.exit_code if self.target.process is not None else None
         if exit_code is not None:
             raise MeasurementError(
@@ -48,7 +51,11 @@ class LiveServer:
         if self.side.identity:
             manifest = load_manifest(directory)
             write_manifest(directory, replace(manifest, labels={**manifest.labels, **self.side.identity}))
-        return stored_run(directory, self.metrics)
+        contention = after.contention_since(before) if before is not None and after is not None else None
+        return replace(stored_run(directory, self.metrics), contention=contention)
+
+    def _processor_times(self) -> ProcessorTimes | None:
+        return None if self.pid is None else ProcessorTimes.of(self.pid)
 
 
 @dataclass(frozen=True, slots=True)

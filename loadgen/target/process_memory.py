@@ -13,7 +13,7 @@ def memory_of(pid: int) -> tuple[int, int] | None:
     """Resident bytes of a process with its descendants, and the bytes that are free; None if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
         page = os.sysconf("SC_PAGE_SIZE")
-        resident = sum(int((PROC / str(each) / "statm").read_text().split()[1]) for each in _family(pid))
+        resident = sum(int((PROC / str(each) / "statm").read_text().split()[1]) for each in family(pid))
         lines = dict(line.split(":") for line in (PROC / "meminfo").read_text().splitlines())
         return resident * page, int(lines["MemAvailable"].split()[0]) * 1024
     return None
@@ -24,7 +24,7 @@ def num_gpus() -> int:
     return len(list(NVIDIA.iterdir())) if NVIDIA.is_dir() else 0
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     """The process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for path in PROC.glob("[0-9]*/stat"):

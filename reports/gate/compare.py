@@ -85,7 +85,8 @@ class CompareOptions:
     """Options of a comparison. `pairs` fixes the number of pairs (a single look); `allow` names differences to ignore.
 
     `alpha`: false regressions over all gated metrics and looks; `pass_alpha`: level of one metric's bounds.
-    `inconclusive` sets the exit code of an inconclusive result: report (3), pass (0) or fail (1).
+    `inconclusive` sets the exit code of an inconclusive result: report (3), pass (0) or fail (1). `equal_contention`
+    adjusts changes to equal waiting for processors.
     """
 
     gated: tuple[str, ...] = DEFAULT_GATED
@@ -100,6 +101,7 @@ class CompareOptions:
     inconclusive: str = "report"
     allow: frozenset[str] = frozenset()
     require: tuple[str, ...] = ()
+    equal_contention: bool = False
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -234,9 +236,17 @@ def judge(pairs: Sequence[Pair], options: CompareOptions | None = None) -> Compa
         return Comparison(label_a, label_b, len(pairs), options, (), (), refusals, notes, setting=setting)
     differences = {name: _differences(pairs, name) for name in (*options.gated, *options.shown)}
 
+    contention = _contention(pairs) if options.equal_contention else None
+    if options.equal_contention and pairs:
+        notes += (contention_note(contention),)
+
     def evidence(name: str, look: int) -> Evidence | None:
         d = differences[name]
-        return Evidence.of_pairs(d[:look]) if d is not None and len(d) >= look else None
+        if d is None or len(d) < look:
+            return None
+        if contention is None or name in FRACTIONS:
+            return Evidence.of_pairs(d[:look])
+        return Evidence.adjusted(d[:look], contention[:look])
 
     limits = {name: options.limit(name) for name in options.gated}
     decisions = decide(options.gated, evidence, limits, options.levels)
@@ -286,6 +296,33 @@ def _differences(pairs: Sequence[Pair], name: str) -> Array | None:
     if not sides:
         return np.array([])
     return None if sides[0] is None or sides[1] is None else sides[1] - sides[0]
+
+
+def _contention(pairs: Sequence[Pair]) -> Array | None:
+    """ln of B's contention over A's in each pair; None if a run has none."""
+    ratios = [
+        pair.b.contention / pair.a.contention for pair in pairs if pair.a.contention and pair.b.contention is not None
+    ]
+    return np.log(ratios) if len(ratios) == len(pairs) else None
+
+
+def contention_note(contention: Array | None) -> str:
+    """The adjustment in words, with the difference that it leaves out."""
+    if contention is None:
+        return (
+            "changes are not adjusted to equal contention: the kernel does not report how long the threads of a server "
+            "waited"
+        )
+    found = Evidence.of_pairs(contention)
+    bounds = found.bounds(0.025)
+    lo, mean, hi = (100 * math.expm1(min(each, 20.0)) for each in (bounds.lo, bounds.value, bounds.hi))
+    text = (
+        "changes are adjusted to equal contention, the time that the server's threads were ready to run over the time "
+        f"that they ran; B's is {mean:+.1f} % against A's ({lo:+.1f} to {hi:+.1f})"
+    )
+    if bounds.lo <= 0 <= bounds.hi:
+        return text
+    return f"{text}. B itself may cause this difference, which the adjustment leaves out: compare without it as well"
 
 
 def metric_result(

@@ -17,6 +17,7 @@ from scipy import special
 from reports.stats.estimators import Interval, student_quantile
 
 Array = npt.NDArray[np.float64]
+MIN_ADJUSTED = 4
 
 
 class GateDecision(StrEnum):
@@ -42,6 +43,22 @@ class Evidence:
         """From one value per pair."""
         error = float(np.std(d, ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else math.inf
         return cls(float(d.mean()), error, max(len(d) - 1, 1))
+
+    @classmethod
+    def adjusted(cls, d: Array, x: Array) -> "Evidence":
+        """From one value per pair and a covariate whose value is 0 in a pair of equal conditions: d at x = 0.
+
+        Ordinary least squares with an intercept; the slope takes one degree of freedom. As `of_pairs` for fewer than
+        four pairs, or if the covariate does not vary.
+        """
+        spread = float(np.sum((x - x.mean()) ** 2))
+        if len(d) < MIN_ADJUSTED or spread == 0:
+            return cls.of_pairs(d)
+        slope = float(np.sum((x - x.mean()) * d)) / spread
+        left = d - d.mean() - slope * (x - x.mean())
+        freedom = len(d) - 2
+        variance = float(np.sum(left**2)) / freedom * (1 / len(d) + float(x.mean()) ** 2 / spread)
+        return cls(float(d.mean()) - slope * float(x.mean()), math.sqrt(variance), freedom)
 
     @classmethod
     def of_sides(cls, a: Array, b: Array, between: float = 0.0, occasions: int = 0) -> "Evidence":

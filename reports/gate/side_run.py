@@ -27,6 +27,7 @@ class SideRun:
     """One run: its metrics by name, its verdict, and the facts that it must share with the others.
 
     `device` holds the facts that runs of different occasions must share as well; `directory` is where its records are.
+    `contention`: time that the server's threads were ready to run over the time that they ran; None if unknown.
     """
 
     label: str
@@ -37,6 +38,7 @@ class SideRun:
     device: Mapping[str, Any] = field(default_factory=dict)
     started_at: str = ""
     directory: Path | None = None
+    contention: float | None = None
 
     @classmethod
     def of(
@@ -112,7 +114,10 @@ def mean_run(slices: Sequence[SideRun]) -> SideRun:
     )
     reasons = dict.fromkeys(reason for each in slices if each.status == status for reason in each.reasons)
     values = {name: _mean_of([each.values.get(name) for each in slices], name) for name in names}
-    return replace(slices[0], values=values, status=status, reasons=tuple(reasons), directory=None)
+    contention = _mean_of([each.contention for each in slices], "contention")
+    return replace(
+        slices[0], values=values, status=status, reasons=tuple(reasons), directory=None, contention=contention
+    )
 
 
 def _mean_of(values: Sequence[float | None], name: str) -> float | None:

@@ -32,6 +32,10 @@ UNGATED_WORDS = {
     GateDecision.NOT_MEASURED: "not measured",
 }
 PAIRED_STATISTIC = "mean of ln(B / A) over pairs; Student bounds at Pocock's level, Holm's order over metrics"
+ADJUSTED_STATISTIC = (
+    "intercept of ln(B / A) over pairs on the logarithm of the ratio of contention (least squares, one degree of "
+    "freedom for the slope); Student bounds at Pocock's level, Holm's order over metrics"
+)
 STORED_STATISTIC = "difference of mean ln of the runs; Welch's bounds, Holm's order over metrics"
 VERDICT_LEVELS = {GateDecision.NOT_MEASURED: "invalid"}
 
@@ -209,10 +213,16 @@ def _design(comparison: Comparison) -> Facts:
         ("tested", tested),
         ("gated", ", ".join(options.gated)),
         ("smallest effect", f"{_percent(comparison)} %; error rate {100 * options.error_points:g} points"),
-        ("statistic", STORED_STATISTIC if comparison.is_stored else PAIRED_STATISTIC),
+        ("statistic", _statistic(comparison)),
         ("exit code", str(comparison.exit_code)),
     )
     return Facts((("Design", facts),))
+
+
+def _statistic(comparison: Comparison) -> str:
+    if comparison.is_stored:
+        return STORED_STATISTIC
+    return ADJUSTED_STATISTIC if comparison.options.equal_contention else PAIRED_STATISTIC
 
 
 FINISH_NOTE = (

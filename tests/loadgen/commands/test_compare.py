@@ -200,3 +200,10 @@ def test_trust_C5_gate_an_interleaved_comparison_explains_its_slices_and_is_repo
 def test_interleaved_slices_of_a_stored_side_are_refused(capsys):
     assert cli.main(["compare", "stored:.", "http://127.0.0.1:1", "--no-relaunch", "--interleave", "3"]) == 2
     assert "`interleave` is 3 but . is stored" in capsys.readouterr().err
+
+
+def test_equal_contention_of_a_server_that_is_not_started_here_is_refused(capsys):
+    words = ["compare", "http://127.0.0.1:1", "http://127.0.0.1:2", "--no-relaunch", "--equal-contention"]
+
+    assert cli.main(words) == 2
+    assert "`equal_contention` is set but side A (http://127.0.0.1:1) is not a process" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""Measures A/A pairs of the bundled server in interleaved slices, the input of `gate_power`.
+
+    python -m benchmarks.reports.gate_pairs --pairs 40 --slices 4 --state "quiet" --out gate_pairs.json
+
+Each pair launches the same server twice. The file is written after every pair and continued by the same command.
+`--server COMMAND` measures another server; `--factor 1.05` slows side B with `slowed_server`; both sides then have the
+relay.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import MeasurementError
+from loadgen.gate.interleaving import InterleavedSlices
+from loadgen.gate.live_runs import live_measure
+from loadgen.gate.sides import CommandServer, LiveSide
+from loadgen.progress import SilentProgress
+from loadgen.target.launch import split_command
+from loadgen.target.machine import describe_machine, library_versions
+from loadgen.target.target import embedded_command
+from reports.gate.side_run import Pair, SideRun
+from reports.run_store import write_json
+
+METRICS = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
+LOAD = Path("docs/ci/gate.toml")
+RELAY = Path(__file__).with_name("slowed_server.py")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=40, help="Pairs in the file at the end.")
+    parser.add_argument("--slices", type=int, default=4)
+    parser.add_argument("--duration", default="2s", help="Measured length of a slice.")
+    parser.add_argument("--warmup", default="0.5s")
+    parser.add_argument("--server", default=shlex.join(embedded_command("preset:tiny-llama")[0]))
+    parser.add_argument("--factor", type=float, help="Slow side B by this factor; both sides go through the relay.")
+    parser.add_argument("--state", required=True, help="The state of the machine, in words.")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    load = parsing.load(BenchConfig, {"duration": args.duration, "warmup": args.warmup}, LOAD)
+    content = json.loads(args.out.read_text()) if args.out.exists() else header(args, load)
+    while len(content["pairs"]) < args.pairs:
+        number = len(content["pairs"]) + 1
+        with tempfile.TemporaryDirectory() as scratch:
+            started, load_average = datetime.now(UTC), os.getloadavg()[0]
+            measure = InterleavedSlices(
+                args.slices, live_measure(load, METRICS, SilentProgress()), Path(scratch), SilentProgress()
+            )
+            try:
+                pair = measure(number, sides(args.server, args.factor))
+            except MeasurementError as error:
+                print(f"pair {number} is measured again: {error}", file=sys.stderr)
+                continue
+        seconds = (datetime.now(UTC) - started).total_seconds()
+        content["pairs"].append(row(pair, started, seconds, load_average))
+        write_json(args.out, content)
+        print(f"pair {number}: {seconds:.0f} s, load average {load_average:.1f}", file=sys.stderr)
+    return 0
+
+
+def header(args: argparse.Namespace, load: BenchConfig) -> dict[str, Any]:
+    return {
+        "machine": describe_machine(),
+        "versions": library_versions(),
+        "state": args.state,
+        "server": args.server,
+        "factor": args.factor,
+        "slices": args.slices,
+        "load": load.load_description(),
+        "pairs": [],
+    }
+
+
+def sides(server: str, factor: float | None) -> tuple[LiveSide, LiveSide]:
+    """The server twice, behind the relay if B is slowed."""
+    words = split_command(server)
+    if factor is None:
+        both = [words, words]
+    else:
+        both = [[sys.executable, str(RELAY), "--factor", f"{each:g}", *words] for each in (1.0, factor)]
+    a, b = (
+        LiveSide(letter, letter.upper(), CommandServer(tuple(each))) for letter, each in zip("ab", both, strict=True)
+    )
+    return a, b
+
+
+def row(pair: Pair, started: datetime, seconds: float, load_average: float) -> dict[str, Any]:
+    """A pair for the file: each slice pair in order, with the metrics of both sides."""
+    return {
+        "at": f"{started:%Y-%m-%dT%H:%M:%SZ}",
+        "seconds": round(seconds, 1),
+        "load_average": load_average,
+        "slices": [{"a": _side(each.a), "b": _side(each.b)} for each in pair.slices],
+    }
+
+
+def _side(run: SideRun) -> dict[str, float | None]:
+    return {**run.values, "contention": run.contention}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""C5: comparisons of equal servers whose latencies come from queues, in separate runs and in interleaved slices."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from loadgen.selftest.queue_models import MODELS, QueueModel
+from reports.gate.compare import CompareOptions, judge
+from reports.gate.decide import GateDecision
+from reports.gate.side_run import Pair, SideRun
+
+METRICS = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
+OPTIONS = CompareOptions(gated=METRICS, shown=())
+NOMINAL = 0.05
+RUNS, WARMUP, REQUESTS = 2_000, 50, 100
+
+
+def upper_bound(alarms: int, comparisons: int) -> float:
+    """The one-sided upper 95 % bound of a rate (Clopper and Pearson, 1934)."""
+    return float(stats.beta.ppf(0.95, alarms + 1, comparisons - alarms))
+
+
+def simulated_runs(model: QueueModel, load: float) -> list[SideRun]:
+    """Runs of equal servers; the end-to-end latency stands for TPOT."""
+    seed = [31, MODELS.index(model), round(100 * load)]
+    runs = model.simulate(np.random.default_rng(seed), RUNS, WARMUP + REQUESTS, load).after(WARMUP)
+    completed = np.sort(runs.arrival_s + runs.e2e_s, axis=1)
+    rate = (REQUESTS - 1) / (completed[:, -1] - completed[:, 0])
+    ttft, e2e = (np.median(values, axis=1) for values in (runs.queue_s, runs.e2e_s))
+    return [
+        SideRun("x", dict(zip(METRICS, map(float, values), strict=True)))
+        for values in zip(rate, ttft, e2e, strict=True)
+    ]
+
+
+def false_alarms(runs: list[SideRun], slices: int, comparisons: int) -> int:
+    """Regressions in sequential comparisons of runs drawn from the same server."""
+    random, alarms = np.random.default_rng(32), 0
+    for _ in range(comparisons):
+        chosen = random.integers(0, len(runs), (OPTIONS.looks[-1], slices, 2))
+        pairs = [_pair([Pair(runs[a], runs[b]) for a, b in each]) for each in chosen]
+        alarms += judge(pairs, OPTIONS).verdict is GateDecision.REGRESSION
+    return alarms
+
+
+def _pair(slices: list[Pair]) -> Pair:
+    return slices[0] if len(slices) == 1 else Pair.of_slices(slices)
+
+
+def test_trust_C5_gate_few_false_alarms_at_load_085_of_a_single_server_queue() -> None:
+    runs = simulated_runs(MODELS[0], 0.85)
+
+    assert false_alarms(runs, slices=2, comparisons=200) <= 10
+
+
+CELLS = [(model, load, 2) for model in MODELS for load in (0.5, 0.85, 0.95)] + [(model, 0.85, 1) for model in MODELS]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("model", "load", "slices"), CELLS, ids=lambda value: getattr(value, "name", str(value)))
+def test_trust_C5_gate_false_alarms_stay_at_the_promise_in_every_queue(
+    model: QueueModel, load: float, slices: int
+) -> None:
+    alarms = false_alarms(simulated_runs(model, load), slices, 2_000)
+
+    print(
+        f"{model.name} {load:g}, {slices} slices: {alarms} false alarms in 2000, bound {upper_bound(alarms, 2_000):.4f}"
+    )
+    assert upper_bound(alarms, 2_000) <= 1.3 * NOMINAL
