@@ -249,6 +249,7 @@ class Batcher:
     def _abandon(self, entry: Entry) -> None:
         if self._streams.pop(entry.id, None) is not None:
             self._scheduler.cancel(entry)
+            self._observer.on_queue(self._scheduler.queue_size)
 
     def _end_all(self, deliveries: Deliveries) -> None:
         self._is_over = True

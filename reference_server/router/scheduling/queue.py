@@ -3,7 +3,7 @@
 First in, first out: the scan ends at the first entry that does not fit, and later entries are not tried.
 """
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from reference_server.errors import ValidationError
@@ -42,22 +42,20 @@ class FormedBatch:
 class Queue:
     """Waiting entries. It also numbers requests and batches: ids start at 0 and are never reused."""
 
-    def __init__(self, admission: Admission, *, is_zero_budget_final: bool = True) -> None:
-        """`is_zero_budget_final` (v3): a budget of zero returns before abandoned entries are removed."""
+    def __init__(self, admission: Admission) -> None:
         self.admission = admission
-        self._is_zero_budget_final = is_zero_budget_final
-        self._waiting: deque[Entry] = deque()
+        self._waiting: OrderedDict[int, Entry] = OrderedDict()
         self._next_id = 0
         self._next_batch_id = 0
         self.num_discarded = 0
-        """Abandoned entries removed so far."""
+        """Cancelled entries removed so far."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def waiting(self) -> tuple[Entry, ...]:
-        return tuple(self._waiting)
+        return tuple(self._waiting.values())
 
     def append(self, request: ValidGenerateRequest, now_ns: int) -> Entry:
         """Append a request. Raises `ValidationError` if it could never be admitted."""
@@ -66,14 +64,19 @@ class Queue:
             raise ValidationError(refusal)
         entry = Entry(self._next_id, request, now_ns)
         self._next_id += 1
-        self._waiting.append(entry)
+        self._waiting[entry.id] = entry
         return entry
+
+    def discard(self, entry: Entry) -> None:
+        """Remove an entry if it waits."""
+        if self._waiting.pop(entry.id, None) is not None:
+            self.num_discarded += 1
 
     def next_batch(
         self, budget: TokenBudget, now_ns: int, *, min_size: int | None = None, max_size: int | None = None
     ) -> FormedBatch | None:
         """As many entries as the budget admits; None if none or fewer than `min_size` fit, with the queue unchanged."""
-        if self._is_zero_budget_final and budget.is_zero:
+        if budget.is_zero:
             return None
         if max_size == 0 or len(self._waiting) < (min_size or 0):
             return None
@@ -94,22 +97,18 @@ class Queue:
 
     def drain(self) -> list[Entry]:
         """Remove and return all waiting entries."""
-        waiting = list(self._waiting)
+        waiting = list(self._waiting.values())
         self._waiting.clear()
         return waiting
 
     def _admit(self, batch_budget: BatchBudget, max_size: int | None) -> list[Entry]:
         admitted: list[Entry] = []
         while self._waiting and not batch_budget.is_full and len(admitted) != max_size:
-            entry = self._waiting[0]
-            if entry.abandoned:
-                self._waiting.popleft()
-                self.num_discarded += 1
-                continue
+            entry = next(iter(self._waiting.values()))
             place = batch_budget.try_admit(entry.request)
             if place is None:
                 break
-            self._waiting.popleft()
+            del self._waiting[entry.id]
             entry.admitted = place
             entry.remaining_prefill = entry.request.input_len - place.cache_len
             entry.next_chunk = entry.remaining_prefill if place.chunk_len is None else place.chunk_len
@@ -119,7 +118,8 @@ class Queue:
     def _put_back(self, entries: list[Entry]) -> None:
         for entry in reversed(entries):
             self.release(entry)
-            self._waiting.appendleft(entry)
+            self._waiting[entry.id] = entry
+            self._waiting.move_to_end(entry.id, last=False)
 
     def _form(self, entries: list[Entry], batch_budget: BatchBudget, now_ns: int) -> FormedBatch:
         batch = Batch(

@@ -138,7 +138,7 @@ class Scheduler:
 
     def __init__(self, options: SchedulerOptions) -> None:
         self.options = options
-        self.queue = Queue(make_admission(options), is_zero_budget_final=options.schema is WireVersion.V3)
+        self.queue = Queue(make_admission(options))
         self._prefilling: tuple[Entry, ...] = ()  # of the open Prefill call
         self._running: _Running | None = None
         self._joining: _Running | None = None  # prefilled beside the running batch, merged by the next Decode
@@ -180,8 +180,9 @@ class Scheduler:
         return self.queue.append(request, now_ns)
 
     def cancel(self, entry: Entry) -> None:
-        """Cancel an entry: a waiting one ends when the queue reaches it, a running one at its batch's next reply."""
+        """Cancel an entry: a waiting one ends at once, a running one at its batch's next reply."""
         entry.abandoned = True
+        self.queue.discard(entry)
 
     def next_call(self, now_ns: int) -> Call:
         """The next call to send."""

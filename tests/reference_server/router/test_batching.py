@@ -463,6 +463,24 @@ async def test_a_failed_health_check_reports_unhealthy():
         assert not batcher.is_healthy
 
 
+async def test_hardening_R8_clients_that_left_are_not_in_the_queue_behind_a_blocked_head():
+    observer = Recorder()
+    async with running(ScriptedShard(lambda _: Reply(("x",) * 900)), observer=observer) as (batcher, scheduler, _):
+        first = batcher.submit(valid_request(4, 900))
+        await anext(first)
+        head = batcher.submit(valid_request(100, 800))
+        gone = [batcher.submit(valid_request(4, 4)) for _ in range(5000)]
+        for stream in gone:
+            stream.close()
+        waiting = scheduler.queue.waiting
+        last_seen = observer.queue[-1]
+        head.close()
+        first.close()
+
+    assert len(waiting) == 1
+    assert last_seen == 1
+
+
 async def test_hardening_R3_many_health_checks_make_one_probe():
     gate, clock = Gate("health"), Clock()
     shard = ScriptedShard(gate=gate)

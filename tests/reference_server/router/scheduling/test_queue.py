@@ -15,7 +15,7 @@ AMPLE = 1 << 20
 
 def make_queue(total_tokens: int, *, block_size: int = 1, prefill_tokens: int = AMPLE, **options) -> Queue:
     settings = SchedulerOptions(prefill_tokens, total_tokens, block_size=block_size, **options)
-    return Queue(make_admission(settings), is_zero_budget_final=settings.schema is WireVersion.V3)
+    return Queue(make_admission(settings))
 
 
 def add(queue: Queue, *lengths: tuple[int, int], **options):
@@ -92,25 +92,25 @@ def test_scheduling_S5_a_maximum_of_zero_forms_nothing():
     assert waiting(queue) == [0]
 
 
-@pytest.mark.parametrize(("schema", "left", "discarded"), [(WireVersion.V3, [0, 1], 0), (WireVersion.V2, [1], 1)])
-def test_scheduling_S6_a_zero_budget_purges_dead_entries_in_v2_only(schema, left, discarded):
+@pytest.mark.parametrize("schema", WireVersion)
+def test_scheduling_S6_S7_a_dead_entry_leaves_at_once_and_is_counted(schema):
     queue = make_queue(24, schema=schema)
     dead, _ = add(queue, (1, 1), (1, 1))
-    dead.abandoned = True
+    queue.discard(dead)
+    queue.discard(dead)
 
     assert form(queue, None, None, 0, 0) is None
-    assert waiting(queue) == left
-    assert queue.num_discarded == discarded
+    assert (waiting(queue), queue.num_discarded) == ([1], 1)
 
 
-def test_scheduling_S7_a_dead_entry_is_discarded_and_counted():
+def test_hardening_R8_the_fewest_entries_of_a_batch_are_active_ones():
     queue = make_queue(24)
-    (dead,) = add(queue, (1, 1))
-    dead.abandoned = True
+    *dead, _ = add(queue, *[(1, 1)] * 5)
+    for entry in dead:
+        queue.discard(entry)
 
-    assert form(queue, None, None, 1, 1) is None
-    assert waiting(queue) == []
-    assert queue.num_discarded == 1
+    assert form(queue, 2, None, 10, 20) is None
+    assert ids(form(queue, 1, None, 10, 20)) == [4]
 
 
 def test_scheduling_S8_padded_rows_cost_the_longest():
@@ -270,7 +270,7 @@ def test_a_batch_that_is_put_back_leaves_no_cached_prefix():
 def test_dead_entries_behind_the_head_are_discarded_on_the_way():
     queue = make_queue(64)
     _, dead, _ = add(queue, (2, 2), (2, 2), (2, 2))
-    dead.abandoned = True
+    queue.discard(dead)
 
     assert ids(form(queue, None, None, 100, 64)) == [0, 2]
     assert queue.num_discarded == 1

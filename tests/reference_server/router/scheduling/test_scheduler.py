@@ -520,15 +520,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.appended)
     @rule(data=st.data())
     def cancel(self, data):
-        self.scheduler.cancel(self.appended[data.draw(st.sampled_from(sorted(self.appended)))])
+        entry = self.appended[data.draw(st.sampled_from(sorted(self.appended)))]
+        if entry in self.scheduler.queue.waiting:
+            self.ended.append(entry.id)
+        self.scheduler.cancel(entry)
 
     @precondition(lambda self: self.call is None)
     @rule()
     def ask(self):
-        before = [entry.id for entry in self.scheduler.queue.waiting if entry.abandoned]
         call = self.scheduler.next_call(0)
-        left = {entry.id for entry in self.scheduler.queue.waiting}
-        self.ended += [entry_id for entry_id in before if entry_id not in left]
         if isinstance(call, Prefill):
             self.started += [entry.id for entry in call.entries]
             self.check_budget(call)
