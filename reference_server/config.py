@@ -248,7 +248,8 @@ class BatchingConfig(CommonConfig):
     max_top_n_tokens: NonNegative = Field(5, description="Largest top_n_tokens.")
     max_client_batch_size: NonNegative = Field(4, description="Largest number of prompts in a completion call.")
     max_requests_per_client: Positive | None = Field(
-        None, description="Largest number of requests of one client; others get 429."
+        None,
+        description="Largest number of requests of one client (the API key, else an address); others get 429.",
     )
     grpc_schema: Literal["v3", "v2"] = Field("v3", description="Version of the gRPC schema of the model server.")
     step_timeout: float | None = Field(
@@ -275,7 +276,9 @@ class BatchingConfig(CommonConfig):
 class HttpConfig(CommonConfig):
     """HTTP, tokenizer and clients"""
 
-    hostname: str = Field("0.0.0.0", description="Address to listen on.")
+    hostname: str = Field(
+        "0.0.0.0", description="Address or host name to listen on; the machine's own name is every interface."
+    )
     port: Annotated[Port, FieldSource(short="p")] = Field(3000, description="HTTP port.")
     prometheus_port: Port | None = Field(None, description="Additional port that serves /metrics only.")
     api_key: Annotated[Secret | None, FieldSource()] = Field(None, description="Bearer key that clients must send.")

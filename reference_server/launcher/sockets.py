@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reference_server.errors import ArgumentError
+from reference_server.listening import listening_address
 from reference_server.transport.address import TCP, is_tcp
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -40,11 +41,8 @@ def check_address(address: str) -> None:
 
 
 def check_port(hostname: str, port: int) -> None:
-    """Raise `ArgumentError` if this address is not available. A host name means every interface."""
-    try:
-        address = ipaddress.ip_address(hostname)
-    except ValueError:
-        address = ipaddress.ip_address("0.0.0.0")
+    """Raise `ArgumentError` if this address is not available."""
+    address = ipaddress.ip_address(listening_address(hostname))
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

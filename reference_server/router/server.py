@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import ipaddress
-import logging
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +9,9 @@ from typing import Any
 import uvicorn
 
 from reference_server.errors import StartupError
+from reference_server.listening import listening_address
 from reference_server.router.app import RouterApp
 from reference_server.router.connection import ConnectionLimits, LimitedProtocol
-
-logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
@@ -23,9 +20,9 @@ BACKLOG = 2048
 def bind(hostname: str, port: int) -> socket.socket:
     """Bind an address without listening: connections are refused until the model is warm.
 
-    Raises `StartupError` if the address is in use.
+    Raises `StartupError` if the address is in use or the name does not resolve.
     """
-    host = _address(hostname)
+    host = listening_address(hostname)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,14 +34,6 @@ def bind(hostname: str, port: int) -> socket.socket:
     _detect_vanished_clients(listener)
     listener.setblocking(False)
     return listener
-
-
-def _address(hostname: str) -> str:
-    try:
-        return str(ipaddress.ip_address(hostname))
-    except ValueError:
-        logger.warning("the hostname %r is not an IP address: listening on 0.0.0.0", hostname)
-        return "0.0.0.0"
 
 
 def _detect_vanished_clients(listener: socket.socket) -> None:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from reference_server.config import RouterConfig
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, ServerError, StepTimeoutError
+from reference_server.listening import is_loopback, listening_address
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
@@ -94,7 +95,7 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
     config = loaded.config
     refuse_unsupported(config)
     transport = _transport_options(config)
-    _warn_of_open_routes(config)
+    warn_of_open_routes(config)
     async with AsyncExitStack() as held:
         if config.otlp_endpoint is not None:
             transport = replace(transport, tracing=_start_tracing(config, config.otlp_endpoint, held))
@@ -128,8 +129,15 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
         await run_until_stopped(services.infer.batcher, servers)
 
 
-def _warn_of_open_routes(config: RouterConfig) -> None:
-    """Warn of routes that need no API key although one is set."""
+def warn_of_open_routes(config: RouterConfig) -> None:
+    """Warn of routes that need no API key although one is set, and of a server without a key that others can reach."""
+    address = listening_address(config.hostname)
+    if config.api_key is None and not is_loopback(address):
+        logger.warning(
+            "listening on %s without an API key: whoever reaches the port may use the server; set `--api-key`, or "
+            "`--hostname 127.0.0.1` to serve this machine only",
+            address,
+        )
     if config.api_key is not None and not config.auth_all_routes:
         routes = ["/chat_tokenize"]
         if config.vertex and config.aip_predict_route:

@@ -25,7 +25,8 @@ def test_a_long_temporary_directory_is_avoided(tmp_path: Path, monkeypatch: pyte
         check_socket(directory / "shard-63")
 
 
-def test_a_free_port_and_a_host_name_are_fine() -> None:
+def test_a_free_port_and_a_host_name_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-container")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

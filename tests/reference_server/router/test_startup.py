@@ -10,7 +10,13 @@ from reference_server.router.app import create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.server import HttpServer, bind
-from reference_server.router.startup import TimedShard, run_until_stopped, scheduler_options, step_timeout_s
+from reference_server.router.startup import (
+    TimedShard,
+    run_until_stopped,
+    scheduler_options,
+    step_timeout_s,
+    warn_of_open_routes,
+)
 from reference_server.router.token_limits import ConfiguredLimits, TokenLimits, warmup_request
 from reference_server.settings import load
 from tests.support.servers.serving import Setup, services_on
@@ -84,3 +90,17 @@ async def test_hardening_R1_a_loop_that_fails_stops_the_server_although_a_connec
             with pytest.raises(ServerError, match="the batching loop failed: bug"):
                 await asyncio.wait_for(running, 30)
             writer.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [
+        (["--hostname", "0.0.0.0"], True),
+        (["--hostname", "127.0.0.1"], False),
+        (["--hostname", "0.0.0.0", "--api-key", "k"], False),
+    ],
+)
+def test_hardening_R12_a_server_that_others_reach_without_a_key_is_warned_of(flags, warns, caplog):
+    warn_of_open_routes(load(RouterConfig, flags, {}).config)
+
+    assert ("listening on 0.0.0.0 without an API key" in caplog.text) == warns
