@@ -5,7 +5,6 @@ streamed token does not pass through the framework.
 """
 
 import asyncio
-import hmac
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -17,6 +16,7 @@ from starlette import routing
 from starlette.exceptions import HTTPException
 
 from reference_server.errors import RequestError
+from reference_server.router.api_key import ApiKey
 from reference_server.router.http_call import AsgiScope, ClientGoneError, HttpCall, HttpError, Receive, Route
 from reference_server.router.routes.native import NativeRoutes
 from reference_server.router.routes.openai import OpenAiRoutes
@@ -104,7 +104,7 @@ class PathRoute(routing.Route):
 
     def __init__(self, path: str, methods: Mapping[str, Route], options: TransportOptions) -> None:
         super().__init__(path, Endpoint(methods, options), methods=list(methods))
-        self._expected = f"bearer {options.api_key}".lower().encode() if options.api_key else None
+        self._key = ApiKey(options.api_key)
         self._locked = {method for method, route in methods.items() if route.needs_key}
         if options.auth_all_routes and path not in _PROBES:
             self._locked = {*methods, "HEAD"}
@@ -113,14 +113,10 @@ class PathRoute(routing.Route):
     async def handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         http: HttpCall = scope[_HTTP_CALL]
         is_locked = self._locks_any_method or http.method in self._locked
-        if self._expected is not None and is_locked and not self._is_authorized(http, self._expected):
+        if self._key.is_set and is_locked and not self._key.matches(http.header(b"authorization")):
             await http.answer(401)
         else:
             await super().handle(scope, receive, send)
-
-    def _is_authorized(self, http: HttpCall, expected: bytes) -> bool:
-        key = http.header(b"authorization")
-        return key is not None and hmac.compare_digest(key.lower(), expected)
 
 
 class Endpoint:
@@ -130,6 +126,7 @@ class Endpoint:
         self._methods = {"HEAD": methods["GET"], **methods} if "GET" in methods else methods
         self._payload_limit = options.payload_limit
         self._tracing = options.tracing
+        self._key = ApiKey(options.api_key)
 
     async def __call__(self, scope: AsgiScope, _receive: Receive, _send: Send) -> None:
         http: HttpCall = scope[_HTTP_CALL]
@@ -159,13 +156,14 @@ class Endpoint:
         """Set the call's context; with tracing, inside the request's spans."""
         name = route.handler.__name__
         handler = _TGI_NAMES.get(name, name)
+        client = "key" if self._key.matches(http.header(b"authorization")) else http.client_address
         if self._tracing is None:
-            http.context = RequestContext(handler, http.client)
+            http.context = RequestContext(handler, client)
             yield
             return
         traceparent = http.header(b"traceparent")
         with self._tracing.request(http.method, http.path, handler, traceparent) as span:
-            http.context = RequestContext(handler, http.client, span)
+            http.context = RequestContext(handler, client, span)
             yield
 
 

@@ -66,10 +66,10 @@ class HttpCall:
         self.headers += headers
 
     @property
-    def client(self) -> str:
-        """Distinguishes clients: a hash of the API key if one is sent, else the address."""
-        key = self.header(b"authorization")
-        return str(self._scope.get("client") and self._scope["client"][0]) if key is None else f"key {hash(key)}"
+    def client_address(self) -> str:
+        """The address of the peer."""
+        client = self._scope.get("client")
+        return str(client[0]) if client else ""
 
     @property
     def path_params(self) -> Mapping[str, str]:

@@ -21,7 +21,8 @@ async def test_http_H59_routes_that_generate_need_the_api_key():
         client = served.client
         without = await client.post("/generate", json=BODY)
         wrong_method = await client.get("/generate")
-        with_key = await client.post("/generate", json=BODY, headers={"authorization": "bearer secret"})
+        with_key = await client.post("/generate", json=BODY, headers={"authorization": "bearer Secret"})
+        other_case = await client.post("/generate", json=BODY, headers={"authorization": "Bearer sEcRET"})
         undecodable = await client.post("/generate", json=BODY, headers={b"authorization": b"Bearer \xff"})
         open_paths = [await client.get(path) for path in ("/info", "/health", "/metrics", "/v1/models", "/")]
         chat = await client.post("/chat_tokenize", json={"messages": []})
@@ -30,7 +31,7 @@ async def test_http_H59_routes_that_generate_need_the_api_key():
     assert (without.status_code, without.content) == (401, b"")
     assert without.headers["access-control-allow-origin"] == "*"
     assert "www-authenticate" not in without.headers
-    assert (wrong_method.status_code, undecodable.status_code) == (401, 401)
+    assert (wrong_method.status_code, undecodable.status_code, other_case.status_code) == (401, 401, 401)
     assert with_key.status_code == 200
     assert [response.status_code for response in [*open_paths, chat]] == [200] * 6
     assert config.status_code == 401
@@ -149,6 +150,37 @@ async def test_every_error_body_is_an_error_response():
 async def test_routes_that_do_not_exist(path: str):
     async with serve() as served:
         assert (await served.client.post(path, json={})).status_code == 404
+
+
+async def test_hardening_R10_a_key_is_compared_exactly_in_any_script():
+    async with serve(transport=TransportOptions(api_key="Schlüssel-ÄÖ")) as served:
+        sent = {key: {b"authorization": f"BEARER {key}".encode()} for key in ("Schlüssel-ÄÖ", "schlüssel-äö")}
+        statuses = [
+            (await served.client.post("/generate", json=BODY, headers=headers)).status_code for headers in sent.values()
+        ]
+
+    assert statuses == [200, 401]
+
+
+async def test_hardening_R13_a_new_authorization_value_is_no_new_client():
+    async with serve() as served:
+        served.services.infer.permits = Permits(10, per_client=1)
+        with served.services.infer.permits.take("127.0.0.1"):
+            statuses = [
+                (await served.client.post("/generate", json=BODY, headers={"authorization": value})).status_code
+                for value in ("Bearer a", "Bearer b")
+            ]
+
+    assert statuses == [429, 429]
+
+
+async def test_hardening_R13_the_configured_key_is_one_client():
+    async with serve(transport=TransportOptions(api_key="k")) as served:
+        served.services.infer.permits = Permits(10, per_client=1)
+        with served.services.infer.permits.take("127.0.0.1"):
+            answer = await served.client.post("/generate", json=BODY, headers={"authorization": "Bearer k"})
+
+    assert answer.status_code == 200
 
 
 async def test_one_client_may_not_hold_all_permits():
