@@ -38,6 +38,7 @@ class ModelFacts:
     is_encoder_decoder: bool = False
     has_vision: bool = False
     quantize: str | None = None
+    rope_type: str | None = None
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "ModelFacts":
@@ -61,6 +62,7 @@ class ModelFacts:
             is_encoder_decoder=bool(config.get("is_encoder_decoder")),
             has_vision=config.get("vision_config") is not None,
             quantize=method if method in get_args(Quantize) else None,
+            rope_type=_rope_type(config),
         )
 
     @property
@@ -157,6 +159,13 @@ def _first_line(error: Exception) -> str:
 
 def _first(config: Mapping[str, Any], *names: str) -> int | None:
     return next((value for name in names if isinstance(value := config.get(name), int)), None)
+
+
+def _rope_type(config: Mapping[str, Any]) -> str | None:
+    """The kind of scaling, under any of its names."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    found = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _head_dim(config: Mapping[str, Any], hidden: int | None, heads: int | None) -> int | None:

@@ -144,6 +144,9 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
         if prefix is None:
             prefix, reason = False, why
 
+    rope_type = config.rope_scaling or (None if facts is None else facts.rope_type)
+    if rope_type == "dynamic":
+        prefix_off("dynamic rope scaling")
     if facts is not None:
         head_dim = facts.head_dim
         if facts.has_vision:

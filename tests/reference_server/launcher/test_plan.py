@@ -127,6 +127,15 @@ def test_launcher_L10_adapters_turn_prefix_caching_off() -> None:
     assert (launch.requested_attention, launch.config.prefix_caching) == ("flashinfer", False)
 
 
+def test_hardening_R14_dynamic_rope_turns_prefix_caching_off() -> None:
+    scaled = ModelFacts.parse({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    newer = ModelFacts.parse({"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}})
+    launches = [plan(scaled), plan(newer), plan(rope_scaling="dynamic"), plan(scaled, rope_scaling="linear")]
+
+    assert [launch.config.prefix_caching for launch in launches] == [False, False, False, True]
+    assert reason(launches[0], "prefix_caching") == "dynamic rope scaling"
+
+
 def test_launcher_L11_falcon_asks_for_flashdecoding() -> None:
     launch = plan(dataclasses.replace(FACTS, head_dim=64, model_type="falcon"), Devices((H100,)))
 
