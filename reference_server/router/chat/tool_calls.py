@@ -63,6 +63,11 @@ class CallReader:
         self._is_closed = False
 
     @property
+    def is_closed(self) -> bool:
+        """Whether the arguments are complete."""
+        return self._is_closed
+
+    @property
     def is_complete(self) -> bool:
         """Whether the text so far is a complete call."""
         if not self._is_closed:

@@ -25,11 +25,11 @@ class CallDelta(NamedTuple):
 
 
 class CallEnd(NamedTuple):
-    """The end of a generation parsed as a tool call; `is_sent` if a delta contained its last token."""
+    """The end of a generation parsed as a tool call, with the last part of the call; None if it has no name yet."""
 
     event: Finished
     is_complete: bool
-    is_sent: bool
+    delta: CallDelta | None
 
 
 ChoiceEvent = Event | CallDelta | CallEnd
@@ -74,18 +74,23 @@ class StreamedChoice:
     async def _read_call(self, make_plain_call: Callable[[], Awaitable[GenerateCall]]) -> AsyncIterator[ChoiceEvent]:
         reader = CallReader()
         is_named = False
+        # The part that closes the arguments waits for the finish reason, which arrives after a few tokens more.
+        last: CallDelta | None = None
         async for event in self._running:
             if isinstance(event, PrefillDone):
                 continue
             arguments = "" if event.token.special else reader.add(event.token.text)
             if reader.name == NO_TOOL:
                 break
-            if arguments:
-                yield CallDelta(event, None if is_named else reader.name, arguments)
-                is_named = True
+            delta = CallDelta(event, None if is_named else reader.name, arguments)
+            is_named = reader.name is not None
             if isinstance(event, Finished):
-                yield CallEnd(event, reader.is_complete, bool(arguments))
+                yield CallEnd(event, reader.is_complete, last or (delta if is_named else None))
                 return
+            if arguments and reader.is_closed:
+                last = delta
+            elif arguments:
+                yield delta
         await self._restart(make_plain_call)
         async for plain_event in self._running:
             yield plain_event

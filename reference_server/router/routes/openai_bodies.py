@@ -138,7 +138,9 @@ class ChatBodies:
         if isinstance(event, Finished):
             return self._render_text(index, event, _finish_word(event))
         reason = b'"tool_calls"' if event.is_complete else _finish_word(event.event)
-        return self._render_call(index, b'{"role":"assistant"}', None if event.is_sent else event.event, reason)
+        if event.delta is None:
+            return self._render_call(index, b'{"role":"assistant"}', event.event, reason)
+        return self._render_call(index, self._call_delta(event.delta), event.delta.event, reason)
 
     def render_usage(self, usage: Usage) -> bytes:
         chunk = {"object": "chat.completion.chunk", **self._frame, "choices": [], "usage": usage.to_json()}

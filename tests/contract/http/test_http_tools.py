@@ -11,7 +11,7 @@ from reference_server.messages import Request
 from tests.support.samples.grammar_samples import accepts, grammar_of
 from tests.support.samples.grammars import compiler
 from tests.support.servers.serving import Served, endless, events_of, serve
-from tests.support.wire.scripted_shard import EOS_TEXT, Reply, say
+from tests.support.wire.scripted_shard import Reply, say
 
 USER = {"role": "user", "content": "hi"}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -91,10 +91,20 @@ async def test_http_H54_a_call_streamed():
     assert [call["function"]["name"] for call in calls_of(events)] == ["get_w"] + [None] * 6
     assert arguments_of(events) == '{ "city": "Rome"}'
     assert {chunk["choices"][0]["finish_reason"] for chunk in deltas} == {None}
-    assert last["choices"] == [
-        {"index": 0, "delta": {"role": "assistant"}, "logprobs": None, "finish_reason": "tool_calls"}
-    ]
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
     assert (usage["usage"]["completion_tokens"], done) == (9, "[DONE]")
+
+
+async def test_hardening_R19_every_chunk_of_a_call_has_a_part_of_it():
+    async with serve_tools(*J) as served:
+        whole = events_of((await chat(served, stream=True)).text)[:-1]
+        cut = events_of((await chat(served, stream=True, max_tokens=4)).text)[:-1]
+
+    for chunks, reason in ((whole, "tool_calls"), (cut, "length")):
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert all(delta["tool_calls"][0]["function"]["arguments"] for delta in deltas)
+        reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+        assert reasons == [None] * (len(chunks) - 1) + [reason]
 
 
 async def test_http_H55_no_tool_is_answered_by_a_run_without_tools():
@@ -270,7 +280,8 @@ async def test_reliability_4_4_54_a_text_that_is_no_call(texts: tuple[str, ...])
     assert single.json()["error"].startswith("Tool error: Failed to parse generated text: ")
     assert json.dumps("".join(texts)) in single.json()["error"]
     assert all("tool_calls" in chunk["choices"][0]["delta"] for chunk in deltas)
-    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({"role": "assistant"}, "stop")
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert [call["function"]["arguments"] for call in calls_of([last])] == ([""] if deltas else [])
     assert done == "[DONE]"
 
 
@@ -290,9 +301,7 @@ async def test_http_4_11_a_complete_call_is_a_call_with_every_finish_reason():
         events = events_of((await chat(served, max_tokens=len(J), stream=True)).text)
 
     assert single["choices"][0]["finish_reason"] == "tool_calls"
-    assert events[-2]["choices"][0] == {
-        "index": 0, "delta": {"role": "assistant"}, "logprobs": None, "finish_reason": "tool_calls",
-    }  # fmt: skip
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
     assert arguments_of(events) == '{ "city": "Rome"}'
 
 
@@ -301,7 +310,7 @@ async def test_http_4_9_logprobs_are_of_the_token_that_triggers_a_delta():
         events = events_of((await chat(served, stream=True, logprobs=True)).text)
 
     tokens = [event["choices"][0]["logprobs"]["content"][0]["token"] for event in events[:-1]]
-    assert tokens == [*J[1:], EOS_TEXT]
+    assert tokens == [*J[1:]]
 
 
 async def test_http_E11_each_choice_calls_for_itself():
