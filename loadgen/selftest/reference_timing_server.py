@@ -2,20 +2,15 @@
 
 Has TGI's API. The first token of a stream is due `--first-ms` after its request, the others `--gap-ms` apart. With
 `--bursts` tokens are due at multiples of the gap: all streams send at once, as an engine does after a step. `/times`
-returns when each token was written, on the monotonic clock that all processes of a machine share. One loop serves ready
-sockets and a heap of due tokens, because event-loop timers cost more than the measured effect. Real-time scheduling is
-requested, because a late server writes tokens in bursts.
+returns when each token was written, on the monotonic clock that all processes of a machine share. Real-time scheduling
+is requested, because a late server writes tokens in bursts.
 """
 
 import argparse
 import functools
-import heapq
-import itertools
 import json
 import os
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,18 +21,16 @@ from typing import Any
 
 from loadgen.errors import MeasurementError
 from loadgen.parent_death import end_with_parent
+from loadgen.selftest.socket_loop import Peer, SocketLoop, chunk, json_response
 from loadgen.target.machine import request_realtime
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-END = b"0\r\n\r\n"
 INFO = {
     "model_id": "reference-timing",
     "max_input_tokens": 100_000,
     "max_total_tokens": 200_000,
     "engine": {"extensions": ["ignore_eos_token", "min_new_tokens"]},
 }
-BACKLOG = 4_096
-NS_PER_S = 1_000_000_000
 
 
 @contextmanager
@@ -69,22 +62,12 @@ def main() -> int:
     if args.parent_pid is not None and not end_with_parent(args.parent_pid, signal.SIGKILL):
         return 1
     request_realtime()
-    listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-    sys.stdout.write(f"{listener.getsockname()[1]}\n")
-    sys.stdout.flush()
     first_ns, gap_ns = round(args.first_ms * 1e6), round(args.gap_ms * 1e6)
-    ReferenceTimingServer(listener, first_ns, gap_ns, sends_bursts=args.bursts).serve()
+    server = ReferenceTimingServer(first_ns, gap_ns, sends_bursts=args.bursts)
+    sys.stdout.write(f"{server.loop.port}\n")
+    sys.stdout.flush()
+    server.loop.serve()
     return 0
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """One connection: received bytes of the next request, and bytes that could not be sent yet."""
-
-    sock: socket.socket
-    received: bytes = b""
-    unsent: bytes = b""
-    is_open: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -106,58 +89,11 @@ class Stream:
 class ReferenceTimingServer:
     """Serves until the process ends."""
 
-    def __init__(self, listener: socket.socket, first_ns: int, gap_ns: int, *, sends_bursts: bool = False) -> None:
-        self._listener = listener
+    def __init__(self, first_ns: int, gap_ns: int, *, sends_bursts: bool = False) -> None:
+        self.loop = SocketLoop(self._answer)
         self._sends_bursts = sends_bursts
         self._first_ns, self._gap_ns = first_ns, gap_ns
-        self._selector = selectors.DefaultSelector()
-        self._due: list[tuple[int, int, Stream]] = []
-        self._order = itertools.count()
         self._streams: list[Stream] = []
-
-    def serve(self) -> None:
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        while True:
-            now_ns = time.perf_counter_ns()
-            wait_s = max(0, self._due[0][0] - now_ns) / NS_PER_S if self._due else None
-            for key, events in self._selector.select(wait_s):
-                if key.data is None:
-                    self._accept()
-                    continue
-                if events & selectors.EVENT_WRITE:
-                    self._send(key.data, b"")
-                if events & selectors.EVENT_READ and key.data.is_open:
-                    self._receive(key.data)
-            self._write_due()
-
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._selector.register(sock, selectors.EVENT_READ, Peer(sock))
-
-    def _receive(self, peer: Peer) -> None:
-        try:
-            data = peer.sock.recv(65_536)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._close(peer)
-            return
-        peer.received += data
-        while (request := take_request(peer)) is not None:
-            self._answer(peer, *request)
-
-    def _close(self, peer: Peer) -> None:
-        peer.is_open = False
-        self._selector.unregister(peer.sock)
-        peer.sock.close()
 
     def _answer(self, peer: Peer, path: bytes, body: bytes) -> None:
         if path == b"/generate_stream":
@@ -168,74 +104,33 @@ class ReferenceTimingServer:
                 due_ns += -due_ns % self._gap_ns
             stream = Stream(peer, request["inputs"], request["parameters"]["max_new_tokens"], now_ns, due_ns)
             self._streams.append(stream)
-            self._send(peer, HEAD)
+            self.loop.send(peer, HEAD)
             self._schedule(stream)
         elif path == b"/times":
             streams, self._streams = self._streams, []
-            self._send(peer, json_response(200, [stream.to_json() for stream in streams]))
+            self.loop.send(peer, json_response(200, [stream.to_json() for stream in streams]))
         elif path == b"/tokenize":
-            self._send(
-                peer, json_response(200, [{"id": 1, "text": word} for word in json.loads(body)["inputs"].split()])
-            )
+            words = json.loads(body)["inputs"].split()
+            self.loop.send(peer, json_response(200, [{"id": 1, "text": word} for word in words]))
         elif path in (b"/info", b"/health"):
-            self._send(peer, json_response(200, INFO))
+            self.loop.send(peer, json_response(200, INFO))
         else:
-            self._send(peer, json_response(404, {"error": "not found"}))
+            self.loop.send(peer, json_response(404, {"error": "not found"}))
 
     def _schedule(self, stream: Stream) -> None:
-        """Put the stream's next token on the heap."""
+        """Write the stream's next token when it is due."""
         due_ns = stream.due_ns + len(stream.written_ns) * self._gap_ns
-        heapq.heappush(self._due, (due_ns, next(self._order), stream))
+        self.loop.at(due_ns, functools.partial(self._write, stream))
 
-    def _write_due(self) -> None:
-        while self._due and self._due[0][0] <= time.perf_counter_ns():
-            stream = heapq.heappop(self._due)[2]
-            if not stream.peer.is_open:
-                continue
-            index = len(stream.written_ns) + 1
-            data = render_event(index, stream.total)
-            stream.written_ns.append(time.perf_counter_ns())
-            self._send(stream.peer, data + END if index == stream.total else data)
-            if index < stream.total:
-                self._schedule(stream)
-
-    def _send(self, peer: Peer, data: bytes) -> None:
-        """Send what fits into the socket; the rest goes when the socket is writable."""
-        had_unsent = bool(peer.unsent)
-        data = peer.unsent + data
-        try:
-            peer.unsent = data[peer.sock.send(data) :]
-        except BlockingIOError:
-            peer.unsent = data
-        except OSError:
-            self._close(peer)
+    def _write(self, stream: Stream) -> None:
+        if not stream.peer.is_open:
             return
-        if bool(peer.unsent) != had_unsent:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
-            self._selector.modify(peer.sock, events, peer)
-
-
-def take_request(peer: Peer) -> tuple[bytes, bytes] | None:
-    """Path and body of a complete request; None if there is none yet."""
-    head, separator, rest = peer.received.partition(b"\r\n\r\n")
-    if not separator:
-        return None
-    lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-    length = int(lengths[0]) if lengths else 0
-    if len(rest) < length:
-        return None
-    peer.received = rest[length:]
-    return head.split(b" ", 2)[1], rest[:length]
-
-
-def json_response(status: int, value: object) -> bytes:
-    """A response with a JSON body."""
-    content = json.dumps(value).encode()
-    return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-        status,
-        len(content),
-        content,
-    )
+        index = len(stream.written_ns) + 1
+        data = render_event(index, stream.total)
+        stream.written_ns.append(time.perf_counter_ns())
+        self.loop.send(stream.peer, data + chunk(b"") if index == stream.total else data)
+        if index < stream.total:
+            self._schedule(stream)
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -246,7 +141,7 @@ def render_event(index: int, total: int) -> bytes:
     token = {"id": 1234, "text": " token", "logprob": -0.123456, "special": False}
     end = {"generated_text": "done" if is_last else None, "details": details if is_last else None}
     data = b"data:" + json.dumps({"index": index, "token": token, **end}, separators=(",", ":")).encode() + b"\n\n"
-    return b"%x\r\n%s\r\n" % (len(data), data)
+    return chunk(data)
 
 
 if __name__ == "__main__":

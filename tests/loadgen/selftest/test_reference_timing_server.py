@@ -1,7 +1,8 @@
 import json
 import time
 
-from loadgen.selftest.reference_timing_server import Peer, take_request, timing_server
+from loadgen.selftest.reference_timing_server import timing_server
+from loadgen.selftest.socket_loop import Peer, take_request
 from loadgen.target.control import ControlClient
 
 
