@@ -17,6 +17,9 @@ from loadgen.progress import open_progress
 from loadgen.selftest import certificate_table, client_check
 from loadgen.selftest.certificate import SHORT_RUNS, certify
 from loadgen.selftest.client_capacity import Capacity, store_capacity
+from loadgen.selftest.trap_check import check_traps, run_own
+from loadgen.selftest.trap_judgement import render_result
+from loadgen.selftest.trap_rows import select_traps
 
 NOT_KEPT = 1
 
@@ -28,6 +31,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, metavar="S", default=4.0, help="Length of each load. Default 4.")
     parser.add_argument(
         "--only", action="store_true", help="Measure these loads only; do not search for the capacity or store it."
+    )
+    parser.add_argument(
+        "--traps",
+        metavar="N,…",
+        nargs="?",
+        const="",
+        help="Run the trap suite instead: servers that deceive in one way each. All traps (about 20 minutes), or some.",
     )
     parser.add_argument("--json", action="store_true", help="Print the measurements as JSON.")
 
@@ -47,6 +57,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
+    if args.traps is not None and args.statistics:
+        raise UsageError("`traps` and `statistics` are two checks; run one after the other")
+    if args.traps is not None:
+        return _run_traps(args)
     return _check_statistics(args) if args.statistics else _check_client(args)
 
 
@@ -83,6 +97,28 @@ def _check_client(args: argparse.Namespace) -> int:
         path = store_capacity(Capacity(rate, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")))
         print(f"capacity: {rate:.0f} events/s per worker, stored in {path}", file=sys.stderr)
     return 0
+
+
+def _run_traps(args: argparse.Namespace) -> int:
+    """Run our own rows of the trap suite; 1 if one fails."""
+    traps = select_traps(_numbers(args.traps))
+    results = []
+    for result in check_traps(traps, run_own):
+        results.append(result)
+        print(render_result(result), file=sys.stderr if args.json else sys.stdout, flush=True)
+    if args.json:
+        print(json.dumps([result.to_json() for result in results], indent=2))
+    passed = sum(result.passes for result in results)
+    print(f"{passed} of {len(results)} traps passed", file=sys.stderr)
+    return 0 if passed == len(results) else 1
+
+
+def _numbers(text: str) -> list[int] | None:
+    """The numbers of traps; None: all. Raises UsageError."""
+    words = text.split(",") if text else []
+    if not all(word.isdigit() for word in words):
+        raise UsageError(f"`traps` is {text!r}, not a list of numbers such as 3,5")
+    return [int(word) for word in words] or None
 
 
 def _streams(args: argparse.Namespace) -> list[int]:

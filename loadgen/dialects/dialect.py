@@ -40,7 +40,8 @@ class Sampling:
 class ParsedAnswer:
     """The answer to one request so far. Times are monotonic ns, taken when an event was read from the socket.
 
-    `pieces` are the texts of the answer; None: texts are not stored.
+    `pieces` are the texts of the answer; None: texts are not stored. `characters` counts the text of all token events,
+    `first_characters` that of the first.
     """
 
     event_ns: list[int] = field(default_factory=list)
@@ -60,6 +61,8 @@ class ParsedAnswer:
     srv_inference_s: float | None = None
     srv_time_per_token_s: float | None = None
     pieces: list[str] | None = None
+    characters: int = 0
+    first_characters: int = 0
 
     @property
     def text(self) -> str:
@@ -76,8 +79,11 @@ class ParsedAnswer:
         """Whether the stream ended as the API requires."""
         return self.is_terminated or self.finish_reason is not None
 
-    def add_event(self, at_ns: int, tokens: int = 1, *, is_reasoning: bool = False) -> None:
+    def add_event(self, at_ns: int, tokens: int = 1, *, is_reasoning: bool = False, characters: int = 0) -> None:
         """Record one token event."""
+        if not self.event_ns:
+            self.first_characters = characters
+        self.characters += characters
         self.event_ns.append(at_ns)
         self.event_tokens.append(tokens)
         if is_reasoning:

@@ -112,24 +112,30 @@ def _read_choice(choice: Any, tokens: int | None, at_ns: int, answer: ParsedAnsw
     if delta is not None and not isinstance(delta, dict):
         raise BadPayloadError(f"`delta` is {delta!r}, not an object")
     is_reasoning = delta is not None and any(delta.get(key) for key in REASONING_KEYS)
-    if is_reasoning or _has_content(choice, delta) or (tokens and choice.get("finish_reason") is None):
-        answer.add_event(at_ns, tokens or 1, is_reasoning=is_reasoning)
+    characters = _characters(choice, delta)
+    if is_reasoning or characters or (tokens and choice.get("finish_reason") is None):
+        answer.add_event(at_ns, tokens or 1, is_reasoning=is_reasoning, characters=characters)
     answer.add_text(choice.get("text") if delta is None else delta.get("content"))
     if choice.get("finish_reason") is not None:
         answer.finish_reason = str(choice["finish_reason"])
 
 
-def _has_content(choice: Mapping[str, Any], delta: Mapping[str, Any] | None) -> bool:
+def _characters(choice: Mapping[str, Any], delta: Mapping[str, Any] | None) -> int:
+    """Characters that a choice adds to the answer: text, reasoning and tool arguments."""
     if delta is None:
-        return bool(choice.get("text"))
-    return bool(delta.get("content")) or _has_tool_arguments(delta.get("tool_calls"))
+        return len(choice.get("text") or "")
+    content = delta.get("content")
+    if content and len(delta) == 1:
+        return len(content)
+    reasoning = next((delta[key] for key in REASONING_KEYS if delta.get(key)), "")
+    return len(content or "") + len(reasoning) + _argument_characters(delta.get("tool_calls"))
 
 
-def _has_tool_arguments(calls: Any) -> bool:
-    """Whether a delta has tool arguments. Some servers send one call, most a list."""
+def _argument_characters(calls: Any) -> int:
+    """Characters of tool arguments in a delta. Some servers send one call, most a list."""
     listed = calls if isinstance(calls, list) else [calls]
     functions = [call.get("function") for call in listed if isinstance(call, dict)]
-    return any(isinstance(function, dict) and function.get("arguments") for function in functions)
+    return sum(len(each.get("arguments") or "") for each in functions if isinstance(each, dict))
 
 
 def _read_usage(usage: Any, answer: ParsedAnswer, *, is_open: bool) -> int | None:

@@ -77,7 +77,7 @@ def make_record(
         cached_input_tokens=answer.cached_input_tokens,
         output_tokens=output_tokens,
         reasoning_tokens=answer.usage_reasoning_tokens,
-        first_event_tokens=answer.event_tokens[0] if events else None,
+        first_event_tokens=first_tokens(answer, output_tokens) if events else None,
         tokens_source=source,
         # The second count of a stream that has two: both are the server's and are equal unless an event was lost.
         client_output_tokens=answer.usage_output_tokens if source == TokensSource.SERVER_STREAM else None,
@@ -105,6 +105,15 @@ def count_output(answer: ParsedAnswer) -> tuple[int | None, TokensSource | None]
     if answer.event_ns:
         return sum(answer.event_tokens), TokensSource.EVENTS
     return None, None
+
+
+def first_tokens(answer: ParsedAnswer, output_tokens: int | None) -> int:
+    """Tokens of the first event. If only the total is known and exceeds the events, its share of the characters."""
+    events = len(answer.event_ns)
+    if answer.counts_are_exact or not output_tokens or output_tokens <= events or not answer.characters:
+        return answer.event_tokens[0]
+    share = round(output_tokens * answer.first_characters / answer.characters)
+    return min(max(share, 1), output_tokens - events + 1)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Checks whether a run is a valid measurement: the generator's own metrics and the sample, against fixed bounds."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from reports.metrics.answer_facts import answer_facts
 from reports.metrics.measured import Measured
 from reports.metrics.overload import Overload
 from reports.metrics.steadiness import series_between
@@ -82,9 +83,11 @@ def judge_run(
     findings = _completeness(run, measured)
     findings += [found for check in CHECKS if (found := check(facts)) is not None]
     findings += [Finding("overloaded", Level.VALID, overload.message)] if overload else []
-    # Latencies of an overloaded server grow as long as the run lasts, so it has no steady state to look for.
-    findings += [] if overload and overload.is_growing else _steadiness(measured)
-    findings += _identity(run)
+    identity = _identity(run)
+    findings += identity
+    # Latencies of an overloaded server grow as long as the run lasts, and a server that restarted starts anew: neither
+    # has a steady state to look for.
+    findings += [] if identity or (overload and overload.is_growing) else _steadiness(measured)
     findings += _accelerator(run, measured)
     findings.sort(key=lambda found: -RANK[found.level])
     return Verdict(findings[0].level if findings else Level.VALID, tuple(findings))
@@ -101,7 +104,7 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
     events = float(population["events"].sum())
     differences = (requests["client_output_tokens"] - requests["output_tokens"]).abs() / requests["output_tokens"]
     gaps = measured.started_events.gaps.values
-    return {
+    return answer_facts(measured) | {
         "sent_over_offered": sent / offered if offered and measured.manifest.is_open_loop else None,
         "schedule_lag_p99_s": _quantile(lag, 0.99),
         "ttft_median_s": _quantile(population["ttft_s"], 0.5),
@@ -122,6 +125,7 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
             ((requests["status"] == Status.OK) & measured.window.contains(requests["t_end_ns"] / 1e9)).sum()
         ),
         "requests": int((requests["t_sent_ns"].notna() & (requests["status"] != Status.CONNECT_ERROR)).sum()),
+        "succeeded": int((requests["status"] == Status.OK).sum()),
         "server_requests": _server_requests(run),
         "lost_workers": int(run.client.get("lost_workers") or 0),
         "lost": run.client.get("lost") or [],
@@ -134,6 +138,10 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
         if measured.window.length_s > 0
         else None,
     }
+
+
+# Bursts of this size at such intervals are not steps of an engine.
+MIN_BURST_EVENTS, MIN_BURST_INTERVAL_S = 8, 0.25
 
 
 def _finding(check: str, level: Level | None, message: str) -> Finding | None:
@@ -188,6 +196,58 @@ def _tokens(facts: Mapping[str, Any]) -> Finding | None:
     )
 
 
+def _usage(facts: Mapping[str, Any]) -> Finding | None:
+    """The server's count of an answer is below its events or above the limit of the request."""
+    fraction = facts["usage_mismatch_median"]
+    return _finding(
+        "token_count",
+        _above(fraction, 0.02, 0.10),
+        f"usage reports impossible token counts: {100 * (fraction or 0):.1f} % (median) below the streamed events or "
+        "above the requested limit",
+    )
+
+
+def _finish_reasons(facts: Mapping[str, Any]) -> Finding | None:
+    missing, answers = facts["unfinished_answers"], facts["answers"]
+    return _finding(
+        "finish_reason",
+        _above(missing / answers if answers else None, 0.0, 0.05),
+        f"{missing} of {answers} answers ended without a finish reason: they may be cut off, but count as complete",
+    )
+
+
+def _bursts(facts: Mapping[str, Any]) -> Finding | None:
+    """An engine may send some tokens at once; many at long intervals were held back on the way."""
+    events, interval_s = facts["burst_events"], facts["burst_interval_s"]
+    is_held = events is not None and events >= MIN_BURST_EVENTS and interval_s >= MIN_BURST_INTERVAL_S
+    return _finding(
+        "bursts",
+        Level.DEGRADED if is_held else None,
+        f"tokens arrive in bursts of {events or 0:.0f} every {interval_s or 0:.2f} s: a proxy or a buffer holds them "
+        "back, and TTFT and gaps are its own; measure the server without it",
+    )
+
+
+def _prompt_lengths(facts: Mapping[str, Any]) -> Finding | None:
+    excess, planned = facts["input_tokens_excess"], facts["planned_input_tokens"]
+    fraction = abs(excess) / planned if excess is not None and planned else None
+    return _finding(
+        "prompt_length",
+        _above(fraction, 0.05, math.inf),
+        f"prompts have {abs(excess or 0):.0f} tokens {'more' if (excess or 0) > 0 else 'fewer'} than the planned "
+        f"{planned or 0:.0f} (median, without a chat template); pass the model's tokenizer.json as --tokenizer",
+    )
+
+
+def _answer_lengths(facts: Mapping[str, Any]) -> Finding | None:
+    shortfall = facts["length_shortfall_median"]
+    return _finding(
+        "answer_length",
+        _above(shortfall, 0.02, math.inf),
+        f"answers are {100 * (shortfall or 0):.0f} % shorter than requested (median), although their length is forced",
+    )
+
+
 def _completions(facts: Mapping[str, Any]) -> Finding | None:
     """A window with few completions is valid: its intervals are withheld."""
     level = None if facts["completions"] else Level.INVALID
@@ -195,11 +255,14 @@ def _completions(facts: Mapping[str, Any]) -> Finding | None:
 
 
 def _request_counts(facts: Mapping[str, Any]) -> Finding | None:
-    ours, theirs = facts["requests"], facts["server_requests"]
-    if theirs is None or ours == theirs:
+    """The server's count lies between our successes and all that we sent, whether it counts failures or not."""
+    sent, succeeded, theirs = facts["requests"], facts["succeeded"], facts["server_requests"]
+    if theirs is None or succeeded <= theirs <= sent:
         return None
+    ours = sent if theirs > sent else succeeded
     level = Level.INVALID if abs(ours - theirs) > 0.01 * max(ours, theirs) else Level.DEGRADED
-    return Finding("request_count", level, f"the client counted {ours} requests and the server {theirs}")
+    cause = "; another client used it" if theirs > sent else ""
+    return Finding("request_count", level, f"the client counted {ours} requests and the server {theirs}{cause}")
 
 
 def _loop_gap(facts: Mapping[str, Any]) -> Finding | None:
@@ -234,6 +297,11 @@ CHECKS: tuple[Callable[[Mapping[str, Any]], Finding | None], ...] = (
     _loop_gap,
     _cpu,
     _tokens,
+    _usage,
+    _finish_reasons,
+    _bursts,
+    _prompt_lengths,
+    _answer_lengths,
     _request_counts,
     _capacity,
 )
@@ -281,9 +349,31 @@ def _steadiness(measured: Measured) -> list[Finding]:
 
 IDENTITY = ("model_id", "model_sha", "version", "sha", "docker_label")
 START_TIME_SERIES = "process_start_time_seconds"
+COUNTER_SUFFIXES = ("_total", "_count", "_success")
+
+
+def restarted_s(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """When a counter of the server fell, as it does after a restart; None if none did."""
+    latest: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if not row["name"].endswith(COUNTER_SUFFIXES) or row["value"] is None:
+            continue
+        key = (row["name"], row.get("labels") or "")
+        if row["value"] < latest.get(key, 0.0):
+            return float(row["t_s"])
+        latest[key] = row["value"]
+    return None
+
+
+UNREACHABLE = ("server_unreachable", "server_unhealthy")
 
 
 def _identity(run: RunResult) -> list[Finding]:
+    """Findings for a server that was gone, restarted or replaced."""
+    if run.manifest.stop_reason in UNREACHABLE:
+        end_s = run.manifest.window_end_s or 0.0
+        message = f"the load ended after {end_s:.0f} s because the server no longer answered"
+        return [Finding("server_identity", Level.INVALID, message)]
     before, after = run.manifest.target.get("info"), run.manifest.target.get("info_end")
     if before and after == {}:
         return [Finding("server_identity", Level.INVALID, "the server did not answer at the end of the run")]
@@ -291,6 +381,9 @@ def _identity(run: RunResult) -> list[Finding]:
     started = {row["value"] for row in run.server_metrics if row["name"] == START_TIME_SERIES}
     if len(started) > 1:
         changed.append("start time")
+    fell_s = restarted_s(run.server_metrics)
+    if fell_s is not None:
+        changed.append(f"its counters fell back {fell_s:.0f} s after the start, as after a restart")
     if not changed:
         return []
     return [Finding("server_identity", Level.INVALID, f"the server changed during the run: {', '.join(changed)}")]
@@ -318,9 +411,10 @@ def _accelerator(run: RunResult, measured: Measured) -> list[Finding]:
 
 
 def _server_requests(run: RunResult) -> int | None:
-    """The requests that the server counted during the run, if it reports a count."""
+    """The requests that the server counted during the run, if it reports a count and did not end or restart."""
     counted = run.client.get("server_requests")
-    return int(counted) if counted is not None else None
+    is_whole = run.manifest.stop_reason not in UNREACHABLE and restarted_s(run.server_metrics) is None
+    return int(counted) if counted is not None and is_whole else None
 
 
 def _window_series(run: RunResult, measured: Measured) -> pd.DataFrame:

@@ -21,12 +21,13 @@ from loadgen.http.call import Client
 from loadgen.http.connection import READ_BYTES, ConnectionPool, Origin
 from loadgen.http.response_reader import CallLimits, ClientCall
 from loadgen.http.tls import TlsSocket
-from loadgen.selftest.reference_timing_server import END, HEAD, render_event
+from loadgen.selftest.reference_timing_server import HEAD, render_event
+from loadgen.selftest.socket_loop import chunk
 from reports.run_schema import Status
 
 ROOT = Path(__file__).resolve().parents[3]
 MS = 1_000_000
-ANSWER = [HEAD, *(render_event(index, 3) for index in (1, 2, 3)), END]
+ANSWER = [HEAD, *(render_event(index, 3) for index in (1, 2, 3)), chunk(b"")]
 
 
 @pytest.fixture(scope="module")

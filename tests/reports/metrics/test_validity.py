@@ -7,7 +7,7 @@ import pytest
 
 from reports.metrics.measured import Measured
 from reports.metrics.summary import summarize
-from reports.metrics.validity import CHECKS, Level, client_facts
+from reports.metrics.validity import CHECKS, Level, client_facts, restarted_s
 from reports.run_schema import Status
 from reports.run_store import RunResult
 from reports.saved_run import load_run
@@ -24,7 +24,16 @@ GOOD: dict[str, Any] = {
     "token_mismatch_median": 0.0,
     "completions": 500,
     "requests": 510,
+    "succeeded": 510,
     "server_requests": 510,
+    "usage_mismatch_median": 0.0,
+    "unfinished_answers": 0,
+    "answers": 500,
+    "burst_events": 4.0,
+    "burst_interval_s": 0.08,
+    "planned_input_tokens": 128.0,
+    "input_tokens_excess": 0.0,
+    "length_shortfall_median": 0.0,
     "lost_workers": 0,
     "client_errors": 0,
     "write_errors": 0,
@@ -49,6 +58,8 @@ def level(**changed: Any) -> Level:
         ("cpu_share_max", 0.70, 0.71, 0.91),
         ("token_mismatch_median", 0.02, 0.03, 0.11),
         ("server_requests", 510, 509, 500),
+        ("usage_mismatch_median", 0.02, 0.03, 0.11),
+        ("unfinished_answers", 0, 1, 26),
     ],
 )
 def test_metrics_11_bounds(name: str, fine: float, degraded: float, invalid: float) -> None:
@@ -195,3 +206,64 @@ def test_open_files_and_ports_are_those_of_the_worker_nearest_to_its_limit() -> 
     facts = client_facts(run, Measured.of(run))
 
     assert (facts["open_files_share"], facts["local_ports"]) == (0.5, 1000)
+
+
+def test_trust_T17_another_client_is_a_server_count_above_what_was_sent() -> None:
+    """A server may count failed requests or not: its count lies between our successes and all that was sent."""
+    assert level(requests=510, succeeded=400, server_requests=400) is Level.VALID
+    assert level(requests=510, succeeded=400, server_requests=510) is Level.VALID
+    assert level(requests=510, succeeded=400, server_requests=600) is Level.INVALID
+    assert level(requests=510, succeeded=400, server_requests=390) is Level.INVALID
+
+
+def test_trust_T13_many_tokens_at_long_intervals_were_held_back() -> None:
+    assert level(burst_events=50.0, burst_interval_s=1.0) is Level.DEGRADED
+    assert level(burst_events=4.0, burst_interval_s=1.0) is Level.VALID
+    assert level(burst_events=50.0, burst_interval_s=0.2) is Level.VALID
+
+
+def test_trust_T18_prompts_longer_or_shorter_than_planned_are_named() -> None:
+    assert level(input_tokens_excess=6.0) is Level.VALID
+    assert level(input_tokens_excess=7.0) is Level.DEGRADED
+    assert level(input_tokens_excess=-7.0) is Level.DEGRADED
+
+
+def test_trust_T9_forced_answers_that_are_shorter_are_named() -> None:
+    assert level(length_shortfall_median=0.02) is Level.VALID
+    assert level(length_shortfall_median=0.03) is Level.DEGRADED
+
+
+def test_trust_T20_a_counter_that_falls_is_a_restart() -> None:
+    def row(t_s: float, name: str, value: float) -> dict[str, Any]:
+        return {"t_s": t_s, "name": name, "labels": "", "value": value}
+
+    gauge = [row(1.0, "vllm:num_requests_running", 8), row(2.0, "vllm:num_requests_running", 2)]
+    counter = [row(t_s, "vllm:request_success_total", value) for t_s, value in ((1.0, 5), (2.0, 9), (3.0, 1))]
+
+    assert restarted_s(gauge) is None
+    assert restarted_s([*gauge, *counter[:2]]) is None
+    assert restarted_s([*gauge, *counter]) == 3.0
+
+
+def test_trust_T20_a_restart_is_the_only_reason_of_its_run() -> None:
+    run = sample_run()
+    run.client["server_requests"] = 3
+    for t_s, value in ((10.0, 50.0), (20.0, 3.0)):
+        run.server_metrics.append({"t_s": t_s, "name": "vllm:request_success_total", "labels": "", "value": value})
+
+    verdict = summarize(run)["verdict"]
+
+    assert verdict["status"] == "invalid"
+    assert [reason["check"] for reason in verdict["reasons"]] == ["server_identity"]
+    assert "its counters fell back 20 s after the start" in verdict["reasons"][0]["message"]
+
+
+@pytest.mark.parametrize("reason", ["server_unreachable", "server_unhealthy"])
+def test_trust_T20_a_load_that_ended_because_the_server_was_gone_is_invalid(reason: str) -> None:
+    run = sample_run()
+    run.manifest.stop_reason = reason
+
+    verdict = summarize(run)["verdict"]
+
+    assert [each["check"] for each in verdict["reasons"]] == ["server_identity"]
+    assert "because the server no longer answered" in verdict["reasons"][0]["message"]

@@ -1,0 +1,82 @@
+"""Facts about prompts and answers that show a deceiving server or proxy: counts, ends, lengths, bursts.
+
+`validity.py` has the bounds. A fact is None where it was not measured.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reports.metrics.measured import Measured
+from reports.run_schema import Status, TokensSource
+
+# Tokens that a chat template or special tokens may add to a prompt.
+TEMPLATE_TOKENS = {"openai-chat": 64}
+SPECIAL_TOKENS = 4
+# Gaps below this fraction of the mean gap are inside a burst.
+INSIDE_BURST = 0.1
+
+
+def answer_facts(measured: Measured) -> dict[str, Any]:
+    """Facts about the requests that started in the window."""
+    population = measured.population
+    succeeded = population[population["status"] == Status.OK]
+    events, interval_s = _bursts(measured)
+    return {
+        "usage_mismatch_median": _median(_usage_mismatch(succeeded)),
+        "unfinished_answers": _unfinished(succeeded),
+        "answers": len(succeeded),
+        "burst_events": events,
+        "burst_interval_s": interval_s,
+        "planned_input_tokens": _median(succeeded["planned_input_tokens"]),
+        "input_tokens_excess": _input_excess(measured, succeeded),
+        "length_shortfall_median": _shortfall(measured, succeeded),
+    }
+
+
+def _usage_mismatch(answers: pd.DataFrame) -> "pd.Series[float]":
+    """How far a usage count lies outside its possible values: at least one token an event, at most the limit sent."""
+    counted = answers[answers["tokens_source"] == TokensSource.SERVER_USAGE]
+    usage, events = counted["output_tokens"], counted["events"]
+    limit = counted["requested_output_tokens"].fillna(np.inf)
+    outside = (events - usage).clip(lower=0) + (usage - limit).clip(lower=0)
+    return outside / usage.where(usage > 0, events.clip(lower=1))
+
+
+def _unfinished(answers: pd.DataFrame) -> int:
+    """Streams without a finish reason; 0 if the server sends none with any answer."""
+    streamed = answers[answers["events"] > 0]
+    missing = int(streamed["finish_reason"].isna().sum())
+    return missing if missing < len(streamed) else 0
+
+
+def _bursts(measured: Measured) -> tuple[float | None, float | None]:
+    """Mean events of a burst, and the median time between two bursts of an answer."""
+    gaps = measured.started_events.gaps.values / 1e9
+    if not len(gaps):
+        return None, None
+    between = gaps[gaps >= INSIDE_BURST * gaps.mean()]
+    streams = int((measured.started_events.gaps.sizes > 0).sum())
+    if not len(between):
+        return None, None
+    return (len(gaps) + streams) / (len(between) + streams), float(np.median(between))
+
+
+def _input_excess(measured: Measured, answers: pd.DataFrame) -> float | None:
+    """Prompt tokens by the server beyond the planned ones, less those that a chat template may add; or too few."""
+    difference = _median(answers["input_tokens"] - answers["planned_input_tokens"])
+    if difference is None:
+        return None
+    allowed = TEMPLATE_TOKENS.get(str(measured.manifest.target.get("api")), SPECIAL_TOKENS)
+    return float(np.sign(difference) * max(0.0, abs(difference) - (allowed if difference > 0 else 0)))
+
+
+def _shortfall(measured: Measured, answers: pd.DataFrame) -> float | None:
+    """The median shortfall of answers whose length the server was asked to force."""
+    return _median(answers["length_shortfall"]) if measured.manifest.length_control == "forced" else None
+
+
+def _median(values: "pd.Series[float]") -> float | None:
+    known = values.dropna()
+    return float(known.median()) if len(known) else None
