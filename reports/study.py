@@ -98,9 +98,11 @@ class Prediction:
 class StudyData:
     """A complete study. `verdict` opens the report; `objective` is a metric and `direction` its better direction.
 
-    `noise` is the relative standard deviation of the objective between launches, None if not measured. `gain` is the
-    winner over the baseline, as a ratio with its interval. `facts` and `commands` reproduce the study. `predictions`
-    are those with a measured value. `importances` are fractions by knob; with None the report computes them.
+    `noise` is the relative standard deviation of the objective between launches, None if not measured. `gain` is trial
+    `compared`, the best finalist, over the baseline, as a ratio with its interval. `limits_kept`: by trial, the
+    probability that it keeps each limit, None if one launch gives none. `facts` and `commands` reproduce the study.
+    `predictions` are those with a measured value. `importances` are fractions by knob; with None the report computes
+    them.
     """
 
     name: str
@@ -113,6 +115,8 @@ class StudyData:
     baseline: int | None = None
     winner: int | None = None
     gain: Interval | None = None
+    compared: int | None = None
+    limits_kept: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
     noise: float | None = None
     is_confirmed: bool = False
     contributions: tuple[Contribution, ...] = ()

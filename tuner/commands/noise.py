@@ -18,13 +18,14 @@ def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
         return print_plan(prepared)
     with opened(prepared) as search:
         floor = search.measure_noise()
-    metric, rounds = search.objective.maximize, prepared.config.confirm.rounds
+    metric, confirming = search.objective.maximize, prepared.config.confirm
+    rounds, finalists = confirming.rounds, confirming.finalists
     deviations = dict(floor.deviations) if floor is not None else {}
     if args.json:
-        smallest = floor.smallest_gain(metric, rounds) if floor is not None else None
+        smallest = floor.smallest_gain(metric, rounds, finalists) if floor is not None else None
         print(json.dumps({"runs": floor.runs if floor else 0, "deviations": deviations, "smallest_gain": smallest}))
     else:
-        print(render(floor, metric, rounds))
+        print(render(floor, metric, rounds, finalists))
         for name, deviation in deviations.items():
             print(f"  {name:>24}  {100 * deviation:5.1f} %")
     return 0 if floor is not None else 3

@@ -11,8 +11,8 @@ from typing import Any
 
 from tuner.servers.exported_text import toml_value
 from tuner.study.best_file import BEST_FILE, tuned_by, write_best
-from tuner.study.confirm import Confirmation
 from tuner.study.identity import BUILD, DEVICE, LOAD
+from tuner.study.judgement import Confirmation
 from tuner.study.search import StudySearch
 from tuner.study.study_folder import replace_text, write_json
 from tuner.trial.measure import describe
@@ -85,6 +85,11 @@ def verdict_of(
         "settings": dict(winner.settings) if winner is not None else None,
         "nearest": confirmation.nearest.number if confirmation.nearest is not None else None,
         "gain": gained,
+        "compared": confirmation.compared,
+        "limits_kept": {
+            str(number): {name: _finite(each) for name, each in kept.items()}
+            for number, kept in confirmation.limits.items()
+        },
         "medians": {str(number): value for number, value in confirmation.medians.items()},
         "rejected": {str(number): reason for number, reason in confirmation.rejected.items()},
         "cannot_act": dict(search.cannot_act),

@@ -7,8 +7,9 @@ from typing import Any
 
 from tuner.simulator.validate import compare_predictions
 from tuner.study.artefacts import render_table, write_artefacts
-from tuner.study.confirm import Confirmation, confirm
+from tuner.study.confirm import confirm
 from tuner.study.drift_check import drift_of
+from tuner.study.judgement import Confirmation
 from tuner.study.report import write_study_report
 from tuner.study.search import StudySearch
 from tuner.study.study_folder import DRIFT_CHECKS

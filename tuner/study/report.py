@@ -14,7 +14,7 @@ from reports.text import log_sentence
 from tuner.simulator.validate import LEDGER_FILE, read_ledger
 from tuner.space.parameter import Parameter
 from tuner.study.artefacts import read_verdict, verdict_of
-from tuner.study.confirm import Confirmation
+from tuner.study.judgement import Confirmation
 from tuner.study.search import DECLINED, StudySearch
 from tuner.study.study_folder import CONFIRM, DRIFT_CHECKS, TRIALS, StudyFolder
 from tuner.trial.objective import is_lower_better
@@ -54,7 +54,7 @@ def study_data(
     start_s = min((each.started for each in (*searched, *drift_checks, *confirming) if each.started), default=0.0)
     objective = str(verdict["objective"])
     floor = files.noise()
-    gain = verdict.get("gain")
+    gain = verdict.get("gain") if verdict.get("gain_of", objective) == objective else None
     trials = (
         *(_trial(each, start_s) for each in searched),
         *(_trial(each, start_s, is_drift_check=True) for each in drift_checks),
@@ -71,6 +71,8 @@ def study_data(
         baseline=0 if any(each.number == 0 for each in searched) else None,
         winner=verdict.get("winner"),
         gain=Interval(*gain) if gain is not None and all(value is not None for value in gain) else None,
+        compared=verdict.get("compared"),
+        limits_kept={int(number): kept for number, kept in verdict.get("limits_kept", {}).items()},
         noise=floor.of(objective) if floor is not None else None,
         is_confirmed=bool(verdict.get("confirmed")),
         predictions=tuple(

@@ -1,7 +1,7 @@
 """The report of a tuning study: the settings to change, the gain with its interval, and the evidence."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -56,16 +56,17 @@ def _comparison(study: StudyData) -> tuple[Block, ...]:
     a, b = study.launches(study.baseline), study.launches(other)
     if not a:
         return ()
+    is_chosen = study.gain is not None and other == study.compared
+    role = "winner" if other == study.winner else "contender"
     names = [study.objective, *sorted({name for each in (*a, *b) for name in each.metrics} - {study.objective})]
     rows = []
     for name in names:
         mark = metric_direction(study, name).mark
         row: dict[str, object] = {"metric": f"{name} {mark}", f"baseline, n = {len(a)}": _range(a, name, study)}
         if b:
-            change, role = (
-                paired_change(a, b, name, study.objective),
-                "winner" if other == study.winner else "contender",
-            )
+            change = paired_change(a, b, name, study.objective)
+            if name == study.objective and is_chosen:
+                change = _objective_change(study)
             row |= {f"{role}, n = {len(b)}": _range(b, name, study), "change": _percent(change)}
         rows.append(row)
     source = (
@@ -75,10 +76,52 @@ def _comparison(study: StudyData) -> tuple[Block, ...]:
         f"{source}: the median, with minimum and maximum, of n launches. Change: the mean over rounds in %, with its "
         "95 % Student interval. ↑ higher is better, ↓ lower is better."
     )
+    if b and is_chosen:
+        note += (
+            f" The change of {study.objective} is the mean in rounds that did not choose the trial; its interval "
+            "allows for the choice of the best finalist."
+        )
     if b and other != study.winner:
         note += f" The contender is trial {other}, the best other trial; its gain over the baseline is not confirmed."
-    limits = (Text("Limits: " + "; ".join(study.limits) + "."),) if study.limits else ()
-    return (Table("", pd.DataFrame(rows), note), *limits)
+    return (Table("", pd.DataFrame(rows), note), *_limits(study, {"baseline": study.baseline, role: other}))
+
+
+def _limits(study: StudyData, roles: Mapping[str, int | None]) -> tuple[Block, ...]:
+    """The probability that the baseline and the compared trial keep each limit."""
+    kept = {role: study.limits_kept.get(number, {}) for role, number in roles.items() if number is not None}
+    kept = {role: each for role, each in kept.items() if each}
+    if not study.limits or not kept:
+        return (Text("Limits: " + "; ".join(study.limits) + "."),) if study.limits else ()
+    rows = [
+        {"limit": limit} | {role: _probability(each.get(limit)) for role, each in kept.items()}
+        for limit in study.limits
+    ]
+    note = (
+        "The probability that a configuration keeps each limit, from its confirming launches. A limit counts as kept "
+        "from 90 % on (its one-sided 90 % bound is within the limit), and as missed up to 10 %."
+    )
+    return (Table("Limits", pd.DataFrame(rows), note),)
+
+
+def _objective_change(study: StudyData) -> Interval | None:
+    """The gain as a change of the objective, which is lower if lower is better."""
+    gain = study.gain
+    if gain is None or study.direction is Direction.HIGHER:
+        return gain
+    return Interval(1 / gain.value, 1 / gain.hi, 1 / gain.lo)
+
+
+def _probability(value: float | None) -> str:
+    """A probability in percent; beyond 99.9 % and below 0.1 % as a bound.
+
+    >>> _probability(0.97), _probability(1.0), _probability(None)
+    ('97 %', '> 99.9 %', 'unknown')
+    """
+    if value is None:
+        return "unknown"
+    if not 0.001 <= value <= 0.999:
+        return "< 0.1 %" if value < 0.5 else "> 99.9 %"
+    return f"{100 * value:.3g} %"
 
 
 def metric_direction(study: StudyData, name: str) -> Direction:
@@ -93,6 +136,8 @@ def _contender(study: StudyData) -> int | None:
     """The trial compared with the baseline: the winner, or, if the baseline won, the best other confirmed trial."""
     if study.winner != study.baseline:
         return study.winner
+    if study.compared is not None:
+        return study.compared
     best: tuple[float, int] | None = None
     for number in {each.confirms for each in study.trials} - {None, study.baseline}:
         found = median_of(study.launches(number), study.objective, study.objective)

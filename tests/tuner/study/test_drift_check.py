@@ -44,9 +44,9 @@ def test_the_noise_floor_is_the_deviation_of_logarithms():
 
 
 def test_more_rounds_show_smaller_gains():
-    few, many = FLOOR.smallest_gain("output_tokens_per_s", 3), FLOOR.smallest_gain("output_tokens_per_s", 10)
+    few, many = FLOOR.smallest_gain("output_tokens_per_s", 3, 3), FLOOR.smallest_gain("output_tokens_per_s", 10, 3)
 
     assert few is not None
     assert many is not None
     assert many < few
-    assert FLOOR.smallest_gain("output_tokens_per_s", 1) is None
+    assert FLOOR.smallest_gain("output_tokens_per_s", 1, 3) is None

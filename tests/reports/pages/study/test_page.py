@@ -11,12 +11,14 @@ import pytest
 from matplotlib.contour import ContourSet
 
 from reports.document import Report, Table, Text
+from reports.metrics.per_request import Direction
 from reports.pages.study.course import history_frame, pareto_frame
 from reports.pages.study.importance import importances
 from reports.pages.study.page import build_study_report
 from reports.plots.figure import HALF
 from reports.plots.study_plots import contour
 from reports.renderers import markdown
+from reports.stats.estimators import Interval
 from reports.study import Knob, StudyData, TrialOutcome, at_range_end, paired_change
 from reports.text import log_sentence
 from tests.support.samples.sample_study import sample_study
@@ -224,3 +226,29 @@ def test_no_range_end_is_reported_if_the_defaults_are_best(study: StudyData) -> 
     knob = Knob("waiting_served_ratio", low=0.3, high=2.0)
 
     assert at_range_end(dataclasses.replace(study, knobs=(knob,), winner=study.baseline)) == {}
+
+
+def test_the_page_has_the_probability_that_each_limit_is_kept(study: StudyData) -> None:
+    assert study.winner is not None
+    kept = {0: {"ttft_p95_ms <= 500": 1.0, "error_rate <= 0.01": None}, study.winner: {"ttft_p95_ms <= 500": 0.934}}
+
+    text = markdown.render(build_study_report(dataclasses.replace(study, limits_kept=kept))).decode().replace("\\", "")
+
+    assert "| ttft_p95_ms <= 500 | > 99.9 % | 93.4 % |" in text
+    assert "| error_rate <= 0.01 | unknown | unknown |" in text
+
+
+def test_the_change_of_the_objective_is_the_gain_that_allows_for_the_choice(study: StudyData) -> None:
+    gain = Interval(1.04, 1.01, 1.08)
+    chosen = dataclasses.replace(study, gain=gain, compared=study.winner)
+
+    higher, lower = (
+        _section(build_study_report(dataclasses.replace(chosen, direction=each)), "Baseline and winner")[0]
+        for each in (Direction.HIGHER, Direction.LOWER)
+    )
+
+    assert isinstance(higher, Table)
+    assert isinstance(lower, Table)
+    assert higher.frame["change"][0].value == pytest.approx(4.0)
+    assert lower.frame["change"][0].value == pytest.approx(100 / 1.04 - 100)
+    assert "rounds that did not choose the trial" in higher.note

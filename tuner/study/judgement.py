@@ -1,0 +1,129 @@
+"""The verdict on confirming launches: the winner, its gain, and the probability that each limit is kept. Pure.
+
+A finalist is tested as the best of several (dunnett.py). A limit counts as kept if its probability to be kept, by
+Student's distribution of the mean violation over the rounds, is 90 % or more, and as missed at 10 % or less. A finalist
+must keep every limit. Defaults that miss one are replaced without a gain; otherwise the gain decides.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import special
+
+from reports.stats.estimators import Interval
+from tuner.study.dunnett import RoundComparison
+from tuner.trial.objective import Objective
+from tuner.trial.outcome import TrialResult
+
+KEPT, MISSED = 0.9, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The result of the fresh launches. `gain` is the ratio of trial `compared` to the defaults with its 95 % interval.
+
+    `winner` is the baseline if no finalist is better, None if no configuration meets every limit; then `nearest` has
+    the smallest violation. `medians` are objective values by trial number; `limits` are the probabilities that each
+    limit is kept, by trial number; `rejected` are reasons by finalist.
+    """
+
+    winner: TrialResult | None
+    gain: Interval | None
+    medians: Mapping[int, float]
+    sentence: str
+    nearest: TrialResult | None = None
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    compared: int | None = None
+    limits: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+
+def judge(
+    objective: Objective,
+    baseline: TrialResult,
+    finalists: Sequence[TrialResult],
+    fresh: Mapping[int, Sequence[TrialResult]],
+    rejected: Mapping[int, str] | None = None,
+) -> Confirmation:
+    """The verdict on fresh results by trial number, which may include those of rejected finalists."""
+    medians = {number: value for number, runs in fresh.items() if (value := _median(runs, objective)) is not None}
+    limits = {number: limit_probabilities(fresh[number]) for number in medians}
+
+    def is_kept(trial: TrialResult) -> bool:
+        return trial.number in medians and all(each >= KEPT for each in limits[trial.number].values())
+
+    def confirmed(
+        winner: TrialResult | None, sentence: str, gain: Interval | None = None, compared: TrialResult | None = None
+    ) -> Confirmation:
+        alive = [each for each in (baseline, *finalists) if each.number in medians] if winner is None else []
+        nearest = min(alive, key=lambda each: _largest_violation(fresh[each.number]), default=None)
+        number = compared.number if compared is not None else None
+        return Confirmation(winner, gain, medians, sentence, nearest, dict(rejected or {}), number, limits)
+
+    able = [each for each in finalists if is_kept(each)]
+    is_missed = baseline.number not in medians or any(each <= MISSED for each in limits[baseline.number].values())
+    if not able:
+        if not is_missed:
+            return confirmed(
+                baseline, "keep the defaults: no finalist is shown to meet every limit in its confirming launches"
+            )
+        if not medians:
+            return confirmed(None, "a confirming launch failed for the defaults and for every finalist")
+        return confirmed(None, "no configuration is shown to meet every limit")
+    if is_missed:
+        best = max(able, key=lambda each: _mean_log(fresh[each.number], objective))
+        return confirmed(best, f"trial {best.number} meets every limit and the defaults do not", compared=best)
+    numbers = [number for number in medians if number != baseline.number]
+    runs = [fresh[baseline.number], *(fresh[number] for number in numbers)]
+    comparison = RoundComparison(np.array([_logs(each, objective) for each in runs]).T)
+    best = max(able, key=lambda each: comparison.gains[numbers.index(each.number)])
+    gain = _ratio(comparison.chosen_gain(numbers.index(best.number)))
+    gain_text = f"{100 * (gain.value - 1):+.1f} % {objective.title}"
+    if math.isnan(gain.lo):
+        sentence = f"keep the defaults: one round gives no interval for the {gain_text} of trial {best.number}"
+        return confirmed(baseline, sentence, gain, best)
+    gain_text += f" (95 % interval {100 * (gain.lo - 1):+.1f} to {100 * (gain.hi - 1):+.1f} %)"
+    if gain.lo <= 1.0:
+        return confirmed(baseline, f"defaults are as good: trial {best.number} has {gain_text}", gain, best)
+    return confirmed(best, f"trial {best.number} is better than the defaults: {gain_text}", gain, best)
+
+
+def limit_probabilities(runs: Sequence[TrialResult]) -> dict[str, float]:
+    """The probability that the mean violation of each limit is at most 0, by Student's distribution over the runs."""
+    names = dict.fromkeys(name for run in runs for name in run.violations)
+    return {name: _probability_kept([run.violations.get(name, 1.0) for run in runs]) for name in names}
+
+
+def _probability_kept(violations: Sequence[float]) -> float:
+    """NaN for one run, which has no error."""
+    if len(violations) == 1:
+        return math.nan
+    mean, error = statistics.fmean(violations), statistics.stdev(violations) / math.sqrt(len(violations))
+    if error == 0:
+        return 1.0 if mean <= 0 else 0.0
+    return float(special.stdtr(len(violations) - 1, -mean / error))
+
+
+def _median(runs: Sequence[TrialResult], objective: Objective) -> float | None:
+    """The median objective; None if any launch failed, because the winner must start reliably."""
+    values = [run.value for run in runs if run.value is not None and objective.merit(run.value, run.second) > 0]
+    return statistics.median(values) if values and len(values) == len(runs) else None
+
+
+def _logs(runs: Sequence[TrialResult], objective: Objective) -> list[float]:
+    return [math.log(objective.merit(run.value, run.second)) for run in runs]
+
+
+def _mean_log(runs: Sequence[TrialResult], objective: Objective) -> float:
+    return statistics.fmean(_logs(runs, objective))
+
+
+def _ratio(logs: Interval) -> Interval:
+    return Interval(math.exp(logs.value), math.exp(logs.lo), math.exp(logs.hi))
+
+
+def _largest_violation(runs: Sequence[TrialResult]) -> float:
+    names = {name for run in runs for name in run.violations}
+    return max((statistics.median(run.violations.get(name, 1.0) for run in runs) for name in names), default=0.0)
