@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadgen.capacity.point_load import Point
+from loadgen.capacity.point_time import PointTime
 from loadgen.commands.present import render_table
 from loadgen.commands.shared_flags import add_load_flags, load_config
 from loadgen.config import parsing
@@ -26,6 +28,7 @@ from reports.renderers.write import write_report
 from reports.run_store import SCHEMA_VERSION, write_json
 
 SWEEP_FILE = "sweep.json"
+DEFAULT_MAX_POINT_S = 300.0
 
 
 def add_series_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +38,12 @@ def add_series_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         default=0.95,
         help="Fraction of requests that must meet every --slo. Default 0.95.",
+    )
+    parser.add_argument(
+        "--max-point-time",
+        metavar="TIME",
+        help="A load is measured for --duration and then on until it has the requests it needs, at most this long. "
+        f"Default {DEFAULT_MAX_POINT_S / 60:g}m. With --requests no load is measured longer.",
     )
     parser.add_argument("--cool-down", metavar="TIME", default="2s", help="Pause between two loads. Default 2s.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the series. Default runs/<id>.")
@@ -51,19 +60,15 @@ class LoadSeries:
     target: Target
     out: Path
     progress: ProgressDisplay
-    cool_down_s: float
+    time: PointTime
 
-    def measure(self, load: float, attempt: int = 0) -> Analysis:
-        """One run at a load; its directory is named after the load."""
-        directory = self.out / (f"{self.quantity}-{load:g}" + (f"-again{attempt}" if attempt else ""))
-        self.progress.show(f"{self.quantity} {load:g}" + (" again" if attempt else ""))
-        value = round(load) if self.quantity == "concurrency" else load
-        config = BenchConfig.model_validate(
-            self.load.model_dump() | {self.quantity: value, "label": self.load.label or f"{self.quantity} {load:g}"}
-        )
-        measure(config, self.target, directory, self.progress)
+    def measure(self, point: Point, *, shares_stream: bool) -> Analysis:
+        """One run, which goes on until it has the requests it needs."""
+        self.progress.show(point.name)
+        directory = self.out / point.name
+        measure(point.load(self.load, self.time, shares_stream=shares_stream), self.target, directory, self.progress)
         analysis = analyse_run(directory)
-        time.sleep(self.cool_down_s)
+        time.sleep(self.time.cool_down_s)
         return analysis
 
     def report(self, sweep: Sweep, *, is_json: bool) -> str:
@@ -97,10 +102,7 @@ def series_load(args: argparse.Namespace, first: float) -> tuple[BenchConfig, st
 @contextlib.contextmanager
 def open_series(args: argparse.Namespace, config: BenchConfig, quantity: str) -> Iterator[LoadSeries]:
     """The series of a command line; its server is started once for all loads."""
-    try:
-        cool_down_s = float(str(parse_duration(args.cool_down)))
-    except ValueError as error:
-        raise UsageError(f"`cool_down` is {args.cool_down!r}: {error}") from error
+    point_time = _point_time(args, config)
     out: Path = args.out or Path("runs") / new_run_id()
     make_run_directory(out)
     if (out / SWEEP_FILE).exists():
@@ -110,6 +112,23 @@ def open_series(args: argparse.Namespace, config: BenchConfig, quantity: str) ->
         progress.show(f"starting {config.server or config.model_id}; log: {out / 'server.log'}")
     try:
         with open_target(config, out / "server.log") as target:
-            yield LoadSeries(config, quantity, target, out, progress, cool_down_s)
+            yield LoadSeries(config, quantity, target, out, progress, point_time)
     finally:
         progress.close()
+
+
+def _point_time(args: argparse.Namespace, config: BenchConfig) -> PointTime:
+    """The times of a command line. Raises UsageError."""
+    least_s = config.duration_s or 0.0
+    most_s = _seconds(args, "max_point_time") if args.max_point_time else max(DEFAULT_MAX_POINT_S, least_s)
+    if most_s < least_s:
+        raise UsageError(f"`max_point_time` is {args.max_point_time} but `duration` is {least_s:g}s, which is longer")
+    return PointTime(least_s, most_s, config.warmup_s, _seconds(args, "cool_down"))
+
+
+def _seconds(args: argparse.Namespace, name: str) -> float:
+    value = getattr(args, name)
+    try:
+        return float(str(parse_duration(value)))
+    except ValueError as error:
+        raise UsageError(f"`{name}` is {value!r}: {error}") from error

@@ -1,27 +1,33 @@
-"""`tgi-bench search`: the highest load that meets the objectives, by bisection."""
+"""`tgi-bench search`: the highest load that meets the objectives, with its interval."""
 
 import argparse
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from loadgen.capacity.point_load import Point
+from loadgen.capacity.search_policy import CapacitySearch, SearchGoal
+from loadgen.capacity.search_result import search_result
 from loadgen.commands.load_series import LoadSeries, add_series_flags, open_series, series_load
 from loadgen.errors import MeasurementError, UsageError
 from reports.metrics.summary import Analysis
-from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
-
-# An undecided point is measured this many times more before its attainment alone decides.
-EXTENSIONS = 2
-PASS, FAIL, INCONCLUSIVE = 0, 1, 3
+from reports.metrics.sweep import SHORT_OF_REQUESTS, LoadPoint, Sweep
+from reports.metrics.validity import Level
+from reports.stats.capacity import RunEvidence
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--low", type=float, required=True, metavar="LOAD", help="A load that meets the objectives.")
     parser.add_argument("--high", type=float, required=True, metavar="LOAD", help="A load that misses them.")
     parser.add_argument(
-        "--tolerance", metavar="PERCENT", type=float, default=5.0, help="Precision of the result. Default 5."
+        "--tolerance",
+        metavar="PERCENT",
+        type=float,
+        default=5.0,
+        help="End once the 95 %% interval is at most the result ± this. Default 5.",
     )
-    parser.add_argument("--max-runs", type=int, metavar="N", default=20, help="Maximum number of runs. Default 20.")
+    parser.add_argument("--max-runs", type=int, metavar="N", default=40, help="Maximum number of runs. Default 40.")
     add_series_flags(parser)
 
 
@@ -33,114 +39,62 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise UsageError(f"`low` is {args.low:g} and `high` is {args.high:g} but must be 0 < low < high")
     if not 0 < args.tolerance <= 100:
         raise UsageError(f"`tolerance` is {args.tolerance:g} but must be above 0 and at most 100 percent")
-    bisection = Bisection(args.low, args.high, args.tolerance / 100, is_whole=quantity == "concurrency")
+    is_whole = quantity == "concurrency"
+    goal = SearchGoal(args.low, args.high, args.attainment, args.tolerance / 100, is_whole, args.max_runs)
     with open_series(args, config, quantity) as series:
-        search = LoadSearch(series, bisection, args.attainment, args.max_runs)
-        search.run()
-        points = tuple(sorted(search.points.values(), key=lambda point: point.load))
-        exit_code, sentence = search.outcome()
-        outcome = ("valid" if exit_code == PASS else "invalid", sentence)
-        sweep = Sweep(quantity, points, args.attainment, ("tgi-bench", *words), outcome, tuple(search.points))
+        measured = MeasuredSearch(series, CapacitySearch(goal, series.time))
+        began_s = time.monotonic()
+        measured.run()
+        result = search_result(measured.search, quantity, time.monotonic() - began_s)
+        sweep = Sweep(
+            quantity,
+            measured.points,
+            args.attainment,
+            ("tgi-bench", *words),
+            (result.level, result.sentence),
+            tuple(measured.analyses),
+            measured.search.capacity,
+        )
         print(series.report(sweep, is_json=args.json))
-        return exit_code
+        return result.exit_code
 
 
 @dataclass(slots=True)
-class LoadSearch:
-    """A bisection over runs. An undecided point is run again and its requests are pooled."""
+class MeasuredSearch:
+    """The loop of a search: runs the loads that the policy chooses."""
 
     series: LoadSeries
-    bisection: "Bisection"
-    target: float
-    max_runs: int
-    points: dict[float, LoadPoint] = field(default_factory=dict)
-    undecided: list[float] = field(default_factory=list)
-
-    @property
-    def num_runs(self) -> int:
-        return sum(len(point.analyses) for point in self.points.values())
+    search: CapacitySearch
+    analyses: dict[float, list[Analysis]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Measure until decided, or until `max_runs`. Raises MeasurementError when a load cannot be measured."""
-        while self.num_runs < self.max_runs and (load := self.bisection.next_load()) is not None:
-            point = self._measure(load)
-            standing, share = point.slo_decision(self.target), point.attainment
-            assert share is not None, "a search has objectives"
-            if standing is SloDecision.UNDECIDED:
-                self.undecided.append(load)
-            is_within = standing is SloDecision.WITHIN or (
-                standing is SloDecision.UNDECIDED and share.value >= self.target
+        """Raises MeasurementError when a load cannot be measured."""
+        while (load := self.search.next_load()) is not None:
+            runs = self.analyses.setdefault(load, [])
+            point = Point(self.series.quantity, load, len(runs), self.search.independent_requests)
+            runs.append(self.series.measure(point, shares_stream=False))
+            evidence = LoadPoint(load, tuple(runs)).evidence[-1]
+            self._check(runs[-1], evidence)
+            self.search = self.search.after(evidence)
+            self._show(evidence)
+
+    @property
+    def points(self) -> tuple[LoadPoint, ...]:
+        return tuple(LoadPoint(load, tuple(runs)) for load, runs in sorted(self.analyses.items()))
+
+    def _check(self, analysis: Analysis, evidence: RunEvidence) -> None:
+        """A run that measured something else than the server ends the search; too few requests do not."""
+        found = [reason for reason in analysis.summary["verdict"]["reasons"] if reason["level"] == Level.INVALID]
+        failed = [reason for reason in found if reason["check"] not in SHORT_OF_REQUESTS]
+        if failed and not evidence.is_overloaded:
+            raise MeasurementError(
+                f"{self.series.quantity} {evidence.load:g} could not be measured: {failed[0]['message']}; "
+                f"the runs so far are in {self.series.out}"
             )
-            self.series.progress.show(f"  {share.value:.1%} ({share.lo:.1%}-{share.hi:.1%}) within: {standing}")
-            self.bisection.record(load, is_within=is_within)
 
-    def _measure(self, load: float) -> LoadPoint:
-        analyses: list[Analysis] = []
-        while True:
-            analyses.append(self.series.measure(load, len(analyses)))
-            point = self.points[load] = LoadPoint(load, tuple(analyses))
-            if not point.is_valid:
-                reasons = analyses[-1].summary["verdict"]["reasons"]
-                raise MeasurementError(
-                    f"{self.series.quantity} {load:g} could not be measured: {reasons[0]['message']}; "
-                    f"the runs so far are in {self.series.out}"
-                )
-            is_decided = point.slo_decision(self.target) is not SloDecision.UNDECIDED
-            if is_decided or len(analyses) > EXTENSIONS or self.num_runs >= self.max_runs:
-                return point
-
-    def outcome(self) -> tuple[int, str]:
-        """The exit code, and the result as a sentence."""
-        found, unit = self.bisection.within, "users" if self.series.quantity == "concurrency" else "requests/s"
-        goal = f"{self.target:.0%} of requests within the objectives"
-        if self.bisection.next_load() is not None:
-            return INCONCLUSIVE, f"Not decided after {self.num_runs} runs; {found or 0:g} {unit} kept {goal}."
-        if found is None:
-            return FAIL, f"Even {self.bisection.low:g} {unit} did not keep {goal}."
-        doubt = " Too few requests to be sure." if found in self.undecided else ""
-        if self.bisection.beyond is None:
-            return PASS, f"Even the highest load, {found:g} {unit}, kept {goal}.{doubt}"
-        return (
-            PASS,
-            f"{found:g} {unit} is the highest load that kept {goal}; {self.bisection.beyond:g} did not.{doubt}",
-        )
-
-
-@dataclass(slots=True)
-class Bisection:
-    """The next load to try between `low` and `high`: both ends, then geometric middles.
-
-    Ends when the best load within and the lowest beyond differ by `tolerance` (relative), or by 1 if `is_whole`.
-    """
-
-    low: float
-    high: float
-    tolerance: float
-    is_whole: bool
-    within: float | None = None
-    beyond: float | None = None
-    is_over: bool = field(default=False, init=False)
-
-    def next_load(self) -> float | None:
-        """The load to try; None once decided."""
-        if self.is_over:
-            return None
-        if self.within is None:
-            return self.low
-        if self.beyond is None:
-            return None if self.within >= self.high else self.high
-        if self.beyond <= self.within * (1 + self.tolerance):
-            return None
-        middle = math.sqrt(self.within * self.beyond)
-        if self.is_whole:
-            middle = float(round(middle))
-        return middle if self.within < middle < self.beyond else None
-
-    def record(self, load: float, *, is_within: bool) -> None:
-        """Record whether a load met the objectives."""
-        if is_within:
-            self.within = max(load, self.within or 0.0)
-        else:
-            self.beyond = min(load, self.beyond or math.inf)
-            # Loads below `low` are not searched.
-            self.is_over = self.within is None
+    def _show(self, evidence: RunEvidence) -> None:
+        share = f"{evidence.share:.1%} of {evidence.count} requests within the objectives"
+        interval = self.search.capacity.interval
+        is_bounded = math.isfinite(interval.hi - interval.lo)
+        found = f"; the capacity is {interval.lo:.4g}–{interval.hi:.4g}" if is_bounded else ""
+        self.series.progress.show(f"  {'overloaded' if evidence.is_overloaded else share}{found}")

@@ -5,6 +5,8 @@ import math
 import random
 from collections.abc import Sequence
 
+from loadgen.capacity.point_load import Point
+from loadgen.capacity.point_time import independent_requests_needed
 from loadgen.commands.load_series import add_series_flags, open_series, series_load
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
@@ -33,7 +35,11 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     if args.order == "random":
         random.Random(f"order:{config.seed}").shuffle(order)
     with open_series(args, config, quantity) as series:
-        measured = {load: LoadPoint(load, (series.measure(load),)) for load in order}
+        needed = independent_requests_needed(args.attainment if config.slo else None)
+        measured = {
+            load: LoadPoint(load, (series.measure(Point(quantity, load, needed=needed), shares_stream=True),))
+            for load in order
+        }
         points = tuple(measured[load] for load in loads)
         sweep = Sweep(quantity, points, args.attainment, ("tgi-bench", *words), order=tuple(order))
         print(series.report(sweep, is_json=args.json))

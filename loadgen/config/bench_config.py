@@ -45,7 +45,7 @@ class BenchConfig(BenchSettings):
     @property
     def has_stop_rules(self) -> bool:
         """Whether the run may end early because of its measurements."""
-        is_bounded = bool(self.converge or self.stop_when_missed)
+        is_bounded = bool(self.converge or self.stop_when_missed or self.independent_requests)
         return is_bounded or self.stop_on_overload or self.stop_at_attainment is not None
 
     @property

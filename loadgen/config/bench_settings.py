@@ -164,6 +164,14 @@ class BenchSettings(BaseModel):
         lt=1,
         description="End the run when the attainment of every --slo is significantly above or below this fraction.",
     )
+    independent_requests: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="End the run, after --least-duration, once its requests are worth this many independent ones: "
+        "requests that wait in one queue depend on each other. --duration is then the longest measurement.",
+    )
+    least_duration: Seconds | None = Field(None, description="Shortest measurement with --independent-requests.")
     unhealthy_probes: int = Field(
         5, ge=0, le=1_000, description="End the run when the server's /health fails this many times in a row; 0: never."
     )

@@ -1,5 +1,7 @@
 """Settings of a load that contradict each other."""
 
+import math
+
 from loadgen.config.bench_settings import (
     FILE_WORKLOADS,
     GENERATED_WORKLOADS,
@@ -46,6 +48,15 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
         (
             config.stop_at_attainment is not None and not config.slo,
             f"`stop_at_attainment` is {config.stop_at_attainment} but there is no `slo`; give at least one",
+        ),
+        (
+            config.least_duration is not None and config.independent_requests is None,
+            f"`least_duration` is {config.least_duration} but has no effect without `independent_requests`",
+        ),
+        (
+            (config.least_duration or 0) > (config.duration or math.inf),
+            f"`least_duration` is {config.least_duration} but the longest measurement, `duration`, is "
+            f"{config.duration}",
         ),
         (
             (config.mode == "stages") != (config.stages is not None),

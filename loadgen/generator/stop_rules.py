@@ -1,6 +1,6 @@
 """When a run may end early: its metrics converged, the server is overloaded, or the objectives are decided.
 
-Pure functions of the run so far. Rules are evaluated at doubling sizes, so that frequent looks do not end a run by
+Pure functions of the run so far. Rules are evaluated at growing sizes, so that frequent looks do not end a run by
 chance.
 """
 
@@ -13,16 +13,25 @@ import numpy.typing as npt
 from loadgen.config.objectives import parse_objective, parse_width
 from loadgen.errors import UsageError
 from reports.metrics.catalog import has_interval, meets_slo, metric_interval, relative_half_width
-from reports.metrics.windows import slopes
-from reports.stats.estimators import effective_size, wilson
+from reports.metrics.request_series import run_dependence
+from reports.metrics.windows import Window, slopes
+from reports.stats.queue_intervals import pooled_fraction
 
 if TYPE_CHECKING:
     from loadgen.config.bench_config import BenchConfig
     from reports.metrics.measured import Measured
 
+Array = npt.NDArray[np.float64]
+
 FIRST_LOOK = 50
 # Two-sided 5 % over fifteen looks, which is FIRST_LOOK doubled to 800,000 requests, by Bonferroni's inequality.
-DECISION_Z = 2.94
+DECISION_PROBABILITY = 1 - 0.05 / 15 / 2
+# A rule that does not depend on the values may be evaluated more often than at doubling sizes.
+DOUBLING, FREQUENT = 2.0, 1.25
+# A queue grows for good if it takes in this share of the arrivals, and at least this many requests.
+GROWING_SHARE, GROWING_REQUESTS = 0.05, 20
+# A significant slope is so many times its 95 % half-width: the errors of slopes in queues are underestimated.
+GROWING_HALF_WIDTHS = 1.5
 # Quantiles of the normal distribution that turn a 95 % interval into a one-sided 99 % bound.
 ONE_SIDED_99, TWO_SIDED_95 = 2.326, 1.960
 QUARTER = 0.25
@@ -33,14 +42,17 @@ class PartialRun:
     """The run so far. `in_flight`: times (s) and the number of requests in flight at each."""
 
     measured: "Measured"
-    in_flight: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+    in_flight: tuple[Array, Array]
 
 
 class StopRule(Protocol):
-    """One rule; first evaluated after `least` measured requests, then at every doubling."""
+    """One rule; first evaluated after `least` measured requests, then whenever they have grown by a factor."""
 
     @property
     def least(self) -> int: ...
+
+    @property
+    def growth(self) -> float: ...
 
     def reason(self, partial: PartialRun) -> str | None:
         """The reason to stop; None to continue."""
@@ -52,6 +64,7 @@ class Converged:
 
     widths: tuple[tuple[str, float], ...]
     least: int = 100
+    growth: float = DOUBLING
 
     def reason(self, partial: PartialRun) -> str | None:
         known = ((metric_interval(partial.measured, name), share) for name, share in self.widths)
@@ -60,34 +73,70 @@ class Converged:
 
 @dataclass(frozen=True, slots=True)
 class Overloaded:
-    """In an open loop, TTFT and requests in flight both grow significantly."""
+    """In an open loop, TTFT and requests in flight both keep growing."""
 
     least: int = FIRST_LOOK
+    growth: float = DOUBLING
 
     def reason(self, partial: PartialRun) -> str | None:
         requests = partial.measured.requests
         start_s, ttft_s = (np.asarray(requests[name], dtype=np.float64) for name in ("start_s", "ttft_co_s"))
-        found = slopes(partial.measured.window, start_s, ttft_s, partial.in_flight)
-        return "overload" if all(slope is not None and slope.lo > 0 for slope in found.values()) else None
+        return "overload" if queue_grows(partial.measured.window, start_s, ttft_s, partial.in_flight) else None
+
+
+def queue_grows(window: Window, start_s: Array, ttft_s: Array, in_flight: tuple[Array, Array]) -> bool:
+    """Whether a queue grows for good: TTFT and requests in flight rise significantly, by a share of the arrivals.
+
+    A stable queue rises for a while too, but not by many requests.
+    """
+    found = slopes(window, start_s, ttft_s, in_flight)
+    if any(slope is None or slope.value <= GROWING_HALF_WIDTHS * (slope.value - slope.lo) for slope in found.values()):
+        return False
+    queue = found["requests in flight"]
+    assert queue is not None, "checked above"
+    arrivals = int(window.contains(start_s).sum())
+    return queue.value * window.length_s >= max(GROWING_SHARE * arrivals, GROWING_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True)
 class AttainmentDecided:
-    """The attainment of the objectives is significantly above or below the target."""
+    """The attainment of the objectives is significantly above or below the target, with the dependence of the run."""
 
     target: float
     least: int = FIRST_LOOK
+    growth: float = DOUBLING
 
     def reason(self, partial: PartialRun) -> str | None:
         good = meets_slo(partial.measured)
         if good is None:
             return None
-        indicator = np.asarray(good, dtype=np.float64)
-        size = effective_size(indicator)
-        share = wilson(float(indicator.mean()) * size, size, DECISION_Z)
-        if share.lo >= self.target:
+        met = np.asarray(good, dtype=np.bool_)
+        found = pooled_fraction([(met, run_dependence(partial.measured, met))], DECISION_PROBABILITY).interval
+        if found.lo >= self.target:
             return "objective_met"
-        return "objective_missed" if share.hi < self.target else None
+        return "objective_missed" if found.hi < self.target else None
+
+
+@dataclass(frozen=True, slots=True)
+class EnoughRequests:
+    """The requests are worth enough independent ones, after a least time; in an overloaded open loop they never are.
+
+    The rule does not look at what it decides about, so it does not bias the metrics of the run.
+    """
+
+    independent: int
+    least_s: float
+    least: int = 1
+    growth: float = FREQUENT
+
+    def reason(self, partial: PartialRun) -> str | None:
+        if partial.measured.window.length_s < self.least_s:
+            return None
+        if partial.measured.manifest.is_open_loop and Overloaded().reason(partial) is not None:
+            return "overload"
+        met = np.ones(int(partial.measured.started.sum()), dtype=np.bool_)
+        is_enough = run_dependence(partial.measured, met).effective >= self.independent
+        return "enough_requests" if is_enough else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +148,7 @@ class LimitMissed:
     is_max: bool
     least_s: float
     least: int = FIRST_LOOK
+    growth: float = DOUBLING
 
     def reason(self, partial: PartialRun) -> str | None:
         if partial.measured.window.length_s < self.least_s:
@@ -111,13 +161,13 @@ class LimitMissed:
 
 
 class InterimLooks:
-    """Evaluates rules at doubling numbers of measured requests."""
+    """Evaluates rules at growing numbers of measured requests."""
 
     def __init__(self, rules: tuple[StopRule, ...]) -> None:
-        self._next = {rule: rule.least for rule in rules}
+        self._next: dict[StopRule, float] = {rule: rule.least for rule in rules}
 
     @property
-    def next_size(self) -> int:
+    def next_size(self) -> float:
         """The number of measured requests at the next look."""
         return min(self._next.values())
 
@@ -127,7 +177,7 @@ class InterimLooks:
         for rule, due in self._next.items():
             if size >= due:
                 while self._next[rule] <= size:
-                    self._next[rule] *= 2
+                    self._next[rule] *= rule.growth
                 reason = rule.reason(partial)
                 if reason is not None:
                     return reason
@@ -155,4 +205,6 @@ def stop_rules_of(config: "BenchConfig") -> tuple[StopRule, ...]:
         rules.append(Overloaded())
     if config.stop_at_attainment is not None:
         rules.append(AttainmentDecided(config.stop_at_attainment))
+    if config.independent_requests is not None:
+        rules.append(EnoughRequests(config.independent_requests, config.least_duration or 0.0))
     return tuple(rules)

@@ -5,12 +5,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
 from reports.metrics.per_request import meets_objectives
+from reports.metrics.request_series import run_dependence
 from reports.metrics.summary import Analysis, metric_value
-from reports.metrics.validity import Level
-from reports.stats.estimators import Interval, proportion
+from reports.metrics.validity import Level, latencies_grow
+from reports.stats.capacity import Capacity, RunEvidence
+from reports.stats.estimators import Interval
+from reports.stats.queue_intervals import pooled_fraction
+
+STOPPED_BY_OVERLOAD = "overload"
+"""Stricter than the finding of a verdict: a false alarm would be a wrong bound of the capacity."""
+SHORT_OF_REQUESTS = ("completions", "steady_state")
+"""Findings of a run that was too short for its load: it shows nothing, but is no error."""
 
 # The minimum distance of a knee above the straight line, in the unit square.
 MIN_BEND = 0.1
@@ -41,10 +49,25 @@ class LoadPoint:
         return all(each.summary["verdict"]["status"] != Level.INVALID for each in self.analyses)
 
     @property
+    def is_overloaded(self) -> bool:
+        """Whether latencies grew for as long as a run lasted."""
+        return any(latencies_grow(each.summary) for each in self.analyses)
+
+    @property
     def attainment(self) -> Interval | None:
-        """Fraction of requests that meet every objective, over all runs of the point; None without objectives."""
-        indicators = [np.asarray(met, dtype=np.bool_) for each in self.analyses if (met := _meets(each)) is not None]
-        return proportion(np.concatenate(indicators)) if indicators else None
+        """Fraction of requests that meet every objective, over all runs of the point; None without objectives.
+
+        Bounds are NaN for too few requests.
+        """
+        runs = [
+            (met, run_dependence(each.measured, met)) for each in self.analyses if (met := _meets(each)) is not None
+        ]
+        return pooled_fraction(runs).interval if runs else None
+
+    @property
+    def evidence(self) -> tuple[RunEvidence, ...]:
+        """What each run shows about the capacity; nothing without objectives."""
+        return tuple(_evidence(self.load, each, met) for each in self.analyses if (met := _meets(each)) is not None)
 
     def slo_decision(self, target: float) -> SloDecision | None:
         """None without objectives."""
@@ -60,9 +83,19 @@ class LoadPoint:
         return metric_value(self.first.summary, name, self.first.run.manifest.is_open_loop)
 
 
-def _meets(analysis: Analysis) -> "pd.Series[bool] | None":
+def _meets(analysis: Analysis) -> npt.NDArray[np.bool_] | None:
     manifest = analysis.run.manifest
-    return meets_objectives(analysis.measured.population, manifest.objectives, manifest.is_open_loop)
+    met = meets_objectives(analysis.measured.population, manifest.objectives, manifest.is_open_loop)
+    return None if met is None else np.asarray(met, dtype=np.bool_)
+
+
+def _evidence(load: float, analysis: Analysis, met: npt.NDArray[np.bool_]) -> RunEvidence:
+    measured, verdict = analysis.measured, analysis.summary["verdict"]
+    checks = {reason["check"]: reason["level"] for reason in verdict["reasons"]}
+    is_overloaded = measured.window.stop_reason == STOPPED_BY_OVERLOAD
+    is_short = any(checks.get(check) == Level.INVALID for check in SHORT_OF_REQUESTS)
+    known = met[:0] if is_short else met
+    return RunEvidence.of(load, known, run_dependence(measured, met), measured.window.end_s, is_overloaded)
 
 
 def find_knee(loads: Sequence[float], throughput: Sequence[float]) -> int | None:
@@ -99,7 +132,7 @@ def highest_within(points: Sequence[LoadPoint], target: float) -> LoadPoint | No
 class Sweep:
     """Load points of one server in ascending order; `quantity` is concurrency or rate.
 
-    `target` is the required SLO attainment; `search` is the sentence and the level of a search.
+    `target` is the required SLO attainment. Of a search: `search` is its level and sentence, `capacity` its evidence.
     """
 
     quantity: str
@@ -108,6 +141,7 @@ class Sweep:
     command: tuple[str, ...] = ()
     search: tuple[str, str] | None = None
     order: tuple[float, ...] = field(default=())
+    capacity: Capacity | None = None
 
     @property
     def knee(self) -> LoadPoint | None:

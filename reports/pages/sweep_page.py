@@ -5,6 +5,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from reports.document import Block, Estimate, Plot, Report, Section, Table, Text, VerdictLine, format_number
@@ -15,6 +16,7 @@ from reports.pages.facts import load_sentence, run_facts, start_time
 from reports.pages.tables import failed_requests, scaled
 from reports.pages.time_split import time_section
 from reports.plots import sweep_plots
+from reports.stats.capacity import NEAR, Capacity
 
 LOAD_NAMES = {"concurrency": "users", "rate": "requests/s"}
 
@@ -104,8 +106,9 @@ def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
     }
     attainment = point.attainment
     if attainment is not None:
-        row["met, %"] = Estimate(100 * attainment.value, 100 * attainment.lo, 100 * attainment.hi)
-        row["objectives"] = SLO_DECISION_TEXT[point.slo_decision(sweep.target)]
+        lo, hi = (None if math.isnan(bound) else 100 * bound for bound in (attainment.lo, attainment.hi))
+        row["met, %"] = Estimate(100 * attainment.value, lo, hi, is_supported=lo is not None)
+        row["objectives"] = "overloaded" if point.is_overloaded else SLO_DECISION_TEXT[point.slo_decision(sweep.target)]
     if sweep.invalid:
         row["measurement"] = "valid" if point.is_valid else "invalid"
     return row
@@ -138,6 +141,38 @@ def _unit(sweep: Sweep) -> str:
 
 
 def _plots(sweep: Sweep) -> tuple[Block, ...]:
+    return (*_attainment_plot(sweep), *_throughput_plots(sweep))
+
+
+def _attainment_plot(sweep: Sweep) -> tuple[Block, ...]:
+    """The objectives met over load: of a search with the fitted curve and the interval of the capacity."""
+    points = attainment_frame(sweep)
+    if len(points) < 2:
+        return ()
+    curve = pd.DataFrame() if sweep.capacity is None else curve_frame(sweep.capacity)
+    interval = None if sweep.capacity is None else sweep.capacity.interval
+    caption = (
+        f"Dots: requests within the objectives, with 95 % intervals. Dashed: the target, {100 * sweep.target:g} %."
+    )
+    if points["is_overloaded"].any():
+        caption += " Hollow dots: overloaded; the share depends on how long the run lasted."
+    if len(curve):
+        caption += " Line: the fitted curve with its 95 % band."
+    if interval is not None and math.isfinite(interval.hi - interval.lo):
+        caption += " Grey: the 95 % interval of the capacity."
+    alt = f"Chart of requests within the objectives in percent against {_unit(sweep)}, with the target."
+    return (
+        Plot(
+            "attainment_by_load",
+            "Objectives met against load",
+            caption,
+            alt,
+            lambda size: sweep_plots.attainment(points, curve, 100 * sweep.target, interval, _unit(sweep), size),
+        ),
+    )
+
+
+def _throughput_plots(sweep: Sweep) -> tuple[Block, ...]:
     frame = sweep_frame(sweep)
     if len(frame) < 2:
         return ()
@@ -202,15 +237,52 @@ def sweep_frame(sweep: Sweep) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def attainment_frame(sweep: Sweep) -> pd.DataFrame:
+    """One row per load whose share counts: load, met %, lo, hi and is_overloaded."""
+    rows = []
+    for point in sweep.points:
+        share = point.attainment
+        if share is not None and not math.isnan(share.value):
+            values = {name: 100 * getattr(share, name) for name in ("value", "lo", "hi")}
+            rows.append({"load": point.load, **values, "is_overloaded": point.is_overloaded})
+    return pd.DataFrame(rows)
+
+
+def curve_frame(capacity: Capacity) -> pd.DataFrame:
+    """The fitted attainment over load in percent with its band; empty without a fit."""
+    fit = capacity.fit
+    loads = [run.load for run in capacity.runs if run.has_share]
+    if fit is None or not capacity.is_resolved:
+        return pd.DataFrame(columns=["load", "value", "lo", "hi"])
+    near = [load for load in loads if NEAR[0] <= load / fit.capacity.value <= NEAR[1]] or loads
+    grid = np.linspace(min(near), max(near), 61)
+    shares = [fit.attainment(float(load)) for load in grid]
+    return pd.DataFrame(
+        {"load": grid, **{name: [100 * getattr(share, name) for share in shares] for name in ("value", "lo", "hi")}}
+    )
+
+
 def sweep_json(sweep: Sweep) -> dict[str, object]:
     """The content of `sweep.json`."""
     return {
         "quantity": sweep.quantity,
         "target": sweep.target,
+        "capacity": _capacity_json(sweep.capacity),
         "knee": sweep.knee.load if sweep.knee else None,
         "highest_within": sweep.within.load if sweep.within else None,
         "points": [_point_json(sweep, point) for point in sweep.points],
     }
+
+
+def _capacity_json(capacity: Capacity | None) -> dict[str, float | None] | None:
+    """The load at which attainment equals the target, with its 95 % interval; of a search only."""
+    if capacity is None:
+        return None
+    return {name: _finite(getattr(capacity.interval, name)) for name in ("value", "lo", "hi")}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _point_json(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
@@ -223,6 +295,7 @@ def _point_json(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
         "metrics": {name: point.value(name) for name in names},
         "attainment": None
         if attainment is None
-        else {"value": attainment.value, "lo": attainment.lo, "hi": attainment.hi},
+        else {name: _finite(getattr(attainment, name)) for name in ("value", "lo", "hi")},
+        "is_overloaded": point.is_overloaded,
         "standing": None if attainment is None else str(point.slo_decision(sweep.target)),
     }

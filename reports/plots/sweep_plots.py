@@ -1,5 +1,6 @@
 """Figures of a sweep; each takes a frame and returns a `Figure`."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -9,6 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from reports.document import Size, format_number
 from reports.plots.figure import PALETTE, label_axis, new_figure, series_colour, styled, tick_number
+from reports.stats.estimators import Interval
 
 # Latencies that differ by more than this factor have a logarithmic axis: beyond the knee queues grow without bound.
 MAX_LINEAR_RATIO = 12.0
@@ -104,6 +106,35 @@ def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0, top=1.08 * float(frame[["output_tokens_per_s", "hi"]].max().max()))
         label_axis(axes, "output tokens/s  ↑ better")
+        return figure
+
+
+def attainment(
+    points: pd.DataFrame, curve: pd.DataFrame, target: float, capacity: Interval | None, load: str, size: Size
+) -> Figure:
+    """Objectives met (%) against load, with the fitted curve and the interval of the capacity.
+
+    points: load, value, lo, hi, is_overloaded. curve: load, value, lo, hi, or empty.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        if capacity is not None and math.isfinite(capacity.hi - capacity.lo):
+            axes.axvspan(capacity.lo, capacity.hi, color=PALETTE["shade"], linewidth=0)
+            axes.axvline(capacity.value, color=PALETTE["muted"], linewidth=0.8)
+        if len(curve):
+            axes.fill_between(curve["load"], curve["lo"], curve["hi"], color=series_colour(0), alpha=0.15, linewidth=0)
+            axes.plot(curve["load"], curve["value"], color=series_colour(0), linewidth=1.2)
+        axes.axhline(target, color=PALETTE["bad"], linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.vlines(points["load"], points["lo"], points["hi"], color=series_colour(0), linewidth=1.0)
+        for is_overloaded, fill in ((False, series_colour(0)), (True, "white")):
+            rows = points[points["is_overloaded"] == is_overloaded]
+            axes.plot(rows["load"], rows["value"], "o", color=series_colour(0), markerfacecolor=fill, markersize=5)
+        _axes(axes, load, size)
+        axes.set_xlim(left=0)
+        counted = points.loc[~points["is_overloaded"], ["value", "lo"]].min(axis=1)
+        least = min([target, *counted.dropna()])
+        axes.set_ylim(bottom=max(0.0, least - 0.2 * (100 - least) - 1), top=100.0 + 0.04 * (100 - least) + 0.1)
+        label_axis(axes, "requests within the objectives, %  ↑ better")
         return figure
 
 

@@ -90,25 +90,6 @@ def wilson(successes: float, count: float, z: float = 1.959963984540054) -> Inte
     return Interval(fraction, lo, hi)
 
 
-def proportion(indicator: npt.NDArray[np.bool_]) -> Interval:
-    """Wilson's interval of a dependent indicator in order of start, with its effective sample size."""
-    size = effective_size(indicator.astype(np.float64))
-    fraction = float(indicator.mean()) if len(indicator) else math.nan
-    return wilson(fraction * size, size) if len(indicator) else wilson(0, 0)
-
-
-def effective_size(series: Array) -> float:
-    """The effective sample size: n / (1 + 2 * sum of the leading positive autocorrelations)."""
-    count = len(series)
-    spread = float(np.var(series)) if count else 0.0
-    if count < 3 or spread == 0.0:
-        return float(count)
-    correlation = autocovariance(series)[1 : count // 2] / spread
-    ends = np.flatnonzero(correlation <= 1e-12)
-    total = float(correlation[: ends[0]].sum() if len(ends) else correlation.sum())
-    return max(1.0, count / (1 + 2 * total))
-
-
 def student_quantile(probability: float, freedom: float) -> float:
     """The quantile of Student's distribution."""
     return float(special.stdtrit(freedom, probability))

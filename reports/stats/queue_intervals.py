@@ -209,7 +209,7 @@ class QueueSeries:
         return BoundedEstimate.of(found.interval.value, lo, found.interval.hi, len(self.values))
 
     def _z(self, effective: float) -> float:
-        return _student(effective, self.dependence)
+        return _student(effective, self.dependence.effective)
 
     def _time(self) -> float:
         """The inflated autocorrelation time. In an end-to-end latency, the rest hides how slowly the queue varies."""
@@ -288,22 +288,39 @@ def fraction(met: npt.NDArray[np.bool_], dependence: Dependence) -> BoundedEstim
 
     dependence: that of a latency of the same run. A rare event shows too little of its own dependence.
     """
-    count = len(met)
+    return pooled_fraction([(met, dependence)])
+
+
+def pooled_fraction(
+    runs: Sequence[tuple[npt.NDArray[np.bool_], Dependence]], probability: float = 0.975
+) -> BoundedEstimate:
+    """The fraction over several runs, each with its own dependence: independent requests of different runs add up.
+
+    probability: that of each bound.
+    """
+    count = sum(len(met) for met, _ in runs)
     if not count:
         return BoundedEstimate.unsupported(math.nan, LEAST_COUNT)
-    value = float(met.mean())
-    if not dependence.is_enough:
-        return BoundedEstimate.unsupported(value, dependence.needed)
-    time = max(dependence.own, autocorrelation_time(met.astype(np.float64)) or 1.0)
-    effective = count / dependence.inflated(time, ATTAINMENT_INFLATION)
-    if min(met.sum(), count - met.sum()) < FEW_EVENTS:
-        effective = min(effective, count / dependence.inflated(dependence.both))
-    found = wilson(value * effective, effective, _student(effective, dependence))
+    num_met = sum(int(met.sum()) for met, _ in runs)
+    value, known = num_met / count, sum(dependence.effective for _, dependence in runs)
+    if known < LEAST_EFFECTIVE and any(dependence.is_dependent for _, dependence in runs):
+        return BoundedEstimate.unsupported(value, math.ceil(count * LEAST_EFFECTIVE / known))
+    effective = sum(independent_count(met, dependence) for met, dependence in runs)
+    if min(num_met, count - num_met) < FEW_EVENTS:
+        calm = sum(dependence.count / dependence.inflated(dependence.both) for _, dependence in runs)
+        effective = min(effective, calm)
+    found = wilson(value * effective, effective, _student(effective, known, probability))
     return BoundedEstimate.of(value, found.lo, found.hi, count)
 
 
-def _student(effective: float, dependence: Dependence) -> float:
-    return student_quantile(0.975, max(2.0, min(effective, dependence.effective) / 4))
+def independent_count(met: npt.NDArray[np.bool_], dependence: Dependence) -> float:
+    """How many independent requests show as much about a fraction as these."""
+    time = max(dependence.own, autocorrelation_time(met.astype(np.float64)) or 1.0)
+    return len(met) / dependence.inflated(time, ATTAINMENT_INFLATION)
+
+
+def _student(effective: float, known: float, probability: float = 0.975) -> float:
+    return student_quantile(probability, max(2.0, min(effective, known) / 4))
 
 
 def throughput(completion_s: Array, dependence: Dependence) -> BoundedEstimate:

@@ -48,6 +48,19 @@ def test_a_sweep_measures_every_load_once_and_reports_them_in_order(url, tmp_pat
     assert "Throughput against latency" in (out / "report.html").read_text()
 
 
+def test_trust_W7_a_sweep_over_a_slow_server_measures_until_each_load_has_its_requests(tmp_path, capsys):
+    """In 0.5 s one user sends 5 requests; an interval needs 31 independent ones."""
+    with stream_server(ServerState(script=lambda _body: Script(first_s=0.09, gap_s=0.005))) as (url, _):
+        times = ["--duration", "0.5s", "--warmup", "0s", "--max-point-time", "60s", "--cool-down", "0s"]
+        load = ["--points", "1,2", "--input-tokens", "8", "--output-tokens", "2", "--out", str(tmp_path / "s")]
+        code = cli.main(["sweep", "--url", url, *times, *load])
+
+    assert code == 0, capsys.readouterr().out
+    runs = [load_run(tmp_path / "s" / f"concurrency-{users}") for users in (1, 2)]
+    assert {run.manifest.stop_reason for run in runs} == {"enough_requests"}
+    assert min(len(run.records) for run in runs) >= 31
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -56,6 +69,7 @@ def test_a_sweep_measures_every_load_once_and_reports_them_in_order(url, tmp_pat
         (["sweep", "--points", "1,2", "--mode", "burst"], "`mode` is 'burst' but must be closed or one of constant"),
         (["search", "--low", "1", "--high", "4"], "`slo` is required by search"),
         (["search", "--low", "4", "--high", "1", "--slo", "ttft_p95_ms < 9"], "must be 0 < low < high"),
+        (["sweep", "--points", "1,2", "--max-point-time", "9s"], "`max_point_time` is 9s but `duration` is 30s"),
         (["sweep", "--points", "1.5,2"], "the load 1.5 is not a whole number of users"),
     ],
 )

@@ -9,6 +9,7 @@ from loadgen.errors import UsageError
 from loadgen.generator.stop_rules import (
     AttainmentDecided,
     Converged,
+    EnoughRequests,
     InterimLooks,
     Overloaded,
     PartialRun,
@@ -84,12 +85,39 @@ def test_metrics_10_objectives_are_decided_by_a_sequential_bound(share, reason):
     assert AttainmentDecided(0.9).reason(seen) == reason
 
 
+def test_trust_W4_search_a_run_of_dependent_requests_is_not_decided_early():
+    """One busy spell of sixty requests is one event: as independent misses it would show that the target is missed."""
+    late = np.zeros(400, dtype=np.bool_)
+    late[100:160] = True
+    noise = 0.01 * np.random.default_rng(3).random(400)
+    seen = partial_run(requests(np.where(late, 0.9, 0.1) + noise), objectives=[{"metric": "ttft_p95_ms", "max": 500.0}])
+
+    assert AttainmentDecided(0.95).reason(seen) is None
+
+
+def test_trust_C6_a_run_goes_on_until_it_is_worth_enough_independent_requests():
+    noise = 0.01 * np.random.default_rng(3).random(400)
+    slow = 0.1 * np.sin(np.arange(400) / 40)
+    independent, dependent = (partial_run(requests(0.2 + each)) for each in (noise, noise + slow))
+
+    assert EnoughRequests(73, 10.0).reason(independent) == "enough_requests"
+    assert EnoughRequests(73, 1_000.0).reason(independent) is None
+    assert EnoughRequests(73, 10.0).reason(dependent) is None
+
+
+def test_a_stable_queue_that_rises_by_few_requests_is_not_overloaded():
+    rising = [0.1 + 0.002 * index for index in range(200)]
+
+    assert Overloaded().reason(partial_run(requests(rising), in_flight=0.4 * np.arange(20))) is None
+
+
 def test_rules_are_evaluated_at_doubling_sizes_only():
     asked = []
 
     @dataclasses.dataclass(frozen=True)
     class Rule:
         least: int = 50
+        growth: float = 2.0
 
         def reason(self, seen):
             asked.append(int(seen.measured.started.sum()))
@@ -168,9 +196,9 @@ def test_rules_without_effect_are_refused(load, message):
 
 
 def test_every_rule_accepts_a_realistic_run():
-    run = sample_run(SampleLoad(duration_s=30))
+    run = sample_run(SampleLoad(duration_s=120, rate=4.0))
     manifest = dataclasses.replace(run.manifest, objectives=[{"metric": "ttft_p95_ms", "max": 1.0}])
-    seen = PartialRun(Measured.of(dataclasses.replace(run, manifest=manifest)), (np.arange(30.0), np.ones(30)))
+    seen = PartialRun(Measured.of(dataclasses.replace(run, manifest=manifest)), (np.arange(120.0), np.ones(120)))
 
     assert Converged((("output_tokens_per_s", 0.5), ("itl_p99_ms", 0.9))).reason(seen) == "converged"
     assert Overloaded().reason(seen) is None

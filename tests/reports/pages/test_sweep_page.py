@@ -7,9 +7,10 @@ import pytest
 from reports.document import Table
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep, find_knee, highest_within
-from reports.pages.sweep_page import build_sweep_report, points_table, sweep_json, verdict
+from reports.pages.sweep_page import build_sweep_report, curve_frame, points_table, sweep_json, verdict
 from reports.plots.figure import HALF
 from reports.renderers.write import write_report
+from reports.stats.capacity import Capacity, RunEvidence
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 
@@ -42,10 +43,10 @@ def test_metrics_8_the_knee_is_where_throughput_stops_to_grow_with_load(loads, t
 
 
 def test_slo_decision_uses_the_interval_of_the_pooled_runs() -> None:
-    one, two = point(8.0), point(8.0, runs=2)
+    one, two = point(4.0), point(4.0, runs=2)
 
-    assert one.slo_decision(0.2) is SloDecision.WITHIN
-    assert point(8.0, limit_ms=1.0).slo_decision(0.2) is SloDecision.BEYOND
+    assert one.slo_decision(0.5) is SloDecision.WITHIN
+    assert point(4.0, limit_ms=1.0).slo_decision(0.5) is SloDecision.BEYOND
     assert one.slo_decision(one.attainment.value) is SloDecision.UNDECIDED
     assert two.attainment.hi - two.attainment.lo < one.attainment.hi - one.attainment.lo
 
@@ -135,3 +136,40 @@ def test_without_streaming_the_curve_shows_e2e(sweep: Sweep) -> None:
     ]
 
     assert plot.alt.startswith("Line chart of E2E p95")
+
+
+def test_trust_W4_search_runs_of_one_load_are_pooled_with_the_dependence_of_each() -> None:
+    """The end of one run does not continue in the next, so the order of the runs does not matter."""
+    both = point(4.0, runs=2)
+    turned = replace(both, analyses=both.analyses[::-1])
+
+    assert turned.attainment == both.attainment
+    assert [run.count for run in both.evidence] == [len(each.measured.population) for each in both.analyses]
+
+
+@pytest.fixture
+def search(sweep: Sweep) -> Sweep:
+    """A search whose shares fall through the target between 8 and 16 requests/s."""
+    shares = {4.0: 0.999, 8.0: 0.98, 12.0: 0.95, 16.0: 0.88}
+    runs = [RunEvidence(load, share, 300.0, 33.0, 1_000) for load, share in shares.items()]
+    runs.append(RunEvidence(32.0, 0.1, 50.0, 33.0, 500, is_overloaded=True))
+    return replace(sweep, search=("valid", "12 (11–13) requests/s"), capacity=Capacity(tuple(runs), 0.95))
+
+
+def test_the_report_of_a_search_draws_the_curve_and_the_interval(search: Sweep) -> None:
+    [plot] = [plot for plot in build_sweep_report(search).plots if plot.name == "attainment_by_load"]
+
+    assert "the fitted curve with its 95 % band" in plot.caption
+    assert "Grey: the 95 % interval of the capacity." in plot.caption
+    [axes] = plot.draw(HALF).axes
+    assert axes.get_title(loc="left") == "requests within the objectives, %  ↑ better"
+    content = sweep_json(search)
+    assert content["capacity"]["lo"] < 12.0 < content["capacity"]["hi"]
+    assert curve_frame(search.capacity)["value"].is_monotonic_decreasing
+
+
+def test_the_report_of_a_sweep_has_no_curve(sweep: Sweep) -> None:
+    [plot] = [plot for plot in build_sweep_report(sweep).plots if plot.name == "attainment_by_load"]
+
+    assert "curve" not in plot.caption
+    assert sweep_json(sweep)["capacity"] is None

@@ -15,7 +15,7 @@ from reports.stats.bootstrap import (
     choose_block,
     interval_inflation,
 )
-from reports.stats.estimators import Interval, autocovariance, mean_interval, proportion
+from reports.stats.estimators import Interval, autocovariance, mean_interval
 
 Array = npt.NDArray[np.float64]
 COUNT = 1_500
@@ -75,13 +75,6 @@ def test_metrics_12_intervals_of_each_process_cover_the_truth(
     held = np.array(covered(process, repeats=600, resamples=600)).reshape(-1, 3)
 
     assert ((held.mean(axis=0) >= 0.92) & (held.mean(axis=0) <= 0.98)).all(), held.mean(axis=0)
-
-
-def test_metrics_12_intervals_of_a_dependent_proportion_cover_the_truth() -> None:
-    threshold = np.quantile(autoregressive(np.random.default_rng(10**6), 2_000_000), 0.9)
-    found = [proportion(autoregressive(np.random.default_rng(seed), COUNT) <= threshold) for seed in range(400)]
-
-    assert 0.92 <= np.mean([each.lo <= 0.9 <= each.hi for each in found]) <= 0.98
 
 
 def test_metrics_12_batch_means_of_dependent_events_cover_the_truth() -> None:

@@ -131,15 +131,6 @@ def test_wilson_interval_is_inside_the_unit_interval_around_the_proportion(pair:
     assert 0 <= found.lo <= found.value <= found.hi <= 1
 
 
-def test_effective_size_shrinks_with_dependence() -> None:
-    random = np.random.default_rng(4)
-    independent = random.normal(size=1000)
-
-    assert estimators.effective_size(np.ones(10)) == 10
-    assert estimators.effective_size(independent) > 700
-    assert estimators.effective_size(np.repeat(independent[:100], 10)) < 200
-
-
 def test_student_interval_of_batch_means() -> None:
     found = estimators.mean_interval(np.array([9.0, 10.0, 11.0]))
 
