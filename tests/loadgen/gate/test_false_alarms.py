@@ -1,13 +1,15 @@
 """C5: comparisons of equal servers whose latencies come from queues, in separate runs and in interleaved slices."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy import stats
 
+from benchmarks.reports.gate_power import verdict
 from loadgen.selftest.queue_models import MODELS, QueueModel
-from reports.gate.compare import CompareOptions, judge
+from reports.gate.compare import CompareOptions
 from reports.gate.decide import GateDecision
-from reports.gate.side_run import Pair, SideRun
+from reports.gate.side_run import SideRun, log_degradation
 
 METRICS = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
 OPTIONS = CompareOptions(gated=METRICS, shown=())
@@ -35,16 +37,17 @@ def simulated_runs(model: QueueModel, load: float) -> list[SideRun]:
 
 def false_alarms(runs: list[SideRun], slices: int, comparisons: int) -> int:
     """Regressions in sequential comparisons of runs drawn from the same server."""
-    random, alarms = np.random.default_rng(32), 0
-    for _ in range(comparisons):
-        chosen = random.integers(0, len(runs), (OPTIONS.looks[-1], slices, 2))
-        pairs = [_pair([Pair(runs[a], runs[b]) for a, b in each]) for each in chosen]
-        alarms += judge(pairs, OPTIONS).verdict is GateDecision.REGRESSION
-    return alarms
+    random, looks = np.random.default_rng(32), OPTIONS.looks
+    worse = np.stack([_worse(runs, name) for name in METRICS], axis=1)
+    chosen = random.integers(0, len(runs), (comparisons, looks[-1], slices, 2))
+    d = (worse[chosen[..., 1]] - worse[chosen[..., 0]]).mean(axis=2)
+    return sum(verdict(each, OPTIONS)[0] is GateDecision.REGRESSION for each in d)
 
 
-def _pair(slices: list[Pair]) -> Pair:
-    return slices[0] if len(slices) == 1 else Pair.of_slices(slices)
+def _worse(runs: list[SideRun], name: str) -> npt.NDArray[np.float64]:
+    scaled = log_degradation([run.values[name] for run in runs], name)
+    assert scaled is not None
+    return scaled
 
 
 def test_trust_C5_gate_few_false_alarms_at_load_085_of_a_single_server_queue() -> None:
