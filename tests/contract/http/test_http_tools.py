@@ -281,7 +281,7 @@ async def test_reliability_4_4_54_a_text_that_is_no_call(texts: tuple[str, ...])
     assert json.dumps("".join(texts)) in single.json()["error"]
     assert all("tool_calls" in chunk["choices"][0]["delta"] for chunk in deltas)
     assert last["choices"][0]["finish_reason"] == "stop"
-    assert [call["function"]["arguments"] for call in calls_of([last])] == ([""] if deltas else [])
+    assert [call["function"]["arguments"] for call in calls_of([last, done])] == ([""] if deltas else [])
     assert done == "[DONE]"
 
 
