@@ -50,16 +50,18 @@ class GenerationStream:
     """An async iterator over one request's events. It ends after `Finished`, or raises.
 
     Raises `GenerationError` if the batch failed and `IncompleteGenerationError` if the batching loop ended. `close`
-    cancels the request and frees its blocks, at any time. One reader.
+    cancels the request and frees its blocks, at any time. One reader. `on_last` is called with the last event when it
+    arrives, however late the reader takes it.
     """
 
-    __slots__ = ("_close", "_events", "_is_over", "_waiter")
+    __slots__ = ("_close", "_events", "_is_over", "_waiter", "on_last")
 
     def __init__(self, close: Callable[[], None]) -> None:
         self._close = close
         self._events: deque[Event | RequestError] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
+        self.on_last: Callable[[Event | RequestError], None] | None = None
 
     def __aiter__(self) -> "GenerationStream":
         return self
@@ -87,6 +89,8 @@ class GenerationStream:
         """Append events and wake the reader once. For the Batcher."""
         self._events.extend(events)
         self._is_over = is_last
+        if is_last and self.on_last is not None:
+            self.on_last(self._events[-1])
         self._wake()
 
     def _wake(self) -> None:

@@ -2,17 +2,24 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy
 
-from reference_server.errors import IncompleteGenerationError, OverloadedError, ValidationError
+from reference_server.errors import IncompleteGenerationError, OverloadedError, RequestError, ValidationError
 from reference_server.messages import GeneratedText, Tokens
 from reference_server.router.batching import Batcher
-from reference_server.router.generation_stream import Event, Finished, GeneratedToken, PrefillDone, TokenArrived
+from reference_server.router.generation_stream import (
+    Event,
+    Finished,
+    GeneratedToken,
+    GenerationStream,
+    PrefillDone,
+    TokenArrived,
+)
 from reference_server.router.request_rules import check_best_of
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SegmentProgress
@@ -75,21 +82,27 @@ class CompletedGeneration:
 
 
 class RunningGeneration:
-    """A generation in progress: an async iterable of its events. `input_len` is the first segment's."""
+    """A generation in progress: an async iterable of its events. `input_len` is the first segment's.
 
-    def __init__(self, infer: "Infer", call: GenerateCall, first: ValidGenerateRequest) -> None:
+    `release` is called when the last token has been generated, even if the client has not read it.
+    """
+
+    def __init__(
+        self, infer: "Infer", call: GenerateCall, first: ValidGenerateRequest, release: Callable[[], None]
+    ) -> None:
         self.input_len = first.input_len
         self._infer = infer
         self._call = call
         self._first = first
-        self._stream = infer.batcher.submit(first)
+        self._release = release
+        self._progress = SegmentProgress(first.requested_tokens)
+        self._stream = self._submit(first)
 
     def close(self) -> None:
         """Cancel the generation if it has not ended; frees its blocks."""
         self._stream.close()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        progress = SegmentProgress(self._first.requested_tokens)
         start: Finished | None = None
         while True:
             end: Finished | None = None
@@ -101,7 +114,7 @@ class RunningGeneration:
             if end is None:
                 raise IncompleteGenerationError
             start = start or end
-            progress = progress.add(end.generated_text)
+            self._progress = progress = self._progress.add(end.generated_text)
             if not progress.wants_more or not await self._continue(progress):
                 yield _joined(start, end, progress)
                 return
@@ -111,12 +124,21 @@ class RunningGeneration:
         """Queue the next segment; returns False if its longer prompt exceeds a limit, which ends the generation."""
         try:
             following = await self._infer.validate(self._call, Continuation(self._first, progress))
-            stream = self._infer.batcher.submit(following)
+            stream = self._submit(following)
         except ValidationError:
             return False
         self._stream.close()
         self._stream = stream
         return True
+
+    def _submit(self, request: ValidGenerateRequest) -> GenerationStream:
+        stream = self._infer.batcher.submit(request)
+        stream.on_last = self._on_last
+        return stream
+
+    def _on_last(self, event: Event | RequestError) -> None:
+        if not isinstance(event, Finished) or not self._progress.add(event.generated_text).wants_more:
+            self._release()
 
 
 class Infer:
@@ -135,9 +157,10 @@ class Infer:
         Raises `OverloadedError` before the request is validated, then `ValidationError`.
         """
         with ExitStack() as held:
+            permit = held.enter_context(ExitStack())
             try:
-                held.enter_context(self.permits.take(call.context.client))
-                running = RunningGeneration(self, call, await self.validate(call))
+                permit.enter_context(self.permits.take(call.context.client))
+                running = RunningGeneration(self, call, await self.validate(call), permit.close)
             except (OverloadedError, ValidationError) as error:
                 self._metrics.request_failure.add(label=error.error_type)
                 raise

@@ -80,6 +80,32 @@ async def test_a_request_that_could_never_run_is_a_validation_failure():
         assert failures(served, "validation") == 1
 
 
+async def test_hardening_R11_a_permit_is_free_when_its_generation_has_ended_unread():
+    async with serve(script=lambda _: Reply((" a", " b"))) as served:
+        permits = served.services.infer.permits
+        async with served.services.infer.start(call(max_new_tokens=2)) as running:
+            held = permits.free
+            while permits.free < 128:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            events = [event async for event in running]
+
+    assert (held, permits.free, len(events)) == (127, 128, 2)
+
+
+async def test_hardening_R11_a_permit_is_held_between_segments():
+    limits = GenerationLimits(max_input_tokens=2000, max_total_tokens=4096)
+    async with serve(script=endless, limits=limits) as served:
+        permits = served.services.infer.permits
+        async with served.services.infer.start(call(max_new_tokens=1025)) as running:
+            events = aiter(running)
+            for _ in range(1024):
+                await anext(events)
+            between = permits.free
+            last = await anext(events)
+
+    assert (between, isinstance(last, Finished), permits.free) == (127, True, 128)
+
+
 async def test_leaving_a_generation_cancels_it():
     async with serve(script=endless) as served:
         async with served.services.infer.start(call(max_new_tokens=1000)) as running:
