@@ -18,6 +18,10 @@ MAX_URL_BYTES = 16 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 MAX_UNREAD_BYTES = 256 * 1024
+#: Bytes on the wire for each byte of a body, at most; a chunk of one byte takes six.
+MAX_CHUNK_OVERHEAD = 16
+#: The rate of a shorter pause is not judged.
+SHORT_PAUSE_S = 10.0
 #: Connections beyond the limit that may still request a health probe.
 RESERVE = 16
 PROBES = (b"/health", b"/ping")
@@ -39,12 +43,20 @@ def default_max_connections() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of a connection, in seconds, and the number of connections."""
+    """Limits of a connection, in seconds, and the number of connections.
+
+    A request has `request_s`, and one more second for each `bytes_per_s` of at most `body_bytes`. A client that leaves
+    `MAX_UNREAD_BYTES` unread must read `drain_bytes_per_s`, something in `stall_s`, and may keep one answer waiting for
+    `delivery_s` in all.
+    """
 
     head_s: float = 30.0
     request_s: float = 60.0
     bytes_per_s: int = 64 * 1024
+    body_bytes: int = 2_000_000
     stall_s: float = 120.0
+    drain_bytes_per_s: int = 4096
+    delivery_s: float = 600.0
     max_connections: int = field(default_factory=default_max_connections)
 
 
@@ -63,8 +75,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._status = 400
         self._in_head = False
         self._in_request = False
-        self._head_bytes = self._num_headers = self._raw_bytes = 0
+        self._head_bytes = self._num_headers = self._raw_bytes = self._body_bytes = 0
         self._began_s = 0.0
+        self._paused_s = self._unread_since_s = 0.0
+        self._unread = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._only_probes = False
@@ -94,11 +108,15 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head and self._raw_bytes > MAX_URL_BYTES + MAX_HEAD_BYTES and not self.transport.is_closing():
             self._status = 431 if self._num_headers or self.url else 400
             self.send_400_response("")
+        elif self._raw_bytes > MAX_URL_BYTES + 2 * MAX_HEAD_BYTES + MAX_CHUNK_OVERHEAD * self._body_bytes:
+            self._status = 400
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._in_request = True
-        self._head_bytes = self._num_headers = 0
+        self._head_bytes = self._num_headers = self._body_bytes = 0
+        self._paused_s = 0.0
         self._status = 400
         self._arm(self._limits.head_s)
 
@@ -117,8 +135,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._only_probes and self.url not in PROBES:
             self._refuse(503)
+        if not self._is_well_framed():
+            self._refuse(400)
         self._in_head = False
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_request = False
@@ -138,30 +162,49 @@ class LimitedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stall is None:
-            self._watch_reader(self.transport.get_write_buffer_size())
+            self._unread, self._unread_since_s = self.transport.get_write_buffer_size(), self.loop.time()
+            self._watch_reader()
 
     def resume_writing(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+            self._check_reader()
         if self.flow is not None:
             super().resume_writing()
+
+    def _is_well_framed(self) -> bool:
+        """Whether the request has a known version, one `Host`, and no encoding but `chunked`."""
+        version = self.parser.get_http_version()
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        has_host = num_hosts == 1 or (version == "1.0" and not num_hosts)
+        return version in ("1.0", "1.1") and has_host and encodings in ([], [b"chunked"])
 
     def _refuse(self, status: int) -> None:
         self._status = status
         raise _LimitError
 
-    def _watch_reader(self, unread: int) -> None:
-        self._stall = self.loop.call_later(self._limits.stall_s, self._on_stall, unread)
+    def _watch_reader(self) -> None:
+        left_s = min(self._limits.stall_s, self._limits.delivery_s - self._paused_s)
+        self._stall = self.loop.call_later(max(0.0, left_s), self._on_stall)
 
-    def _on_stall(self, unread_before: int) -> None:
-        """While writing is paused nothing is added to the buffer, so a smaller buffer means that the client reads."""
-        unread = self.transport.get_write_buffer_size()
-        if unread < unread_before:
-            self._watch_reader(unread)
-        else:
-            logger.info("a client has not read for %g s: closing its connection", self._limits.stall_s)
+    def _on_stall(self) -> None:
+        self._stall = None
+        if self._check_reader():
+            self._watch_reader()
+
+    def _check_reader(self) -> bool:
+        """Close the connection of a client that reads too slowly. While writing is paused the buffer only shrinks."""
+        now_s, unread = self.loop.time(), self.transport.get_write_buffer_size()
+        waited_s, read = now_s - self._unread_since_s, self._unread - unread
+        self._paused_s += waited_s
+        self._unread, self._unread_since_s = unread, now_s
+        if reads_too_slowly(read, waited_s, self._paused_s, self._limits):
+            logger.info("a client has read %d bytes in %.0f s: closing its connection", read, waited_s)
             self.transport.abort()
+            return False
+        return True
 
     def _arm(self, after_s: float) -> None:
         self._disarm()
@@ -187,10 +230,24 @@ class LimitedProtocol(HttpToolsProtocol):
         """Time limit of the current request, by its content length."""
         announced = next((value for name, value in self.headers or () if name == b"content-length"), b"0")
         length = int(announced) if announced.isdigit() else 0
-        return self._limits.request_s + min(length, 1 << 32) / self._limits.bytes_per_s
+        return self._limits.request_s + min(length, self._limits.body_bytes) / self._limits.bytes_per_s
 
     def _warn_of_connections(self, limit: int) -> None:
         now_s = self.loop.time()
         if now_s - LimitedProtocol._last_warning_s >= 10:
             LimitedProtocol._last_warning_s = now_s
             logger.warning("all %d connections are in use: refusing others", limit)
+
+
+def reads_too_slowly(read: int, waited_s: float, total_s: float, limits: ConnectionLimits) -> bool:
+    """Whether a client that read `read` bytes of its full buffer in `waited_s` is to be disconnected.
+
+    total_s: time that this answer has waited for the client so far.
+
+    >>> limits = ConnectionLimits()
+    >>> reads_too_slowly(190_000, 64.0, 64.0, limits), reads_too_slowly(190_000, 30.0, 30.0, limits)
+    (True, False)
+    """
+    is_slow = waited_s > SHORT_PAUSE_S and read < waited_s * limits.drain_bytes_per_s
+    is_stalled = waited_s >= limits.stall_s and not read
+    return is_slow or is_stalled or total_s >= limits.delivery_s

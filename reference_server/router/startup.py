@@ -20,6 +20,7 @@ from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult,
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.chat.prompts import RenderingPool, TemplateSource
+from reference_server.router.connection import ConnectionLimits
 from reference_server.router.grammar_compiler import make_compiler
 from reference_server.router.http_call import Route
 from reference_server.router.infer import Infer, Permits
@@ -117,7 +118,8 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
         )
         info_page = server_info(loaded, files, limits, info, reply)
         services = await _services(config, files, info_page, timed, options, info.accepts_schemas, held)
-        servers = [HttpServer(create_app(services, transport), listener)]
+        limits_of_connections = ConnectionLimits(body_bytes=config.payload_limit)
+        servers = [HttpServer(create_app(services, transport), listener, limits_of_connections)]
         if config.prometheus_port is not None:
             extra = held.enter_context(bind(config.hostname, config.prometheus_port))
             servers.append(HttpServer(_metrics_app(services), extra))

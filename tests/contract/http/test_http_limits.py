@@ -1,11 +1,12 @@
 """Raw bytes on a connection: malformed requests, and limits on size, time and connections."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
-from reference_server.router.connection import ConnectionLimits
+from reference_server.router.connection import ConnectionLimits, reads_too_slowly
 from tests.support.servers.serving import Served, endless, serve_on_socket
 from tests.support.wire.scripted_shard import Reply
 
@@ -214,6 +215,72 @@ async def test_reliability_Q16_a_client_that_stops_reading_is_disconnected():
         writer.close()
 
         assert await still_serves(served)
+
+
+@pytest.mark.parametrize(
+    ("read", "waited_s", "total_s", "closes"),
+    [
+        (190_000, 64.0, 64.0, True),  # 3 KB/s
+        (190_000, 30.0, 30.0, False),
+        (0, 9.0, 9.0, False),
+        (0, 120.0, 120.0, True),
+        (190_000, 1.0, 599.0, False),
+        (190_000, 1.0, 600.0, True),
+    ],
+)
+def test_hardening_R11_a_client_below_the_drain_rate_is_disconnected(read, waited_s, total_s, closes):
+    assert reads_too_slowly(read, waited_s, total_s, ConnectionLimits()) == closes
+
+
+async def test_hardening_R11_an_answer_that_waits_for_its_reader_too_long_in_all_is_ended():
+    texts = Reply(("x" * 20_000,) * 5000)
+    async with serve_on_socket(script=lambda _: texts, connections=ConnectionLimits(delivery_s=0.1)) as served:
+        reader, writer = await connect(served)
+        body = b'{"inputs":"hello","parameters":{"max_new_tokens":2000}}'
+        writer.write(
+            b"POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while part := await reader.read(100_000):
+                received += len(part)
+                await asyncio.sleep(0.01)
+        writer.close()
+
+        # The tokens alone are 40 MB.
+        assert 0 < received < 40_000_000
+        assert await still_serves(served)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", 400),
+        (b"GET /health HTTP/1.0\r\n\r\n", 200),
+        (b"GET /health HTTP/0.9\r\nhost: x\r\n\r\n", 400),
+        (b"GET /health HTTP/2.0\r\nhost: x\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n1;" + b"x" * 1_000_000 + b"\r\n{\r\n0\r\n\r\n", 400),
+    ],
+    ids=["no_host", "two_hosts", "http_1_0", "http_0_9", "http_2", "gzip_chunked", "chunk_extension"],
+)
+async def test_hardening_R25_ambiguous_requests_are_refused(request_bytes: bytes, status: int):
+    async with serve_on_socket() as served:
+        assert await status_of(served, request_bytes) == status
+        assert await still_serves(served)
+
+
+async def test_hardening_R25_the_time_for_a_body_is_bounded_by_the_payload_limit():
+    limits = ConnectionLimits(head_s=0.1, request_s=0.1, body_bytes=1000)
+    async with serve_on_socket(connections=limits) as served:
+        reader, writer = await connect(served)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 4294967295\r\n\r\n")
+        rest = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+
+    assert b" 200 " in rest or b" 408 " in rest
 
 
 async def test_a_client_that_leaves_frees_its_place_within_one_step():
