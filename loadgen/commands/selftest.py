@@ -42,6 +42,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print the measurements as JSON.")
 
     parser.add_argument(
+        "--starved",
+        action="store_true",
+        help="Stop the generator for half of the time, in turns of 5 ms: times are those of arrival and stay accurate. "
+        "The capacity is neither searched nor stored.",
+    )
+    parser.add_argument(
         "--statistics",
         action="store_true",
         help="Check the printed 95 %% intervals instead of the client: how often they contain the true value, are "
@@ -82,7 +88,10 @@ def _check_statistics(args: argparse.Namespace) -> int:
 
 
 def _check_client(args: argparse.Namespace) -> int:
-    found = client_check.measure_loads(_streams(args), args.seconds, open_progress(), is_growing=not args.only)
+    is_growing = not (args.only or args.starved)
+    found = client_check.measure_loads(
+        _streams(args), args.seconds, open_progress(), is_growing=is_growing, is_starved=args.starved
+    )
     rate = found.capacity
     if args.json:
         levels = [asdict(level) for level in found.levels]
@@ -93,7 +102,7 @@ def _check_client(args: argparse.Namespace) -> int:
     if rate is None:
         print("this machine is too busy or too slow to measure from", file=sys.stderr)
         return COULD_NOT_MEASURE
-    if not args.only:
+    if is_growing:
         path = store_capacity(Capacity(rate, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")))
         print(f"capacity: {rate:.0f} events/s per worker, stored in {path}", file=sys.stderr)
     return 0

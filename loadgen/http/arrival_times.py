@@ -25,6 +25,7 @@ MAX_AGE_NS = 10 * NS_PER_S
 TOLERANCE_NS = 50_000
 STEP_NS = 2_000_000
 COUNTS = ("stamped", "unstamped", "rejected")
+FULL = "full"
 # Times count as the kernel's if more than this fraction of the reads have a valid timestamp.
 MIN_STAMPED = 0.99
 
@@ -36,7 +37,8 @@ class ArrivalTimes:
     """Reads sockets with arrival times, in ns of `clock_ns`; `wall_ns` is the clock of the kernel's timestamps.
 
     `stamped`, `unstamped` and `rejected` count reads: with a kernel timestamp, without one, and with one that is
-    negative in age, older than `MAX_AGE_NS`, or from before a step of the wall clock.
+    negative in age, older than `MAX_AGE_NS`, or from before a step of the wall clock. `full` counts reads that returned
+    all they asked for: so much data waited unread that the server may have been held back.
     """
 
     def __init__(self, clock_ns: Clock, wall_ns: Clock = time.time_ns) -> None:
@@ -44,7 +46,7 @@ class ArrivalTimes:
         self._wall_ns = wall_ns
         self._offset_ns = self._measure_offset()
         self._trusted_from_ns = 0
-        self.stamped = self.unstamped = self.rejected = 0
+        self.stamped = self.unstamped = self.rejected = self.full = 0
         _switch_on()
 
     def enable(self, sock: socket.socket) -> bool:
@@ -55,6 +57,8 @@ class ArrivalTimes:
         """Read up to `size` bytes. Returns the data, when it arrived, and how much later it was read (ns)."""
         data, ancillary, _, _ = recvmsg(size, ANCILLARY_BYTES)
         now_ns = self.clock_ns()
+        if len(data) == size:
+            self.full += 1
         try:
             seconds, ns = unpack_timestamp(ancillary[0][2])
         except (IndexError, struct.error):
@@ -73,7 +77,8 @@ class ArrivalTimes:
 
     def to_json(self) -> dict[str, Any]:
         """The source of the times, and the counts of reads."""
-        return _with_source({"stamped": self.stamped, "unstamped": self.unstamped, "rejected": self.rejected})
+        counts = {"stamped": self.stamped, "unstamped": self.unstamped, "rejected": self.rejected}
+        return {**_with_source(counts), FULL: self.full}
 
     def _check_step(self) -> None:
         """Measure the offset again. After a step, timestamps from before it cannot be converted: they are rejected."""
@@ -117,7 +122,8 @@ def total_arrival_times(workers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     counted = [worker["arrival_times"] for worker in workers if worker.get("arrival_times")]
     if not counted:
         return {}
-    return _with_source({name: sum(int(each[name]) for each in counted) for name in COUNTS})
+    counts = {name: sum(int(each[name]) for each in counted) for name in COUNTS}
+    return {**_with_source(counts), FULL: sum(int(each.get(FULL, 0)) for each in counted)}
 
 
 def _with_source(counts: dict[str, int]) -> dict[str, Any]:

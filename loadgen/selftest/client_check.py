@@ -5,6 +5,7 @@ Lateness of the server itself is therefore not an error of the client. Tokens ar
 those of all streams are sent at once, as by an engine after a step.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -20,6 +21,7 @@ from loadgen.errors import MeasurementError
 from loadgen.progress import ProgressDisplay
 from loadgen.runner import measure
 from loadgen.selftest.reference_timing_server import timing_server
+from loadgen.selftest.starvation import starved_generator
 from loadgen.target.control import ControlClient
 from loadgen.target.target import Target
 from reports.metrics.summary import summarize
@@ -44,12 +46,15 @@ class ClientAccuracy:
     """Accuracy of the client under one load. Errors are observed minus reference times, in milliseconds.
 
     `lost_events` were never counted. `event_lag` is the time from writing an event to its recorded arrival.
-    `read_ttft_error` is the error if the time of the read is taken for the arrival. With `sends_bursts` the server sent
-    the tokens of all streams at once.
+    `ttft_worst_error` is the 99th percentile of the absolute errors of single requests, `ttft_error_p99` the error of
+    the 99th percentile. `read_ttft_error` is the error if the time of the read is taken for the arrival.
+    `bounded_gaps_share` is the fraction of gaps inside one read, for which only a bound is known. With `sends_bursts`
+    the server sent the tokens of all streams at once; with `is_starved` the generator had half of its processor time.
     """
 
     streams: int
     sends_bursts: bool
+    is_starved: bool
     requests: int
     events: int
     events_per_s: float
@@ -57,6 +62,7 @@ class ClientAccuracy:
     ttft_error_mean_ms: float
     ttft_error_p50_ms: float
     ttft_error_p99_ms: float
+    ttft_worst_error_ms: float
     read_ttft_error_mean_ms: float
     read_ttft_error_p99_ms: float
     gap_error_p50_ms: float
@@ -65,6 +71,7 @@ class ClientAccuracy:
     event_lag_min_ms: float
     event_lag_p50_ms: float
     coalesced_share: float
+    bounded_gaps_share: float
     lost_events: int
     server_late_p99_ms: float
     is_accurate: bool
@@ -72,7 +79,13 @@ class ClientAccuracy:
 
 
 def measure_level(
-    streams: int, seconds: float, first_s: float = FIRST_S, gap_s: float = GAP_S, *, sends_bursts: bool = False
+    streams: int,
+    seconds: float,
+    first_s: float = FIRST_S,
+    gap_s: float = GAP_S,
+    *,
+    sends_bursts: bool = False,
+    is_starved: bool = False,
 ) -> ClientAccuracy:
     """Measure one load of concurrent streams. Raises MeasurementError if no stream was measured."""
     with timing_server(first_s, gap_s, sends_bursts=sends_bursts) as url, tempfile.TemporaryDirectory() as folder:
@@ -91,17 +104,24 @@ def measure_level(
             output_tokens=f"uniform:{MIN_TOKENS},{MAX_TOKENS}",
             unhealthy_probes=0,
         )
-        result = measure(config, Target(url), Path(folder) / "run")
+        with starved_generator() if is_starved else contextlib.nullcontext():
+            result = measure(config, Target(url), Path(folder) / "run")
         control = ControlClient(url)
         status, body = control.get("/times")
         control.close()
         if status != 200:
             raise MeasurementError(f"the reference timing server answers {status}")
-        return compare(streams, result, json.loads(body), gap_s, sends_bursts=sends_bursts)
+        return compare(streams, result, json.loads(body), gap_s, sends_bursts=sends_bursts, is_starved=is_starved)
 
 
 def compare(
-    streams: int, result: RunResult, reference: Sequence[dict[str, Any]], gap_s: float, *, sends_bursts: bool = False
+    streams: int,
+    result: RunResult,
+    reference: Sequence[dict[str, Any]],
+    gap_s: float,
+    *,
+    sends_bursts: bool = False,
+    is_starved: bool = False,
 ) -> ClientAccuracy:
     """Compare observed with reference times, over the requests of the measurement."""
     pairs = list(match_streams(result, reference))
@@ -127,6 +147,7 @@ def compare(
     return ClientAccuracy(
         streams=streams,
         sends_bursts=sends_bursts,
+        is_starved=is_starved,
         requests=len(pairs),
         events=sum(len(pair.reference_ns) for pair in pairs),
         events_per_s=sum(each.events for each in result.records) / max(row["t_s"] for row in result.timeseries),
@@ -134,6 +155,8 @@ def compare(
         ttft_error_mean_ms=1e3 * (mean(observed_ttft) - mean(reference_ttft)),
         ttft_error_p50_ms=errors_ms[0],
         ttft_error_p99_ms=errors_ms[1],
+        ttft_worst_error_ms=1e3
+        * quantile([abs(seen - true) for seen, true in zip(observed_ttft, reference_ttft, strict=True)], 0.99),
         read_ttft_error_mean_ms=1e3 * (mean(read_ttft) - mean(reference_ttft)),
         read_ttft_error_p99_ms=1e3 * (quantile(read_ttft, 0.99) - quantile(reference_ttft, 0.99)),
         gap_error_p50_ms=errors_ms[2],
@@ -142,6 +165,7 @@ def compare(
         event_lag_min_ms=min(lags_ms),
         event_lag_p50_ms=quantile(lags_ms, 0.5),
         coalesced_share=coalesced_share(result.records),
+        bounded_gaps_share=sum(pair.record.coalesced_events for pair in pairs) / max(1, len(observed_gaps)),
         lost_events=lost,
         server_late_p99_ms=1e3 * quantile(late_s, 0.99),
         is_accurate=lost == 0
@@ -248,10 +272,11 @@ class SelfTest:
         if best is None:
             return f"no load was timed accurately: {'; '.join(ends) or 'none was measured'}"
         error = f"TTFT error mean {best.ttft_error_mean_ms:+.2f} p99 {best.ttft_error_p99_ms:+.2f} ms"
+        starved = ", with half of the processor time" if best.is_starved else ""
         read = f"of read times {best.read_ttft_error_mean_ms:+.2f} and {best.read_ttft_error_p99_ms:+.2f}"
         load = f"{best.events_per_s:.0f} events/s ({best.streams} streams{', in bursts' if best.sends_bursts else ''})"
         end = "; ".join(ends) or "no larger load was measured"
-        return f"accurate up to {load}: {error} ({read}); {end}"
+        return f"accurate up to {load}{starved}: {error} ({read}); {end}"
 
     def _largest_accurate(self) -> ClientAccuracy | None:
         return max(
@@ -260,7 +285,12 @@ class SelfTest:
 
 
 def measure_loads(
-    streams: Sequence[int], seconds: float, progress: ProgressDisplay, *, is_growing: bool = True
+    streams: Sequence[int],
+    seconds: float,
+    progress: ProgressDisplay,
+    *,
+    is_growing: bool = True,
+    is_starved: bool = False,
 ) -> SelfTest:
     """Measure the given loads with tokens spread over time and in bursts.
 
@@ -271,7 +301,7 @@ def measure_loads(
 
     def add(count: int, *, sends_bursts: bool = True) -> None:
         try:
-            levels.append(measure_level(count, seconds, sends_bursts=sends_bursts))
+            levels.append(measure_level(count, seconds, sends_bursts=sends_bursts, is_starved=is_starved))
         except (MeasurementError, OSError) as error:
             raise _NotMeasuredError(f"{count} streams could not be measured: {error}") from error
         progress.show(render(levels[-1]))
@@ -300,9 +330,12 @@ class _NotMeasuredError(Exception):
 def render(level: ClientAccuracy) -> str:
     word = f"{'accurate' if level.is_accurate else 'INACCURATE'}, {level.verdict}"
     ttft = f"TTFT error mean {level.ttft_error_mean_ms:+.2f} p99 {level.ttft_error_p99_ms:+.2f} ms"
-    read = f"(of read times {level.read_ttft_error_mean_ms:+.2f}, {level.read_ttft_error_p99_ms:+.2f})"
+    worst = f"of 99 % of the requests within {level.ttft_worst_error_ms:.2f}"
+    read = f"{worst} (of read times {level.read_ttft_error_mean_ms:+.2f}, {level.read_ttft_error_p99_ms:+.2f})"
+    bounded = f"{level.bounded_gaps_share:.1%} of the gaps inside one read"
     gap = f"gap error p50 {level.gap_error_p50_ms:+.2f} p99 {level.gap_error_p99_ms:+.2f} ms"
     cost = f"{level.cpu_us_per_event:.0f} us of CPU per event"
     streams = f"{level.streams:>5} streams {'in bursts' if level.sends_bursts else 'spread   '}"
     rate = f"{level.events_per_s:>7.0f} events/s"
-    return "  ".join((streams, rate, f"{ttft} {read}", gap, f"{level.lost_events} events lost", cost, word))
+    lost = f"{level.lost_events} events lost"
+    return "  ".join((streams, rate, f"{ttft} {read}", gap, bounded, lost, cost, word))

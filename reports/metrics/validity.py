@@ -111,6 +111,7 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
         "gap_median_s": float(np.median(gaps)) / 1e9 if len(gaps) else None,
         "loop_lag_p99_s": _worst(workers, "loop_lag_p99_s"),
         "arrival_times": run.manifest.arrival_times.get("source"),
+        "full_reads": run.manifest.arrival_times.get("full"),
         "read_late_p99_s": _quantile(population["read_late_max_s"], 0.99),
         "loop_lag_max_s": _largest(_worst(workers, "loop_lag_max_s"), _max(series.get("loop_lag_max_s"))),
         "cpu_share_max": _worst_cpu(series, workers),
@@ -165,6 +166,17 @@ def _schedule_lag(facts: Mapping[str, Any]) -> Finding | None:
     lag, ttft = facts["schedule_lag_p99_s"], facts["ttft_median_s"] or 0.0
     level = _above(lag, max(0.005, 0.05 * ttft), max(0.025, 0.20 * ttft))
     return _finding("schedule_lag", level, f"the generator sent requests up to {(lag or 0) * 1e3:.1f} ms late (p99)")
+
+
+def _full_reads(facts: Mapping[str, Any]) -> Finding | None:
+    """Arrival times do not show a server that waits for a full receive buffer."""
+    count = facts.get("full_reads") or 0
+    return _finding(
+        "receive_buffer",
+        Level.VALID if count else None,
+        f"{count:,} reads returned 64 KiB: so much data waited unread that the server may have been held back; give "
+        "the generator more processor time or `--workers`",
+    )
 
 
 def _loop_lag(facts: Mapping[str, Any]) -> Finding | None:
@@ -293,6 +305,7 @@ CHECKS: tuple[Callable[[Mapping[str, Any]], Finding | None], ...] = (
     _completions,
     _sent_rate,
     _schedule_lag,
+    _full_reads,
     _loop_lag,
     _loop_gap,
     _cpu,

@@ -149,7 +149,7 @@ def test_trust_3a_an_impossible_age_falls_back_to_the_read_time_and_is_counted(a
     clocks.arrived_ns = clocks.wall_ns - age_ns
 
     assert arrivals.receive(clocks.recvmsg, 10) == (b"x", clocks.now_ns, 0)
-    assert arrivals.to_json() == {"source": "read", "stamped": 0, "unstamped": 0, "rejected": 1}
+    assert arrivals.to_json() == {"source": "read", "stamped": 0, "unstamped": 0, "rejected": 1, "full": 0}
 
 
 @pytest.mark.parametrize("step_ns", [-5 * S, 5 * S])
@@ -191,7 +191,7 @@ def test_trust_3a_without_the_option_times_are_read_times(monkeypatch):
     assert not arrivals.enable(Refusing())
     assert arrivals.receive(lambda *_: (b"x", [], 0, None), 10) == (b"x", 1_000 * S, 0)
     assert arrivals.receive(lambda *_: (b"", [], 0, None), 10)[0] == b""
-    assert arrivals.to_json() == {"source": "read", "stamped": 0, "unstamped": 1, "rejected": 0}
+    assert arrivals.to_json() == {"source": "read", "stamped": 0, "unstamped": 1, "rejected": 0, "full": 0}
 
 
 def test_trust_3a_a_read_time_before_an_earlier_arrival_makes_no_negative_gap():
@@ -208,5 +208,17 @@ def test_trust_3a_the_counts_of_all_workers_have_one_source():
 
     assert total_arrival_times(workers)["source"] == "kernel"
     workers.append({"arrival_times": {"source": "mixed", "stamped": 90, "unstamped": 10, "rejected": 0}})
-    assert total_arrival_times(workers) == {"source": "mixed", "stamped": 1085, "unstamped": 10, "rejected": 5}
+    counts = {"stamped": 1085, "unstamped": 10, "rejected": 5, "full": 0}
+    assert total_arrival_times(workers) == {"source": "mixed", **counts}
     assert total_arrival_times([{}]) == {}
+
+
+def test_trust_3a_a_read_that_is_full_is_counted():
+    """More data may wait unread, so the server may be held back."""
+    arrivals = ArrivalTimes(time.perf_counter_ns)
+
+    for size in (READ_BYTES, 10):
+        arrivals.receive(lambda _size, _ancillary, size=size: (b"x" * size, [], 0, None), READ_BYTES)
+
+    assert arrivals.to_json()["full"] == 1
+    assert total_arrival_times([{"arrival_times": arrivals.to_json()}] * 2)["full"] == 2

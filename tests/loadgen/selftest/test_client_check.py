@@ -111,7 +111,7 @@ def test_one_worker_is_accurate_at_400_streams_of_20_ms_per_token():
 
 
 def test_the_capacity_is_searched_between_the_last_accurate_and_the_first_inaccurate_load(monkeypatch):
-    def level(streams, _seconds, *, sends_bursts):
+    def level(streams, _seconds, *, sends_bursts, is_starved):
         numbers = dict.fromkeys(client_check.ClientAccuracy.__slots__, 0)
         return client_check.ClientAccuracy(
             **numbers
@@ -135,7 +135,7 @@ def test_the_capacity_is_searched_between_the_last_accurate_and_the_first_inaccu
 
 
 def test_trust_3a_a_load_that_cannot_be_measured_ends_the_search_with_a_conclusion(monkeypatch):
-    def level(streams, _seconds, *, sends_bursts):
+    def level(streams, _seconds, *, sends_bursts, is_starved):
         if streams > 64:
             raise TargetError("/times: timed out")
         numbers = dict.fromkeys(client_check.ClientAccuracy.__slots__, 0)
@@ -174,3 +174,22 @@ def test_a_capacity_is_stored_per_machine_and_marks_runs_beyond_seven_tenths(tmp
         run.client["capacity_events_per_s"] = rate * factor
         checks = {reason["check"] for reason in summarize(run)["verdict"]["reasons"]}
         assert ("capacity" in checks) == is_marked
+
+
+def test_trust_3a_a_starved_generator_reports_when_data_arrived():
+    """It is stopped for half of the time: reads are late by turns of 5 ms, arrival times are not."""
+    level = client_check.measure_level(16, 0.5, first_s=0.02, gap_s=0.01, sends_bursts=True, is_starved=True)
+
+    assert (level.lost_events, level.is_starved) == (0, True)
+    assert level.read_ttft_error_mean_ms > 1
+    assert abs(level.ttft_error_mean_ms) <= level.read_ttft_error_mean_ms / 2
+
+
+def test_gaps_inside_one_read_are_reported():
+    level = client_check.compare(
+        1, run_of(seen(0, 150, [20, 0, 20], coalesced_events=1)), [true(0, 150, 170, 170, 190)], 0.02
+    )
+
+    assert level.bounded_gaps_share == pytest.approx(1 / 3)
+    assert "33.3% of the gaps inside one read" in client_check.render(level)
+    assert level.ttft_worst_error_ms == pytest.approx(0.0)

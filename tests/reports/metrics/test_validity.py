@@ -267,3 +267,12 @@ def test_trust_T20_a_load_that_ended_because_the_server_was_gone_is_invalid(reas
 
     assert [each["check"] for each in verdict["reasons"]] == ["server_identity"]
     assert "because the server no longer answered" in verdict["reasons"][0]["message"]
+
+
+def test_trust_3a_a_full_receive_buffer_is_a_finding() -> None:
+    run = sample_run()
+    run.manifest.arrival_times["full"] = 3
+
+    found = {each["check"]: each["message"] for each in summarize(run)["verdict"]["findings"]}
+
+    assert found["receive_buffer"].startswith("3 reads returned 64 KiB")
