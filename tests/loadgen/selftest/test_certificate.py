@@ -118,7 +118,7 @@ def test_trust_C4_the_table_of_methods_is_that_of_the_stored_result():
 
 @pytest.mark.slow
 def test_trust_C1_every_cell_of_the_certificate():
-    """With other seeds than the stored certificate, and as strict as that: docs/intervals.md names its cells below 93 %."""
+    """With other seeds than the stored certificate, within bounds that leave nothing to chance."""
     found = certificate.certify(LONG_RUNS, seed=certificate.SEED + 1)
 
     frequent = found.frequent
