@@ -1,17 +1,25 @@
 """Prepares a run before its first request: facts about the target, vocabulary, workload, length control."""
 
+import contextlib
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from loadgen.config.bench_config import BenchConfig
+from loadgen.config.bench_settings import NO_SALT
+from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAnswer, Sampling
+from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import TargetError, UsageError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.control import ControlClient
 from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads import workload
+from loadgen.workloads.planned_cache import CacheFacts
 from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts_file import marker_text
 from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabulary, calibrate
 from loadgen.workloads.workload import Workload
 
@@ -61,7 +69,8 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
         counter = open_counter(config, control) if workload.needs_vocabulary(config) else None
         vocabulary = make_vocabulary(counter) if counter is not None else None
         answer_tokens = _answer_tokens(config, control)
-        work = workload.build(config, vocabulary, facts.limits, answer_tokens)
+        cache = cache_facts(config, facts, control, vocabulary)
+        work = workload.build(config, vocabulary, facts.limits, answer_tokens, cache)
         length_check = check_lengths(work.first(CHECKED_PROMPTS), counter) if counter is not None else None
     finally:
         control.close()
@@ -137,3 +146,49 @@ def check_lengths(prompts: list[Prompt], counter: TokenCounter) -> LengthCheck:
     """Count generated prompts and compare with their planned lengths."""
     errors = [abs(counter.count(prompt.text) - (prompt.input_tokens or 0)) for prompt in prompts]
     return LengthCheck(len(errors), max(errors, default=0))
+
+
+def cache_facts(
+    config: BenchConfig, facts: TargetFacts, control: ControlClient, vocabulary: Vocabulary | None
+) -> CacheFacts:
+    """The start that all prompts of a run share, and the blocks of the server's prefix cache."""
+    special_tokens, words = (vocabulary.special_tokens, len(vocabulary.words)) if vocabulary is not None else (0, 0)
+    has_marker = vocabulary is None and config.salt != NO_SALT and config.prefix_cache != "cold"
+    text = marker_text(config.salt or "") if has_marker else ""
+    if vocabulary is not None and facts.api != "openai-chat":
+        return CacheFacts(special_tokens, special_tokens, _block_tokens(control), words=words)
+    plain = _start_tokens(config, facts, control, "")
+    marked = _start_tokens(config, facts, control, text) if text else plain
+    return CacheFacts(marked, special_tokens, _block_tokens(control), max(0, marked - plain), words)
+
+
+def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClient, start: str) -> int:
+    """Tokens before the text of a prompt that begins with `start`, by the tokenizer, or by a request for one token.
+
+    0 if the server counts none.
+    """
+    if facts.api != "openai-chat":
+        with contextlib.suppress(TargetError):
+            return open_counter(config, control).count(start)
+    dialect = DIALECTS[facts.api](Sampling(model=facts.model, streams=False))
+    answer = ParsedAnswer()
+    try:
+        status, body = control.post(dialect.path, dialect.body(Prompt("probe", text=f"{start}a", output_tokens=1)))
+        if status == HTTPStatus.OK:
+            dialect.read_whole(body, answer)
+    except (TargetError, BadPayloadError, NotThisApiError):
+        return 0
+    return max(0, (answer.input_tokens or 1) - 1)
+
+
+VLLM_BLOCK_SIZE = re.compile(rb'vllm:cache_config_info\{[^}]*block_size="(\d+)"')
+
+
+def _block_tokens(control: ControlClient) -> int:
+    """Tokens of a block of the server's prefix cache; 1 if the server does not report it."""
+    try:
+        _, body = control.get("/metrics")
+    except TargetError:
+        return 1
+    found = VLLM_BLOCK_SIZE.search(body)
+    return max(1, int(found[1])) if found else 1

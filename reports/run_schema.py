@@ -108,6 +108,7 @@ class RequestRecord:
     requested_output_tokens: int | None = None
     input_tokens: int | None = None
     cached_input_tokens: int | None = None
+    planned_cached_tokens: int | None = None
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
     first_event_tokens: int | None = None

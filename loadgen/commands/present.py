@@ -4,7 +4,7 @@ import json
 import numbers
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,20 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
         ("failed", f"{sum(failed.values())}{listed}"),
         ("window", f"{window['end_s'] - window['start_s']:.1f} s, ended by {window['stop_reason'] or 'a crash'}"),
         *([("latencies", "grow with time: the server is overloaded")] if latencies_grow(summary) else []),
+        *_cached(summary["cached"]),
         *_clipped(analysis),
     ]
     title = [analysis.label] if is_one_of_many else []
     return "\n".join([*title, *(f"{name:<16} {value}" for name, value in rows)])
+
+
+def _cached(cached: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The measured share of cached prompt tokens, and the planned one; nothing for a run without prompt tokens."""
+    measured, planned = (
+        "unknown" if cached[name] is None else f"{100 * cached[name]:.1f}" for name in ("measured", "planned")
+    )
+    known = cached["measured"] is not None or cached["planned"] is not None
+    return [("cached", f"{measured} ({planned} planned), % of prompt tokens")] if known else []
 
 
 def _clipped(analysis: Analysis) -> list[tuple[str, str]]:

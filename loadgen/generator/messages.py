@@ -59,6 +59,7 @@ class WorkerPlan:
     limits: dict[str, int | None]
     vocabulary: dict[str, Any] | None = None
     answer_tokens: list[int | None] | None = None
+    cache: dict[str, int] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     workload_hash: str | None = None
     schedule_hash: str | None = None

@@ -1,5 +1,6 @@
 """Turns finished calls into `RequestRecord`s on disk, and keeps the live numbers of the progress display."""
 
+import math
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -75,6 +76,7 @@ def make_record(
         requested_output_tokens=prompt.output_tokens,
         input_tokens=answer.input_tokens,
         cached_input_tokens=answer.cached_input_tokens,
+        planned_cached_tokens=_planned_cached(prompt, answer),
         output_tokens=output_tokens,
         reasoning_tokens=answer.usage_reasoning_tokens,
         first_event_tokens=first_tokens(answer, output_tokens) if events else None,
@@ -94,6 +96,18 @@ def make_record(
         gap_ns=[later - earlier for earlier, later in zip(answer.event_ns, answer.event_ns[1:], strict=False)],
         event_tokens=answer.event_tokens if any(tokens != 1 for tokens in answer.event_tokens) else None,
     )
+
+
+def _planned_cached(prompt: Prompt, answer: ParsedAnswer) -> int | None:
+    """In proportion to the prompt's real length, which has the chat template's tokens and real answers.
+
+    The last token of a prompt is always computed.
+    """
+    if prompt.planned_cached_tokens is None or answer.input_tokens is None:
+        return None
+    scale = answer.input_tokens / (prompt.input_tokens or answer.input_tokens or 1)
+    planned = max(prompt.planned_cached_tokens * scale, prompt.planned_cached_share * answer.input_tokens)
+    return max(0, min(math.ceil(planned), answer.input_tokens - 1))
 
 
 def count_output(answer: ParsedAnswer) -> tuple[int | None, TokensSource | None]:

@@ -41,6 +41,7 @@ from loadgen.http.timers import Ticker
 from loadgen.parent_death import end_with_parent
 from loadgen.target.machine import request_realtime
 from loadgen.workloads import workload
+from loadgen.workloads.planned_cache import CacheFacts
 from loadgen.workloads.prompt import ServerLimits
 from loadgen.workloads.shapes import ConstantShape, Shape
 from loadgen.workloads.think_time import parse_think_time
@@ -135,12 +136,16 @@ class Worker:
         self.config = config
         self.runs_before_others = config.priority == "auto" and request_realtime()
         work = workload.build(
-            config, workload.vocabulary_from_json(plan.vocabulary), ServerLimits(**plan.limits), plan.answer_tokens
+            config,
+            workload.vocabulary_from_json(plan.vocabulary),
+            ServerLimits(**plan.limits),
+            plan.answer_tokens,
+            CacheFacts(**plan.cache),
         )
         self.work = work
         times_ns = None if work.times_ns is None else partition.times(work.times_ns)
         dialect = DIALECTS[plan.api](plan.sampling)
-        self.requests = PreparedRequests(partition.prompts(work.prompts), dialect)
+        self.requests = PreparedRequests(partition.prompts(work.planned()), dialect)
         self.requests.prepare(self._known_requests(times_ns))
         self.load = LoadState(
             run_id=plan.run_id,

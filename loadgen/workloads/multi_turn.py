@@ -63,4 +63,6 @@ class MultiTurn:
             session_id=session_id,
             turn=turn,
             turns_left=num_turns - turn - 1,
+            parts=(*own, *messages),
+            answer_key=f"answer:{self.text_key}:{number}:{turn}" if input_tokens == planned else None,
         )

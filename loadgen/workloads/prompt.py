@@ -10,7 +10,9 @@ class Prompt:
 
     `planned_*_tokens` are the workload's lengths, `input_tokens` and `output_tokens` the sent ones after clipping; None
     if unknown or not set. `arrival_ns` is the trace's time. The turns of a session are consecutive in a workload;
-    `turns_left` is the number of turns after this one.
+    `turns_left` is the number of turns after this one. `parts` are the leading (tokens, key) that other prompts may
+    share, `answer_key` continues them in the next turn; `planned_cached_tokens` are those of an unlimited prefix cache,
+    at least, and `planned_cached_share` is the share of a text of unknown length.
     """
 
     prompt_id: str
@@ -24,6 +26,10 @@ class Prompt:
     session_id: str | None = None
     turn: int = 0
     turns_left: int = 0
+    parts: tuple[tuple[int, str], ...] = ()
+    answer_key: str | None = None
+    planned_cached_tokens: int | None = None
+    planned_cached_share: float = 0.0
 
 
 MARKER_TOKENS = 8

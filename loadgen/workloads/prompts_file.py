@@ -11,6 +11,7 @@ from pathlib import Path
 
 from loadgen.errors import UsageError
 from loadgen.workloads.lengths import Lengths
+from loadgen.workloads.planned_cache import text_parts
 from loadgen.workloads.prompt import Prompt, ServerLimits
 
 TEXT_KEYS = ("prompt", "text", "inputs")
@@ -80,13 +81,18 @@ class FilePrompts:
                 messages=row.messages,
                 planned_output_tokens=planned,
                 output_tokens=output_tokens,
+                parts=() if self.is_cold else text_parts(row.as_text()),
             )
 
     def _marker(self, index: int) -> str:
-        if self.salt is None and not self.is_cold:
-            return ""
-        key = f"{self.salt}:{index}" if self.is_cold else f"{self.salt}"
-        return f"{hashlib.sha256(key.encode()).hexdigest()[:16]} "
+        if self.is_cold:
+            return marker_text(f"{self.salt}:{index}")
+        return "" if self.salt is None else marker_text(self.salt)
+
+
+def marker_text(key: str) -> str:
+    """Text before a prompt of a file, so that no earlier prompt begins like it."""
+    return f"{hashlib.sha256(key.encode()).hexdigest()[:16]} "
 
 
 def read_prompts(path: Path, columns: Columns = Columns()) -> list[PromptRow]:

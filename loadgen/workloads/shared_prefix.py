@@ -39,11 +39,8 @@ class SharedPrefix:
         planned_in = self.prefix_tokens + own_tokens
         input_tokens, output_tokens = self.limits.clip(planned_in, planned_out)
         input_tokens = max(input_tokens, self.vocabulary.shortest)
-        parts = [
-            *marker(self.is_cold, f"{self.text_key}:{index}"),
-            (self.prefix_tokens, self._key(group)),
-            (planned_in, f"text:{self.text_key}:{index}"),
-        ]
+        shared = (*marker(self.is_cold, f"{self.text_key}:{index}"), (self.prefix_tokens, self._key(group)))
+        parts = [*shared, (planned_in, f"text:{self.text_key}:{index}")]
         return Prompt(
             prompt_id=f"shared_prefix-{self.seed}-{index}",
             text="".join(self.vocabulary.compose(parts, input_tokens)),
@@ -51,6 +48,7 @@ class SharedPrefix:
             planned_output_tokens=planned_out,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
+            parts=shared,
         )
 
     def prefixes(self) -> list[Prompt]:
@@ -61,6 +59,7 @@ class SharedPrefix:
                 prompt_id=f"prefix-{self.seed}-{group}",
                 text="".join(self.vocabulary.compose([(self.prefix_tokens, self._key(group))], size)),
                 output_tokens=1,
+                parts=((self.prefix_tokens, self._key(group)),),
             )
             for group in range(self.num_groups)
         ]

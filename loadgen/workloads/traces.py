@@ -103,22 +103,24 @@ class TracePrompts:
     def prompt(self, index: int, row: TraceRow) -> Prompt:
         input_tokens, output_tokens = self.limits.clip(row.input_tokens, row.output_tokens)
         input_tokens = max(input_tokens, self.vocabulary.shortest)
+        shared = self._shared_parts(index, row.hash_ids)
+        own = (input_tokens, f"text:{self.text_key}:{index}")
         return Prompt(
             prompt_id=f"{self.name}-{index}",
-            text=self._text(index, input_tokens, row.hash_ids),
+            text="".join(self.vocabulary.compose([*shared, own], input_tokens)),
             planned_input_tokens=row.input_tokens,
             planned_output_tokens=row.output_tokens,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             arrival_ns=row.arrival_ns,
+            parts=shared,
         )
 
-    def _text(self, index: int, tokens: int, hash_ids: Sequence[int]) -> str:
-        """Text with equal blocks for equal hashes: an opener, one block of words per hash, then a unique tail."""
+    def _shared_parts(self, index: int, hash_ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+        """Equal blocks for equal hashes: an opener, then one block of words per hash. The tail of a text is unique."""
         blocks = [(self.block_tokens, f"block:{self.text_key}:{hash_id}") for hash_id in hash_ids]
         blocks = [(self.vocabulary.shortest, f"opener:{self.text_key}"), *blocks] if blocks else []
-        own = marker(self.is_cold and bool(hash_ids), f"{self.text_key}:{index}")
-        return "".join(self.vocabulary.compose([*own, *blocks, (tokens, f"text:{self.text_key}:{index}")], tokens))
+        return (*marker(self.is_cold and bool(hash_ids), f"{self.text_key}:{index}"), *blocks)
 
 
 def read_azure(path: Path, choice: RowChoice = EVERY_ROW) -> list[TraceRow]:

@@ -6,7 +6,7 @@ The command builds the workload to hash and store it; each worker builds the sam
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from loadgen.errors import UsageError
 from loadgen.workloads import arrivals
 from loadgen.workloads.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
 from loadgen.workloads.multi_turn import MultiTurn
+from loadgen.workloads.planned_cache import NO_FACTS, CacheFacts, planned
 from loadgen.workloads.prompt import Prompt, ServerLimits
 from loadgen.workloads.prompts_file import (
     Columns,
@@ -53,10 +54,18 @@ class Workload:
     prompts: Iterable[Prompt]
     times_ns: list[int] | None
     digest: str
+    cache: CacheFacts = NO_FACTS
+    prefix_cache: str = "natural"
+    keeps_answers: bool = False
 
     @property
     def schedule_hash(self) -> str | None:
         return None if self.times_ns is None else arrivals.schedule_hash(self.times_ns)
+
+    def planned(self) -> Iterator[Prompt]:
+        """The prompts with the tokens that a prefix cache without a limit knows when they are sent."""
+        sent_before = self.shared_prefixes() if self.prefix_cache == "warm" else []
+        return planned(self.prompts, self.cache, sent_before, keeps_answers=self.keeps_answers)
 
     def first(self, count: int) -> list[Prompt]:
         return list(itertools.islice(self.prompts, count))
@@ -115,8 +124,9 @@ def build(
     vocabulary: Vocabulary | None,
     limits: ServerLimits,
     answer_tokens: Sequence[int | None] | None = None,
+    cache: CacheFacts = NO_FACTS,
 ) -> Workload:
-    """The workload of a config; `answer_tokens` come from `answer_lengths`.
+    """The workload of a config; `answer_tokens` come from `answer_lengths`, `cache` from the server.
 
     Raises UsageError if a file is missing or wrong.
     """
@@ -125,7 +135,9 @@ def build(
     else:
         assert vocabulary is not None, "required by `needs_vocabulary`"
         prompts, source = _generated(config, vocabulary, limits)
-    return Workload(prompts, _times(config, prompts), _digest(config, vocabulary, limits, source))
+    digest = _digest(config, vocabulary, limits, source)
+    keeps_answers = config.assistant == "real"
+    return Workload(prompts, _times(config, prompts), digest, cache, config.prefix_cache, keeps_answers)
 
 
 def _from_file(

@@ -17,6 +17,7 @@ from reports.metrics.finish import finish_run
 from reports.metrics.measured import Measured
 from reports.metrics.overload import find_overload
 from reports.metrics.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of
+from reports.metrics.prefix_cache import cached_share
 from reports.metrics.request_series import RequestSeries
 from reports.metrics.server import server_summary
 from reports.metrics.validity import client_facts, judge_run
@@ -65,13 +66,14 @@ def analyse_run(directory: Path) -> Analysis:
 
 
 def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
-    facts = client_facts(run, measured)
+    facts, server = client_facts(run, measured), server_summary(run.server_metrics, measured.window)
+    cached = cached_share(measured, server)
     window, overload = measured.window, find_overload(measured)
     rates = {metric.name: metric.function(measured) for metric in PER_RUN}
     summary = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.manifest.run_id,
-        "verdict": judge_run(run, measured, facts, overload).to_json(),
+        "verdict": judge_run(run, measured, facts, overload, cached).to_json(),
         "overload": overload.to_json() if overload else None,
         "window": {
             "start_s": window.start_s,
@@ -86,7 +88,8 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
         "rates": {name: _interval(found) for name, found in rates.items()},
         "slo": _slo(measured, rates),
         "client": facts,
-        "server": server_summary(run.server_metrics, window),
+        "server": server,
+        "cached": cached.to_json(),
         "workload": _workload(measured),
     }
     return _finite(summary)

@@ -12,6 +12,7 @@ import pandas as pd
 from reports.metrics.answer_facts import answer_facts
 from reports.metrics.measured import Measured
 from reports.metrics.overload import Overload
+from reports.metrics.prefix_cache import CachedShare
 from reports.metrics.steadiness import series_between
 from reports.metrics.windows import UNEVEN_MODES
 from reports.run_schema import Status
@@ -77,7 +78,11 @@ def latencies_grow(summary: Mapping[str, Any]) -> bool:
 
 
 def judge_run(
-    run: RunResult, measured: Measured, facts: Mapping[str, Any], overload: Overload | None = None
+    run: RunResult,
+    measured: Measured,
+    facts: Mapping[str, Any],
+    overload: Overload | None = None,
+    cached: CachedShare | None = None,
 ) -> Verdict:
     """The verdict of every check; `facts` come from `client_facts`."""
     findings = _completeness(run, measured)
@@ -88,6 +93,7 @@ def judge_run(
     # Latencies of an overloaded server grow as long as the run lasts, and a server that restarted starts anew: neither
     # has a steady state to look for.
     findings += [] if identity or (overload and overload.is_growing) else _steadiness(measured)
+    findings += _prefix_cache(cached) if cached is not None else []
     findings += _accelerator(run, measured)
     findings.sort(key=lambda found: -RANK[found.level])
     return Verdict(findings[0].level if findings else Level.VALID, tuple(findings))
@@ -358,6 +364,20 @@ def _steadiness(measured: Measured) -> list[Finding]:
     ]
     message = f"{', '.join(changes)} during the window; run longer or raise --warmup"
     return [Finding("not_stationary", Level.DEGRADED, message)] if changes else []
+
+
+def _prefix_cache(cached: CachedShare) -> list[Finding]:
+    """Fewer cached tokens than planned are no defect: the cache is limited."""
+    if cached.planned is None:
+        return []
+    if cached.measured is None:
+        return [Finding("cached_tokens_unknown", Level.VALID, "cached tokens unknown")]
+    level = _above(cached.measured - cached.planned, 0.01, 0.10)
+    message = (
+        f"prompts were known to the server: {100 * cached.measured:.1f} % of prompt tokens were cached, "
+        f"{100 * cached.planned:.1f} % planned; restart the server or use a new --salt"
+    )
+    return [Finding("prompts_known", level, message)] if level is not None else []
 
 
 IDENTITY = ("model_id", "model_sha", "version", "sha", "docker_label")

@@ -104,6 +104,8 @@ def _load(analysis: Analysis) -> dict[str, Any]:
         "length control": manifest.length_control,
         "clipped": f"{requests:,} requests, {tokens:,} tokens" if requests else "none",
         "prefix cache": manifest.prefix_cache,
+        "cached, % of prompt tokens": _cached(analysis.summary["cached"]),
+        "marker tokens": (manifest.target.get("prefix_cache") or {}).get("marker_tokens") or None,
         "seed": manifest.seed,
         "arrival times": _arrival_times(manifest.arrival_times),
         "window": f"{window.start_s:.1f} s to {window.end_s:.1f} s",
@@ -111,6 +113,16 @@ def _load(analysis: Analysis) -> dict[str, Any]:
         "warm-up ended by": window.warmup_rule,
         "stopped by": window.stop_reason,
     }
+
+
+def _cached(cached: Mapping[str, Any]) -> str | None:
+    """The measured share and, in brackets, the planned one."""
+    if cached["measured"] is None and cached["planned"] is None:
+        return None
+    measured, planned = (
+        "unknown" if cached[name] is None else f"{100 * cached[name]:.1f}" for name in ("measured", "planned")
+    )
+    return f"{measured} ({planned})"
 
 
 def _arrival_times(counts: Mapping[str, Any]) -> str | None:
