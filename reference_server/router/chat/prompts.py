@@ -5,10 +5,11 @@ Templates are untrusted: the environment is sandboxed, and operations that multi
 """
 
 import datetime
+import functools
 import json
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,9 +32,12 @@ MAX_OUTPUT_CHARACTERS = 8_000_000
 RENDER_S = 2.0
 WORKER_BYTES = 512 << 20
 
+#: Filters that return iterators in Jinja, and lists in TGI's template engine.
+_ITERATING_FILTERS = (
+    "batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "unique",
+)  # fmt: skip
 _REPLACEMENTS = (
     ("messages[0]['content'][0]['text']", "messages[0]['content']"),
-    ("[::-1]", "|reverse"),
     ("{% generation %}", ""),
     ("{% endgeneration %}", ""),
 )
@@ -180,11 +184,24 @@ class _Environment(ImmutableSandboxedEnvironment):
             "strftime_now": _strftime_now,
             "debug": lambda *values: " ".join(map(_display, values)),
         }
+        for name in _ITERATING_FILTERS:
+            self.filters[name] = _listing(self.filters[name])
         self.filters["tojson"] = to_json
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _check_size(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+
+def _listing(each: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose iterator becomes a list, which can be indexed and printed."""
+
+    @functools.wraps(each)
+    def listed(*args: Any, **options: Any) -> Any:
+        value = each(*args, **options)
+        return list(value) if isinstance(value, Iterator) else value
+
+    return listed
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

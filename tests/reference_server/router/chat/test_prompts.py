@@ -21,6 +21,22 @@ def render(source: str, *contents: str) -> str:
 @pytest.mark.parametrize(
     ("source", "text"),
     [
+        ("{{ messages[::-1][0].content }}", "c"),
+        ("{{ (messages | reverse)[0].content }}", "c"),
+        ("{{ messages | map(attribute='content') }}", '["a", "b", "c"]'),
+        ("{{ (messages | selectattr('content', 'equalto', 'b'))[0].content }}", "b"),
+        ("{{ messages | rejectattr('content', 'equalto', 'b') | length }}", "2"),
+        ("{{ {'k': 1} | items }}", '[["k", 1]]'),
+        ("{{ [1, 1, 2] | unique }} {{ [0, 1] | select }} {{ [1, 2, 3] | batch(2) }}", "[1, 2] [1] [[1, 2], [3]]"),
+    ],
+)
+def test_hardening_R22_filters_return_lists(source: str, text: str):
+    assert render(source, "a", "b", "c") == text
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
         ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "<s>hi</s>"),
         ("{% if true %}\n  x\n{% endif %}\n", "\n  x\n"),
         ("a\n\n", "a\n"),
