@@ -48,8 +48,8 @@ class Intake:
         return SequenceBatch(batch.id, sequences, self.model.choice.block_size)
 
     def _make_sequence(self, request: Request) -> Sequence:
-        if any(isinstance(chunk, Image) for chunk in request.chunks) and not request.text:
-            raise ShardError("this model takes text only")
+        if any(isinstance(chunk, Image) for chunk in request.chunks):
+            raise ShardError(f"request {request.id} has an image, and this model takes text only")
         # `truncate` keeps the last tokens.
         ids = self.tokenizer.encode(request.text, request.add_special_tokens)[-request.truncate :]
         prompt_len = len(ids)

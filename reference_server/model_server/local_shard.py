@@ -107,6 +107,8 @@ class LocalShard:
         return self.engine.warmup(request)
 
     def _prefill(self, batch: Batch, cached: CachedBatch | None) -> StepResult:
+        if self.engine.state.cache is None:
+            raise ShardError("Prefill before Warmup: the K/V cache has no size yet")
         started = time.perf_counter_ns()
         concat_ns = None
         # The cached batch is removed first, so that an error leaves nothing under its id.

@@ -232,6 +232,7 @@ def test_hardening_R11_a_client_below_the_drain_rate_is_disconnected(read, waite
     assert reads_too_slowly(read, waited_s, total_s, ConnectionLimits()) == closes
 
 
+@pytest.mark.slow
 async def test_hardening_R11_an_answer_that_waits_for_its_reader_too_long_in_all_is_ended():
     texts = Reply(("x" * 20_000,) * 5000)
     async with serve_on_socket(script=lambda _: texts, connections=ConnectionLimits(delivery_s=0.1)) as served:

@@ -10,10 +10,12 @@ import torch
 
 from reference_server.errors import ShardError
 from reference_server.messages import (
+    Batch,
     CachedBatch,
     ChooserParameters,
     FinishReason,
     GrammarType,
+    Image,
     Request,
     StoppingParameters,
 )
@@ -376,3 +378,16 @@ async def test_hardening_R4_a_token_id_past_the_vocabulary_is_refused_before_the
 
     with pytest.raises(ShardError, match=r"has the token id 1000000, but the model's vocabulary has \d+ ids"):
         await driver.prefill(driver.request(1, [3, 4]))
+
+
+async def test_hardening_R17_an_image_beside_text_is_refused(driver: ShardDriver) -> None:
+    request = replace(driver.request(1, [3, 4]), chunks=("w3 w4", Image(b"", "image/png")))
+
+    with pytest.raises(ShardError, match="request 1 has an image, and this model takes text only"):
+        await driver.prefill(request)
+
+
+async def test_hardening_R26_a_prefill_before_the_warm_up_is_refused(directory: Path) -> None:
+    for shard in loaded(directory):
+        with pytest.raises(ShardError, match="Prefill before Warmup"):
+            await shard.prefill(Batch(0, (Request(0, ("w1",), 1, SEEDED, StoppingParameters(2**31)),)))
