@@ -7,6 +7,7 @@ while the router writes to its clients.
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable
 
@@ -47,6 +48,8 @@ from reference_server.router.telemetry.step_trace import StepListener
 from reference_server.transport.shard import Shard
 
 logger = logging.getLogger(__name__)
+
+_PATH = re.compile(r"(?:\bunix:(?://)?|(?<![\w:/.]))/(?:[\w.@+~-]+/)*[\w.@+~-]+")
 
 LIVENESS_ID = 2**64 - 1
 """Batch id and request id of the liveness probe."""
@@ -303,10 +306,11 @@ class _Step:
 
 
 def generation_error(error: ShardError) -> GenerationError:
-    """A shard's failure with TGI's text."""
+    """A shard's failure with TGI's text. Paths of this machine are for the log alone."""
+    text = _PATH.sub("(path)", str(error))
     if isinstance(error, ShardConnectionError):
-        return GenerationError(f"Could not connect to Text Generation server: {error}")
-    return GenerationError(f"Server error: {error}")
+        return GenerationError(f"Could not connect to Text Generation server: {text}")
+    return GenerationError(f"Server error: {text}")
 
 
 def liveness_batch() -> Batch:

@@ -57,7 +57,7 @@ class RequestTimes:
     def observe(
         self, metrics: Metrics, context: RequestContext, parameters: GenerateParameters, seed: int | None
     ) -> None:
-        """Count a success, log it, and add its stages to its trace."""
+        """Count a success, log it for debugging, and add its stages to its trace."""
         metrics.request_success.add()
         metrics.request_duration.observe(self.total_ns / 1e9)
         metrics.request_validation_duration.observe(self.validation_ns / 1e9)
@@ -65,9 +65,9 @@ class RequestTimes:
         metrics.request_inference_duration.observe(self.inference_ns / 1e9)
         metrics.request_mean_time_per_token_duration.observe(self.per_token_ns / 1e9)
         metrics.request_generated_tokens.observe(self.generated_tokens)
-        if logger.isEnabledFor(logging.INFO):
+        if logger.isEnabledFor(logging.DEBUG):
             span = {**self._fields(parameters, seed), "name": context.handler}
-            logger.info("Success", extra={"span": span, "spans": [span]})
+            logger.debug("Success", extra={"span": span, "spans": [span]})
         if context.span is not None:
             self._add_stages(context.span)
 

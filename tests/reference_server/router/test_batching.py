@@ -16,7 +16,7 @@ from reference_server.errors import (
 )
 from reference_server.messages import FinishReason, GeneratedText, ModelInfo, Tokens
 from reference_server.router import batching
-from reference_server.router.batching import LIVENESS_ID, Batcher
+from reference_server.router.batching import LIVENESS_ID, Batcher, generation_error
 from reference_server.router.generation_stream import Finished, GeneratedToken, PrefillDone, TokenArrived
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.telemetry.observer import NullObserver
@@ -479,6 +479,28 @@ async def test_hardening_R8_clients_that_left_are_not_in_the_queue_behind_a_bloc
 
     assert len(waiting) == 1
     assert last_seen == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "sent"),
+    [
+        (
+            "the model server at /tmp/tgi-x1/shard-0 cannot be reached: unix:/tmp/tgi-x1/shard-0: refused",
+            "the model server at (path) cannot be reached: (path): refused",
+        ),
+        ("connect to unix:///run/s-0 failed", "connect to (path) failed"),
+        ("File '/usr/lib/a.py', line 3", "File '(path)', line 3"),
+        (
+            "tcp://10.0.0.1:80/x; 3/4 of 1/2 GiB; see https://a.b/c",
+            "tcp://10.0.0.1:80/x; 3/4 of 1/2 GiB; see https://a.b/c",
+        ),
+    ],
+)
+def test_hardening_R27_an_error_names_no_path_of_this_machine(error: str, sent: str):
+    prefix = "Request failed during generation: "
+
+    assert str(generation_error(ShardError(error))) == f"{prefix}Server error: {sent}"
+    assert str(generation_error(ShardConnectionError(error))).endswith(f"server: {sent}")
 
 
 async def test_hardening_R3_many_health_checks_make_one_probe():

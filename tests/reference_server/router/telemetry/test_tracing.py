@@ -66,8 +66,16 @@ async def test_spans_end_with_streams_and_without_a_parent():
     assert names == ["validate", "queued", "infer", "chat_completions", "POST /v1/chat/completions"]
 
 
-async def test_a_success_is_logged_in_the_span_of_its_handler(caplog: pytest.LogCaptureFixture):
+async def test_hardening_R27_a_request_writes_no_line_by_default(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "reference_server")
+    async with serve() as served:
+        await served.generate(max_new_tokens=2)
+
+    assert not [record for record in caplog.records if record.name.startswith("reference_server")]
+
+
+async def test_a_success_is_logged_in_the_span_of_its_handler(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG, "reference_server")
     async with serve() as served:
         await served.generate(max_new_tokens=2, seed=3)
 
