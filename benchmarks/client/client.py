@@ -1,10 +1,11 @@
 """CPU cost and timing error of this load generator and other clients that read token streams.
 
 A server in its own process records when it writes each token (`reference_timing_server`). Each client in turn runs the
-same closed loop against it: ours; a plain asyncio socket client; aiohttp; locust's HttpUser with `iter_lines`. All
-decode the JSON of every event. Prints, per client and load, CPU seconds per 1,000 events, events per second and core,
-and the errors of TTFT and gaps; then the CPU time of `tgi-bench run` up to its first request. Clients alternate for
-`--rounds` rounds, and rows hold medians; `--json` prints one object with machine and versions.
+same closed loop against it: ours; a plain asyncio socket client; aiohttp, where installed; locust's HttpUser with
+`iter_lines`. Our row also has the error of TTFT by the time of the read. All decode the JSON of every event. Prints,
+per client and load, CPU seconds per 1,000 events, events per second and core, and the errors of TTFT and gaps; then the
+CPU time of `tgi-bench run` up to its first request. Clients alternate for `--rounds` rounds, and rows hold medians;
+`--json` prints one object with machine and versions.
 
     python benchmarks/client/client.py
     python benchmarks/client/client.py --streams 16,64 --clients ours,aiohttp --seconds 10 --rounds 3
@@ -13,6 +14,7 @@ and the errors of TTFT and gaps; then the CPU time of `tgi-bench run` up to its 
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -168,6 +170,9 @@ def measure(client: str, streams: int, seconds: float, *, bursts: bool = False) 
             "events_per_s_per_core": round(1e6 / level.cpu_us_per_event),
             "ttft_error_mean_ms": round(level.ttft_error_mean_ms, 3),
             "ttft_error_p99_ms": round(level.ttft_error_p99_ms, 3),
+            "read_ttft_error_mean_ms": round(level.read_ttft_error_mean_ms, 3),
+            "read_ttft_error_p99_ms": round(level.read_ttft_error_p99_ms, 3),
+            "bounded_gaps_share": round(level.bounded_gaps_share, 4),
             "gap_error_p50_ms": round(level.gap_error_p50_ms, 3),
             "gap_error_p99_ms": round(level.gap_error_p99_ms, 3),
             "lost": level.lost_events,
@@ -272,7 +277,7 @@ def main() -> None:
         return
     rows = []
     for streams in map(int, args.streams.split(",")):
-        clients = args.clients.split(",")
+        clients = [name for name in args.clients.split(",") if name != "aiohttp" or importlib.util.find_spec(name)]
         rounds = [
             [measure(client, streams, args.seconds, bursts=args.bursts) for client in clients]
             for _ in range(args.rounds)

@@ -40,7 +40,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="Run the trap suite instead: servers that deceive in one way each. All traps (about 20 minutes), or some.",
     )
     parser.add_argument("--json", action="store_true", help="Print the measurements as JSON.")
-
     parser.add_argument(
         "--starved",
         action="store_true",

@@ -1,7 +1,9 @@
 """Arrival times of received bytes: from the kernel where it records them (Linux), otherwise the time of the read.
 
 Linux timestamps each segment when it arrives (SO_TIMESTAMPING; Documentation/networking/timestamping.rst), so a client
-that reads late still has the arrival time. Data of several segments in one read has the timestamp of the last.
+that reads late still has the arrival time. Data of several segments in one read has the timestamp of the last. The
+kernel merges small segments that wait unread (seen on Linux 6.18), so smaller reads do not separate them: a generator
+that is stopped for longer than a gap knows only a bound for the events before the last.
 """
 
 import functools

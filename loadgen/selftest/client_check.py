@@ -330,8 +330,8 @@ class _NotMeasuredError(Exception):
 def render(level: ClientAccuracy) -> str:
     word = f"{'accurate' if level.is_accurate else 'INACCURATE'}, {level.verdict}"
     ttft = f"TTFT error mean {level.ttft_error_mean_ms:+.2f} p99 {level.ttft_error_p99_ms:+.2f} ms"
-    worst = f"of 99 % of the requests within {level.ttft_worst_error_ms:.2f}"
-    read = f"{worst} (of read times {level.read_ttft_error_mean_ms:+.2f}, {level.read_ttft_error_p99_ms:+.2f})"
+    worst = f"99 % of requests within {level.ttft_worst_error_ms:.2f}"
+    read = f"{worst}  (of read times {level.read_ttft_error_mean_ms:+.2f}, {level.read_ttft_error_p99_ms:+.2f})"
     bounded = f"{level.bounded_gaps_share:.1%} of the gaps inside one read"
     gap = f"gap error p50 {level.gap_error_p50_ms:+.2f} p99 {level.gap_error_p99_ms:+.2f} ms"
     cost = f"{level.cpu_us_per_event:.0f} us of CPU per event"

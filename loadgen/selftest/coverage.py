@@ -88,6 +88,9 @@ class Setting:
     load: float
     count: int
 
+    def __str__(self) -> str:
+        return f"{self.model.name} {self.load:g}, {self.count} requests"
+
     @property
     def simulated(self) -> int:
         """Requests to simulate: a few arrive in the warm-up."""
