@@ -68,7 +68,8 @@ def run_throughput(measured: Measured) -> Interval:
     dependence = run_dependence(measured, succeeded[measured.started])
     found = throughput(np.sort(ends_s[measured.window.contains(ends_s)]), dependence).interval
     # The gaps leave out the ends of the window.
-    return found.scaled(rate / found.value)
+    scale = rate / found.value
+    return Interval(rate, found.lo * scale, found.hi * scale, found.needed)
 
 
 def _found_in_flight(measured: Measured) -> Array:
