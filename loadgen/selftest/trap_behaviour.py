@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 SLOW_START = 1 / 3
+STALL_S = 3.0
 BATCH = 8
 FIRST_TOKENS = 8
 ERROR_EVENT = {"error": {"message": "out of memory", "type": "server_error", "code": 500}}

@@ -90,4 +90,5 @@ def read_summary(summary: Mapping[str, Any], *, is_open_loop: bool) -> ToolRepor
         summary["verdict"]["status"],
         tuple(reason["check"] for reason in reasons if reason["level"] != VALID),
         tuple(reason["check"] for reason in reasons if reason["level"] == VALID),
+        window_s=summary["window"]["end_s"] - summary["window"]["start_s"],
     )

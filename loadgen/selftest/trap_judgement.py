@@ -14,7 +14,7 @@ class ToolReport:
     """What a tool reported of one run: numbers by quantity, its verdict, and the findings that lowered it.
 
     `notes` are findings that leave the verdict valid. A tool without a verdict reports valid runs. `problem`: the tool
-    gave no result.
+    gave no result. `window_s` is the length of the window that the numbers are of, if the tool chose it.
     """
 
     values: dict[str, float | None]
@@ -22,6 +22,7 @@ class ToolReport:
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     problem: str | None = None
+    window_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def judge_honest(case: TrapCase, report: ToolReport) -> Judgement:
 def _right(case: TrapCase, report: ToolReport) -> Judgement:
     """Whether every quantity is within the tolerance."""
     wrong = []
-    for name, true in case.true.items():
+    for name, true in case.true_in(report.window_s).items():
         value = report.values.get(name)
         if true is None:
             wrong.append(f"{name} {shown(value)}, but no single value is true")
@@ -82,6 +83,10 @@ class TrapResult:
     honest: Sequence[ToolReport]
 
     @property
+    def true(self) -> dict[str, float | None]:
+        return self.trap.deceptive.true_in(self.deceptive.window_s)
+
+    @property
     def deception(self) -> Judgement:
         return judge_deception(self.trap, self.deceptive)
 
@@ -99,7 +104,7 @@ class TrapResult:
             "trap": self.trap.number,
             "name": self.trap.name,
             "passes": self.passes,
-            "true": self.trap.deceptive.true,
+            "true": self.true,
             "values": {name: self.deceptive.values.get(name) for name in self.trap.deceptive.true},
             "verdict": self.deceptive.verdict,
             "findings": [*self.deceptive.findings, *self.deceptive.notes],
@@ -113,7 +118,7 @@ def render_result(result: TrapResult) -> str:
     word = "pass" if result.passes else "FAIL"
     numbers = ", ".join(
         f"{name} {shown(result.deceptive.values.get(name))} (true {'none' if true is None else shown(true)})"
-        for name, true in result.trap.deceptive.true.items()
+        for name, true in result.true.items()
     )
     honesty = "" if result.honesty.passes else f"; honest load: {result.honesty.reason}"
     return f"{word}  {result.trap.number:>2} {result.trap.name}: {numbers}: {result.deception.reason}{honesty}"

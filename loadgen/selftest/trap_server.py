@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from loadgen.errors import MeasurementError
 from loadgen.parent_death import end_with_parent
 from loadgen.selftest.socket_loop import NS_PER_S, Peer, SocketLoop, chunk, json_response, response
-from loadgen.selftest.trap_behaviour import AnswerEvent, Behaviour, TrapRequest, answer_events, prelude
+from loadgen.selftest.trap_behaviour import STALL_S, AnswerEvent, Behaviour, TrapRequest, answer_events, prelude
 from loadgen.target.machine import request_realtime
 
 MODEL = "trap"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MIN_IN_FLIGHT = 4
-STALL_S = 3.0
 DOWN_S = 0.3
 DROP_AFTER_S = 0.3
 COMMENT_EVERY_S = 0.005

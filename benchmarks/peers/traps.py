@@ -1,0 +1,137 @@
+"""`python -m benchmarks.peers.traps`: the trap suite with other load generators, and the table of docs/comparison.md.
+
+Each peer runs in an environment of its own, named by `--peer NAME=PYTHON` or found as `DIR/NAME/bin/python` with
+`--peers DIR`. A peer that is not installed is left out by name. The result file is written after every row.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.trap_peers import PEERS, Peer
+from loadgen.errors import MeasurementError
+from loadgen.selftest.trap_check import RunCase, check_traps, run_own
+from loadgen.selftest.trap_companions import run_tool
+from loadgen.selftest.trap_judgement import ToolReport, render_result, shown
+from loadgen.selftest.trap_rows import TrapCase, select_traps
+from loadgen.target.machine import describe_machine, product_version
+from reports.run_store import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "traps.json"
+PAGE = ROOT / "docs" / "comparison.md"
+BEGIN, END = "<!-- results: written by benchmarks/peers/traps.py -->", "<!-- end of results -->"
+OWN = "tgi-bench"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="A peer's interpreter.")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="A directory of environments named as the peers.")
+    parser.add_argument("--traps", metavar="N,…", help="Only these rows.")
+    parser.add_argument("--no-own", action="store_true", help="Run the peers only.")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="The result file, which is updated.")
+    parser.add_argument("--page", action="store_true", help="Only write the table of docs/comparison.md.")
+    args = parser.parse_args()
+    if args.page:
+        write_page(json.loads(args.results.read_bytes()))
+        return 0
+    traps = select_traps(None if args.traps is None else [int(word) for word in args.traps.split(",")])
+    for name, python in tools(args).items():
+        peer = next((each for each in PEERS if each.name == name), None)
+        run = run_own if peer is None else run_peer(peer, python)
+        version = product_version() if peer is None else package_version(peer, python)
+        for result in check_traps(traps, run, with_honest=peer is None, honest_runs=10 if peer is None else 1):
+            print(f"{name}: {render_result(result)}", flush=True)
+            store(args.results, name, version, result.to_json())
+    return 0
+
+
+def tools(args: argparse.Namespace) -> dict[str, str]:
+    """Interpreters by tool; peers that are not installed are named on stderr."""
+    found = {} if args.no_own else {OWN: sys.executable}
+    given = dict(word.split("=", 1) for word in args.peer)
+    for peer in PEERS:
+        default = str(args.peers / peer.name / "bin" / "python") if args.peers is not None else ""
+        python = given.get(peer.name, default)
+        if python and Path(python).exists():
+            found[peer.name] = python
+        else:
+            print(f"{peer.name} is not installed; left out", file=sys.stderr)
+    return found
+
+
+def run_peer(peer: Peer, python: str) -> RunCase:
+    def run(url: str, case: TrapCase, folder: Path) -> ToolReport:
+        environment = {**os.environ, **peer.environment(case.load)}
+        words = peer.command(python, url, case.load, folder)
+        done = run_tool(words, url, case.companion, folder, environment)
+        try:
+            return peer.read(folder, done.stdout)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MeasurementError(f"no result (exit code {done.returncode}): {done.stdout[-200:].strip()}") from error
+
+    return run
+
+
+def package_version(peer: Peer, python: str) -> str:
+    code = f"import importlib.metadata as m; print(m.version({peer.package!r}))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def store(path: Path, tool: str, version: str, row: Mapping[str, Any]) -> None:
+    """Update one row of one tool in the result file."""
+    found = json.loads(path.read_bytes()) if path.exists() else {"tools": {}}
+    found["machine"] = describe_machine()
+    about = found["tools"].setdefault(tool, {"rows": {}})
+    about |= {"version": version, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    about["rows"][str(row["trap"])] = dict(row)
+    write_json(path, found)
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The results as Markdown: a row for each trap, a column for each tool."""
+    tools = found["tools"]
+    names = [name for name in (OWN, *(peer.name for peer in PEERS)) if name in tools]
+    lines = ["| trap | true | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+    for trap in select_traps(None):
+        true = trap.deceptive.true
+        cells = [_cell(tools[name]["rows"].get(str(trap.number))) for name in names]
+        stated = ", ".join("none" if value is None else shown(value) for value in true.values())
+        lines.append(f"| {trap.number} {trap.name} | {stated if len(true) < 3 else 'all'} | {' | '.join(cells)} |")
+    scores = []
+    for name in names:
+        rows = [row for number, row in tools[name]["rows"].items() if number != "0"]
+        scores.append(f"{sum(row['passes'] for row in rows)} of {len(rows)}")
+    lines.append("| **passed**, of the traps that were run | | " + " | ".join(scores) + " |")
+    versions = "; ".join(f"{name} {tools[name]['version']} ({tools[name]['date']})" for name in names)
+    return "\n".join([*lines, "", f"Versions and dates: {versions}."])
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "not run"
+    values = [value for value in row["values"].values() if value is not None]
+    number = ", ".join(shown(value) for value in values) if 0 < len(values) < 3 else ""
+    flags = "" if row["verdict"] == "valid" else f"{row['verdict']}: {', '.join(row['findings'])}"
+    notes = ", ".join(row["findings"]) if row["verdict"] == "valid" else ""
+    text = "; ".join(part for part in (number, flags, notes) if part) or ("right" if row["passes"] else "no number")
+    return f"{'✓' if row['passes'] else '✗'} {text}"
+
+
+def write_page(found: Mapping[str, Any]) -> None:
+    """Replace the table of the page."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table(found)}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
