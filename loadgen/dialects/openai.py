@@ -123,19 +123,24 @@ def _read_choice(choice: Any, tokens: int | None, at_ns: int, answer: ParsedAnsw
 def _characters(choice: Mapping[str, Any], delta: Mapping[str, Any] | None) -> int:
     """Characters that a choice adds to the answer: text, reasoning and tool arguments."""
     if delta is None:
-        return len(choice.get("text") or "")
-    content = delta.get("content")
+        return _length(choice.get("text"))
+    content = _length(delta.get("content"))
     if content and len(delta) == 1:
-        return len(content)
-    reasoning = next((delta[key] for key in REASONING_KEYS if delta.get(key)), "")
-    return len(content or "") + len(reasoning) + _argument_characters(delta.get("tool_calls"))
+        return content
+    reasoning = next((delta[key] for key in REASONING_KEYS if delta.get(key)), None)
+    return content + _length(reasoning) + _argument_characters(delta.get("tool_calls"))
 
 
 def _argument_characters(calls: Any) -> int:
     """Characters of tool arguments in a delta. Some servers send one call, most a list."""
     listed = calls if isinstance(calls, list) else [calls]
     functions = [call.get("function") for call in listed if isinstance(call, dict)]
-    return sum(len(each.get("arguments") or "") for each in functions if isinstance(each, dict))
+    return sum(_length(each.get("arguments")) for each in functions if isinstance(each, dict))
+
+
+def _length(text: Any) -> int:
+    """The length of a text; 1 for any other value that is not empty."""
+    return len(text) if isinstance(text, str) else int(bool(text))
 
 
 def _read_usage(usage: Any, answer: ParsedAnswer, *, is_open: bool) -> int | None:

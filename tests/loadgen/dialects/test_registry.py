@@ -5,6 +5,7 @@ import pytest
 from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAnswer, Sampling
 from loadgen.dialects.openai import OpenAiChat, OpenAiCompletions
 from loadgen.dialects.tgi import Tgi
+from loadgen.generator.recorder import first_tokens
 from loadgen.workloads.prompt import Prompt
 
 PROMPT = Prompt("p", text="hello", output_tokens=9)
@@ -100,6 +101,21 @@ def test_tool_arguments_are_a_token_event():
     call = {"index": 0, "function": {"name": None, "arguments": '{"a"'}}
 
     assert read(OpenAiChat(Sampling()), chat(tool_calls=[call])).event_ns == [1]
+
+
+def test_a_delta_that_is_not_a_text_is_an_event_of_one_character():
+    answer = read(OpenAiChat(Sampling()), chat([{"type": "text", "text": "hello"}]), chat(7), chat("abc"))
+
+    assert (len(answer.event_ns), answer.first_characters, answer.characters) == (3, 1, 5)
+
+
+def test_trust_T6_the_first_event_has_its_share_of_the_characters():
+    """Twelve tokens by usage, in two events of 10 and 20 characters; one token each where the counts agree."""
+    usage = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 12}}
+    answer = read(OpenAiChat(Sampling()), chat("a" * 10), chat("b" * 20), usage)
+
+    assert first_tokens(answer, 12) == 4
+    assert first_tokens(answer, 2) == 1
 
 
 def test_usage_that_comes_chunk_by_chunk_counts_each_event():

@@ -72,3 +72,11 @@ def test_true_values_are_arithmetic():
 
     assert (true["ttft_mean_ms"], true["e2e_mean_ms"]) == (250.0, pytest.approx(870.0))
     assert true["output_tokens_per_s"] == pytest.approx(8 * 32 / 0.87)
+
+
+def test_trust_T5_the_true_mean_of_a_stall_depends_on_the_window():
+    """3 s of constant arrivals wait 1.5 s each, those of the 0.25 s before it 3 s each."""
+    stall = TRAPS[4].deceptive
+
+    assert stall.true_in(None) == {"ttft_mean_ms": pytest.approx(512.5)}
+    assert stall.true_in(10.0) == {"ttft_mean_ms": pytest.approx(775.0)}
