@@ -29,7 +29,8 @@ class Size:
 class Estimate:
     """A number in a table with its interval. A change has its sign.
 
-    An unsupported one has no interval and is marked: ≥ a high percentile of a run that is too short, ~ any other.
+    An unsupported one has no interval and is marked: ≥ a lower bound, or a high percentile of a run that is too short,
+    ~ any other.
     needed: requests at this load that would support an interval, or one narrower than the value.
     """
 

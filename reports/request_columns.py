@@ -196,6 +196,11 @@ class TokenEvents:
             self.tokens[first:last],
         )
 
+    def where(self, is_kept: npt.NDArray[np.bool_]) -> "TokenEvents":
+        """The same requests; those that are not kept have no events."""
+        first_ns = np.where(is_kept, self.first_ns, np.nan)
+        return TokenEvents(first_ns, self.gaps.where(is_kept), self.counts.where(is_kept), self.tokens)
+
     def batches(self) -> Iterator[EventBatch]:
         """The events in the order of the requests, in batches of bounded size."""
         for first, last in chunks(self.num_events):

@@ -43,8 +43,10 @@ class RunManifest:
     launch_chosen (the arguments that tgi-bench added) and accelerator. `clipped` holds requests, input_tokens and
     output_tokens. `objectives` is a list of {metric, max or min}. `machine` holds the operating system, kernel, cpu,
     cpu_count, memory_bytes and container limits. `slots` is the concurrency of a closed loop, `window_end_s` the end of
-    the load's window, `drain_s` the limit of the drain. Times in seconds count from the run's start. `open_loop` is
-    None in runs of earlier versions. `arrival_times` holds the source of the times of received bytes (kernel, read or
+    the load's window, `drain_s` the limit of the drain. `drain` holds how long it lasted (took_s), the requests that
+    started in it (requests), those of any phase that were cancelled at its end (cancelled), and those of the window
+    that were cut off (cut_off). Times in seconds count from the run's start. `open_loop` is None in runs of earlier
+    versions. `arrival_times` holds the source of the times of received bytes (kernel, read or
     mixed) and how many reads had a timestamp of the kernel (stamped), none (unstamped) or an impossible one (rejected).
     """
 
@@ -82,6 +84,7 @@ class RunManifest:
     slots: int | None = None
     window_end_s: float | None = None
     drain_s: float | None = None
+    drain: dict[str, Any] = field(default_factory=dict)
     stop_reason: str | None = None
     clock: dict[str, float] = field(default_factory=dict)
     arrival_times: dict[str, Any] = field(default_factory=dict)

@@ -44,12 +44,12 @@ class PooledMetric:
 
 
 def _gaps(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
-    gaps = measured.started_events.gaps
+    gaps = measured.counted_events.gaps
     return gaps.values / 1e9, gaps.sizes
 
 
 def _itl(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
-    events = measured.started_events
+    events = measured.counted_events
     if events.is_one_token_each:
         return _gaps(measured)
     values: list[Array] = []

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reports.metrics.measured import derive
+from reports.metrics.windows import phases
 from reports.request_columns import LISTS, Ragged, columns_of_rows
-from reports.run_schema import FIELDS
+from reports.run_schema import FIELDS, Phase, Status
 from reports.run_store import (
     REQUESTS,
     ROWS_PER_BATCH,
@@ -42,6 +43,17 @@ def finish_run(directory: Path) -> None:
             source.unlink()
     if not (directory / f"{REQUESTS}.parquet").exists():
         write_table(directory, REQUESTS, [], manifest)
+
+
+def count_drain(directory: Path) -> dict[str, int]:
+    """Of a finished run: requests that started in the drain, were cancelled at its end, or were cut off by it."""
+    table = pq.read_table(directory / f"{REQUESTS}.parquet", columns=["phase", "status"])
+    phase, status = table["phase"].to_pylist(), table["status"].to_pylist()
+    return {
+        "requests": phase.count(Phase.DRAIN),
+        "cancelled": status.count(Status.CANCELLED),
+        "cut_off": status.count(Status.UNFINISHED),
+    }
 
 
 def write_table(directory: Path, table: str, rows: Iterable[Mapping[str, Any]], manifest: RunManifest) -> None:
@@ -88,6 +100,7 @@ def _unicode(text: str) -> str:
 def _request_columns(rows: Sequence[Mapping[str, Any]], manifest: RunManifest, schema: pa.Schema) -> dict[str, Any]:
     requests = columns_of_rows(rows)
     frame = derive(requests.frame, manifest)
+    frame["phase"] = phases(frame, manifest)
     columns = {
         each.name: _written(frame[each.name], each.type)
         for each in schema

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from reports.metrics.counted import counted, counted_events
 from reports.metrics.per_request import PER_REQUEST, meets_objectives
 from reports.metrics.windows import Concurrency, Window, find_window, starts_s
 from reports.request_columns import RequestColumns, TokenEvents, columns_of
-from reports.run_schema import TokensSource
+from reports.run_schema import Phase, TokensSource
 from reports.run_store import RunManifest, RunResult
 from reports.saved_run import SavedRecords
 from reports.stats.estimators import NUM_BATCHES, Interval, mean_interval
@@ -26,8 +27,9 @@ POWER_SERIES = "accelerator_power_watts"
 class Measured:
     """A run with its measurement window: every request, those started in the window, and their events.
 
-    `requests` has the columns of `derive`, in the order of their start; `started` marks the requests that started in
-    the window, which are consecutive. `output_batches` holds the output tokens in each batch of the window.
+    `requests` has the columns of `derive` with the values that count, in the order of their start, those of the drain
+    last; `started` marks the requests that started in the window and not in the drain, which are consecutive.
+    `output_batches` holds the output tokens in each batch of the window.
     """
 
     manifest: RunManifest
@@ -43,14 +45,16 @@ class Measured:
     def of(cls, run: RunResult) -> "Measured":
         columns = _columns(run)
         start_s = starts_s(columns.frame, run.manifest.is_open_loop)
-        columns = columns.take(np.argsort(start_s, kind="stable"))
-        requests, events = derive(columns.frame, run.manifest), TokenEvents.of(columns)
+        columns = columns.take(np.lexsort((start_s, columns.frame["phase"] == Phase.DRAIN)))
+        is_streaming = run.manifest.config.get("stream") is not False
+        requests = counted(derive(columns.frame, run.manifest), is_streaming=is_streaming)
+        events = TokenEvents.of(columns)
         window = find_window(requests, events, run.manifest)
         watts = sorted(_power(run.server_metrics).items())
         return cls(
             run.manifest,
             requests,
-            window.contains(requests["start_s"]),
+            window.contains(requests["start_s"]) & np.asarray(requests["phase"] != Phase.DRAIN),
             events,
             window,
             Concurrency.of(np.asarray(requests["t_sent_ns"]) / 1e9, np.asarray(requests["t_end_ns"]) / 1e9),
@@ -67,6 +71,11 @@ class Measured:
     def started_events(self) -> TokenEvents:
         """The events of the requests that started in the window."""
         return self.events.part(*self._window_slice)
+
+    @property
+    def counted_events(self) -> TokenEvents:
+        """Those events, without the events of failed requests."""
+        return self.started_events.where(counted_events(self.population))
 
     @property
     def _window_slice(self) -> tuple[int, int]:

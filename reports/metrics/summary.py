@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from reports.metrics.catalog import METRICS, PER_RUN, PooledMetric
+from reports.metrics.counted import GENERATOR_DELAYS, least_bound
 from reports.metrics.finish import finish_run
 from reports.metrics.measured import Measured
 from reports.metrics.overload import find_overload
@@ -148,18 +149,17 @@ def _metrics(measured: Measured, concurrency: float) -> dict[str, Any]:
 
 def _per_request(metric: RequestMetric, measured: Measured, series: QueueSeries) -> dict[str, Any]:
     population = measured.population
+    bound = least_bound(population, metric.name)
     mean = series.mean()
-    found = _statistics(metric, series.values, [series.percentile(percentile) for percentile in PERCENTILES])
+    found = _statistics(metric, series.values, [series.percentile(percentile) for percentile in PERCENTILES], bound)
+    hi = mean.interval.hi if math.isinf(bound) else math.inf
     return found | {
-        "mean_interval": {"lo": mean.interval.lo, "hi": mean.interval.hi, "needed": mean.needed},
+        "mean_interval": {"lo": mean.interval.lo, "hi": hi, "needed": mean.needed},
+        "at_least": math.isfinite(bound),
         "population": "requests started in the window",
         "missing": len(population) - len(series.values),
         "adjusted": _adjusted(metric, population),
     }
-
-
-# Delays of the generator, which a failed request has too.
-GENERATOR_DELAYS = frozenset(("schedule_lag_s", "limit_wait_s"))
 
 
 def _adjusted(metric: RequestMetric, population: pd.DataFrame) -> dict[str, float | None] | None:
@@ -202,8 +202,11 @@ def _statistics(
     metric: RequestMetric | PooledMetric,
     values: npt.NDArray[np.float64],
     estimates: Sequence[BoundedEstimate],
+    least_bound: float = math.inf,
 ) -> dict[str, Any]:
+    """The statistics of a metric; from `least_bound` on its values are lower bounds, and so are its percentiles."""
     count = len(values)
+    known = float(np.max(values, where=values < least_bound, initial=-math.inf))
     return {
         "unit": metric.unit,
         "direction": metric.direction,
@@ -218,7 +221,8 @@ def _statistics(
             percentile_name(percentile): {
                 "value": each.interval.value,
                 "lo": each.interval.lo,
-                "hi": each.interval.hi,
+                "hi": math.inf if each.interval.value > known else each.interval.hi,
+                "at_least": each.interval.value > known,
                 "supported": each.is_supported,
                 "needed": each.needed,
             }

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from reports.metrics.answer_facts import answer_facts
+from reports.metrics.counted import is_cut_off
 from reports.metrics.measured import Measured
 from reports.metrics.overload import Overload
 from reports.metrics.prefix_cache import CachedShare
@@ -109,7 +110,7 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
     sent = int(measured.window.contains(requests["t_sent_ns"] / 1e9).sum())
     events = float(population["events"].sum())
     differences = (requests["client_output_tokens"] - requests["output_tokens"]).abs() / requests["output_tokens"]
-    gaps = measured.started_events.gaps.values
+    gaps = measured.counted_events.gaps.values
     return answer_facts(measured) | {
         "sent_over_offered": sent / offered if offered and measured.manifest.is_open_loop else None,
         "schedule_lag_p99_s": _quantile(lag, 0.99),
@@ -133,6 +134,8 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
         ),
         "requests": int((requests["t_sent_ns"].notna() & (requests["status"] != Status.CONNECT_ERROR)).sum()),
         "succeeded": int((requests["status"] == Status.OK).sum()),
+        "cut_off": int(is_cut_off(population).sum()),
+        "drain_limit_s": measured.window.drain_s,
         "server_requests": _server_requests(run),
         "lost_workers": int(run.client.get("lost_workers") or 0),
         "lost": run.client.get("lost") or [],
@@ -272,6 +275,15 @@ def _completions(facts: Mapping[str, Any]) -> Finding | None:
     return _finding("completions", level, "no request completed in the window; run longer")
 
 
+def _cut_off(facts: Mapping[str, Any]) -> Finding | None:
+    """Valid: what such a request bounds from below is marked."""
+    count, limit_s = facts.get("cut_off") or 0, facts.get("drain_limit_s")
+    limit = "" if limit_s is None else f" of {limit_s:g} s"
+    noun = "request was" if count == 1 else "requests were"
+    message = f"{count} {noun} cut off at the drain limit{limit} and may have taken longer (≥); raise --drain"
+    return _finding("drain", Level.VALID if count else None, message)
+
+
 def _request_counts(facts: Mapping[str, Any]) -> Finding | None:
     """The server's count lies between our successes and all that we sent, whether it counts failures or not."""
     sent, succeeded, theirs = facts["requests"], facts["succeeded"], facts["server_requests"]
@@ -309,6 +321,7 @@ def _capacity(facts: Mapping[str, Any]) -> Finding | None:
 CHECKS: tuple[Callable[[Mapping[str, Any]], Finding | None], ...] = (
     _generator,
     _completions,
+    _cut_off,
     _sent_rate,
     _schedule_lag,
     _full_reads,

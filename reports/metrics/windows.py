@@ -9,6 +9,7 @@ import pandas as pd
 
 from reports.metrics.steadiness import series_between
 from reports.request_columns import TokenEvents
+from reports.run_schema import Phase
 from reports.run_store import RunManifest
 from reports.stats.estimators import Slope, newey_west_slope
 
@@ -16,6 +17,8 @@ Array = npt.NDArray[np.float64]
 
 # The rate of these loads is not constant, so they have no steady state.
 UNEVEN_MODES = frozenset(("trace", "burst", "stages"))
+# Stop reasons of a window that ends with the start of its last request.
+COUNTED_ENDS = frozenset(("requests", "end_of_trace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +106,29 @@ def starts_s(frame: pd.DataFrame, is_open_loop: bool) -> Array:
     return np.asarray(first.fillna(second).fillna(frame["t_dispatch_ns"]) / 1e9, dtype=np.float64)
 
 
+def phases(frame: pd.DataFrame, manifest: RunManifest) -> "pd.Series[str]":
+    """The phase of each request; what started after the window is of the drain.
+
+    A worker of several may learn the end of the window after requests that followed it have ended.
+    """
+    if manifest.window_end_s is None:
+        return frame["phase"]
+    start_ns = frame["t_intended_ns" if manifest.is_open_loop else "t_dispatch_ns"]
+    return frame["phase"].where(~(start_ns >= round(manifest.window_end_s * 1e9)), Phase.DRAIN)
+
+
 def find_window(frame: pd.DataFrame, events: TokenEvents, manifest: RunManifest) -> Window:
     """The window of a run: from the end of the warm-up to the end of the load.
 
     The warm-up lasts as configured, until every slot of a closed loop has completed a request, and until a slow start
     has ended. frame: requests in the order of their start, with the per-request metrics.
 
-    Without a recorded end (a crash, or a load without further requests) the window ends at the last send. The window of
-    a burst, which is sent at once, ends with the last response.
+    Without a recorded end (a crash) the window ends at the last send. If a number of requests ended it, it includes the
+    send of the last; if none of them had ended by then, as in a burst, it ends with the last response.
     """
     sent_s, end_s = _column_s(frame, "t_sent_ns"), _column_s(frame, "t_end_ns")
-    last = end_s if manifest.mode == "burst" else sent_s
-    end = manifest.window_end_s
-    if end is None or manifest.mode == "burst":
-        end = float(np.nanmax(last)) if np.any(~np.isnan(last)) else manifest.warmup_s
-    end = max(end, 0.0)
+    is_measured = np.asarray(frame["phase"] != Phase.DRAIN)
+    end = _end_s(sent_s[is_measured], end_s[is_measured], manifest)
     sweep = Concurrency.of(sent_s, end_s)
     marks = {"configured": manifest.warmup_s, "every slot": _slots_done_s(sweep, sent_s, end_s, manifest)}
     rule, start = max(marks.items(), key=lambda mark: mark[1])
@@ -147,6 +158,20 @@ def _slow_start_s(
     cut_s = start_s + series.length_s * step.cut / len(series.bins)
     rest = series_between(cut_s, end_s, frame, events, is_open_loop=is_open_loop)
     return cut_s if rest.is_checkable else None
+
+
+def _end_s(sent_s: Array, end_s: Array, manifest: RunManifest) -> float:
+    """The end of the window. sent_s, end_s: of the requests before the drain."""
+    end = manifest.window_end_s
+    last_sent_s, last_end_s = (float(np.nanmax(t)) if np.any(~np.isnan(t)) else None for t in (sent_s, end_s))
+    if last_sent_s is None or last_end_s is None:
+        return max(manifest.warmup_s if end is None else end, 0.0)
+    if end is None:
+        end = last_sent_s
+    elif manifest.stop_reason in COUNTED_ENDS:
+        end = max(end, last_sent_s)
+    is_burst = manifest.mode == "burst" or (manifest.stop_reason in COUNTED_ENDS and not np.any(end_s <= end))
+    return max(last_end_s if is_burst else end, 0.0)
 
 
 def _column_s(frame: pd.DataFrame, name: str) -> Array:

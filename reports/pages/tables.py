@@ -63,7 +63,7 @@ def summary_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
             values = {
                 "avg": marked(_mean(metric)),
                 "min": 1e3 * metric["min"],
-                "max": 1e3 * metric["max"],
+                "max": marked(_max(metric)),
                 **{title: marked(_percentile(metric, p)) for p, title in SUMMARY_PERCENTILES.items()},
             }
             rows.append(_row(title, analysis, analyses, values))
@@ -132,9 +132,10 @@ def _better(direction: Direction) -> str:
 def scaled(found: Mapping[str, Any], scale: float, *, is_high: bool = False) -> Estimate:
     value, lo, hi = (None if found[name] is None else scale * found[name] for name in ("value", "lo", "hi"))
     needed = found.get("needed")
+    is_bound = bool(found.get("at_least"))
     # Bounds of other metrics can be missing without a need for more requests.
-    is_supported = found.get("supported", lo is not None or needed is None)
-    return Estimate(value, lo, hi, is_supported, needed=needed, is_high=is_high)
+    is_supported = found.get("supported", lo is not None or needed is None) and not is_bound
+    return Estimate(value, lo, hi, is_supported, needed=needed, is_high=is_high or is_bound)
 
 
 def _percentile(metric: Mapping[str, Any], name: str) -> Estimate:
@@ -144,7 +145,13 @@ def _percentile(metric: Mapping[str, Any], name: str) -> Estimate:
 
 def _mean(metric: Mapping[str, Any]) -> Estimate:
     """The mean of a latency in ms."""
-    return scaled({"value": metric["mean"], **metric.get("mean_interval", NO_INTERVAL)}, 1e3)
+    interval = metric.get("mean_interval", NO_INTERVAL)
+    return scaled({"value": metric["mean"], "at_least": metric.get("at_least"), **interval}, 1e3)
+
+
+def _max(metric: Mapping[str, Any]) -> Estimate:
+    """The largest latency in ms; more, if a request was cut off."""
+    return scaled({"value": metric["max"], "at_least": metric.get("at_least"), **NO_INTERVAL}, 1e3)
 
 
 HIGH_PERCENTILES = ("p90", "p95", "p99", "p99.9")
@@ -158,7 +165,8 @@ def latency_table(analysis: Analysis) -> pd.DataFrame:
         metric = analysis.summary["metrics"][name]
         shown = {p: _percentile(metric, p) for p in ("p50", "p90", "p95", "p99")}
         counts = {"count": metric["count"], "missing": metric["missing"]}
-        rows.append({"ms, ↓ better": title, **counts, "mean": _mean(metric), **shown, "max": 1e3 * metric["max"]})
+        row = {"ms, ↓ better": title, **counts, "mean": _mean(metric), **shown, "max": marked(_max(metric))}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

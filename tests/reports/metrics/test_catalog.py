@@ -1,15 +1,18 @@
 """Each metric on a small run with values computed by hand."""
 
 import math
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from reports.metrics.catalog import METRICS, PER_RUN, POOLED
+from reports.metrics.finish import write_table
 from reports.metrics.measured import Measured
 from reports.metrics.per_request import PER_REQUEST
 from reports.metrics.summary import summarize
 from reports.run_schema import RequestRecord, Status
-from reports.run_store import RunManifest, RunResult
+from reports.run_store import REQUESTS, RunManifest, RunResult, write_manifest
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -109,11 +112,77 @@ def test_tpot_of_a_single_token_is_missing() -> None:
     assert math.isnan(column(run_of(stream(0.0, 1.0, 0.1, 1)), "tpot_s")[0])
 
 
-def test_failed_request_has_no_e2e() -> None:
-    record = stream(0.0, 1.0, 0.1, 3, status=Status.TRUNCATED)
+def test_trust_D1_a_failed_requests_time_counts_in_nothing_but_its_own_row(tmp_path: Path) -> None:
+    whole = stream(0.0, 1.0, 0.1, 3)
+    failed = stream(1.0, 6.0, 0.5, 3, status=Status.TRUNCATED)
+    run = run_of(whole, failed)
 
-    assert math.isnan(column(run_of(record), "e2e_s")[0])
-    assert column(run_of(record), "ttft_s") == [pytest.approx(0.99)]
+    metrics = summarize(run)["metrics"]
+    counted = {name: metrics[name]["max"] for name in ("ttft_s", "ttft_co_s", "tpot_s", "gap_s", "itl_s", "max_gap_s")}
+    assert counted == pytest.approx(
+        {"ttft_s": 0.99, "ttft_co_s": 1.0, "tpot_s": 0.1, "gap_s": 0.1, "itl_s": 0.1, "max_gap_s": 0.1}
+    )
+    assert (metrics["e2e_s"]["count"], metrics["ttft_s"]["count"], metrics["ttft_s"]["missing"]) == (1, 1, 1)
+
+    write_manifest(tmp_path, run.manifest)
+    write_table(tmp_path, REQUESTS, [record.to_json() for record in run.records], run.manifest)
+    rows = pq.read_table(tmp_path / "requests.parquet").to_pylist()
+    assert [row["ttft_s"] for row in rows] == pytest.approx([0.99, 4.99])
+    assert [row["tpot_s"] for row in rows] == pytest.approx([0.1, 0.5])
+
+
+def test_trust_W6_a_request_cut_off_after_its_first_token_has_no_mean_time_per_token() -> None:
+    records = [stream(float(start), start + 0.5, 0.1, 3) for start in range(8)]
+    cut_off = stream(8.0, 8.5, 0.9, 3, status=Status.UNFINISHED, t_end_ns=15 * S, requested_output_tokens=90)
+
+    metrics = summarize(run_of(*records, cut_off))["metrics"]
+
+    assert (metrics["tpot_s"]["count"], metrics["tpot_s"]["max"]) == (8, pytest.approx(0.1))
+    assert (metrics["ntpot_s"]["count"], metrics["decode_tps"]["count"], metrics["length_shortfall"]["max"]) == (
+        8,
+        8,
+        0,
+    )
+    assert (metrics["ttft_s"]["count"], metrics["ttft_s"]["at_least"]) == (9, False)
+
+
+def test_trust_D1_a_request_cut_off_at_the_drain_limit_enters_quantiles_as_at_least_its_time() -> None:
+    records = [stream(float(start), start + 0.5, 0.1, 3) for start in range(8)]
+    cut_off = stream(8.0, 8.5, 0.1, 3, status=Status.UNFINISHED, t_end_ns=15 * S)
+
+    summary = summarize(run_of(*records, cut_off, drain_s=5.0))
+
+    e2e = summary["metrics"]["e2e_s"]
+    assert (e2e["count"], e2e["max"], e2e["at_least"]) == (9, pytest.approx(6.99), True)
+    found = {name: e2e["percentiles"][name] for name in ("p50", "p99")}
+    assert {name: each["at_least"] for name, each in found.items()} == {"p50": False, "p99": True}
+    assert e2e["percentiles"]["p99.9"]["hi"] is None
+    assert e2e["mean_interval"]["hi"] is None
+    drain = next(found for found in summary["verdict"]["findings"] if found["check"] == "drain")
+    assert drain["message"].startswith("1 request was cut off at the drain limit of 5 s")
+
+
+def test_trust_D1_a_percentile_among_the_requests_that_were_cut_off_is_a_lower_bound() -> None:
+    whole = [stream(float(start), start + 0.5, 0.1, 3) for start in range(4)]
+    end = {"status": Status.UNFINISHED, "t_end_ns": 15 * S}
+    cut_off = [stream(4.0 + start, 5.0 + start, 0.1, 3, **end) for start in range(5)]
+
+    metrics = summarize(run_of(*whole, *cut_off))["metrics"]
+
+    marks = {name: metrics["e2e_co_s"]["percentiles"][name]["at_least"] for name in ("p25", "p50", "p90")}
+    assert marks == {"p25": False, "p50": True, "p90": True}
+    assert metrics["e2e_co_s"]["percentiles"]["p90"]["hi"] is None
+    assert not metrics["ttft_co_s"]["percentiles"]["p90"]["at_least"]
+
+
+def test_trust_D1_requests_of_the_drain_enter_no_metric() -> None:
+    records = [stream(float(start), start + 0.5, 0.1, 3) for start in range(8)]
+    later = stream(9.0, 14.0, 2.0, 3, phase="drain")
+
+    with_drain, without = (summarize(run_of(*these))["metrics"] for these in ([*records, later], records))
+
+    for name in ("ttft_s", "tpot_s", "e2e_s", "gap_s"):
+        assert with_drain[name] == without[name]
 
 
 def test_gaps_are_pooled_and_itl_splits_them_over_the_tokens_of_their_event() -> None:
@@ -259,8 +328,8 @@ def test_metrics_5_truncated_stream_keeps_its_tokens_and_has_no_e2e() -> None:
     assert found["requests_per_s"] == pytest.approx(0.1)
     assert found["error_rate"] == pytest.approx(0.5)
     assert column(run_of(whole, cut), "e2e_s") == pytest.approx([1.99, math.nan], nan_ok=True)
-    assert column(run_of(whole, cut), "ttft_s") == pytest.approx([0.99, 0.99])
-    assert column(run_of(whole, cut), "length_shortfall") == pytest.approx([0.0, 1 - 6 / 11])
+    assert column(run_of(whole, cut), "ttft_s") == pytest.approx([0.99, math.nan], nan_ok=True)
+    assert column(run_of(whole, cut), "length_shortfall") == pytest.approx([0.0, math.nan], nan_ok=True)
 
 
 def test_metrics_6_censored_request_is_a_failure_of_the_window_it_started_in() -> None:
@@ -274,8 +343,9 @@ def test_metrics_6_censored_request_is_a_failure_of_the_window_it_started_in() -
 
     assert values(run)["error_rate"] == pytest.approx(1 / 9)
     assert values(run)["concurrency_max"] == 1
-    assert (ttft["count"], ttft["missing"]) == (8, 1)
-    assert ttft["percentiles"]["p95"]["value"] == pytest.approx(0.5)
+    assert (ttft["count"], ttft["missing"]) == (9, 0)
+    assert ttft["percentiles"]["p75"]["value"] == pytest.approx(0.5)
+    assert (ttft["max"], ttft["at_least"]) == (pytest.approx(5.0), True)
     # One failure in nine: beyond the 88th percentile nothing is bounded.
     assert (ttft["adjusted"]["p75"], ttft["adjusted"]["p90"]) == (pytest.approx(0.5), None)
 
