@@ -32,6 +32,7 @@ from loadgen.selftest.client_capacity import stored_capacity
 from loadgen.target import machine
 from loadgen.target.accelerator import open_accelerators
 from loadgen.target.health_probe import HealthProbe
+from loadgen.target.idle import wait_until_idle
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Telemetry
 from loadgen.workloads.workload import Workload, text_hash
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from loadgen.generator.stop_rules import StopRule
     from loadgen.generator.stop_watcher import StopWatcher
 
+MAX_IDLE_WAIT_S = 30.0
 MIN_FREE_BYTES = 64 * 2**20
 
 
@@ -111,11 +113,13 @@ def measure(
             stop_watcher.start()
 
     load = LoadProcess(progress, start_watchers)
-    stop_watcher = _open_stop_watcher(config, manifest, out, load.stop)
+    stop_watcher = _open_stop_watcher(config, manifest, out, load.end_window)
     health = HealthProbe(target.control(), config.unhealthy_probes, stop_unhealthy)
     try:
         with TwoStageInterrupt(load.finish, load.kill) as signals:
             load.run(_plan(config, target, prepared, manifest, out), distribution, out)
+            if signals.first is None:
+                _wait_for_server(config, target, progress)
     finally:
         progress.close()
         health.finish()
@@ -181,6 +185,17 @@ def _warm_prefix_cache(prepared: PreparedRun, target: Target, progress: Progress
         target.generate_once(prepared.facts.api, prepared.facts.model, prefix)
 
 
+def _wait_for_server(config: BenchConfig, target: Target, progress: ProgressDisplay) -> None:
+    """Wait for the end of the requests that the load cancelled, so that they do not slow the next run."""
+    control = target.control()
+    try:
+        num_requests = wait_until_idle(control, min(config.drain_s, MAX_IDLE_WAIT_S))
+    finally:
+        control.close()
+    if num_requests:
+        progress.show(f"the server still reports {num_requests} requests; they may slow the next run")
+
+
 def _manifest(
     config: BenchConfig,
     target: Target,
@@ -228,6 +243,7 @@ def _manifest(
             "prompt_length_error": length_check.largest_error if length_check is not None else None,
         },
         warmup_s=config.warmup_s,
+        drain_s=config.drain_s,
         slots=config.concurrency if config.mode == "closed" and config.warmup_s else None,
     )
 
@@ -257,7 +273,7 @@ def _complete(manifest: RunManifest, load: LoadProcess, target: Target, out: Pat
     """Write the end of the run into the manifest and turn the files into their final form."""
     end = load.end or {}
     manifest.window_end_s = end.get("window_end_s")
-    manifest.drain_s = end.get("drain_s")
+    manifest.drain["took_s"] = end.get("drain_s")
     manifest.stop_reason = load.stop_reason
     manifest.clipped = end.get("clipped") or {}
     manifest.target["info_end"] = redacted(target.info())
@@ -285,9 +301,11 @@ def _complete(manifest: RunManifest, load: LoadProcess, target: Target, out: Pat
             "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,
         },
     )
-    from reports.metrics.finish import finish_run
+    from reports.metrics.finish import count_drain, finish_run
 
     finish_run(out)
+    manifest.drain |= count_drain(out)
+    write_manifest(out, manifest)
     log = out / WORKER_LOG
     if log.exists() and not log.stat().st_size:
         log.unlink()

@@ -115,15 +115,17 @@ class BenchSettings(BaseModel):
         description="Length of the measurement, after the warm-up: 20s, 2m. Default 30s unless --requests or a trace "
         "ends the run.",
     )
-    requests: int | None = Field(None, ge=1, le=10_000_000, description="End after this many measured requests.")
+    requests: int | None = Field(
+        None, ge=1, le=10_000_000, description="Measure the first N requests after the warm-up."
+    )
     warmup: Seconds | None = Field(
         None,
         description="Uncounted load before the measurement. Default 3s; 0 for --requests and traces.",
     )
     drain: Seconds | None = Field(
         None,
-        description="How long requests in flight may continue after the last one was sent. Default 30s after a timed "
-        "measurement, --timeout if --requests or a trace ends the run.",
+        description="Longest time that the load goes on after the measurement, until the last measured request has "
+        "ended. Default 30s after a timed measurement, --timeout if --requests or a trace ends it.",
     )
     think_time: ThinkTimeText = Field(
         "0",

@@ -33,6 +33,7 @@ from reports.run_schema import RequestRecord
 from reports.run_store import REQUESTS, TIMESERIES, JsonlWriter
 
 SEND_ROWS_S = 0.5
+SEND_STARTS_S = 0.05
 # locust's heartbeats come every second.
 MASTER_SILENCE_S = 15.0
 END_S = 30.0
@@ -83,6 +84,7 @@ class GroupWorker:
         self._answer: AsyncResult[dict[str, Any]] = AsyncResult()
         self._ended = Event()
         self._worker: Worker | None = None
+        self._reported_left: int | None = None
         self._files = tempfile.TemporaryDirectory(prefix="tgi-bench-", ignore_cleanup_errors=True)
         environment = locust.env.Environment(user_classes=[ClosedLoopUser, OpenLoopUser])
         self._runner = environment.create_worker_runner(plan.host, plan.port)
@@ -139,7 +141,11 @@ class GroupWorker:
         output = WorkerOutput(records, series, self._send, is_to_master=True)
         worker = Worker(dataclasses.replace(plan, config=config), partition, output, on_record)
         worker.users.is_gated = True
-        worker.load.on_warm = lambda at_ns: self._send(type="warm", at_ns=at_ns)
+        worker.load.window.on_warm = lambda at_ns: self._send(type="warm", at_ns=at_ns)
+        worker.report_left = self._report_left
+        if worker.config.requests is not None and not worker.config.is_open_loop:
+            worker.load.window.starts = []
+            gevent.spawn(self._send_starts, worker)
         worker.handle_signals()
         return worker
 
@@ -154,6 +160,20 @@ class GroupWorker:
         while True:
             gevent.sleep(SEND_ROWS_S)
             sender.flush()
+
+    def _report_left(self, left: int) -> None:
+        """Report the requests left of the window whenever their number has changed."""
+        if left != self._reported_left:
+            self._reported_left = left
+            self._send(type="draining", left=left)
+
+    def _send_starts(self, worker: Worker) -> None:
+        """Report the starts of requests, which the master counts, until the window has ended."""
+        load = worker.load
+        while load.stop_reason is None:
+            if load.start_ns:
+                self._send(type="starts", starts_ns=load.window.take_starts(), until_ns=load.clock_ns())
+            gevent.sleep(SEND_STARTS_S)
 
     def _show(self, record: RequestRecord) -> None:
         """Show a record as two rows of locust's table, outside of the total of requests."""
@@ -173,7 +193,11 @@ class GroupWorker:
                 self._set_slots(worker)
                 worker.users.begin(message["start_ns"])
             case "measure" if worker is not None:
-                worker.load.measure_from(message["at_ns"])
+                worker.load.window.measure_from(message["at_ns"])
+            case "end_window" if worker is not None:
+                worker.load.window.end(message["reason"], message["at_ns"])
+            case "drained" if worker is not None:
+                worker.drained.set()
             case "stop" if worker is not None:
                 worker.stop(message["reason"])
             case "end":
@@ -186,7 +210,7 @@ class GroupWorker:
         """If the warm-up waits for every user, wait for those that the master assigned to this worker."""
         limits = worker.load.limits
         if limits.slots is not None:
-            worker.load.limits = dataclasses.replace(limits, slots=self._runner.user_count)
+            worker.load.window.limits = dataclasses.replace(limits, slots=self._runner.user_count)
 
     def _watch_master(self) -> None:
         while True:

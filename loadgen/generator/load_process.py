@@ -1,6 +1,7 @@
 """The process that makes a load, one worker or the master of several: starts it, reads its messages, stops it."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 from loadgen.config.distribution import Distribution
 from loadgen.errors import WorkerError
-from loadgen.generator.messages import STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
+from loadgen.generator.messages import END_SIGNAL, STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
 from loadgen.progress import ProgressDisplay
 
 WORKER_LOG = "worker.log"
@@ -68,9 +69,16 @@ class LoadProcess:
 
     def stop(self, reason: str) -> None:
         """As `finish`, for a reason that goes into the manifest; the first reason stays."""
+        self._send(STOP_SIGNAL, reason)
+
+    def end_window(self, reason: str) -> None:
+        """End the window for a reason that goes into the manifest; the load goes on through the drain."""
+        self._send(END_SIGNAL, reason)
+
+    def _send(self, number: signal.Signals, reason: str) -> None:
         self._requested_reason = self._requested_reason or reason
         if self._process is not None:
-            self._process.send_signal(STOP_SIGNAL)
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         if self._process is not None:

@@ -2,8 +2,8 @@
 
 Makes no load itself. Reads a `WorkerPlan` and a `Distribution` as JSON on stdin and writes the same messages on stdout
 as a single worker. Starts its workers, or waits for workers that join; assigns partitions; measures clock offsets;
-starts and stops all workers together. worker_group.py has the decisions. SIGINT or SIGTERM: stop sending, drain,
-finish.
+starts and stops all workers together. worker_group.py has the decisions. SIGINT or SIGTERM: stop sending, wait for the
+requests in flight, finish.
 """
 
 # locust first: it makes the sockets of everything imported after it cooperative.
@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from loadgen.config.distribution import Address, Distribution
 from loadgen.errors import MeasurementError
 from loadgen.generator.clocks import ClockOffset, Ping, estimate
 from loadgen.generator.messages import (
+    END_SIGNAL,
     FROM_WORKER,
     STOP_REQUESTED,
     STOP_SIGNAL,
@@ -105,7 +107,8 @@ class Master:
         self._config = config = BenchConfig.model_validate(plan.config)
         self._directory = Path(plan.directory)
         self._hello = Hello.of_this_process(distribution.key)
-        self._group = WorkerGroup(distribution.count, self._hello, config.max_errors)
+        requests = None if config.is_open_loop else config.requests
+        self._group = WorkerGroup(distribution.count, self._hello, config.max_errors, requests)
         self._url_is_loopback = Address.parse(
             "url", plan.url.split("//")[1].split("/")[0], distribution.bind
         ).is_loopback
@@ -113,8 +116,9 @@ class Master:
         self._pongs: dict[str, Queue[Ping]] = {}
         self._pinged_ns: dict[tuple[str, int], int] = {}
         self._start_ns = 0
-        self._sent_stop = False
-        self._sent_measure = False
+        self._measure_ns: int | None = None
+        self._drain_limit_ns: int | None = None
+        self._sent: set[str] = set()
         self._write_errors = 0
         self._environment = locust.env.Environment(
             user_classes=[OpenLoopUser if config.is_open_loop else ClosedLoopUser],
@@ -129,9 +133,10 @@ class Master:
         for number in (signal.SIGINT, signal.SIGTERM):
             gevent.signal_handler(number, self._group.stop, "interrupted")
         gevent.signal_handler(STOP_SIGNAL, self._group.stop, STOP_REQUESTED)
+        gevent.signal_handler(END_SIGNAL, lambda: self._group.end_window(STOP_REQUESTED, time.perf_counter_ns()))
         try:
             self._wait_for_workers()
-            if self._group.stop_reason is None:
+            if not self._group.is_stopped:
                 self._begin()
                 self._watch()
                 self._measure_clocks_again()
@@ -168,7 +173,7 @@ class Master:
             for index in range(self._group.count):
                 self._processes[index] = self._start_worker(index)
         deadline_s = time.monotonic() + self._config.ready_timeout
-        while not self._is_ready() and self._group.stop_reason is None:
+        while not self._is_ready() and not self._group.is_stopped:
             gevent.sleep(POLL_S)
             self._detect_losses()
             for member in self._group.members:
@@ -214,6 +219,7 @@ class Master:
         users = self._group.count if self._config.is_open_loop else self._config.users
         self._runner.start(users, spawn_rate=users)
         self._start_ns = time.perf_counter_ns() + round(START_DELAY_S * 1e9)
+        self._measure_ns = None if self._config.warmup_s else self._start_ns
         for member in self._group.members:
             self._send(member, type="start", start_ns=self._start_ns + member.offset_ns)
         print_message(type="started", start_ns=self._start_ns, wall_s=time.time(), at_ns=time.perf_counter_ns())
@@ -242,18 +248,35 @@ class Master:
         while not self._group.is_over:
             gevent.sleep(POLL_S)
             self._detect_losses()
-            if self._group.stop_reason is not None and not self._sent_stop:
-                self._sent_stop = True
-                self._send_all(type="stop", reason=self._group.stop_reason)
-            if self._group.is_warm and not self._sent_measure:
-                self._sent_measure = True
-                for member in self._group.active:
-                    self._send(member, type="measure", at_ns=self._group.warm_ns + member.offset_ns)
+            self._direct()
             elapsed_s = (time.perf_counter_ns() - self._start_ns) / 1e9
             if elapsed_s >= second + 1:
                 second = int(elapsed_s)
                 self._report(elapsed_s)
         self._report((time.perf_counter_ns() - self._start_ns) / 1e9)
+
+    def _direct(self) -> None:
+        """Send every worker the decisions for the run, once each."""
+        group = self._group
+        if group.is_stopped:
+            self._send_once("stop", lambda _: {"reason": group.stop_reason or "stopped"})
+        if group.is_warm:
+            self._measure_ns = self._measure_ns or group.warm_ns
+            self._send_once("measure", lambda member: {"at_ns": (self._measure_ns or 0) + member.offset_ns})
+        if group.window_end is not None:
+            reason, end_ns = group.window_end
+            self._send_once("end_window", lambda member: {"reason": reason, "at_ns": end_ns + member.offset_ns})
+        if group.is_draining:
+            now_ns = time.perf_counter_ns()
+            self._drain_limit_ns = self._drain_limit_ns or now_ns + round(self._config.drain_s * 1e9)
+            if not group.left or now_ns >= self._drain_limit_ns:
+                self._send_once("drained", lambda _: {})
+
+    def _send_once(self, kind: str, content: Callable[[Member], dict[str, Any]]) -> None:
+        if kind not in self._sent:
+            self._sent.add(kind)
+            for member in self._group.active:
+                self._send(member, type=kind, **content(member))
 
     def _report(self, elapsed_s: float) -> None:
         live = self._group.live(elapsed_s)
@@ -312,6 +335,10 @@ class Master:
                 self._group.note_progress(member, message)
             case "rows":
                 self._store(member, message["table"], message["lines"])
+            case "starts":
+                self._group.note_starts(member, message["starts_ns"], message["until_ns"], self._measure_ns)
+            case "draining":
+                member.left = message["left"]
             case "stopping":
                 self._group.note_stopping(message["reason"])
             case "done":

@@ -4,13 +4,15 @@ The command sends a `WorkerPlan` or a `JoinPlan` on stdin and receives lines of 
 two of locust's custom messages, each with a `type`:
 
 worker to master (FROM_WORKER)                   master to worker (TO_WORKER)
-  hello     identity: `Hello`                      refused   the reason
-  ready     the digests of its workload            plan      the load, the partition, the input files
-  pong      the reading of its clock               ping      asks for a pong
-  warm      each of its users has an answer        start     when the load begins, by the worker's clock
-  progress  the numbers of one second              measure   when the warm-up ended in every worker
-  rows      finished records, in batches           stop      send nothing more, and the reason
-  stopping  it sends nothing more, and the reason  end       all rows have arrived; exit
+  hello     identity: `Hello`                      refused     the reason
+  ready     the digests of its workload            plan        the load, the partition, the input files
+  pong      the reading of its clock               ping        asks for a pong
+  warm      each of its users has an answer        start       when the load begins, by the worker's clock
+  progress  the numbers of one second              measure     when the warm-up ended in every worker
+  rows      finished records, in batches           end_window  when the window ended, by the worker's clock, and why
+  starts    when its requests started              drained     no request of the window is left, or the limit passed
+  draining  its window has ended: requests left    stop        send nothing more, and the reason
+  stopping  it sends nothing more, and the reason  end         all rows have arrived; exit
   done      how its load ended, and its health
   failed    why it cannot make the load
 """
@@ -34,9 +36,10 @@ from loadgen.workloads.lengths import EMPIRICAL
 FROM_WORKER = "tgi_from_worker"
 TO_WORKER = "tgi_to_worker"
 # Incremented whenever the meaning of a message changes.
-PROTOCOL = 2
-# The command sends this signal to end a load. The worker reports STOP_REQUESTED; the command knows the real reason.
-STOP_SIGNAL = signal.SIGUSR1
+PROTOCOL = 3
+# The command sends these signals to stop a load, or to end its window, after which the load goes on through the drain.
+# The worker reports STOP_REQUESTED; the command knows the real reason.
+STOP_SIGNAL, END_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
 STOP_REQUESTED = "server_unhealthy"
 FILE_SETTINGS = ("prompts_file", "trace_file", "length_pairs")
 LENGTH_SETTINGS = ("input_tokens", "output_tokens", "turns")

@@ -1,6 +1,7 @@
 """How one schedule is divided among the workers of a run. Pure: every process computes the same division."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from loadgen.workloads.prompt import Prompt
@@ -16,14 +17,14 @@ class Partition:
     def share_of(self, total: int) -> int:
         """How many of `total` items this worker gets.
 
-        >>> [Seat(index, 3).share_of(8) for index in range(3)]
+        >>> [Partition(index, 3).share_of(8) for index in range(3)]
         [3, 3, 2]
         """
         return len(range(self.index, total, self.count))
 
-    def times(self, times_ns: Sequence[int]) -> list[int]:
+    def times(self, times_ns: Iterable[int]) -> Iterator[int]:
         """The arrivals of this worker."""
-        return list(times_ns[self.index :: self.count])
+        return itertools.islice(times_ns, self.index, None, self.count)
 
     def prompts(self, prompts: Iterable[Prompt]) -> Iterator[Prompt]:
         """The prompts of this worker: whole sessions, so that their turns stay together. Most have one turn."""

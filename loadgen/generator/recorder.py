@@ -144,6 +144,16 @@ class LiveNumbers:
     second_ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
     second_tpot_s: "array[float]" = field(default_factory=lambda: array("d"))
 
+    def add(self, record: RequestRecord) -> None:
+        """Count a complete request, and its latencies: those of others count nowhere."""
+        self.completed += 1
+        ttft_s, tpot_s = ttft_of(record), tpot_of(record)
+        if ttft_s is not None:
+            self.recent_ttft_s.append(ttft_s)
+            self.second_ttft_s.append(ttft_s)
+        if tpot_s is not None:
+            self.second_tpot_s.append(tpot_s)
+
     def clear_second(self) -> None:
         del self.second_ttft_s[:]
         del self.second_tpot_s[:]
@@ -174,16 +184,9 @@ class Recorder:
         live.tokens_out += record.output_tokens or 0
         live.tokens_in += record.input_tokens or 0
         if record.status == Status.OK:
-            live.completed += 1
-        else:
+            live.add(record)
+        elif record.status != Status.CANCELLED:
             live.failed += 1
-        ttft_s = ttft_of(record)
-        if ttft_s is not None:
-            live.recent_ttft_s.append(ttft_s)
-            live.second_ttft_s.append(ttft_s)
-        tpot_s = tpot_of(record)
-        if tpot_s is not None:
-            live.second_tpot_s.append(tpot_s)
         self._writer.write(record.to_json())
         if self._on_record is not None:
             self._on_record(record)

@@ -4,6 +4,7 @@ Imported by the worker only: importing locust makes this process's sockets coope
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,7 +14,8 @@ from gevent.lock import BoundedSemaphore
 from locust import User, task
 from locust.exception import StopUser
 
-from loadgen.generator.load_state import NS_PER_S, LoadState
+from loadgen.generator.load_state import LoadState
+from loadgen.generator.load_window import NS_PER_S
 from loadgen.generator.partition import Partition
 from loadgen.generator.recorder import Times
 from loadgen.http.call import CallCancelled
@@ -35,18 +37,16 @@ class LoadRunner:
     """Shared by both kinds of users: the load, the schedule of an open loop, and the greenlets with a request.
 
     With `is_gated` the master starts the load, and users wait for it. `shape` is the number of sending users over time,
-    of all workers together; None: all users, always.
+    of all workers together; None: all users, always. `times_ns` are the arrivals of warm-up, window and drain.
     """
 
     load: LoadState
     think_time: ThinkTime = NO_THINK_TIME
     shape: Shape | None = None
     partition: Partition = WHOLE_LOAD
-    times_ns: list[int] | None = None
-    end_reason: str = "requests"
+    times_ns: Iterable[int] = ()
     limit: BoundedSemaphore | None = None
     is_gated: bool = False
-    is_interrupted: bool = False
     waiting: int = 0
     num_users: int = 0
     begun: Event = field(default_factory=Event)
@@ -149,24 +149,22 @@ class OpenLoopUser(LoadUser):
     @task  # type: ignore[untyped-decorator]
     def follow_schedule(self) -> None:
         runner = self.runner
-        load = runner.load
+        load, window = runner.load, runner.load.window
         runner.wait_for_begin()
         alarm = Alarm()
-        for due_ns in runner.times_ns or ():
-            due_ns += load.start_ns
+        for since_start_ns in runner.times_ns:
+            due_ns = window.next_due_ns = load.start_ns + since_start_ns
             while not load.is_over and (now_ns := load.clock_ns()) < due_ns:
                 alarm.sleep_until(min(due_ns, now_ns + NS_PER_S // 4))
-            if load.is_over:
-                raise StopUser
             session = load.next_session()
             if session is None:
                 raise StopUser
             runner.waiting += 1
+            window.expect(id(session[0][0]), due_ns)
             gevent.spawn(self._send_session, session, due_ns)
             if runner.waiting > MAX_WAITING:
                 load.stop("overloaded_client")
-        if load.limits.duration_s is None:
-            load.stop(runner.end_reason)
+        window.next_due_ns = None
         raise StopUser
 
     def _sleep_until(self, due_ns: int) -> None:
@@ -176,16 +174,20 @@ class OpenLoopUser(LoadUser):
 
     def _send_session(self, session: list[tuple[Prompt, bytes]], due_ns: int) -> None:
         """Send the turns of a session, each after the answer before it. Most sessions have one turn."""
-        load = self.runner.load
+        load, runner = self.runner.load, self.runner
         for prompt, body in session:
-            if prompt.turn and load.is_over:
+            if prompt.turn:
+                load.window.expect(id(prompt), due_ns)
+                self._sleep_until(due_ns)
+                runner.waiting += 1
+            if load.is_over:
+                runner.waiting -= 1
+                load.window.forget(id(prompt))
                 return
-            self.runner.waiting += prompt.turn > 0
             status = self._send(prompt, body, due_ns)
             if status != Status.OK or not prompt.turns_left:
                 return
-            due_ns = load.clock_ns() + round(self.runner.think_time.after(prompt.prompt_id) * NS_PER_S)
-            self._sleep_until(due_ns)
+            due_ns = load.clock_ns() + round(runner.think_time.after(prompt.prompt_id) * NS_PER_S)
 
     def _send(self, prompt: Prompt, body: bytes, due_ns: int) -> Status | None:
         """Send one request. Returns its status; None if it was cancelled."""
@@ -212,7 +214,7 @@ class OpenLoopUser(LoadUser):
         load = self.runner.load
         try:
             limit.acquire()
-            if self.runner.is_interrupted:
+            if load.is_over:
                 limit.release()
                 raise CallCancelled(Status.CANCELLED)
         except CallCancelled as cancelled:

@@ -1,7 +1,8 @@
 """`python -m loadgen.generator.worker`: the process that makes the load, with locust as a library.
 
 Reads a `WorkerPlan` as JSON on stdin, writes records and its own health into the run directory, and writes its progress
-to stdout once a second. SIGINT or SIGTERM: stop sending, drain, finish. One worker of several: group_worker.py.
+to stdout once a second. After the window the load goes on until the last request of the window has ended. SIGINT or
+SIGTERM: stop sending, wait for the requests in flight, finish. One worker of several: group_worker.py.
 """
 
 # locust first: it makes the sockets of everything imported after it cooperative.
@@ -12,6 +13,7 @@ import locust.runners
 
 # isort: split
 import gc
+import itertools
 import json
 import logging
 import signal
@@ -27,8 +29,9 @@ from gevent.lock import BoundedSemaphore
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.dialects.registry import DIALECTS
-from loadgen.generator.load_state import NS_PER_S, LoadEnd, LoadState
-from loadgen.generator.messages import STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
+from loadgen.generator.load_state import LoadState
+from loadgen.generator.load_window import NS_PER_S, LoadEnd, LoadWindow
+from loadgen.generator.messages import END_SIGNAL, STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
 from loadgen.generator.partition import Partition
 from loadgen.generator.recorder import Recorder, RowSink, latest, live_row, quantile
 from loadgen.generator.request_bodies import Conversations, PreparedRequests
@@ -116,7 +119,11 @@ class WorkerOutput:
 
 
 class Worker:
-    """One worker's load, from the first request to the last record."""
+    """One worker's load, from the first request to the last record.
+
+    With a master, `report_left` takes the number of its window's requests that have not ended, and the master ends the
+    drain with `drained`.
+    """
 
     def __init__(
         self,
@@ -131,7 +138,9 @@ class Worker:
         self.output = output
         self.partition = partition
         self.monitor = SelfMonitor()
-        self.is_over = Event()
+        self.window_ended, self.drained = Event(), Event()
+        self.report_left: Callable[[int], None] | None = None
+        self.is_interrupted = self._has_reported_stop = False
         config = BenchConfig.model_validate(plan.config)
         self.config = config
         self.runs_before_others = config.priority == "auto" and request_realtime()
@@ -143,14 +152,13 @@ class Worker:
             CacheFacts(**plan.cache),
         )
         self.work = work
-        times_ns = None if work.times_ns is None else partition.times(work.times_ns)
         dialect = DIALECTS[plan.api](plan.sampling)
         self.requests = PreparedRequests(partition.prompts(work.planned()), dialect)
-        self.requests.prepare(self._known_requests(times_ns))
+        self.requests.prepare(self._known_requests())
         self.load = LoadState(
             run_id=plan.run_id,
-            limits=self._load_end(),
-            requests=iter(self.requests),
+            window=LoadWindow(self._load_end()),
+            requests=self.requests,
             client=Client(
                 ConnectionPool(Origin.parse(plan.url), time.perf_counter_ns, HubConnection),
                 dialect,
@@ -163,44 +171,52 @@ class Worker:
             worker=partition.index,
             conversations=Conversations(dialect) if config.assistant == "real" else None,
         )
+        schedule = work.schedule
         self.users = LoadRunner(
             self.load,
             think_time=parse_think_time(config.think_time, config.seed),
             shape=None if config.is_open_loop or isinstance(config.shape, ConstantShape) else config.shape,
             partition=partition,
-            times_ns=times_ns,
-            end_reason="requests" if config.requests is not None else "end_of_trace",
+            times_ns=() if schedule is None else partition.times(itertools.chain(schedule.times_ns, schedule.drain_ns)),
             limit=BoundedSemaphore(partition.share_of(config.max_in_flight)) if config.max_in_flight else None,
         )
         LoadUser.runner = self.users
 
-    def _known_requests(self, times_ns: list[int] | None) -> int:
-        if times_ns is not None:
-            return len(times_ns)
-        known = self.config.requests or max(PREPARED_CLOSED_LOOP, 4 * self.config.users)
+    def _known_requests(self) -> int:
+        """The requests of the window, as far as they are known, and some of the drain."""
+        later = max(PREPARED_CLOSED_LOOP, 4 * self.config.users)
+        if self.work.times_ns is not None:
+            known = len(self.work.times_ns) + (0 if self.config.mode == "burst" else later)
+        else:
+            known = (self.config.requests or 0) + later
         return self.partition.share_of(known)
 
     def _load_end(self) -> LoadEnd:
-        config = self.config
-        requests = None if config.requests is None or config.is_open_loop else self.partition.share_of(config.requests)
+        """The end of this worker's window. With several workers, the master counts the requests of a closed loop."""
+        config, schedule, rows = self.config, self.work.schedule, self.work.num_prompts
+        is_counting = schedule is None and self.partition.count == 1
         return LoadEnd(
             config.warmup_s,
             config.duration_s,
-            requests=requests,
+            requests=config.requests if is_counting else None,
             slots=None if config.is_open_loop or config.mode == "stages" else config.concurrency,
+            rows=None if schedule is not None or rows is None else self.partition.share_of(rows),
+            last_ns=None if schedule is None else schedule.end_ns,
+            last_reason="requests" if config.requests is not None else "end_of_trace",
             max_errors=config.max_errors,
             max_error_share=config.max_error_share,
         )
 
     def handle_signals(self) -> None:
-        """SIGINT, SIGTERM and STOP_SIGNAL stop the load and let it drain."""
+        """SIGINT, SIGTERM and STOP_SIGNAL stop the load; END_SIGNAL ends its window."""
         for number in (signal.SIGINT, signal.SIGTERM):
             gevent.signal_handler(number, self.stop, "interrupted")
         gevent.signal_handler(STOP_SIGNAL, self.stop, STOP_REQUESTED)
+        gevent.signal_handler(END_SIGNAL, self.load.end_window, STOP_REQUESTED)
 
     def stop(self, reason: str) -> None:
         """Send nothing more; requests in flight may finish until the drain limit."""
-        self.users.is_interrupted |= reason == "interrupted"
+        self.is_interrupted |= reason == "interrupted"
         self.load.stop(reason)
         self.users.begin()
 
@@ -208,8 +224,7 @@ class Worker:
         """Watch a load that has begun until it is drained. Returns how it ended, and the health of this process."""
         ticker = Ticker(TIMER_S, self._tick)
         reporter = gevent.spawn(self._report_every_second)
-        self.is_over.wait()
-        self.output.send(type="stopping", reason=self.load.stop_reason)
+        self.window_ended.wait()
         drained_s = self._drain()
         ticker.close()
         reporter.kill()
@@ -219,13 +234,32 @@ class Worker:
         return self._end(drained_s), self._health()
 
     def _drain(self) -> float:
-        """Wait for requests in flight up to the drain limit and cancel the rest. Returns the seconds it took."""
-        started_ns = self.load.clock_ns()
-        limit_ns = started_ns + round(self.config.drain_s * NS_PER_S)
-        while (self.users.sending or self.users.waiting) and self.load.clock_ns() < limit_ns:
+        """Keep the load up while requests of the window are in flight, then cancel the others.
+
+        Ends at the drain limit at the latest; one worker of several goes on until the master ends the drain. A load
+        that was stopped sends nothing more and waits for every request. Returns the seconds since the window's end.
+        """
+        load, ended_ns = self.load, self.load.window.end_ns or self.load.clock_ns()
+        limit_ns = ended_ns + round(self.config.drain_s * NS_PER_S)
+        while not self.drained.is_set():
+            is_late = load.clock_ns() >= limit_ns
+            if load.is_over:
+                self._report_stop()
+                if is_late or not (self.users.sending or self.users.waiting):
+                    break
+            elif self.report_left is not None:
+                self.report_left(load.window.left)
+            elif is_late or not load.window.left:
+                break
             gevent.sleep(POLL_S)
-        self.users.cancel(Status.CANCELLED if self.users.is_interrupted else Status.UNFINISHED)
-        return (self.load.clock_ns() - started_ns) / NS_PER_S
+        load.stop("drained")
+        self.users.cancel(Status.CANCELLED if self.is_interrupted else Status.UNFINISHED)
+        return (load.clock_ns() - ended_ns) / NS_PER_S
+
+    def _report_stop(self) -> None:
+        if not self._has_reported_stop:
+            self._has_reported_stop = True
+            self.output.send(type="stopping", reason=self.load.stopped_by)
 
     def _tick(self, late_s: float) -> None:
         """One timer for loop lag and for the phases of the load: idle wake-ups cost more than events."""
@@ -233,8 +267,8 @@ class Worker:
         if late_s > MAX_LOOP_GAP_S:
             self.load.stop("client_limit")
         self.load.tick()
-        if self.load.is_over:
-            self.is_over.set()
+        if self.load.stop_reason is not None:
+            self.window_ended.set()
 
     def _report_every_second(self) -> None:
         while True:
@@ -276,8 +310,8 @@ class Worker:
 
         return {
             "stop_reason": load.stop_reason,
-            "warmup_ended_s": since_start(load.measure_ns),
-            "window_end_s": since_start(load.window_end_ns),
+            "warmup_ended_s": since_start(load.window.measure_ns),
+            "window_end_s": since_start(load.window.end_ns),
             "drain_s": drained_s,
             "clipped": load.clipped.to_json(),
             "client_errors": load.client_errors[:20],

@@ -2,7 +2,7 @@
 
 import hmac
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -10,9 +10,8 @@ from typing import Any
 from loadgen.generator.clocks import SAME_CLOCK, ClockOffset, error_ns
 from loadgen.generator.messages import Hello
 from loadgen.generator.recorder import RECENT_TTFTS, quantile
+from loadgen.generator.start_count import StartCount
 
-# Reasons that end one worker only; any other reason stops all workers.
-SINGLE_WORKER_ENDS = ("requests", "end_of_trace", "duration")
 COUNTS = ("in_flight", "sent", "completed", "failed", "tokens_out", "waiting")
 
 
@@ -25,13 +24,17 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Member:
-    """One worker. `end` and `health` are from its done message; `warm_ns` is on the master's clock."""
+    """One worker. `end` and `health` are from its done message; `warm_ns` is on the master's clock.
+
+    `left` is the number of its window's requests that have not ended; None before its window has ended.
+    """
 
     index: int
     client_id: str
     hello: Hello
     stage: Stage = Stage.PREPARING
     warm_ns: int | None = None
+    left: int | None = None
     progress: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     health: dict[str, Any] = field(default_factory=dict)
@@ -71,11 +74,18 @@ class Member:
 
 
 class WorkerGroup:
-    """The workers of one run. `stop_reason` is the first reason that stops all of them."""
+    """The workers of one run. `window_end` is the reason and the moment if the master ends the window of all of them.
 
-    def __init__(self, count: int, master: Hello, max_errors: int | None = None) -> None:
+    `is_stopped`: all of them send nothing more; `stop_reason` is why, if it was before their windows ended. Of a closed
+    loop with a fixed number of `requests`, the master counts the starts.
+    """
+
+    def __init__(self, count: int, master: Hello, max_errors: int | None = None, requests: int | None = None) -> None:
         self.count = count
         self.stop_reason: str | None = None
+        self.is_stopped = False
+        self.window_end: tuple[str, int] | None = None
+        self._starts = None if requests is None else StartCount(requests)
         self.has_begun = False
         self._master = master
         self._max_errors = max_errors
@@ -152,21 +162,51 @@ class WorkerGroup:
         if self._max_errors is not None and errors >= self._max_errors:
             self.stop("error_count")
 
+    def note_starts(self, member: Member, starts_ns: Sequence[int], until_ns: int, from_ns: int | None) -> None:
+        """Requests started, by the worker's clock; the last of the fixed number ends the window.
+
+        `from_ns` is the end of the warm-up, by the master's clock; None while it lasts.
+        """
+        if self._starts is None:
+            return
+        self._starts.add(member.index, [at - member.offset_ns for at in starts_ns], until_ns - member.offset_ns)
+        if from_ns is not None:
+            end_ns = self._starts.end_ns([each.index for each in self.active], from_ns)
+            if end_ns is not None:
+                self.end_window("requests", end_ns + 1)
+
+    def end_window(self, reason: str, at_ns: int) -> None:
+        """End the window of every worker; the first end stays."""
+        self.window_end = self.window_end or (reason, at_ns)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the window has ended in every remaining worker."""
+        return bool(self.active) and all(member.left is not None for member in self.active)
+
+    @property
+    def left(self) -> int:
+        """Requests of the window that have not ended."""
+        return sum(member.left or 0 for member in self.active)
+
     def note_stopping(self, reason: str) -> None:
-        """A worker stopped sending: stop all workers, unless only its own partition is done."""
-        if reason not in (*SINGLE_WORKER_ENDS, "interrupted"):
+        """A worker stopped sending: stop all workers, unless it was interrupted alone."""
+        if reason != "interrupted":
             self.stop(reason)
 
     def note_done(self, member: Member, end: Mapping[str, Any], health: Mapping[str, Any]) -> None:
         member.end, member.health = dict(end), dict(health)
-        if end["stop_reason"] == "interrupted" and self.stop_reason is None:
+        if end["stop_reason"] == "interrupted" and not self.is_stopped:
             self.lose(member, "its process was interrupted")
             return
         member.stage = Stage.DONE
         self._last_end = str(end["stop_reason"])
 
     def stop(self, reason: str) -> None:
-        self.stop_reason = self.stop_reason or reason
+        """Send nothing more. A stop in the drain is no reason for the end of the window."""
+        self.is_stopped = True
+        if not self.is_draining:
+            self.stop_reason = self.stop_reason or reason
 
     def live(self, t_s: float) -> dict[str, Any]:
         """The progress of all workers in one message."""

@@ -91,7 +91,7 @@ def measure_level(
     with timing_server(first_s, gap_s, sends_bursts=sends_bursts) as url, tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.txt"
         one_s = first_s + MAX_TOKENS * gap_s
-        count = round(streams * (4 + (seconds + 2) / (first_s + MIN_TOKENS * gap_s)))
+        count = round(streams * (4 + (seconds + 2 + one_s) / (first_s + MIN_TOKENS * gap_s)))
         prompts.write_text("\n".join(f"request {number}" for number in range(count)))
         config = BenchConfig(
             concurrency=streams,

@@ -31,11 +31,13 @@ class ConstantShape:
 
 @dataclass(frozen=True, slots=True)
 class StagedUsers:
-    """Users that change linearly from target to target, from 0: (seconds, users). The last target stays.
+    """Users that change linearly from target to target, from 0: (seconds, users).
 
-    >>> ramp = Stages(((2.0, 4.0), (2.0, 4.0), (2.0, 0.0)))
-    >>> [ramp.users(t_s) for t_s in (0.0, 0.5, 1.9, 2.0, 4.0, 5.0)], ramp.entry_s(3, 0.0), ramp.entry_s(3, 4.5)
-    ([0, 1, 3, 4, 4, 2], 2.0, None)
+    After the last stage, the last target above 0 stays.
+
+    >>> ramp = StagedUsers(((2.0, 4.0), (2.0, 4.0), (2.0, 0.0)))
+    >>> [ramp.users(t_s) for t_s in (0.0, 0.5, 1.9, 2.0, 4.0, 5.0, 6.0)], ramp.entry_s(3, 0.0), ramp.entry_s(3, 4.5)
+    ([0, 1, 3, 4, 4, 2, 4], 2.0, 6.0)
     """
 
     stages: Sequence[tuple[float, float]]
@@ -47,6 +49,8 @@ class StagedUsers:
                 level += (target - level) * t_s / length_s
                 break
             level, t_s = target, t_s - length_s
+        else:
+            level = self._last
         return math.floor(level + 1e-9)
 
     def entry_s(self, index: int, t_s: float) -> float | None:
@@ -59,4 +63,9 @@ class StagedUsers:
                 if reached_s >= t_s:
                     return reached_s
             begin_s, level = begin_s + length_s, target
-        return None
+        return begin_s if index + 1 <= self._last else None
+
+    @property
+    def _last(self) -> float:
+        """The last target above 0."""
+        return next((target for _, target in reversed(self.stages) if target), 0.0)

@@ -5,7 +5,7 @@ import datetime
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -99,6 +99,14 @@ class TracePrompts:
         rows: Iterable[TraceRow] = itertools.cycle(self.rows) if self.loops else self.rows
         for index, row in enumerate(rows):
             yield self.prompt(index, row)
+
+    def endless(self) -> Iterator[Prompt]:
+        """The prompts, then the trace again and again, each time with a new salt for texts and blocks."""
+        again = (
+            replace(self, name=f"{self.name}-drain{number}", text_key=f"{self.text_key}:drain{number}")
+            for number in itertools.count(1)
+        )
+        return itertools.chain(self, itertools.chain.from_iterable(again))
 
     def prompt(self, index: int, row: TraceRow) -> Prompt:
         input_tokens, output_tokens = self.limits.clip(row.input_tokens, row.output_tokens)

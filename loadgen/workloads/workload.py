@@ -52,20 +52,35 @@ class Workload:
     """The prompts in order and, in an open loop, when each starts (ns after the start of the load)."""
 
     prompts: Iterable[Prompt]
-    times_ns: list[int] | None
+    schedule: arrivals.Schedule | None
     digest: str
     cache: CacheFacts = NO_FACTS
     prefix_cache: str = "natural"
     keeps_answers: bool = False
 
     @property
+    def times_ns(self) -> list[int] | None:
+        """The arrivals of warm-up and window; None in a closed loop."""
+        return None if self.schedule is None else self.schedule.times_ns
+
+    @property
     def schedule_hash(self) -> str | None:
+        """The digest of the arrivals of warm-up and window."""
         return None if self.times_ns is None else arrivals.schedule_hash(self.times_ns)
 
+    @property
+    def num_prompts(self) -> int | None:
+        """The number of prompts; None if they are endless."""
+        return _num_rows(self.prompts)
+
     def planned(self) -> Iterator[Prompt]:
-        """The prompts with the tokens that a prefix cache without a limit knows when they are sent."""
+        """The prompts and those of the drain, with the tokens that a prefix cache without a limit knows when they come.
+
+        In the drain, a trace starts again from its first row, with other texts.
+        """
         sent_before = self.shared_prefixes() if self.prefix_cache == "warm" else []
-        return planned(self.prompts, self.cache, sent_before, keeps_answers=self.keeps_answers)
+        prompts = self.prompts.endless() if isinstance(self.prompts, TracePrompts) else self.prompts
+        return planned(prompts, self.cache, sent_before, keeps_answers=self.keeps_answers)
 
     def first(self, count: int) -> list[Prompt]:
         return list(itertools.islice(self.prompts, count))
@@ -137,7 +152,7 @@ def build(
         prompts, source = _generated(config, vocabulary, limits)
     digest = _digest(config, vocabulary, limits, source)
     keeps_answers = config.assistant == "real"
-    return Workload(prompts, _times(config, prompts), digest, cache, config.prefix_cache, keeps_answers)
+    return Workload(prompts, _schedule(config, prompts), digest, cache, config.prefix_cache, keeps_answers)
 
 
 def _from_file(
@@ -224,36 +239,40 @@ def _generated(config: BenchConfig, vocabulary: Vocabulary, limits: ServerLimits
     return Synthetic(vocabulary, lengths, limits, config.seed, config.text_key), source
 
 
-def _times(config: BenchConfig, prompts: Iterable[Prompt]) -> list[int] | None:
+def _schedule(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.Schedule | None:
     process = _process(config, prompts)
     if process is None:
         return None
-    return arrivals.truncate(
+    return arrivals.schedule(
         process.times(config.seed),
         warmup_ns=round(config.warmup_s * NS_PER_S),
         duration_ns=None if config.duration_s is None else round(config.duration_s * NS_PER_S),
         requests=config.requests,
+        rows=_num_rows(prompts),
+        drain_ns=round(config.drain_s * NS_PER_S),
     )
 
 
-def _process(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.ArrivalSchedule | None:
+def _num_rows(prompts: Iterable[Prompt]) -> int | None:
+    return len(prompts.rows) if isinstance(prompts, TracePrompts) and not prompts.loops else None
+
+
+def _process(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.ArrivalProcess | None:
     """The arrivals of an open loop; None for a closed one."""
-    rows = len(prompts.rows) if isinstance(prompts, TracePrompts) and not prompts.loops else None
     match config.mode:
         case "constant":
-            process: arrivals.ArrivalSchedule = arrivals.Constant(config.rate or 0.0)
+            return arrivals.Constant(config.rate or 0.0)
         case "stages" if config.is_open_loop:
-            process = arrivals.StagedRate(parse_stages(config.stages or ""))
+            return arrivals.StagedRate(parse_stages(config.stages or ""))
         case "poisson" | "gamma" | "sessions":
-            process = arrivals.Gamma(config.rate or 0.0, config.burstiness)
+            return arrivals.Gamma(config.rate or 0.0, config.burstiness)
         case "burst":
-            process = arrivals.Burst(config.requests or 0)
+            return arrivals.Burst(config.requests or 0)
         case "trace":
             assert isinstance(prompts, TracePrompts), "BenchConfig checks it"
-            return arrivals.Replay([row.arrival_ns for row in prompts.rows], config.time_scale, config.trace_loop)
+            return arrivals.Replay([row.arrival_ns for row in prompts.rows], config.time_scale)
         case _:
             return None
-    return process if rows is None else arrivals.AtMost(process, rows)
 
 
 def text_hash(workload_hash: str, config: BenchConfig) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from loadgen import cli, program
 from reports.saved_run import load_run
+from tests.support import measured_requests
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 
 LOAD = ["--concurrency", "2", "--requests", "40", "--input-tokens", "8", "--output-tokens", "2"]
@@ -53,7 +54,7 @@ def test_run_writes_a_run_directory_with_its_report_and_prints_the_table(measure
     assert {"manifest.json", "summary.json", "requests.parquet", "report.html", "report.md", "client.json"} <= files
     assert not {name for name in files if name.endswith((".jsonl", ".part"))}
     assert "TTFT" in measured.stdout
-    assert "40 in all" in measured.stdout
+    assert "40 started in the window" in measured.stdout
     assert f"report: {measured.out / 'report.html'}" in measured.stderr
     manifest = json.loads((measured.out / "manifest.json").read_text())
     assert manifest["label"] == "mine"
@@ -65,7 +66,7 @@ def test_an_invalid_run_exits_4_and_keeps_its_data(tmp_path, capsys):
         code = cli.main(["run", "--url", url, *LOAD, "--requests", "5", "--out", str(tmp_path / "r")])
 
     assert code == 4
-    assert len(load_run(tmp_path / "r").records) == 5
+    assert len(measured_requests.measured(load_run(tmp_path / "r"))) == 5
     assert "invalid" in capsys.readouterr().out
 
 
@@ -77,7 +78,7 @@ def test_a_server_command_is_started_measured_and_stopped(tmp_path, capsys):
     result = load_run(tmp_path / "r")
     assert code == expected_code(tmp_path / "r")
     assert result.manifest.target["launch_argv"][1:] == ["-m", "tests.support.servers.serve_stream"]
-    assert {record.status for record in result.records} == {"ok"}
+    assert {record.status for record in measured_requests.measured(result)} == {"ok"}
     assert (tmp_path / "r" / "server.log").exists()
     assert result.manifest.target["server_exit_code"] is None
 

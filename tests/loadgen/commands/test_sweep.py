@@ -7,6 +7,7 @@ from loadgen import cli, program
 from loadgen.commands.sweep import parse_points
 from loadgen.errors import UsageError
 from reports.saved_run import load_run
+from tests.support.measured_requests import measured
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 
 LOAD = ["--requests", "40", "--input-tokens", "8", "--output-tokens", "2", "--cool-down", "0s"]
@@ -42,7 +43,7 @@ def test_a_sweep_measures_every_load_once_and_reports_them_in_order(url, tmp_pat
     assert code == (0 if all(point["is_valid"] for point in printed["points"]) else 4)
     runs = [load_run(out / f"concurrency-{users}") for users in (1, 2, 3)]
     assert [run.manifest.config["concurrency"] for run in runs] == [1, 2, 3]
-    assert {len(run.records) for run in runs} == {40}
+    assert {len(measured(run)) for run in runs} == {40}
     started = sorted((run.manifest.started_at, run.manifest.config["concurrency"]) for run in runs)
     assert [users for _, users in started] != [1, 2, 3]  # a random order; this seed's is another
     assert "Throughput against latency" in (out / "report.html").read_text()

@@ -53,6 +53,6 @@ def test_shares_add_up_and_none_is_more_than_one_larger(total, count):
 
     assert sum(shares) == total
     assert max(shares) - min(shares) <= 1
-    assert shares == [len(partition.times(range(total))) for partition in seats(count)]
+    assert shares == [len(list(partition.times(range(total)))) for partition in seats(count)]
     prompts = [Prompt(str(number)) for number in range(total)]
     assert shares == [len(list(partition.prompts(prompts))) for partition in seats(count)]

@@ -106,13 +106,13 @@ def test_the_warm_up_is_over_when_all_remaining_workers_are_warm(group, members)
     assert (group.is_warm, group.warm_ns) == (True, 5)
 
 
-@pytest.mark.parametrize(
-    ("reason", "stops_all"), [("requests", None), ("duration", None), ("server_unreachable", "server_unreachable")]
-)
-def test_a_worker_that_is_done_stops_no_other(group, members, reason, stops_all):
-    group.note_stopping(reason)
+def test_a_worker_that_stops_sending_stops_all_unless_it_was_interrupted_alone(group, members):
+    group.note_stopping("interrupted")
+    assert not group.is_stopped
 
-    assert group.stop_reason == stops_all
+    group.note_stopping("server_unreachable")
+
+    assert (group.is_stopped, group.stop_reason) == (True, "server_unreachable")
 
 
 def test_errors_of_all_workers_count_against_the_limit():

@@ -140,8 +140,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(body)))
         for name, value in headers.items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        try:
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True
 
     def _stream(self, script: Script, body: dict[str, Any]) -> None:
         self.send_response(200)

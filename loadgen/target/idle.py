@@ -1,0 +1,36 @@
+"""Waits until a server has no requests left, so that those of one load do not slow the next."""
+
+import time
+
+from loadgen.errors import TargetError
+from loadgen.target.control import ControlClient
+from loadgen.target.telemetry import ROUTE, Scrape, parse_prometheus
+
+POLL_S = 0.1
+# Gauges of running and waiting requests, by server.
+GAUGES = (
+    ("tgi_batch_current_size", "tgi_queue_size"),
+    ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+)
+
+
+def wait_until_idle(control: ControlClient, limit_s: float) -> int:
+    """Requests that the server still reports as running or waiting, 0 if it reports none.
+
+    Waits for `limit_s` at most. A server without such metrics counts as idle: its cancelled connections are closed.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while (num_requests := _num_requests(control)) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return num_requests
+
+
+def _num_requests(control: ControlClient) -> int:
+    try:
+        status, body = control.get(ROUTE, timeout_s=5.0)
+    except TargetError:
+        return 0
+    if status != 200:
+        return 0
+    scrape = Scrape(time.perf_counter_ns(), list(parse_prometheus(body.decode(errors="replace"))))
+    return round(next((total for names in GAUGES if (total := scrape.total(names)) is not None), 0.0))
