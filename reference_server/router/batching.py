@@ -9,7 +9,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from reference_server.errors import (
     GenerationError,
@@ -59,7 +59,10 @@ HEALTH_TTL_NS = 1_000_000_000
 
 
 class Batcher:
-    """Drives one Scheduler over one Shard. `run` is the loop; the other methods may be called while it runs."""
+    """Drives one Scheduler over one Shard. `run` is the loop; the other methods may be called while it runs.
+
+    warm_up: warms up a shard that was unreachable and may be a new process; it raises `ShardError` if that fails.
+    """
 
     def __init__(
         self,
@@ -68,12 +71,14 @@ class Batcher:
         *,
         observer: BatchObserver | None = None,
         trace: StepListener | None = None,
+        warm_up: Callable[[], Awaitable[None]] | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._shard = shard
         self._scheduler = scheduler
         self._observer: BatchObserver = NullObserver() if observer is None else observer
         self._trace = trace
+        self._warm_up = warm_up
         self._now_ns = now_ns
         self._streams: dict[int, GenerationStream] = {}
         self._arrival = asyncio.Event()
@@ -83,6 +88,7 @@ class Batcher:
         self._probe: asyncio.Task[None] | None = None
         self._is_over = False
         self._must_clear = False  # the shard may still hold a failed batch that could not be cleared
+        self._must_warm_up = False
         self._num_discarded = 0
         self._step: _Step | None = None
 
@@ -120,6 +126,7 @@ class Batcher:
                 if self._is_healthy:
                     await self._shard.health()
                 else:
+                    await self._recover()
                     await self._shard.prefill(liveness_batch())
         except ShardError as error:
             logger.error("health check failed: %s", error)
@@ -168,9 +175,7 @@ class Batcher:
     async def _send(self, call: Call) -> StepResult | CachedBatch | None:
         match call:
             case Prefill():
-                if self._must_clear and self._scheduler.running is None:
-                    await self._shard.clear_cache()
-                    self._must_clear = False
+                await self._recover()
                 return await self._shard.prefill(call.batch, call.cached)
             case Decode():
                 return await self._shard.decode(call.batches)
@@ -181,6 +186,19 @@ class Batcher:
             case Idle():
                 raise AssertionError("Idle is not sent")
         return None
+
+    async def _recover(self) -> None:
+        """After a failure, once no batch runs: clear the shard, and warm it up if it was unreachable."""
+        if self._scheduler.running is not None:
+            return
+        if self._must_clear:
+            await self._shard.clear_cache()
+            self._must_clear = False
+        if self._must_warm_up:
+            if self._warm_up is not None:
+                logger.info("warming up the model server again")
+                await self._warm_up()
+            self._must_warm_up = False
 
     def _on_reply(self, call: Call, reply: StepResult | CachedBatch | None) -> Deliveries:
         if self._step is not None and isinstance(reply, StepResult):
@@ -212,7 +230,7 @@ class Batcher:
             raise error
         if isinstance(error, ShardConnectionError):
             # If the connection comes back, everything is cleared before the next batch.
-            self._must_clear = True
+            self._must_clear = self._must_warm_up = True
             return
         if isinstance(call, Filter | Clear):
             with contextlib.suppress(ShardError):

@@ -5,7 +5,7 @@ import gc
 import logging
 import re
 import signal
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from reference_server.config import RouterConfig
 from reference_server.config_support import refuse_unsupported
-from reference_server.errors import ArgumentError, ServerError, StepTimeoutError
+from reference_server.errors import ArgumentError, ServerError, ShardError, StepTimeoutError
 from reference_server.listening import is_loopback, listening_address
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.router.app import RouterApp, TransportOptions, create_app
@@ -117,7 +117,16 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
             find_tokenizer_files, config.tokenizer_name or "", config.revision, config.huggingface_hub_cache
         )
         info_page = server_info(loaded, files, limits, info, reply)
-        services = await _services(config, files, info_page, timed, options, info.accepts_schemas, held)
+
+        async def warm_up() -> None:
+            again = resolve_limits(configured, await shard.warmup(warmup_request(configured)), await shard.info())
+            if again.max_batch_total_tokens < limits.max_batch_total_tokens:
+                raise ShardError(
+                    f"the model server restarted with room for {again.max_batch_total_tokens} tokens, not "
+                    f"{limits.max_batch_total_tokens}: restart the router"
+                )
+
+        services = await _services(config, files, info_page, timed, options, info.accepts_schemas, warm_up, held)
         limits_of_connections = ConnectionLimits(body_bytes=config.payload_limit)
         servers = [HttpServer(create_app(services, transport), listener, limits_of_connections)]
         if config.prometheus_port is not None:
@@ -198,6 +207,7 @@ async def _services(
     shard: Shard,
     options: SchedulerOptions,
     accepts_schemas: bool,
+    warm_up: Callable[[], Awaitable[None]],
     held: AsyncExitStack,
 ) -> Services:
     tokenizer = await asyncio.to_thread(files.load_tokenizer, config.trust_remote_code)
@@ -208,7 +218,7 @@ async def _services(
     metrics = Metrics(info.limits.max_input_tokens, info.limits.max_total_tokens)
     metrics.batch_max_total_tokens.set(options.max_batch_total_tokens)
     trace = None if config.step_trace is None else _open_trace(config.step_trace, info, options, held)
-    batcher = Batcher(shard, Scheduler(options), observer=metrics, trace=trace)
+    batcher = Batcher(shard, Scheduler(options), observer=metrics, trace=trace, warm_up=warm_up)
     model_type = files.read_json("config.json").get("model_type")
     grammars = make_compiler(config.disable_grammar_support, tokenizer, accepts_schemas)
     if grammars is not None:

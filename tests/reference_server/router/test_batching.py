@@ -89,10 +89,10 @@ def options(**changes) -> SchedulerOptions:
 
 
 @contextlib.asynccontextmanager
-async def running(shard, *, observer=None, now_ns=time.perf_counter_ns, **changes):
+async def running(shard, *, observer=None, now_ns=time.perf_counter_ns, warm_up=None, **changes):
     """A Batcher whose loop runs; afterwards every block is free again."""
     scheduler = Scheduler(options(**changes))
-    batcher = Batcher(shard, scheduler, observer=observer, now_ns=now_ns)
+    batcher = Batcher(shard, scheduler, observer=observer, warm_up=warm_up, now_ns=now_ns)
     loop = asyncio.create_task(batcher.run())
     try:
         yield batcher, scheduler, loop
@@ -501,6 +501,30 @@ def test_hardening_R27_an_error_names_no_path_of_this_machine(error: str, sent: 
 
     assert str(generation_error(ShardError(error))) == f"{prefix}Server error: {sent}"
     assert str(generation_error(ShardConnectionError(error))).endswith(f"server: {sent}")
+
+
+@pytest.mark.parametrize("first", ["a request", "a health check"])
+async def test_hardening_R21_a_shard_that_was_unreachable_is_warmed_up_before_it_serves(first):
+    shard = ScriptedShard(say("a", "b", "c"))
+
+    async def warm_up():
+        shard.calls.append(("warmup", ()))
+
+    async with running(shard, warm_up=warm_up) as (batcher, _, _):
+        stream = batcher.submit(valid_request(4, 3))
+        await anext(stream)
+        shard.failures["decode"] = ShardConnectionError("gone")
+        with pytest.raises(GenerationError):
+            await read(stream)
+        num_before = len(shard.calls)
+        if first == "a health check":
+            assert await batcher.health()
+        events = await read(batcher.submit(valid_request(4, 3)))
+
+    assert isinstance(events[-1], Finished)
+    methods = [name for name, _ in shard.calls[num_before:]]
+    assert methods[methods.index("prefill") - 1] == "warmup"
+    assert methods.count("warmup") == 1
 
 
 async def test_hardening_R3_many_health_checks_make_one_probe():
