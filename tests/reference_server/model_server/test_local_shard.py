@@ -18,6 +18,7 @@ from reference_server.messages import (
     Image,
     Request,
     StoppingParameters,
+    WarmupRequest,
 )
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.forward.inputs import RaggedInputs
@@ -385,6 +386,14 @@ async def test_hardening_R17_an_image_beside_text_is_refused(driver: ShardDriver
 
     with pytest.raises(ShardError, match="request 1 has an image, and this model takes text only"):
         await driver.prefill(request)
+
+
+async def test_the_image_in_a_warm_up_is_ignored(shard: LocalShard) -> None:
+    request = Request(0, ("w3 w4", Image(b"", "image/png")), 64, SEEDED, StoppingParameters(1))
+
+    reply = await shard.warmup(WarmupRequest(Batch(0, (request,)), 64))
+
+    assert reply.max_supported_total_tokens is not None
 
 
 async def test_hardening_R26_a_prefill_before_the_warm_up_is_refused(directory: Path) -> None:
