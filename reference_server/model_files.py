@@ -24,13 +24,17 @@ class ModelPaths:
 def locate_local(model_id: str) -> ModelPaths | None:
     """The files of a preset or of a directory; None for a model of the hub.
 
-    Raises UnsupportedError for a preset that does not exist.
+    Raises UnsupportedError for a preset that does not exist, and StartupError for such a path.
     """
     preset = catalog.find(model_id)
     if preset is not None:
         return ModelPaths(preset.directory, preset.tokenizer_directory, preset.has_weights)
     directory = Path(model_id)
-    return ModelPaths(directory, directory) if model_id and directory.is_dir() else None
+    if model_id and directory.is_dir():
+        return ModelPaths(directory, directory)
+    if model_id.startswith(("/", "./", "../")):
+        raise StartupError(f"{model_id!r} is neither a directory nor the name of a model")
+    return None
 
 
 def locate(model_id: str, revision: str | None, cache: Path | None, patterns: Sequence[str]) -> ModelPaths:

@@ -258,7 +258,7 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f"; the nearest valid one is '{close[0]}'" if close else ""
 
 

@@ -51,3 +51,9 @@ def test_hardening_R9_every_process_reads_the_configured_hub_cache(tmp_path: Pat
 def test_a_model_that_is_nowhere_is_refused(tmp_path: Path):
     with pytest.raises(StartupError, match="model 'org/model' is not a preset, not a local directory, not in the hub"):
         locate("org/model", None, tmp_path, ["*.json"])
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./nowhere", "../nowhere/model"])
+def test_hardening_R23_a_path_without_a_directory_is_not_sought_on_the_hub(path: str):
+    with pytest.raises(StartupError, match=f"'{path}' is neither a directory nor the name of a model"):
+        locate(path, None, None, ["*.json"])

@@ -251,3 +251,13 @@ def test_no_default_is_a_number_that_cannot_be_written() -> None:
     values = (value for _, value in load(ServerConfig, [], {}).config)
 
     assert not any(isinstance(value, float) and not math.isfinite(value) for value in values)
+
+
+def test_hardening_R23_only_a_similar_flag_is_suggested(capsys):
+    for flag in ("--nope", "--max-input-token"):
+        with pytest.raises(SystemExit):
+            load(ServerConfig, [flag, "1"], {})
+
+    near, far = "the nearest valid one is", capsys.readouterr().err
+    assert far.count(near) == 1
+    assert "'--max-input-tokens'" in far
