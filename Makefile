@@ -74,6 +74,7 @@ docs: $(STAMP)  ## write the generated pages under docs/ and the tree of docs/ar
 	$(BIN)/python docs/tree.py
 	$(BIN)/python -m reference_server.launcher.settings_page > docs/settings.md
 	$(BIN)/python -m reference_server.model_server.support_page > docs/support.md
+	$(BIN)/python -m tuner.servers.profiles_page > docs/profiles.md
 
 run-bloom-560m: $(STAMP)  ## serve bloom-560m (its preset with seeded random weights when the hub is closed)
 	$(BIN)/text-generation-launcher --port $(PORT) --model-id $$( \

@@ -20,7 +20,7 @@ from loadgen.workloads import workload
 from loadgen.workloads.planned_cache import CacheFacts
 from loadgen.workloads.prompt import Prompt
 from loadgen.workloads.prompts_file import marker_text
-from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabulary, calibrate
+from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabulary, calibrate, calibrate_sparingly
 from loadgen.workloads.workload import Workload
 
 CHECKED_PROMPTS = 16
@@ -28,11 +28,15 @@ CHECKED_PROMPTS = 16
 
 @dataclass(frozen=True, slots=True)
 class TokenCounter:
-    """Counts tokens, including special ones. `digest` is that of a tokenizer file."""
+    """Counts tokens, including special ones. `digest` is that of a tokenizer file.
+
+    `is_costly`: each count is a request that the server answers, so few texts are counted, and no text of the run.
+    """
 
     count: CountTokens
     source: str
     digest: str | None = None
+    is_costly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +66,16 @@ class PreparedRun:
 
 def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) -> PreparedRun:
     """Raises UsageError for a wrong workload, TargetError if the server does not answer."""
-    facts = target.facts(config.api, config.model)
+    facts = target.facts(config.api, config.model, config.engine)
     length_control = choose_length_control(config, facts)
     control = target.control()
     try:
-        counter = open_counter(config, control) if workload.needs_vocabulary(config) else None
+        counter = open_counter(config, control, facts) if workload.needs_vocabulary(config) else None
         vocabulary = make_vocabulary(counter) if counter is not None else None
-        answer_tokens = _answer_tokens(config, control)
+        answer_tokens = _answer_tokens(config, control, facts)
         cache = cache_facts(config, facts, control, vocabulary)
         work = workload.build(config, vocabulary, facts.limits, answer_tokens, cache)
-        length_check = check_lengths(work.first(CHECKED_PROMPTS), counter) if counter is not None else None
+        length_check = _length_check(work, counter)
     finally:
         control.close()
     if length_control == "capped":
@@ -87,8 +91,7 @@ def choose_length_control(config: BenchConfig, facts: TargetFacts) -> str:
     """`forced` if the server lists the extensions for it, else `capped`. Raises UsageError."""
     if config.length_control == "forced" and not facts.can_force_length:
         raise UsageError(
-            "`length_control` is 'forced' but /info of the server lists no extensions ignore_eos_token and "
-            "min_new_tokens; use 'capped' or 'auto'"
+            f"`length_control` is 'forced', but {facts.kind.title} cannot force lengths; use 'capped' or 'auto'"
         )
     if config.length_control == "capped" or not facts.can_force_length:
         return "capped"
@@ -96,10 +99,13 @@ def choose_length_control(config: BenchConfig, facts: TargetFacts) -> str:
     return "forced" if has_length else "capped"
 
 
-def open_counter(config: BenchConfig, control: ControlClient) -> TokenCounter:
-    """The token counter of a config: a tokenizer file, or the server's `/tokenize`. Raises UsageError."""
+def open_counter(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> TokenCounter:
+    """The token counter of a config: a tokenizer file, the server's own route, or the usage of its responses.
+
+    Raises UsageError, TargetError.
+    """
     if config.tokenizer is None:
-        return TokenCounter(control.count_tokens, "/tokenize")
+        return _server_counter(control, facts)
     path = Path(config.tokenizer)
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
@@ -107,6 +113,43 @@ def open_counter(config: BenchConfig, control: ControlClient) -> TokenCounter:
     except OSError as error:
         raise UsageError(f"`tokenizer` is {config.tokenizer!r}: {error.strerror}") from error
     return TokenCounter(_count_with_file(content, path), str(path), hashlib.sha256(content).hexdigest())
+
+
+def _server_counter(control: ControlClient, facts: TargetFacts) -> TokenCounter:
+    """The server's route that counts tokens; without one, the prompt tokens that responses report."""
+    route = facts.kind.tokenize
+    if route is not None:
+        try:
+            control.count_tokens("a", route)
+        except TargetError as error:
+            if error.status is None:
+                raise
+        else:
+            return TokenCounter(lambda text: control.count_tokens(text, route), route.path)
+    return TokenCounter(_count_by_usage(control, facts), "usage of responses", is_costly=True)
+
+
+def _count_by_usage(control: ControlClient, facts: TargetFacts) -> CountTokens:
+    """Counts a text by an answer of one token to it."""
+    dialect = DIALECTS[facts.api](Sampling(model=facts.model, streams=False))
+
+    def count(text: str) -> int:
+        status, body = control.post(dialect.path, dialect.body(Prompt("count", text=text, output_tokens=1)))
+        answer = ParsedAnswer()
+        if status == 200:
+            dialect.read_whole(body, answer)
+        if answer.input_tokens is None:
+            raise TargetError(f"{dialect.path}: status {status}, and no prompt tokens in `usage`", status)
+        return answer.input_tokens
+
+    return count
+
+
+def _length_check(work: Workload, counter: TokenCounter | None) -> LengthCheck | None:
+    """The check of the first prompts; None if counting would send them to the server before the run."""
+    if counter is None or counter.is_costly:
+        return None
+    return check_lengths(work.first(CHECKED_PROMPTS), counter)
 
 
 def _count_with_file(content: bytes, path: Path) -> Callable[[str], int]:
@@ -122,7 +165,7 @@ def _count_with_file(content: bytes, path: Path) -> Callable[[str], int]:
 def make_vocabulary(counter: TokenCounter) -> Vocabulary:
     """The words that prompts are composed of. Raises UsageError or TargetError."""
     try:
-        return calibrate(counter.count)
+        return calibrate_sparingly(counter.count) if counter.is_costly else calibrate(counter.count)
     except CalibrationError as error:
         raise UsageError(f"cannot make prompts of exact length with {counter.source}: {error}") from error
     except TargetError as error:
@@ -133,11 +176,11 @@ def make_vocabulary(counter: TokenCounter) -> Vocabulary:
         ) from error
 
 
-def _answer_tokens(config: BenchConfig, control: ControlClient) -> list[int | None] | None:
+def _answer_tokens(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> list[int | None] | None:
     if not workload.needs_answer_lengths(config):
         return None
     try:
-        return workload.answer_lengths(config, open_counter(config, control).count)
+        return workload.answer_lengths(config, open_counter(config, control, facts).count)
     except TargetError as error:
         raise UsageError(f"{error}; pass --tokenizer to count the answers, or --output-tokens") from error
 
@@ -169,7 +212,7 @@ def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClien
     """
     if facts.api != "openai-chat":
         with contextlib.suppress(TargetError):
-            return open_counter(config, control).count(start)
+            return open_counter(config, control, facts).count(start)
     dialect = DIALECTS[facts.api](Sampling(model=facts.model, streams=False))
     answer = ParsedAnswer()
     try:

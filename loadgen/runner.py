@@ -233,6 +233,8 @@ def _manifest(
             "url": target.url,
             "api": facts.api,
             "model": facts.model,
+            "engine": facts.kind.name,
+            "engine_detected_by": facts.detected_by,
             "info": redacted(facts.info),
             "config": redacted(facts.config),
             "launch_argv": redacted_argv(target.launch_argv) if target.launch_argv is not None else None,
@@ -257,7 +259,11 @@ def _plan(config: BenchConfig, target: Target, prepared: PreparedRun, manifest: 
         api=prepared.facts.api,
         config=config.model_dump(mode="json", exclude={"api_key"}),
         sampling=Sampling(
-            prepared.length_control == "forced", config.temperature, config.seed, prepared.facts.model, config.stream
+            prepared.facts.kind.length_fields if prepared.length_control == "forced" else (),
+            config.temperature,
+            config.seed,
+            prepared.facts.model,
+            config.stream,
         ),
         limits=dataclasses.asdict(prepared.facts.limits),
         vocabulary=dataclasses.asdict(prepared.vocabulary) if prepared.vocabulary is not None else None,

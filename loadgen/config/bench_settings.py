@@ -20,6 +20,7 @@ WorkloadName = Literal[
     "synthetic", "shared_prefix", "multi_turn", "prompts", "sharegpt", "azure_llm", "burstgpt", "mooncake"
 ]
 ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions"]
+EngineName = Literal["auto", "own", "tgi", "vllm", "sglang", "llamacpp", "trtllm", "openai"]
 
 TRACE_WORKLOADS = ("azure_llm", "burstgpt", "mooncake")
 GENERATED_WORKLOADS = ("synthetic", "shared_prefix", "multi_turn")
@@ -293,6 +294,9 @@ class BenchSettings(BaseModel):
         description="Model of the server that is started if neither --url nor --server is given.",
     )
     api: ApiName = Field("auto", description="API of the server.")
+    engine: EngineName = Field(
+        "auto", description="Kind of server, which decides how tokens are counted and lengths forced. Default detected."
+    )
     model: str | None = Field(None, description="Model name sent on OpenAI routes. Default the server's first model.")
     api_key: SecretStr | None = Field(None, description="Sent as a bearer token.")
     ready_timeout: Seconds = Field(600.0, gt=0, description="How long a started server may take until it answers.")

@@ -21,14 +21,22 @@ class NotThisApiError(Exception):
 class Sampling:
     """Parameters of every request of a run.
 
-    `forces_length` requests answers of exactly the given length, by the server's extension fields.
+    `length_fields` of the server request answers of exactly the given length; empty: a length is only a maximum.
     """
 
-    forces_length: bool = False
+    length_fields: tuple[str, ...] = ()
     temperature: float | None = None
     seed: int = 0
     model: str = "tgi"
     streams: bool = True
+
+    def exact_length(self, tokens: int) -> dict[str, bool | int]:
+        """The fields that request an answer of exactly `tokens` tokens.
+
+        >>> Sampling(length_fields=("ignore_eos", "min_tokens")).exact_length(7)
+        {'ignore_eos': True, 'min_tokens': 7}
+        """
+        return {name: True if name.startswith("ignore_eos") else tokens for name in self.length_fields}
 
     @property
     def accepted_type(self) -> str:

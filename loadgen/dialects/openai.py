@@ -65,8 +65,7 @@ def _common(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
         body["seed"] = sampling.seed
     if prompt.output_tokens is not None:
         body["max_tokens"] = prompt.output_tokens
-        if sampling.forces_length:
-            body |= {"ignore_eos_token": True, "min_new_tokens": prompt.output_tokens}
+        body |= sampling.exact_length(prompt.output_tokens)
     return body
 
 

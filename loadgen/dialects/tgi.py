@@ -31,8 +31,7 @@ class Tgi:
             parameters |= {"do_sample": True, "temperature": self.sampling.temperature, "seed": self.sampling.seed}
         if prompt.output_tokens is not None:
             parameters["max_new_tokens"] = prompt.output_tokens
-            if self.sampling.forces_length:
-                parameters |= {"ignore_eos_token": True, "min_new_tokens": prompt.output_tokens}
+            parameters |= self.sampling.exact_length(prompt.output_tokens)
         return encode({"inputs": prompt.text, "parameters": parameters})
 
     def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:

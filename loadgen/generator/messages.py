@@ -73,7 +73,14 @@ class WorkerPlan:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """The inverse of `to_json`."""
-        return cls(**{**value, "sampling": Sampling(**value["sampling"])})
+        return cls(
+            **{
+                **value,
+                "sampling": Sampling(
+                    **{**value["sampling"], "length_fields": tuple(value["sampling"]["length_fields"])}
+                ),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)

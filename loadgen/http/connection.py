@@ -50,10 +50,12 @@ class Origin:
         """
         >>> Origin.parse("http://127.0.0.1:8080/tgi/").path("/info")
         '/tgi/info'
+        >>> Origin.parse("http://127.0.0.1:8080/v1").path("/v1/models")
+        '/v1/models'
         """
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        return cls(parts.scheme, parts.hostname or "", port, parts.path.rstrip("/"))
+        return cls(parts.scheme, parts.hostname or "", port, parts.path.rstrip("/").removesuffix("/v1"))
 
     @property
     def host_header(self) -> str:

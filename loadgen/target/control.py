@@ -13,6 +13,7 @@ from typing import Any
 
 from loadgen.errors import TargetError
 from loadgen.http.connection import Origin
+from loadgen.target.server_kind import TokenizeRoute
 
 TIMEOUT_S = 30.0
 MAX_BODY_BYTES = 64 * 2**20
@@ -44,18 +45,18 @@ class ControlClient:
         """Status and body. Raises TargetError if the server does not answer."""
         return self._request("POST", route, body, timeout_s)
 
-    def count_tokens(self, text: str) -> int:
-        """Token count of a text by the server's `/tokenize`, including special tokens. Raises TargetError."""
-        status, body = self.post("/tokenize", json.dumps({"inputs": text}).encode())
+    def count_tokens(self, text: str, route: TokenizeRoute) -> int:
+        """Token count of a text by the server, including special tokens. Raises TargetError."""
+        status, body = self.post(route.path, route.body(text))
         if status != 200:
-            raise TargetError(f"{self.url}/tokenize: status {status}", status)
+            raise TargetError(f"{self.url}{route.path}: status {status}", status)
         try:
-            tokens = json.loads(body)
+            count = route.count(json.loads(body))
         except ValueError as error:
-            raise TargetError(f"{self.url}/tokenize: not JSON ({error})") from error
-        if not isinstance(tokens, list):
-            raise TargetError(f"{self.url}/tokenize: not a list of tokens")
-        return len(tokens)
+            raise TargetError(f"{self.url}{route.path}: not JSON ({error})") from error
+        if count is None:
+            raise TargetError(f"{self.url}{route.path}: neither a count nor a list of tokens")
+        return count
 
     def close(self) -> None:
         if self._connection is not None:

@@ -14,9 +14,9 @@ from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import StartError, TargetError
 from loadgen.target.control import ControlClient
 from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
+from loadgen.target.server_kind import KINDS, OPENAI, OWN, Detection, ServerKind, detect, first_model, has_tgi_keys
 from loadgen.workloads.prompt import Prompt, ServerLimits
 
-FORCING_EXTENSIONS = frozenset(("ignore_eos_token", "min_new_tokens"))
 POLL_S = 0.1
 REPORT_WAIT_EVERY_S = 5.0
 READY_PROMPT = Prompt("ready", text="Hello", output_tokens=1)
@@ -26,12 +26,14 @@ OnWait = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """Facts that a server reports: its API, `/info` if it has one, and the model's name."""
+    """Facts that a server reports: its API, its kind, `/info` if it has one, and the model's name."""
 
     api: str
     info: dict[str, Any] = field(default_factory=dict)
     model: str = "tgi"
     config: dict[str, Any] = field(default_factory=dict)
+    kind: ServerKind = OPENAI
+    detected_by: str = ""
 
     @property
     def limits(self) -> ServerLimits:
@@ -50,7 +52,9 @@ class TargetFacts:
 
     @property
     def can_force_length(self) -> bool:
-        return self.extensions >= FORCING_EXTENSIONS
+        if self.kind is OWN:
+            return self.extensions >= set(OWN.length_fields)
+        return bool(self.kind.length_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +74,26 @@ class Target:
     def control(self) -> ControlClient:
         return ControlClient(self.url, self.headers)
 
-    def facts(self, api: str = "auto", model: str | None = None) -> TargetFacts:
+    def facts(self, api: str = "auto", model: str | None = None, engine: str = "auto") -> TargetFacts:
         """Query the server. Raises TargetError if it does not answer or has no known API."""
         control = self.control()
         try:
             info = control.get_json("/info")
             info = info if isinstance(info, dict) else {}
-            is_tgi = "model_id" in info and "max_total_tokens" in info
+            is_tgi = has_tgi_keys(info)
             api = "tgi" if api == "auto" and is_tgi else api
+            models = None if api == "tgi" or is_tgi else control.get_json("/v1/models")
+            found = Detection(KINDS[engine], "--engine") if engine != "auto" else detect(info, models)
             if api == "tgi" or is_tgi:
                 # TGI takes any other model name for an adapter.
                 config = control.get_json("/config")
-                return TargetFacts(api, info, model or "tgi", config if isinstance(config, dict) else {})
-            listed = _first_model(control.get_json("/v1/models"))
+                config = config if isinstance(config, dict) else {}
+                return TargetFacts(api, info, model or "tgi", config, found.kind, found.reason)
+            listed = first_model(models).get("id")
             if api == "auto" and listed is None:
                 raise TargetError(f"{self.url}: neither /info nor /v1/models answers as in TGI or OpenAI; give --api")
-            return TargetFacts("openai-chat" if api == "auto" else api, info, model or listed or "tgi")
+            chosen = "openai-chat" if api == "auto" else api
+            return TargetFacts(chosen, info, model or str(listed or "tgi"), {}, found.kind, found.reason)
         finally:
             control.close()
 
@@ -113,12 +121,6 @@ class Target:
             raise TargetError(
                 f"{self.url}{dialect.path}: status {status}: {body[:300].decode(errors='replace')}", status
             )
-
-
-def _first_model(models: Any) -> str | None:
-    listed = models.get("data") if isinstance(models, dict) else None
-    first = listed[0] if isinstance(listed, list) and listed else None
-    return str(first["id"]) if isinstance(first, dict) and "id" in first else None
 
 
 class LaunchedTarget:

@@ -33,6 +33,8 @@ MAX_WORD_TOKENS = 8
 MIN_WORDS = 32
 STABLE_ORDERS = 3
 MAX_ORDERS = 48
+# Words that are counted at once where each count is a request, and the smallest such group.
+SPARE_GROUP, SMALLEST_GROUP = 64, 4
 
 
 class CalibrationError(Exception):
@@ -120,6 +122,32 @@ def calibrate(count: CountTokens) -> Vocabulary:
     if single:
         return Vocabulary(special, openers, tuple(single), single[0].text)
     raise CalibrationError("no words keep their token count next to each other with this tokenizer")
+
+
+def calibrate_sparingly(count: CountTokens) -> Vocabulary:
+    """A vocabulary of words of one token, from few counts: whole groups of words are counted at once.
+
+    Raises CalibrationError if fewer than `MIN_WORDS` words have one token each beside the others.
+    """
+    base = Word(CANDIDATES[0], 1)
+    special = count(base.text) - base.tokens
+    groups = [CANDIDATES[start : start + SPARE_GROUP] for start in range(1, len(CANDIDATES), SPARE_GROUP)]
+    words = [word for group in groups for word in _single_words(count, special, base, group)]
+    together = base.text + "".join(word.text for word in words)
+    if len(words) < MIN_WORDS or count(together) != special + base.tokens + len(words):
+        raise CalibrationError("too few words have one token each beside the others")
+    return Vocabulary(special, (base,), tuple(words), words[0].text)
+
+
+def _single_words(count: CountTokens, special: int, base: Word, group: Sequence[str]) -> list[Word]:
+    """The words of a group, if its text has one token for each of them; else those of its halves, down to a few."""
+    words = [Word(" " + word, 1) for word in group]
+    if count(base.text + "".join(word.text for word in words)) == special + base.tokens + len(words):
+        return words
+    if len(group) < 2 * SMALLEST_GROUP:
+        return []
+    half = len(group) // 2
+    return [word for part in (group[:half], group[half:]) for word in _single_words(count, special, base, part)]
 
 
 def _openers(count: CountTokens, special: int) -> tuple[Word, ...]:

@@ -9,6 +9,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.preparation import check_lengths, choose_length_control, make_vocabulary, open_counter
 from loadgen.target.control import ControlClient
+from loadgen.target.server_kind import OWN, TGI
 from loadgen.target.target import TargetFacts
 from loadgen.workloads.prompt import Prompt
 from tests.support.servers.stream_server import stream_server
@@ -39,7 +40,9 @@ def tokenizer_file(request, tmp_path_factory):
 
 
 def test_prompts_have_their_exact_length_under_a_real_tokenizer(tokenizer_file):
-    counter = open_counter(BenchConfig(tokenizer=str(tokenizer_file)), ControlClient("http://127.0.0.1:9"))
+    counter = open_counter(
+        BenchConfig(tokenizer=str(tokenizer_file)), ControlClient("http://127.0.0.1:9"), TargetFacts("tgi")
+    )
     vocabulary = make_vocabulary(counter)
     lengths = [vocabulary.shortest, 16, 100, 333, 2_048]
     prompts = [Prompt(f"p{n}", vocabulary.write(n, f"p{n}"), input_tokens=n) for n in lengths]
@@ -52,7 +55,7 @@ def test_prompts_have_their_exact_length_under_a_real_tokenizer(tokenizer_file):
 
 def test_a_tokenizer_is_found_in_its_directory(tokenizer_file):
     by_file, by_directory = (
-        open_counter(BenchConfig(tokenizer=str(path)), ControlClient("http://127.0.0.1:9"))
+        open_counter(BenchConfig(tokenizer=str(path)), ControlClient("http://127.0.0.1:9"), TargetFacts("tgi"))
         for path in (tokenizer_file, tokenizer_file.parent)
     )
 
@@ -62,17 +65,19 @@ def test_a_tokenizer_is_found_in_its_directory(tokenizer_file):
 def test_without_a_tokenizer_file_the_server_counts():
     with stream_server() as (url, state):
         control = ControlClient(url)
-        counter = open_counter(BenchConfig(), control)
+        counter = open_counter(BenchConfig(), control, TargetFacts("tgi", kind=OWN))
 
         assert counter.count("one two three") == 4
         assert counter.source == "/tokenize"
         control.close()
 
-    assert state.requests[0]["body"] == {"inputs": "one two three"}
+    assert state.requests[-1]["body"] == {"inputs": "one two three"}
 
 
 def test_a_length_check_reports_the_largest_error(tokenizer_file):
-    counter = open_counter(BenchConfig(tokenizer=str(tokenizer_file)), ControlClient("http://127.0.0.1:9"))
+    counter = open_counter(
+        BenchConfig(tokenizer=str(tokenizer_file)), ControlClient("http://127.0.0.1:9"), TargetFacts("tgi")
+    )
     actual = counter.count("the water of the river")
 
     assert check_lengths([Prompt("p", "the water of the river", input_tokens=actual + 3)], counter).largest_error == 3
@@ -85,17 +90,17 @@ def test_a_wrong_tokenizer_file_is_refused(tmp_path, content, message):
         path.write_text(content)
 
     with pytest.raises(UsageError) as refused:
-        open_counter(BenchConfig(tokenizer=str(path)), ControlClient("http://127.0.0.1:9"))
+        open_counter(BenchConfig(tokenizer=str(path)), ControlClient("http://127.0.0.1:9"), TargetFacts("tgi"))
 
     assert message in str(refused.value)
 
 
 def test_lengths_are_forced_only_if_the_server_lists_the_extensions():
-    can = TargetFacts("tgi", {"engine": {"extensions": ["min_new_tokens", "ignore_eos_token"]}})
-    cannot = TargetFacts("tgi", {"model_id": "x"})
+    can = TargetFacts("tgi", {"engine": {"extensions": ["min_new_tokens", "ignore_eos_token"]}}, kind=OWN)
+    cannot = TargetFacts("tgi", {"model_id": "x"}, kind=TGI)
 
     assert choose_length_control(BenchConfig(), can) == "forced"
     assert choose_length_control(BenchConfig(length_control="capped"), can) == "capped"
     assert choose_length_control(BenchConfig(), cannot) == "capped"
-    with pytest.raises(UsageError, match="lists no extensions ignore_eos_token"):
+    with pytest.raises(UsageError, match="TGI cannot force lengths"):
         choose_length_control(BenchConfig(length_control="forced"), cannot)

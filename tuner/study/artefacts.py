@@ -151,16 +151,18 @@ def changes(search: StudySearch, result: TrialResult) -> str:
 
 
 def trials_csv(search: StudySearch, results: Sequence[TrialResult]) -> str:
-    """One line for each trial: its searched settings, its result, and its violation of each limit."""
+    """One line for each trial: its settings, its result, its violation of each limit, and the numbers of its log."""
     names = [parameter.name for parameter in search.space.parameters]
     limits = [str(limit) for limit in search.objective.limits]
     second = [search.objective.second] if search.objective.second is not None else []
+    facts = sorted({name for result in results for name in result.attributes.get("facts", {})})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         [
             *("trial", "outcome", search.objective.maximize, *second, *names, *limits),
             *("origin", "phase", "cause", "reason", "seconds", "run"),
+            *(f"log_{name}" for name in facts),
         ]
     )
     for result in results:
@@ -171,6 +173,7 @@ def trials_csv(search: StudySearch, results: Sequence[TrialResult]) -> str:
                 *(searched.get(name) for name in names),
                 *(result.violations.get(limit) for limit in limits),
                 *(result.origin, result.phase, result.cause, _inert(result.reason), result.seconds, result.run),
+                *(result.attributes.get("facts", {}).get(name) for name in facts),
             ]
         )
     return text.getvalue()

@@ -131,7 +131,7 @@ def _measured(
         return Infeasible("measure", cause, reason, tail)
     if run is None:
         return Failed(fault)
-    return outcome_of(run, server, events, tail)
+    return outcome_of(run, server, events, tail, log)
 
 
 def _salted(load: BenchConfig) -> BenchConfig:
@@ -149,7 +149,7 @@ def first_line(error: Exception) -> str:
 
 
 def outcome_of(
-    run: Path, server: TunedServer, events: "Events | None" = None, log_tail: str = ""
+    run: Path, server: TunedServer, events: "Events | None" = None, log_tail: str = "", log: Path | None = None
 ) -> MeasuredAttempt | Infeasible | Failed:
     """The outcome of a finished run. An invalid run is `Failed`, unless the server ran out of memory."""
     summary = analyse_run(run).summary
@@ -161,7 +161,8 @@ def outcome_of(
     stopped = early_reason(run)
     if not stopped and verdict["status"] == Level.INVALID:
         return Failed("invalid run: " + "; ".join(reason["message"] for reason in verdict["reasons"]), is_invalid=True)
-    return MeasuredAttempt(run, summary, steps, stopped)
+    facts = server.facts_of(log.read_text(errors="replace")) if log is not None and log.exists() else {}
+    return MeasuredAttempt(run, summary, steps, stopped, facts)
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ class Measurer:
             origin=origin,
             started=round(started, 3),
             seconds=round(time.monotonic() - started_s, 1),
-            attributes=dict(attributes or {}),
+            attributes={**judged.attributes, **(attributes or {})},
         )
         directory.mkdir(parents=True, exist_ok=True)
         result.write(directory)
@@ -89,7 +89,7 @@ class Measurer:
                     cause=cause,
                     log_tail="\n".join(log_tail.splitlines()[-LOG_LINES:]),
                 )
-            case MeasuredAttempt(run=run, summary=summary, steps=steps, stopped=stopped):
+            case MeasuredAttempt(run=run, summary=summary, steps=steps, stopped=stopped, facts=facts):
                 is_open_loop = self.setup.load.is_open_loop
                 score = self.objective.score(lambda name: metric_value(summary, name, is_open_loop))
                 if score.value is None or (stopped and score.is_feasible):
@@ -108,6 +108,7 @@ class Measurer:
                     violations=dict(score.violations),
                     run=str(run.relative_to(self.folder)),
                     steps=dict(steps),
+                    attributes={"facts": dict(facts)} if facts else {},
                 )
 
 

@@ -26,13 +26,14 @@ REUSED = "reused"
 class MeasuredAttempt:
     """A measurement: the run directory, its summary, and the seconds of each step.
 
-    `stopped` is the rule that ended the run early.
+    `stopped` is the rule that ended the run early. `facts` are the numbers that the server's log states.
     """
 
     run: Path
     summary: Mapping[str, Any]
     steps: Mapping[str, float] = field(default_factory=dict)
     stopped: str = ""
+    facts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ def read(dialect, *payloads):
 
 
 def test_tgi_requests_forced_lengths_by_extension_fields():
-    forced = json.loads(Tgi(Sampling(forces_length=True)).body(PROMPT))
-    capped = json.loads(Tgi(Sampling(forces_length=False)).body(PROMPT))
+    forced = json.loads(Tgi(Sampling(("ignore_eos_token", "min_new_tokens"))).body(PROMPT))
+    capped = json.loads(Tgi(Sampling()).body(PROMPT))
 
     assert forced["parameters"] == {
         "details": True,

@@ -14,6 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=int(os.environ.get("PORT", "0")))
     parser.add_argument("--gap", type=float, default=0.002)
+    parser.add_argument("--model", default="scripted", help="For commands that name a model; not used.")
     parser.add_argument("--fail", action="store_true")
     parser.add_argument("--slow-start", type=float, default=0.0)
     parser.add_argument("--ignore-sigterm", action="store_true")

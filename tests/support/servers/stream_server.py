@@ -57,6 +57,8 @@ class ServerState:
     max_total_tokens: int = 1200
     extensions: list[str] = field(default_factory=lambda: ["ignore_eos_token", "min_new_tokens"])
     has_info: bool = True
+    owner: str | None = None
+    has_tokenize: bool = True
     has_metrics: bool = True
     config: dict[str, Any] = field(default_factory=lambda: {"max_waiting_tokens": 20})
     metrics: str | None = None
@@ -91,7 +93,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/health":
             self._json(next(self.state.health), {})
         elif self.path == "/v1/models":
-            self._json(200, {"object": "list", "data": [{"id": "scripted-model"}]})
+            owner = {"owned_by": self.state.owner} if self.state.owner is not None else {}
+            self._json(200, {"object": "list", "data": [{"id": "scripted-model", **owner}]})
         elif self.path == "/metrics" and self.state.has_metrics:
             served = sum(request["path"] != "/tokenize" for request in self.state.requests)
             text = f"# TYPE tgi_request_count counter\ntgi_request_count {served}\ntgi_queue_size 0\n"
@@ -104,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.state.lock:
             self.state.requests.append({"path": self.path, "body": body, "headers": dict(self.headers)})
         if self.path == "/tokenize":
-            self._json(200, tokenize(body["inputs"]))
+            self._tokenize(body)
             return
         script = self.state.script(body)
         if script.drops:
@@ -119,13 +122,26 @@ class Handler(BaseHTTPRequestHandler):
             return
         self._stream(script, body)
 
+    def _tokenize(self, body: dict[str, Any]) -> None:
+        """The count in the form of the server whose request it is: TGI's, llama.cpp's, or vLLM's."""
+        if not self.state.has_tokenize:
+            self._json(404, {"error": "not found"})
+        elif "inputs" in body:
+            self._json(200, tokenize(body["inputs"]))
+        elif "content" in body:
+            self._json(200, {"tokens": [each["id"] for each in tokenize(body["content"])]})
+        else:
+            self._json(200, {"count": len(tokenize(body["prompt"])), "max_model_len": 1000})
+
     def _whole(self, script: Script, body: dict[str, Any]) -> None:
         """A blocking answer: one event's worth of waiting, then everything."""
         time.sleep(script.first_s)
         is_native = self.path == "/generate"
         tokens = script.tokens or (body["parameters"]["max_new_tokens"] if is_native else body["max_tokens"])
         details = {"finish_reason": "length", "generated_tokens": tokens, "prefill": [], "tokens": []}
-        usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": tokens + 7}
+        prompt = body.get("prompt") or "".join(each["content"] for each in body.get("messages", ()))
+        count = len(tokenize(prompt)) if prompt else 7
+        usage = {"prompt_tokens": count, "completion_tokens": tokens, "total_tokens": tokens + count}
         choice = {"index": 0, "message": {"content": "x"}, "text": "x", "finish_reason": "length"}
         native = {"generated_text": "x", "details": details}
         content = json.dumps(native if is_native else {"choices": [choice], "usage": usage}).encode()

@@ -90,3 +90,30 @@ def test_every_step_is_written_before_it_begins(tmp_path):
 
     lines = (tmp_path / "trial" / "events.jsonl").read_text().splitlines()
     assert [line.partition('"step": "')[2].partition('"')[0] for line in lines] == ["launching", "stopped"]
+
+
+def test_a_profiled_server_is_launched_and_measured_and_its_log_is_read(tmp_path):
+    profile = tmp_path / "scripted.toml"
+    command = f"{sys.executable} -m tests.support.servers.serve_stream --port {{port}} --model {{model}}"
+    profile.write_text(
+        f"""
+name = "scripted"
+command = "{command}"
+[setting.gap]
+flag = "--gap"
+type = "float"
+low = 0.001
+high = 0.1
+[facts]
+port = "'PORT': '([0-9]+)'"
+"""
+    )
+    server = server_of(ServerSection(profile=str(profile), model_id="m"))
+    setup = TrialSetup(LOAD, 60.0, SilentProgress(), server)
+    measurer = Measurer(tmp_path, setup, Objective("output_tokens_per_s"), evaluate)
+
+    result = measurer.measure({"model_id": "m", "gap": 0.02}, tmp_path / "trial", 1)
+
+    assert result.outcome == "measured", result.reason
+    assert result.measured["tpot_mean_ms"] >= 15
+    assert result.attributes["facts"]["port"] > 0

@@ -1,0 +1,101 @@
+"""The kinds of servers: how each is recognised, counts tokens, and is asked for an answer of an exact length."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRoute:
+    """A route that counts the tokens of a text, special tokens included.
+
+    `field` holds the text in the request, `also` are its other fields. `reply` holds the count or the list of tokens in
+    the response; empty: the response is the list.
+    """
+
+    path: str
+    field: str
+    reply: str
+    also: Mapping[str, Any]
+
+    def body(self, text: str) -> bytes:
+        return json.dumps({self.field: text, **self.also}).encode()
+
+    def count(self, content: Any) -> int | None:
+        """The number of tokens in a response; None if it has another form."""
+        found = content.get(self.reply) if self.reply and isinstance(content, dict) else content
+        if isinstance(found, list):
+            return len(found)
+        return found if isinstance(found, int) and not isinstance(found, bool) and self.reply else None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """A server program. `length_fields` of a request together force the length of its answer; empty: it cannot be."""
+
+    name: str
+    title: str
+    tokenize: TokenizeRoute | None = None
+    length_fields: tuple[str, ...] = ()
+
+
+_TGI_TOKENIZE = TokenizeRoute("/tokenize", "inputs", "", {})
+_PROMPT_TOKENIZE = TokenizeRoute("/tokenize", "prompt", "count", {"add_special_tokens": True})
+
+OWN = ServerKind("own", "the bundled server", _TGI_TOKENIZE, ("ignore_eos_token", "min_new_tokens"))
+TGI = ServerKind("tgi", "TGI", _TGI_TOKENIZE)
+VLLM = ServerKind("vllm", "vLLM", _PROMPT_TOKENIZE, ("ignore_eos", "min_tokens"))
+SGLANG = ServerKind("sglang", "SGLang", _PROMPT_TOKENIZE, ("ignore_eos",))
+LLAMACPP = ServerKind(
+    "llamacpp",
+    "llama.cpp",
+    TokenizeRoute("/tokenize", "content", "tokens", {"add_special": True}),
+    ("ignore_eos",),
+)
+TRTLLM = ServerKind(
+    "trtllm",
+    "TensorRT-LLM",
+    TokenizeRoute("/_internal/tokenize", "prompt", "count", {}),
+    ("ignore_eos", "min_tokens"),
+)
+OPENAI = ServerKind("openai", "an OpenAI-compatible server")
+
+KINDS = {kind.name: kind for kind in (OWN, TGI, VLLM, SGLANG, LLAMACPP, TRTLLM, OPENAI)}
+OWNERS = {"vllm": VLLM, "sglang": SGLANG, "llamacpp": LLAMACPP, "llama.cpp": LLAMACPP, "tensorrt_llm": TRTLLM}
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """The kind of a server, and the reply that shows it."""
+
+    kind: ServerKind
+    reason: str
+
+
+def detect(info: Any, models: Any) -> Detection:
+    """The kind of a server by its replies to `/info` and `/v1/models`; None for a route that it lacks.
+
+    >>> detect(None, {"data": [{"id": "m", "owned_by": "vllm"}]}).kind.name
+    'vllm'
+    """
+    if has_tgi_keys(info):
+        if isinstance(info.get("engine"), Mapping):
+            return Detection(OWN, "/info has `engine`")
+        return Detection(TGI, "/info has TGI's keys")
+    owner = str(first_model(models).get("owned_by") or "")
+    if owner in OWNERS:
+        return Detection(OWNERS[owner], f"/v1/models is owned by {owner}")
+    return Detection(OPENAI, f"/v1/models is owned by {owner or 'no one'}")
+
+
+def has_tgi_keys(info: Any) -> bool:
+    """Whether a reply to `/info` has the keys of TGI's."""
+    return isinstance(info, Mapping) and "model_id" in info and "max_total_tokens" in info
+
+
+def first_model(models: Any) -> Mapping[str, Any]:
+    """The first entry of a reply to `/v1/models`; empty if there is none."""
+    listed = models.get("data") if isinstance(models, Mapping) else None
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return first if isinstance(first, Mapping) else {}

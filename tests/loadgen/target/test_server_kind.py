@@ -1,0 +1,98 @@
+"""The kinds of servers: recognised by their replies; tokens counted and lengths forced in the form of each."""
+
+from contextlib import closing
+
+import pytest
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import UsageError
+from loadgen.preparation import make_vocabulary, open_counter
+from loadgen.target.server_kind import KINDS, TokenizeRoute, detect
+from loadgen.target.target import Target
+from tests.support.servers.stream_server import Script, ServerState, stream_server
+
+OWN_INFO = {"model_id": "m", "max_total_tokens": 9, "engine": {"extensions": []}}
+
+
+@pytest.mark.parametrize(
+    ("info", "models", "kind"),
+    [
+        (OWN_INFO, None, "own"),
+        ({"model_id": "m", "max_total_tokens": 9}, None, "tgi"),
+        (None, {"data": [{"id": "m", "owned_by": "vllm"}]}, "vllm"),
+        (None, {"data": [{"id": "m", "owned_by": "sglang"}]}, "sglang"),
+        ({"version": 1}, {"data": [{"id": "m", "owned_by": "llamacpp"}]}, "llamacpp"),
+        (None, {"data": [{"id": "m", "owned_by": "tensorrt_llm"}]}, "trtllm"),
+        (None, {"data": [{"id": "m", "owned_by": "organization"}]}, "openai"),
+        (None, {"data": []}, "openai"),
+        (None, ["m"], "openai"),
+    ],
+)
+def test_a_server_is_recognised_by_its_replies(info, models, kind):
+    found = detect(info, models)
+
+    assert found.kind is KINDS[kind]
+    assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("reply", "content", "count"),
+    [
+        ("", [1, 2, 3], 3),
+        ("tokens", {"tokens": [1, 2]}, 2),
+        ("count", {"count": 5, "tokens": None}, 5),
+        ("count", {"error": "no"}, None),
+        ("", {"tokens": [1]}, None),
+        ("count", {"count": True}, None),
+        ("", 4, None),
+    ],
+)
+def test_a_reply_of_another_form_is_no_count(reply, content, count):
+    assert TokenizeRoute("/tokenize", "prompt", reply, {}).count(content) == count
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp"])
+def test_tokens_are_counted_in_the_form_of_the_server(owner):
+    with stream_server(ServerState(has_info=False, owner=owner)) as (url, state):
+        target = Target(url)
+        facts = target.facts()
+        with closing(target.control()) as control:
+            count = open_counter(BenchConfig(), control, facts).count("three short words")
+
+        assert (facts.kind.name, facts.detected_by) == (owner, f"/v1/models is owned by {owner}")
+        assert count == 4
+        assert {request["path"] for request in state.requests} == {"/tokenize"}
+
+
+@pytest.mark.parametrize("api", ["openai-chat", "openai-completions"])
+def test_without_a_route_tokens_are_counted_by_usage_with_few_requests(api):
+    with stream_server(ServerState(has_info=False, has_tokenize=False)) as (url, state):
+        target = Target(url)
+        with closing(target.control()) as control:
+            counter = open_counter(BenchConfig(), control, target.facts(api))
+            vocabulary = make_vocabulary(counter)
+
+        assert counter.is_costly
+        assert len(vocabulary.write(50, "key").split()) == 49
+        assert len(state.requests) <= 20
+
+
+def test_a_server_that_counts_nothing_needs_a_tokenizer():
+
+    refused = Script(status=400, body=b'{"error":"x"}', content_type="application/json")
+    with stream_server(ServerState(has_info=False, has_tokenize=False, script=lambda _: refused)) as (url, _):
+        target = Target(url)
+        with closing(target.control()) as control:
+            counter = open_counter(BenchConfig(), control, target.facts())
+            with pytest.raises(UsageError, match=r"does not count tokens .*--tokenizer"):
+                make_vocabulary(counter)
+
+
+def test_the_kind_can_be_given():
+    with stream_server(ServerState(has_info=False)) as (url, _):
+        assert Target(url).facts(engine="vllm").kind is KINDS["vllm"]
+
+
+def test_the_url_of_the_api_is_that_of_the_server():
+    with stream_server(ServerState(has_info=False, owner="vllm")) as (url, _):
+        assert Target(f"{url}/v1").facts().kind is KINDS["vllm"]
