@@ -11,7 +11,7 @@ from loadgen.capacity.search_policy import CapacitySearch, SearchGoal
 from loadgen.capacity.search_result import search_result
 from loadgen.commands.load_series import LoadSeries, add_series_flags, open_series, series_load
 from loadgen.errors import MeasurementError, UsageError
-from reports.metrics.summary import Analysis
+from reports.metrics.summary import Analysis, metric_value
 from reports.metrics.sweep import SHORT_OF_REQUESTS, LoadPoint, Sweep
 from reports.metrics.validity import Level
 from reports.stats.capacity import RunEvidence
@@ -83,9 +83,10 @@ class MeasuredSearch:
         return tuple(LoadPoint(load, tuple(runs)) for load, runs in sorted(self.analyses.items()))
 
     def _check(self, analysis: Analysis, evidence: RunEvidence) -> None:
-        """A run that measured something else than the server ends the search; too few requests do not."""
+        """A run without an answer, or of something else than the server, ends the search; too few requests do not."""
         found = [reason for reason in analysis.summary["verdict"]["reasons"] if reason["level"] == Level.INVALID]
-        failed = [reason for reason in found if reason["check"] not in SHORT_OF_REQUESTS]
+        is_broken = metric_value(analysis.summary, "error_rate", is_open_loop=False) == 1.0
+        failed = [reason for reason in found if is_broken or reason["check"] not in SHORT_OF_REQUESTS]
         if failed and not evidence.is_overloaded:
             raise MeasurementError(
                 f"{self.series.quantity} {evidence.load:g} could not be measured: {failed[0]['message']}; "

@@ -7,6 +7,8 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.runner import measure
 from loadgen.target.target import Target
 from tests.support.servers.stream_server import Script, ServerState, stream_server
+from tuner.config import ServerSection
+from tuner.servers.select import server_of
 from tuner.trial.evaluate import outcome_of
 from tuner.trial.outcome import Failed
 
@@ -44,7 +46,7 @@ def test_metrics_11_a_trial_whose_run_is_invalid_is_a_failed_measurement_not_a_s
     config = BenchConfig(requests=5, warmup=0, input_tokens="8", output_tokens="2")
     measure(config, Target(url), tmp_path / "run")
 
-    outcome = outcome_of(tmp_path / "run")
+    outcome = outcome_of(tmp_path / "run", server_of(ServerSection()))
 
     assert isinstance(outcome, Failed)
     assert outcome.reason.startswith("invalid run: ")
