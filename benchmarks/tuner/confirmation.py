@@ -139,15 +139,15 @@ def main() -> int:
             row = {"cell": name, "finalists": finalists, "rounds": rounds}
             rows.append({**row, "before": before(merits).row(), "now": now(merits).row()})
             print(json.dumps(rows[-1]), flush=True)
-    content = {
-        "command": "python -m benchmarks.tuner.confirmation " + " ".join(sys.argv[1:]),
-        "machine": describe_machine(),
-        "seconds": round(time.monotonic() - started),
-        "studies": args.studies,
-        "nominal_percent": 100 * NOMINAL,
-        "rows": rows,
-    }
-    args.out.write_text(json.dumps(content, indent=1) + "\n")
+            content = {
+                "command": "python -m benchmarks.tuner.confirmation " + " ".join(sys.argv[1:]),
+                "machine": describe_machine(),
+                "seconds": round(time.monotonic() - started),
+                "studies": args.studies,
+                "nominal_percent": 100 * NOMINAL,
+                "rows": rows,
+            }
+            args.out.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 

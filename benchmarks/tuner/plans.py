@@ -195,8 +195,8 @@ def main() -> int:
         Cell(load, replicas, policy, seed)
         for seed in range(args.seeds)
         for policy in args.policies
-        for load in args.loads
         for replicas in args.replicas
+        for load in args.loads
     ]
     cases: list[Case] = []
     with ProcessPoolExecutor(args.jobs) as pool:
@@ -205,16 +205,17 @@ def main() -> int:
             cases += found
             named = ", ".join(f"{each.named} ({each.attainment:.3f}, {each.above} above)" for each in found)
             print(f"{cell.policy} load {cell.load} of {cell.replicas}: {named}", flush=True)
-    content = {
-        "command": "python -m benchmarks.tuner.plans " + " ".join(sys.argv[1:]),
-        "machine": describe_machine(),
-        "seconds": round(time.monotonic() - started),
-        "capacity_requests_per_s": one,
-        "summary": summary_of(cases),
-        "cases": [asdict(case) for case in cases],
-    }
-    args.out.write_text(json.dumps(content, indent=1) + "\n")
-    print(json.dumps(content["summary"], indent=1))
+            content = {
+                "command": "python -m benchmarks.tuner.plans " + " ".join(sys.argv[1:]),
+                "machine": describe_machine(),
+                "seconds": round(time.monotonic() - started),
+                "capacity_requests_per_s": one,
+                "cells": {"finished": len(cases) // len(TTFT_LIMITS_MS), "planned": len(cells)},
+                "summary": summary_of(cases),
+                "cases": [asdict(case) for case in cases],
+            }
+            args.out.write_text(json.dumps(content, indent=1) + "\n")
+    print(json.dumps(summary_of(cases), indent=1))
     return 0
 
 

@@ -18,6 +18,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.program import Command
 from tuner.commands.simulate_inputs import TOO_POOR, newest_cost, note_of, server_of, settings_from
 from tuner.config import LimitSection
+from tuner.simulator.attainment import FleetVerdict
 from tuner.simulator.capacity import RUNS, LatencySlo, SizedFleet, size_fleet
 from tuner.simulator.cost_file import Costs, read_costs
 from tuner.simulator.engine import PlannedRequest
@@ -132,7 +133,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
         for rate, policy in section.to_size[1]
     ]
     level = _level_error(costs)
-    note = note_of(costs, is_forced=args.force)
+    note = "; ".join(filter(None, (note_of(costs, is_forced=args.force), _undecided(sized))))
     rows = [_row(each, section.price_per_replica_hour, level) for each in sized]
     schedule = _schedule(section, sized)
     if args.out is not None:
@@ -157,6 +158,17 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
         if note:
             print(note)
     return 0
+
+
+def _undecided(sized: Sequence[SizedFleet]) -> str:
+    """A note on fleets that may be larger than needed; empty without any."""
+    open_ones = [each for each in sized if each.below is not None and each.below.verdict is FleetVerdict.NOT_SHOWN]
+    if not open_ones:
+        return ""
+    return (
+        f"for {len(open_ones)} of {len(sized)} fleets, one replica less is neither shown to meet the target nor to "
+        "miss it within the simulated time: a higher --effort may name a smaller fleet"
+    )
 
 
 def _schedule(section: PlanSection, sized: Sequence[SizedFleet]) -> ReplicaSchedule | None:

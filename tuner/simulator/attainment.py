@@ -23,7 +23,7 @@ DISCARDED = 0.25
 BATCHES = 10
 # The number in the system grows if its mean in the second half of the runs is above that in the first by this
 # fraction, significantly.
-GROWTH, GROWTH_LEVEL = 0.1, 0.05
+GROWTH, GROWTH_LEVEL = 0.1, 0.002
 
 
 class FleetVerdict(StrEnum):

@@ -41,6 +41,15 @@ def test_a_plan_has_replicas_and_cost(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "cost_over_attainment" in page
 
 
+def test_trust_P1_a_plan_notes_that_a_smaller_fleet_may_suffice(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    # With so few requests, fleets near saturation are not decided.
+    main([*files(tmp_path, limit="1000"), "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"][0]["one_lost"] == "not shown to meet the target"
+    assert "one replica less is neither shown to meet the target nor to miss it" in found["note"]
+
+
 def test_a_rate_profile_is_sized_for_each_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     hours = [5.0] * 20 + [30.0] * 4
     day = f"[plan.rate_profile]\nrates = {hours}\nstart_delay_s = 900\nmin_dwell_s = 7200\n"
