@@ -5,12 +5,12 @@ from types import ModuleType
 
 import pytest
 
-from reference_server.router import server_info, sse, validation
+from reference_server.router import server_info, sse, token_listing
 from reference_server.router.chat import prompts, tool_calls
 from reference_server.router.schemas import scalars
 from reference_server.router.telemetry import tracing
 
-MODULES = [prompts, scalars, server_info, sse, tool_calls, tracing, validation]
+MODULES = [prompts, scalars, server_info, sse, tool_calls, tracing, token_listing]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
