@@ -130,7 +130,7 @@ TRAPS = (
             ),
             {},
         ),
-        ("prefix_cache",),
+        ("prompts_known",),
     ),
     Trap(
         2,
