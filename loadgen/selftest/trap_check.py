@@ -61,7 +61,8 @@ def run_own(url: str, case: TrapCase, folder: Path) -> ToolReport:
 
 def own_flags(load: TrapLoad) -> list[str]:
     """The flags of `tgi-bench run` for a load. Users start spread over the time of an answer."""
-    flags = ["--model", MODEL, "--api", "openai-chat"]
+    # The server counts tokens as TGI does, and cannot force lengths.
+    flags = ["--model", MODEL, "--api", "openai-chat", "--engine", "tgi"]
     flags += ["--input-tokens", str(load.input_tokens), "--output-tokens", str(load.output_tokens)]
     if load.rate is not None:
         flags += ["--mode", "constant", "--rate", f"{load.rate:g}"]

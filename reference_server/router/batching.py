@@ -91,6 +91,7 @@ class Batcher:
         self._must_warm_up = False
         self._num_discarded = 0
         self._step: _Step | None = None
+        self._pending = NO_DELIVERIES  # of the last step; delivered while the next one runs
 
     @property
     def is_healthy(self) -> bool:
@@ -139,15 +140,13 @@ class Batcher:
 
     async def run(self) -> None:
         """Send calls until cancelled. Any other end is fatal to the router; it ends every request first."""
-        deliveries = NO_DELIVERIES
         try:
             while True:
                 self._arrival.clear()
                 call = self._scheduler.next_call(self._now_ns())
                 self._observe(call)
                 if isinstance(call, Idle):
-                    arrived, deliveries = deliveries, NO_DELIVERIES
-                    self._deliver(arrived)
+                    self._deliver_pending()
                     await self._arrival.wait()
                     continue
                 async with self._shard_turn:
@@ -155,8 +154,7 @@ class Batcher:
                     try:
                         # The call is sent first; then the readers of the previous tokens run.
                         await asyncio.sleep(0)
-                        arrived, deliveries = deliveries, NO_DELIVERIES
-                        self._deliver(arrived)
+                        self._deliver_pending()
                         reply = await answer
                         if isinstance(reply, StepResult):
                             check_reply(reply, self._scheduler.ids_of(call))
@@ -165,12 +163,12 @@ class Batcher:
                         continue
                     finally:
                         answer.cancel()
-                deliveries = self._on_reply(call, reply)
+                self._pending = self._on_reply(call, reply)
         except Exception:
             logger.exception("the batching loop failed")
             raise
         finally:
-            self._end_all(deliveries)
+            self._end_all()
 
     async def _send(self, call: Call) -> StepResult | CachedBatch | None:
         match call:
@@ -237,6 +235,11 @@ class Batcher:
                 await self._shard.clear_cache()
             raise error
 
+    def _deliver_pending(self) -> None:
+        """Deliver the results of the last step once, even if a delivery fails."""
+        pending, self._pending = self._pending, NO_DELIVERIES
+        self._deliver(pending)
+
     def _deliver(self, deliveries: Deliveries) -> None:
         num_single = 0
         for entry, generation in deliveries.generations:
@@ -272,10 +275,10 @@ class Batcher:
             self._scheduler.cancel(entry)
             self._observer.on_queue(self._scheduler.queue_size)
 
-    def _end_all(self, deliveries: Deliveries) -> None:
+    def _end_all(self) -> None:
         self._is_over = True
         try:
-            self._deliver(deliveries)
+            self._deliver_pending()
         finally:
             streams, self._streams = self._streams, {}
             for stream in streams.values():

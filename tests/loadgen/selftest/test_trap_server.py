@@ -6,6 +6,7 @@ from loadgen.errors import TargetError
 from loadgen.selftest.trap_behaviour import Behaviour
 from loadgen.selftest.trap_server import trap_server
 from loadgen.target.control import ControlClient
+from loadgen.target.server_kind import OWN
 from loadgen.target.telemetry import parse_prometheus
 
 FAST = {"prefill_s": 0.01, "gap_s": 0.001}
@@ -27,7 +28,7 @@ def test_the_trap_server_answers_counts_and_caches_prefixes():
         status, first = generate(control)
         second = generate(control)[1]
         counted = metrics(control)
-        tokens = control.count_tokens("one two three")
+        tokens = control.count_tokens("one two three", OWN.tokenize)
         control.close()
 
     assert status == 200
