@@ -145,8 +145,8 @@ def warn_of_open_routes(config: RouterConfig) -> None:
     address = listening_address(config.hostname)
     if config.api_key is None and not is_loopback(address):
         logger.warning(
-            "listening on %s without an API key: every client that reaches the port may use the server; set `--api-key`, or "
-            "`--hostname 127.0.0.1` to serve this machine only",
+            "listening on %s without an API key: every client that reaches the port may use the server; "
+            "set `--api-key`, or `--hostname 127.0.0.1` to serve this machine only",
             address,
         )
     if config.api_key is not None and not config.auth_all_routes:
