@@ -157,7 +157,7 @@ async def test_a_lost_call_of_any_kind_ends_its_batch_and_clears_the_cache_befor
 @pytest.mark.parametrize(
     ("between", "version"),
     [
-        (two_loopback_addresses, "v3"),
+        pytest.param(two_loopback_addresses, "v3", marks=pytest.mark.slow),
         pytest.param(two_network_namespaces, "v3", marks=pytest.mark.slow),
         pytest.param(two_loopback_addresses, "v2", marks=pytest.mark.slow),
     ],

@@ -35,12 +35,13 @@ def test_trust_F1_the_interval_of_a_search_covers_the_capacity_and_is_narrow() -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("server", KNOWN_SERVERS, ids=NAMES)
-def test_trust_F1_a_thousand_searches_cover_the_capacity(server: KnownServer) -> None:
-    coverage, width = coverage_and_width(server, 1_000)
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("server", KNOWN_SERVERS[:2], ids=NAMES[:2])
+def test_trust_F1_thirty_searches_cover_the_capacity(server: KnownServer) -> None:
+    """`benchmarks.client.capacity_search` has more of them, and the other servers."""
+    coverage, width = coverage_and_width(server, 30)
 
-    assert coverage >= 0.93
+    assert coverage >= 27 / 30
     assert width <= 0.12
 
 

@@ -13,6 +13,7 @@ def signal_handlers(monkeypatch):
     monkeypatch.setattr(program, "raise_on_signals", lambda: None)
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_last_load_within_the_objectives(tmp_path, capsys):
     """Every request beyond the third in flight waits 150 ms, so three users are the highest load."""
     in_flight = [0]
@@ -36,6 +37,7 @@ def test_a_search_finds_the_last_load_within_the_objectives(tmp_path, capsys):
     assert content["capacity"] == {"value": 3.0, "lo": 3.0, "hi": 4.0}
 
 
+@pytest.mark.slow
 def test_trust_W7_a_search_on_a_slow_server_measures_until_it_has_its_requests(tmp_path, capsys):
     """A run of 0.5 s has 5 requests of each user; the point needs 31 independent ones."""
     with stream_server(ServerState(script=lambda _body: Script(first_s=0.09, gap_s=0.005))) as (url, _):

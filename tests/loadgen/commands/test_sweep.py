@@ -49,6 +49,7 @@ def test_a_sweep_measures_every_load_once_and_reports_them_in_order(url, tmp_pat
     assert "Throughput against latency" in (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_trust_W7_a_sweep_over_a_slow_server_measures_until_each_load_has_its_requests(tmp_path, capsys):
     """In 0.5 s one user sends 5 requests; an interval needs 31 independent ones."""
     with stream_server(ServerState(script=lambda _body: Script(first_s=0.09, gap_s=0.005))) as (url, _):

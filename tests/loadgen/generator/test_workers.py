@@ -102,6 +102,7 @@ def test_two_workers_send_the_one_schedule_and_their_records_are_one_run(url, st
     assert all(abs(w["clock_measured_s"]) <= w["clock_measured_error_s"] for w in result.client["workers"])
 
 
+@pytest.mark.slow
 def test_reliability_F41_a_lost_worker_marks_the_run_and_the_others_finish(url, state, tmp_path):
     out = tmp_path / "r"
     command = start("--url", url, *LONG_RUN, "--duration", "4", "--out", str(out))
@@ -189,6 +190,7 @@ def test_reliability_F39_the_web_ui_shows_llm_metrics_and_an_interrupt_stops_all
     assert not load_makers(out)
 
 
+@pytest.mark.slow
 def test_the_web_ui_of_one_worker_shows_its_latencies(url, tmp_path):
     command = start("--url", url, *LONG_RUN, "--workers", "1", "--web", "127.0.0.1:0", "--out", str(tmp_path / "r"))
     address = next(line.split()[5] for line in command.stderr if "web UI" in line)

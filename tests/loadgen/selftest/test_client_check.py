@@ -176,6 +176,7 @@ def test_a_capacity_is_stored_per_machine_and_marks_runs_beyond_seven_tenths(tmp
         assert ("capacity" in checks) == is_marked
 
 
+@pytest.mark.slow
 def test_trust_3a_a_starved_generator_reports_when_data_arrived():
     """It is stopped for half of the time: reads are late by turns of 5 ms, arrival times are not."""
     level = client_check.measure_level(16, 0.5, first_s=0.02, gap_s=0.01, sends_bursts=True, is_starved=True)

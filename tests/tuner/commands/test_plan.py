@@ -50,6 +50,7 @@ def test_trust_P1_a_plan_notes_that_a_smaller_fleet_may_suffice(tmp_path: Path, 
     assert "one replica less is neither shown to meet the target nor to miss it" in found["note"]
 
 
+@pytest.mark.slow
 def test_a_rate_profile_is_sized_for_each_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     hours = [5.0] * 20 + [30.0] * 4
     day = f"[plan.rate_profile]\nrates = {hours}\nstart_delay_s = 900\nmin_dwell_s = 7200\n"

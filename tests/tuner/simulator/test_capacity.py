@@ -24,6 +24,7 @@ def planned(seed: int) -> Iterator[PlannedRequest]:
 FLEET = Fleet(SchedulerOptions(1000, 8000, 0.3, 20, block_size=16), ToyLaw(), planned)
 
 
+@pytest.mark.slow
 def test_simulation_V15_replicas_never_fall_when_the_rate_rises():
     sized = [size_fleet(FLEET, SLO, rate, "round_robin", effort=0.05) for rate in (5, 20, 40)]
 
