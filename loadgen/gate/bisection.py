@@ -23,8 +23,8 @@ from loadgen.target.launch import split_command
 from loadgen.target.revision import Revision, check_out, first_parents, remove_check_out
 from reports.gate.change_point import Bisection, Conclusion, Measurement, Outcome
 from reports.gate.side_run import direction_of
+from reports.metrics.findings import Level
 from reports.metrics.per_request import Direction
-from reports.metrics.validity import Level
 from reports.run_store import write_json
 
 STATE_FILE = "bisect.json"

@@ -1,4 +1,4 @@
-"""What disturbs a tool from beside: another client of the server, a wall clock that steps, half of the CPU time."""
+"""Disturbances beside a tool: another client of the server, a wall clock that steps, half of the CPU time."""
 
 import contextlib
 import http.client

@@ -11,7 +11,7 @@ VALID = "valid"
 
 @dataclass(frozen=True, slots=True)
 class ToolReport:
-    """What a tool reported of one run: numbers by quantity, its verdict, and the findings that lowered it.
+    """The report of a tool on one run: numbers by quantity, its verdict, and the findings that lowered it.
 
     `notes` are findings that leave the verdict valid. A tool without a verdict reports valid runs. `problem`: the tool
     gave no result. `window_s` is the length of the window that the numbers are of, if the tool chose it.

@@ -68,7 +68,7 @@ def main() -> int:
 
 @dataclass(slots=True)
 class Counters:
-    """What `/metrics` reports; a restart sets all of it to zero."""
+    """The counters of `/metrics`; a restart sets all of them to zero."""
 
     succeeded: int = 0
     prompt_tokens: int = 0

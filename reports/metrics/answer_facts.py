@@ -1,6 +1,6 @@
 """Facts about prompts and answers that show a deceiving server or proxy: counts, ends, lengths, bursts.
 
-`validity.py` has the bounds. A fact is None where it was not measured.
+`client_checks.py` has the bounds. A fact is None where it was not measured.
 """
 
 from typing import Any

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from reports.metrics.catalog import METRICS, PER_RUN, PooledMetric
+from reports.metrics.client_checks import client_facts
 from reports.metrics.counted import GENERATOR_DELAYS, least_bound
 from reports.metrics.finish import finish_run
 from reports.metrics.measured import Measured
@@ -21,7 +22,7 @@ from reports.metrics.per_request import LATENCY_NAME, RequestMetric, meets_objec
 from reports.metrics.prefix_cache import cached_share
 from reports.metrics.request_series import RequestSeries
 from reports.metrics.server import server_summary
-from reports.metrics.validity import client_facts, judge_run
+from reports.metrics.validity import judge_run
 from reports.run_schema import Status
 from reports.run_store import SCHEMA_VERSION, SUMMARY_FILE, RunResult, write_json
 from reports.saved_run import load_run

@@ -7,10 +7,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from reports.metrics.findings import Level, latencies_grow
 from reports.metrics.per_request import meets_objectives
 from reports.metrics.request_series import run_dependence
 from reports.metrics.summary import Analysis, metric_value
-from reports.metrics.validity import Level, latencies_grow
 from reports.stats.capacity import Capacity, RunEvidence
 from reports.stats.estimators import Interval
 from reports.stats.queue_intervals import pooled_fraction
@@ -66,7 +66,7 @@ class LoadPoint:
 
     @property
     def evidence(self) -> tuple[RunEvidence, ...]:
-        """What each run shows about the capacity; nothing without objectives."""
+        """The evidence of each run on the capacity; none without objectives."""
         return tuple(_evidence(self.load, each, met) for each in self.analyses if (met := _meets(each)) is not None)
 
     def slo_decision(self, target: float) -> SloDecision | None:

@@ -19,9 +19,9 @@ from reports.document import (
     about,
     format_number,
 )
+from reports.metrics.findings import finding_messages, latencies_grow
 from reports.metrics.per_request import primary_latency
 from reports.metrics.summary import Analysis
-from reports.metrics.validity import finding_messages, latencies_grow
 from reports.pages import health, run_figures, tables
 from reports.pages.across_runs import across_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time

@@ -15,8 +15,8 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import LoadgenError, StartError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.launch import LaunchedProcess
+from reports.metrics.findings import Level
 from reports.metrics.summary import analyse_run, metric_value
-from reports.metrics.validity import Level
 from reports.run_store import RunDirectoryError
 from tuner.config import ServerSection
 from tuner.errors import DeviceBusyError

@@ -8,10 +8,10 @@ import pytest
 from loadgen.commands.present import render_summary
 from reports.gate.compare import judge
 from reports.gate.side_run import Pair, SideRun
+from reports.metrics.findings import is_overloaded
 from reports.metrics.overload import is_growing
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint
-from reports.metrics.validity import is_overloaded
 from reports.pages.run_page import build_run_report
 from reports.renderers.markdown import render
 from tests.support.samples.sample_run import SampleLoad, sample_run

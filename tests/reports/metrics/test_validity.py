@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from reports.metrics.client_checks import CHECKS, client_facts
+from reports.metrics.findings import Level
 from reports.metrics.measured import Measured
+from reports.metrics.restarts import restarted_s
 from reports.metrics.summary import summarize
-from reports.metrics.validity import CHECKS, Level, client_facts, restarted_s
 from reports.run_schema import Status
 from reports.run_store import RunResult
 from reports.saved_run import load_run

@@ -253,6 +253,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves is part of many tests: its reset connection is not printed."""
+
 
 @contextmanager
 def stream_server(state: ServerState | None = None) -> Iterator[tuple[str, ServerState]]:

@@ -1,0 +1,77 @@
+"""The findings of a run's checks: their levels, and the verdict that they make."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    """The validity of a run: the level of its worst finding."""
+
+    VALID = "valid"
+    DEGRADED = "degraded"
+    INVALID = "invalid"
+
+
+RANK = {Level.VALID: 0, Level.DEGRADED: 1, Level.INVALID: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check that found something: its name, its level, and a sentence for the reader.
+
+    At level valid it states a fact about the server or the run, and leaves the measurement valid.
+    """
+
+    check: str
+    level: Level
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on a run, and its findings, worst first."""
+
+    level: Level
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """`reasons` are the findings above level valid, `findings` those at level valid."""
+        rows = [{"check": each.check, "level": each.level, "message": each.message} for each in self.findings]
+        return {
+            "status": self.level,
+            "reasons": [row for row in rows if row["level"] is not Level.VALID],
+            "findings": [row for row in rows if row["level"] is Level.VALID],
+        }
+
+
+def finding_messages(summary: Mapping[str, Any]) -> list[str]:
+    """The findings at level valid, for the line of the verdict; none in an invalid run and in older runs."""
+    verdict = summary["verdict"]
+    if verdict["status"] == Level.INVALID:
+        return []
+    return [finding["message"] for finding in verdict.get("findings", ())]
+
+
+def is_overloaded(summary: Mapping[str, Any]) -> bool:
+    """Whether a valid or degraded run found the server overloaded; `summary["overload"]` has the rates."""
+    return summary["verdict"]["status"] != Level.INVALID and summary.get("overload") is not None
+
+
+def latencies_grow(summary: Mapping[str, Any]) -> bool:
+    """Whether latencies grow as long as the run lasts, because the server is overloaded."""
+    return is_overloaded(summary) and bool(summary["overload"]["latencies_grow"])
+
+
+def finding(check: str, level: Level | None, message: str) -> Finding | None:
+    """The finding of a check; None without a level."""
+    return None if level is None else Finding(check, level, message)
+
+
+def above(value: float | None, degraded: float, invalid: float) -> Level | None:
+    """The level of a value by its two bounds; None up to the first, and for an unknown value."""
+    if value is None or math.isnan(value) or value <= degraded:
+        return None
+    return Level.INVALID if value > invalid else Level.DEGRADED
