@@ -9,18 +9,15 @@ is requested, because a late server writes tokens in bursts.
 import argparse
 import functools
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.errors import MeasurementError
 from loadgen.parent_death import end_with_parent
+from loadgen.selftest.server_process import selftest_server
 from loadgen.selftest.socket_loop import Peer, SocketLoop, chunk, json_response
 from loadgen.target.machine import request_realtime
 
@@ -33,23 +30,10 @@ INFO = {
 }
 
 
-@contextmanager
-def timing_server(first_s: float, gap_s: float, *, sends_bursts: bool = False) -> Iterator[str]:
+def timing_server(first_s: float, gap_s: float, *, sends_bursts: bool = False) -> AbstractContextManager[str]:
     """Run a reference timing server; yields its URL. Raises MeasurementError if it does not start."""
-    words = [sys.executable, "-m", "loadgen.selftest.reference_timing_server", "--first-ms", f"{first_s * 1e3}"]
-    words += ["--gap-ms", f"{gap_s * 1e3}", "--parent-pid", str(os.getpid())]
-    words += ["--bursts"] if sends_bursts else []
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        port = process.stdout.readline().strip()
-        if not port:
-            raise MeasurementError("the reference timing server did not start")
-        yield f"http://127.0.0.1:{int(port)}"
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
+    flags = ["--first-ms", f"{first_s * 1e3}", "--gap-ms", f"{gap_s * 1e3}", *(["--bursts"] if sends_bursts else [])]
+    return selftest_server("reference_timing_server", flags)
 
 
 def main() -> int:

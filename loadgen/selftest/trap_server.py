@@ -7,18 +7,16 @@ token is a word. The load starts when `MIN_IN_FLIGHT` requests are in flight; `/
 import argparse
 import functools
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from loadgen.errors import MeasurementError
 from loadgen.parent_death import end_with_parent
+from loadgen.selftest.server_process import selftest_server
 from loadgen.selftest.socket_loop import NS_PER_S, Peer, SocketLoop, chunk, json_response, response
 from loadgen.selftest.trap_behaviour import STALL_S, AnswerEvent, Behaviour, TrapRequest, answer_events, prelude
 from loadgen.target.machine import request_realtime
@@ -32,22 +30,9 @@ COMMENT_EVERY_S = 0.005
 ROUTES = {b"/v1/chat/completions": True, b"/v1/completions": False}
 
 
-@contextmanager
-def trap_server(behaviour: Behaviour) -> Iterator[str]:
+def trap_server(behaviour: Behaviour) -> AbstractContextManager[str]:
     """Run a trap server; yields its URL. Raises MeasurementError if it does not start."""
-    words = [sys.executable, "-m", "loadgen.selftest.trap_server", "--parent-pid", str(os.getpid())]
-    words += ["--behaviour", behaviour.to_json()]
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        port = process.stdout.readline().strip()
-        if not port:
-            raise MeasurementError("the trap server did not start")
-        yield f"http://127.0.0.1:{int(port)}"
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
+    return selftest_server("trap_server", ["--behaviour", behaviour.to_json()])
 
 
 def main() -> int:

@@ -135,12 +135,12 @@ def test_hardening_R2_a_root_exists_while_an_adapter_has_cached_blocks():
     allocator = RadixAllocator(total_tokens=16 * 9, block_size=16)
     for name in ("a", "b", "c"):
         assert allocator.allocate(16 * 9, range(16), adapter_id=name) is None
-    nobody = allocator.trie.adapters
+    without_adapter = allocator.trie.adapters
     allocator.free(allocator.allocate(32, range(32), adapter_id="a"), is_computed=True)
     cached = allocator.trie.adapters
     allocator.trie.evict(8)
 
-    assert (nobody, cached, allocator.trie.adapters) == (frozenset(), frozenset("a"), frozenset())
+    assert (without_adapter, cached, allocator.trie.adapters) == (frozenset(), frozenset("a"), frozenset())
 
 
 def test_hardening_R7_a_refused_allocation_evicts_nothing():
