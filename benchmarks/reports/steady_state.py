@@ -67,9 +67,8 @@ def stationary_rows(model: QueueModel, load: float, speed: float, runs: int, see
 
 def _requests(model: QueueModel, load: float, speed: float) -> int:
     """Requests that surely cover warm-up and longest window."""
-    servers = 16 if "16" in model.name or model.name == "closed loop" else 1
-    rate = load * servers * speed * (1.0 if model.name != "closed loop" else 1.2)
-    expected = rate * (DEFAULT_WARMUP_S + max(WINDOWS_S))
+    busy = 1.0 if model.servers is not None else min(1.0, 1.3 * load)
+    expected = busy * speed * model.arrivals_per_s(load) * (DEFAULT_WARMUP_S + max(WINDOWS_S))
     return round(expected + 6 * expected**0.5 + 20)
 
 

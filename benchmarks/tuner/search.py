@@ -26,6 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -273,17 +274,18 @@ def one_search(card: Card, strategy: str, seed: int, trials: int) -> dict[int, s
     load = BenchConfig(
         mode="closed", concurrency=card.users, input_tokens=f"{INPUT_TOKENS}", output_tokens=f"{OUTPUT_TOKENS}"
     )
-    measure.metric_value = lambda summary, name, _: summary.get(names.get(name, name))  # type: ignore[attr-defined]
-    # Values that this machine does not support are searched too.
-    tgi_settings.unsupported_settings = lambda _: []  # type: ignore[attr-defined]
+    # Metrics are those of the formula, and values that this machine does not support are searched too.
+    formula_metrics = patch.object(measure, "metric_value", lambda summary, name, _: summary.get(names.get(name, name)))
+    every_value = patch.object(tgi_settings, "unsupported_settings", lambda _: [])
     try:
-        config = config_of(card, strategy, seed, trials)
-        setup = TrialSetup(load, 1.0, SilentProgress())
-        search = make_search(folder / "s", config, setup, FormulaServer(card, seed))
-        if isinstance(search.proposer, SimulatorProposer):
-            search.proposer.num_candidates, search.proposer.jobs = NUM_CANDIDATES, 1
-        results = run_search(search)
-        return {look: verdict(card, search, results, look) for look in LOOKS if look <= trials}
+        with formula_metrics, every_value:
+            config = config_of(card, strategy, seed, trials)
+            setup = TrialSetup(load, 1.0, SilentProgress())
+            search = make_search(folder / "s", config, setup, FormulaServer(card, seed))
+            if isinstance(search.proposer, SimulatorProposer):
+                search.proposer.num_candidates, search.proposer.jobs = NUM_CANDIDATES, 1
+            results = run_search(search)
+            return {look: verdict(card, search, results, look) for look in LOOKS if look <= trials}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
