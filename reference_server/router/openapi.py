@@ -56,7 +56,7 @@ _OPENAI_FINISH = _one_of("stop", "length")
 _CHAT_FINISH = _one_of("stop", "length", "tool_calls")
 _CACHED: JsonSchema = {
     **_COUNT,
-    "description": "Prompt tokens found in the prefix cache; absent when 0.",
+    "description": "Prompt tokens found in the prefix cache; 0 where it is off.",
     "x-extension": True,
 }
 _ARGUMENTS: JsonSchema = {**_TEXT, "description": "JSON of an object; in a stream, the deltas joined."}
@@ -83,17 +83,17 @@ ANSWERS: Mapping[str, JsonSchema] = {
         {
             **_TOP_TOKENS,
             "best_of_sequences": _list(_ref("BestOfSequence")),
-            "cached_input_tokens": _CACHED,
         },
         **_SEQUENCE,
+        cached_input_tokens=_CACHED,
     ),
     "GenerateResponse": _object({"details": _ref("Details")}, generated_text=_TEXT),
     "StreamDetails": _object(
-        {"cached_input_tokens": _CACHED},
         finish_reason=_FINISH,
         generated_tokens=_COUNT,
         seed=_nullable(_COUNT),
         input_length=_COUNT,
+        cached_input_tokens=_CACHED,
     ),
     "StreamResponse": _object(
         {"top_tokens": _list(_ref("Token"))},
@@ -105,10 +105,10 @@ ANSWERS: Mapping[str, JsonSchema] = {
     "TokenizeResponse": _list(_ref("SimpleToken")),
     "ChatTokenizeResponse": _object(tokenize_response=_ref("TokenizeResponse"), templated_text=_TEXT),
     "Usage": _object(
-        {"prompt_tokens_details": _object(cached_tokens=_COUNT)},
         prompt_tokens=_COUNT,
         completion_tokens=_COUNT,
         total_tokens=_COUNT,
+        prompt_tokens_details=_object(cached_tokens=_COUNT),
     ),
     "CompletionComplete": _object(
         index=_COUNT, text=_TEXT, logprobs=_nullable(_list(_NUMBER)), finish_reason=_OPENAI_FINISH

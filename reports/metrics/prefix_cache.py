@@ -7,9 +7,6 @@ from typing import Any
 from reports.metrics.measured import Measured
 from reports.run_schema import Status
 
-REPORTS_COUNTS = "cached_tokens"
-"""The extension in `/info` of a server whose answers have the count of cached tokens if it is not 0."""
-
 
 @dataclass(frozen=True, slots=True)
 class CachedShare:
@@ -32,9 +29,8 @@ def cached_share(measured: Measured, server: Mapping[str, Any]) -> CachedShare:
         return CachedShare(None, None, None)
     plans = known["planned_cached_tokens"]
     planned = float(plans.sum()) / total if plans.notna().any() else None
-    engine = (measured.manifest.target.get("info") or {}).get("engine")
     counts = known["cached_input_tokens"]
-    if counts.notna().any() or REPORTS_COUNTS in (engine or {}).get("extensions", ()):
+    if counts.notna().any():
         return CachedShare(float(counts.sum()) / total, planned, "responses")
     counters = server.get("prefix_hits")
     if counters is not None:

@@ -151,7 +151,7 @@ def _stream_details(event: Finished, input_len: int) -> dict[str, Any]:
         "generated_tokens": generated.generated_tokens,
         "seed": generated.seed,
         "input_length": input_len,
-        **_cached(event.cached_input_tokens),
+        "cached_input_tokens": event.cached_input_tokens,
     }
 
 
@@ -161,7 +161,7 @@ def _details(best: CompletedGeneration, others: Sequence[CompletedGeneration], p
         body["best_of_sequences"] = [
             {"generated_text": prefix + other.generated.text, **_sequence(other)} for other in others
         ]
-    return body | _cached(best.finished.cached_input_tokens)
+    return body | {"cached_input_tokens": best.finished.cached_input_tokens}
 
 
 def _sequence(answer: CompletedGeneration) -> dict[str, Any]:
@@ -187,7 +187,3 @@ def _prefill(tokens: Tokens) -> list[dict[str, Any]]:
 
 def _token(token: GeneratedToken) -> dict[str, Any]:
     return {"id": token.id, "text": token.text, "logprob": _f32(token.logprob), "special": token.special}
-
-
-def _cached(tokens: int) -> dict[str, int]:
-    return {"cached_input_tokens": tokens} if tokens else {}

@@ -28,7 +28,7 @@ FINISH_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of an answer; `cached` prompt tokens came from the prefix cache."""
+    """Token counts of an answer; `cached` prompt tokens came from the prefix cache (0 where it is off)."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -55,14 +55,12 @@ class Usage:
         )
 
     def to_json(self) -> dict[str, Any]:
-        body: dict[str, Any] = {
+        return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
         }
-        if self.cached:
-            body["prompt_tokens_details"] = {"cached_tokens": self.cached}
-        return body
 
 
 class CompletionBodies:

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.servers.serving import Served, events_of, serve
+from tests.support.servers.serving import Served, events_of, serve, usage_json
 
 USER = {"role": "user", "content": "hi"}
 GET_W = {"type": "function", "function": {"name": "get_w", "parameters": {"type": "object", "properties": {}}}}
@@ -35,7 +35,7 @@ async def test_http_H47_one_answer():
         }
     ]
     assert (body["object"], body["model"], body["system_fingerprint"]) == ("chat.completion", "m", "0.0.0-native")
-    assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    assert body["usage"] == usage_json(1, 2)
     assert (request.text, request.add_special_tokens, request.parameters.seed) == (
         "<|user|>hi<|assistant|>",
         False,
@@ -248,7 +248,7 @@ async def test_choices_are_generations_of_their_own():
 
     body = response.json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
-    assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5}
+    assert body["usage"] == usage_json(1, 4)
     assert (response.headers["x-prompt-tokens"], response.headers["x-generated-tokens"]) == ("1", "4")
     assert seeds == [5, 6]
     assert [chunk["choices"][0]["index"] for chunk in streamed[:-1]] == [0, 1, 0, 1]

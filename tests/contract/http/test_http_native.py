@@ -34,8 +34,8 @@ async def test_http_H2_details_hold_every_token_and_nothing_that_was_not_asked_f
     assert body["generated_text"] == " a b c d e"
     assert (details["finish_reason"], details["generated_tokens"], details["seed"]) == ("eos_token", 6, None)
     assert details["tokens"][5] == {"id": 2, "text": "</s>", "logprob": -0.5, "special": True}
-    assert set(details) == {"finish_reason", "generated_tokens", "seed", "prefill", "tokens"}
-    assert details["prefill"] == []
+    assert set(details) == {"finish_reason", "generated_tokens", "seed", "prefill", "tokens", "cached_input_tokens"}
+    assert (details["prefill"], details["cached_input_tokens"]) == ([], 0)
 
 
 async def test_http_H3_a_body_without_parameters_samples_with_a_random_seed():
@@ -135,7 +135,13 @@ async def test_http_H12_a_stream_is_one_event_a_token_and_just_ends():
     assert response.headers["x-accel-buffering"] == "no"
     assert (first["index"], first["generated_text"], first["details"]) == (1, None, None)
     assert (last["index"], last["generated_text"]) == (2, " a b")
-    assert last["details"] == {"finish_reason": "length", "generated_tokens": 2, "seed": None, "input_length": 2}
+    assert last["details"] == {
+        "finish_reason": "length",
+        "generated_tokens": 2,
+        "seed": None,
+        "input_length": 2,
+        "cached_input_tokens": 0,
+    }
 
 
 async def test_http_H13_root_streams_with_the_full_text():

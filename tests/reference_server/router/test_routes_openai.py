@@ -63,8 +63,13 @@ def test_special_tokens_are_not_text():
     assert delta["choices"][0]["delta"]["content"] == ""
 
 
-def test_usage_reports_cached_tokens_if_there_are_any():
-    assert Usage(5, 2, 0).to_json() == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+def test_usage_reports_cached_tokens_also_if_there_are_none():
+    assert Usage(5, 2, 0).to_json() == {
+        "prompt_tokens": 5,
+        "completion_tokens": 2,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert Usage(5, 2, 4).to_json()["prompt_tokens_details"] == {"cached_tokens": 4}
 
 

@@ -65,10 +65,3 @@ def test_trust_W1_planned_shares_without_counts_and_counters_leave_the_cached_to
 
     assert [each["message"] for each in analysis.summary["verdict"]["findings"]] == ["cached tokens unknown"]
     assert "cached tokens unknown" in render_summary([analysis]).splitlines()[0]
-
-
-def test_trust_W1_planned_shares_of_a_server_that_omits_a_count_of_zero() -> None:
-    run = run_with(None, 0.0)
-    run.manifest.target["info"]["engine"]["extensions"] = ["cached_tokens"]
-
-    assert Analysis.of(run).summary["cached"] == {"measured": 0.0, "planned": 0.0, "source": "responses"}

@@ -162,3 +162,13 @@ def events_of(text: str) -> list[Any]:
     assert all(frame.startswith("data: ") for frame in frames), frames
     payloads = [frame.removeprefix("data: ") for frame in frames]
     return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+def usage_json(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """`usage` of an answer without cached tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
