@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.program import Command
-from tuner.commands.study_flags import add_study_flags, opened, print_plan
+from tuner.commands.study_flags import add_study_flags, blaming, opened, print_plan
 from tuner.study.prepare import prepare
 
 if TYPE_CHECKING:
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    prepared = prepare(args)
-    if args.dry_run:
-        return print_plan(prepared)
+    with blaming(args.space):
+        prepared = prepare(args)
+        if args.dry_run:
+            return print_plan(prepared)
     from tuner.study.study_folder import StudyFolder
     from tuner.study.study_plan import plan_of, render_plan
     from tuner.study.worker import run_search
 
+    with blaming(args.space):
+        plan = render_plan(plan_of(prepared))
     with StudyFolder(prepared.folder).lock(), opened(prepared) as search:
-        search.setup.progress.show(render_plan(plan_of(prepared)))
+        search.setup.progress.show(plan)
         return conclude(search, run_search(search), is_json=args.json)
 
 

@@ -2,11 +2,14 @@
 
 import argparse
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
+from tuner.errors import SpaceError
 from tuner.study.prepare import NOT_LOAD, PreparedStudy
 
 if TYPE_CHECKING:
@@ -18,6 +21,9 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Study, space, load and limits.")
     parser.add_argument(
         "--model-id", metavar="ID", help="Hub id, local directory or preset:NAME. Default preset:tiny-llama."
+    )
+    parser.add_argument(
+        "--server-profile", metavar="NAME|FILE", help="Profile of the server: llamacpp, sglang, vllm, or a TOML file."
     )
     parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default from model, space and load.")
     parser.add_argument("--storage", metavar="URL", help="journal, journal:PATH, sqlite:PATH, postgresql://, grpc://.")
@@ -50,6 +56,15 @@ def add_stored_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of every command that takes an existing study."""
     parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default the newest.")
     add_output_flags(parser)
+
+
+@contextmanager
+def blaming(space: Path | None) -> Iterator[None]:
+    """Name the space file, if there is one, in errors about the space."""
+    try:
+        yield
+    except SpaceError as error:
+        raise SpaceError(f"{space}: {error}" if space is not None else str(error)) from error
 
 
 def opened(prepared: PreparedStudy, *, is_leader: bool = True) -> "StudySearch":

@@ -18,9 +18,11 @@ from tuner.config import ParamSection, ServerSection
 from tuner.errors import CannotMeasureError, SpaceError
 from tuner.servers.exported_text import comment_lines, docker_script, k8s_manifest, render_toml
 from tuner.servers.launch_command import LaunchCommand
-from tuner.servers.server_profile import ServerProfile, SettingSection
+from tuner.servers.server_profile import ServerProfile
+from tuner.servers.setting_row import setting_rows
 from tuner.servers.tuned_server import FailureRule, WarmParts
 from tuner.space.configuration import without_unset
+from tuner.space.nearest_name import nearest_name
 from tuner.space.search_space import SearchSpace
 from tuner.trial.outcome import Cause, cause_of
 
@@ -85,6 +87,16 @@ class ProfiledServer:
             if each.searched and each.type != "text" and name not in self.section.fixed
         }
 
+    def explained(self, searched: Mapping[str, ParamSection]) -> dict[str, Any]:
+        return {
+            "name": self.profile.name,
+            "version": self.profile.version,
+            "settings": setting_rows(self.profile, self.section.fixed, searched),
+            "refused": [each.when for each in self.profile.forbid],
+            "facts": sorted(self.profile.facts),
+            "defaults": self.export("cli", {}, ()).strip(),
+        }
+
     def implied(self, _load: BenchConfig) -> dict[str, Any]:
         return {}
 
@@ -102,8 +114,9 @@ class ProfiledServer:
             if name in (MODEL, PROVENANCE):
                 continue
             if name not in self.profile.setting:
-                raise SpaceError(f"`{name}` is not a setting of profile {self.profile.name}")
-            if reason := _misfit(self.profile.setting[name], value):
+                near = nearest_name(name, self.known)
+                raise SpaceError(f"`{name}` is not a setting of profile {self.profile.name}{near}")
+            if reason := self.profile.setting[name].misfit(value):
                 raise SpaceError(f"`{name}` is {value!r}: {reason}")
         values = {**self.defaults, **without_unset(settings)}
         for expression in self.profile.forbidden:
@@ -217,21 +230,6 @@ class ProfiledServer:
             elif setting.flag is not None:
                 words += [setting.flag, _text(value)]
         return words, environment
-
-
-def _misfit(setting: SettingSection, value: Any) -> str:
-    """Why a value does not fit its setting; empty if it fits."""
-    match setting.type:
-        case "bool":
-            return "" if isinstance(value, bool) else "must be true or false"
-        case "int":
-            return "" if isinstance(value, int) and not isinstance(value, bool) else "must be an integer"
-        case "float":
-            return "" if isinstance(value, int | float) and not isinstance(value, bool) else "must be a number"
-        case "choice":
-            is_known = value in setting.values or not setting.values
-            return "" if is_known else f"must be one of {', '.join(map(str, setting.values))}"
-    return "" if isinstance(value, str) else "must be a text"
 
 
 def _shell_word(word: str, port: int) -> str:

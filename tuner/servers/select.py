@@ -7,10 +7,10 @@ from tuner.servers.tuned_server import TunedServer
 def server_of(section: ServerSection) -> TunedServer:
     """The server that the section describes. Raises SpaceError naming a fault of its profile."""
     if section.profile is not None:
+        from tuner.servers.find_profile import find_profile
         from tuner.servers.profiled_server import ProfiledServer
-        from tuner.servers.server_profile import read_profile
 
-        return ProfiledServer(section, read_profile(section.profile))
+        return ProfiledServer(section, find_profile(section.profile))
     from tuner.servers.tgi.server import TgiServer
 
     return TgiServer(section)

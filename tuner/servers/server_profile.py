@@ -1,21 +1,17 @@
 """A server profile: the settings, launch command and log lines of a server program, declared in TOML."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cached_property
-from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tuner.config import ParamSection
-from tuner.errors import SpaceError
 from tuner.space.expression import Expression, parse
+from tuner.space.satisfiable import outcomes
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
-PROFILES = "profiles"
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 LogCause = Literal["memory", "no_cache", "flag", "crash"]
@@ -56,7 +52,32 @@ class SettingSection(BaseModel):
             raise ValueError(f"type `{self.type}` needs exactly one of `flag` and `env`")
         if self.type != "text" and self.searched:
             self.param()
+        if self.default is not None and (reason := self.misfit(self.default)):
+            raise ValueError(f"`default` is {self.default!r}: {reason}")
         return self
+
+    def misfit(self, value: Any) -> str:
+        """Why a value is not of the setting's type or not one of its choices; empty if it fits."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        match self.type:
+            case "bool":
+                return "" if isinstance(value, bool) else "must be true or false"
+            case "int":
+                return "" if is_number and isinstance(value, int) else "must be an integer"
+            case "float":
+                return "" if is_number else "must be a number"
+            case "choice":
+                is_known = value in self.values or not self.values
+                return "" if is_known else f"must be one of {', '.join(map(str, self.values))}"
+        return "" if isinstance(value, str) else "must be a text"
+
+    @property
+    def candidates(self) -> tuple[Any, ...]:
+        """Values among which a condition that can hold does hold; empty if the setting has no range."""
+        if self.type == "bool":
+            return (False, True)
+        ends = (self.low, self.high) if self.low is not None and self.high is not None else ()
+        return self.values or ends
 
     def param(self) -> ParamSection:
         """The setting as a searched parameter."""
@@ -143,6 +164,19 @@ class ServerProfile(BaseModel):
         ]
         return found
 
+    @model_validator(mode="after")
+    def _conditions_can_hold(self) -> "ServerProfile":
+        ranges = {name: each.candidates for name, each in self.setting.items()}
+        for name, each in self.setting.items():
+            if each.when and outcomes(parse(each.when), ranges) == {False}:
+                raise ValueError(f"`when` of [setting.{name}] never holds: `{each.when}`")
+        for expression in self.forbidden:
+            if outcomes(expression, ranges) == {True}:
+                raise ValueError(f"[[forbid]] `{expression.text}` always holds, so that no setting is possible")
+            if expression.names <= self.defaults.keys() and expression.evaluate(self.defaults):
+                raise ValueError(f"[[forbid]] `{expression.text}` forbids the defaults")
+        return self
+
     @cached_property
     def forbidden(self) -> tuple[Expression, ...]:
         return tuple(parse(each.when) for each in self.forbid)
@@ -150,37 +184,6 @@ class ServerProfile(BaseModel):
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
         return {name: each.default for name, each in self.setting.items() if each.default is not None}
-
-
-def read_profile(name: str) -> ServerProfile:
-    """The profile of a name in the package, or of a TOML file. Raises SpaceError naming file, key and limit."""
-    shipped = shipped_profiles()
-    path = Path(name)
-    if name not in shipped and not path.is_file():
-        raise SpaceError(f"`profile` is {name}, but must be a TOML file or one of {', '.join(shipped)}")
-    try:
-        text = (files("tuner.servers") / PROFILES / f"{name}.toml").read_text() if name in shipped else path.read_text()
-        return ServerProfile.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise SpaceError(f"{name}: not TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpaceError(f"{name}: {error}") from None
-    except ValidationError as error:
-        raise SpaceError("; ".join(f"{name}: {_problem(each)}" for each in error.errors())) from None
-
-
-def shipped_profiles() -> list[str]:
-    """The names of the profiles in the package."""
-    folder = files("tuner.servers") / PROFILES
-    return sorted(each.name.removesuffix(".toml") for each in folder.iterdir() if each.name.endswith(".toml"))
-
-
-def _problem(problem: Any) -> str:
-    place = ".".join(map(str, problem["loc"]))
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    given = problem["input"]
-    shown = f" is {given!r}" if isinstance(given, str | int | float | bool) else ""
-    return f"`{place}`{shown}: {message}" if place else message
 
 
 def _compiled(pattern: str) -> "re.Pattern[str]":

@@ -112,6 +112,10 @@ class TunedServer(Protocol):
         """The space of a study without `[param]`."""
         ...
 
+    def explained(self, searched: Mapping[str, ParamSection]) -> dict[str, Any]:
+        """The profile as plain values: each setting, and the default command line; empty without a profile."""
+        ...
+
     def implied(self, load: BenchConfig) -> dict[str, Any]:
         """Fixed settings that follow from the load, unless the study fixes them."""
         ...

@@ -8,6 +8,7 @@ from typing import Any
 from tuner.config import ForbidSection, ParamSection
 from tuner.errors import SpaceError
 from tuner.space.expression import Expression, parse
+from tuner.space.nearest_name import nearest_name
 from tuner.space.parameter import Parameter, Suggester
 
 
@@ -25,12 +26,15 @@ class SearchSpace:
         """The space of a file. `known` are the server's settings. Raises SpaceError naming the wrong parameter."""
         for name in params:
             if name not in known:
-                raise SpaceError(f"[param] has `{name}`, which is not a setting of the server")
+                raise SpaceError(
+                    f"[param] has `{name}`, which is not a setting of the server{nearest_name(name, known)}"
+                )
         parameters = {name: _parameter(name, section) for name, section in params.items()}
         forbidden = tuple(parse(section.if_) for section in forbid)
         for expression in (*forbidden, *(each.when for each in parameters.values() if each.when)):
             for name in sorted(expression.names - known):
-                raise SpaceError(f"`{expression.text}` reads `{name}`, which is not a setting of the server")
+                near = nearest_name(name, known)
+                raise SpaceError(f"`{expression.text}` reads `{name}`, which is not a setting of the server{near}")
         return cls(tuple(_in_order(parameters)), forbidden)
 
     def suggest(self, trial: Suggester, fixed: Mapping[str, Any]) -> dict[str, Any]:

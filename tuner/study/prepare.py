@@ -125,7 +125,7 @@ def read_config(args: argparse.Namespace) -> TuneConfig:
             "reuse": args.reuse or None,
             "noise_runs": _first(args.noise_runs, quick.get("noise_runs")),
         },
-        "server": {"model_id": args.model_id},
+        "server": {"model_id": args.model_id, "profile": args.server_profile},
         "confirm": {
             "finalists": _first(args.finalists, quick.get("finalists")),
             "rounds": _first(args.rounds, quick.get("rounds")),
@@ -137,11 +137,32 @@ def read_config(args: argparse.Namespace) -> TuneConfig:
     for key in NOT_LOAD:
         if key in sections["load"]:
             raise UsageError(f"`{key}` is not a key of [load]: the server is set in [server]")
-    file = sections["load"].get("file")
-    if isinstance(file, str) and args.space is not None and not Path(file).is_absolute():
-        sections["load"]["file"] = str(args.space.parent / file)
+    if args.space is not None:
+        _beside_space(sections["load"], "file", args.space.parent)
+        if args.server_profile is None:
+            _beside_space(sections["server"], "profile", args.space.parent)
     _limit_memory(sections, is_derived=args.space is None)
-    return parsing.load(TuneConfig, {**content, **sections})
+    try:
+        return parsing.load(TuneConfig, {**content, **sections})
+    except UsageError as error:
+        if args.space is not None and not _is_valid(content):
+            raise UsageError(f"{args.space}: {error}") from None
+        raise
+
+
+def _is_valid(content: Mapping[str, Any]) -> bool:
+    try:
+        parsing.load(TuneConfig, content)
+    except UsageError:
+        return False
+    return True
+
+
+def _beside_space(section: dict[str, Any], key: str, folder: Path) -> None:
+    """Read a relative path of a space file from the file's folder; the name of a profile is no path."""
+    value = section.get(key)
+    if isinstance(value, str) and not Path(value).is_absolute() and (key == "file" or (folder / value).is_file()):
+        section[key] = str(folder / value)
 
 
 def _limit_memory(sections: dict[str, dict[str, Any]], *, is_derived: bool) -> None:

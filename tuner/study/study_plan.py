@@ -1,13 +1,16 @@
 """The plan of a study before its first launch: its space, launches, hours and commands."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
 from tuner.config import TuneConfig
+from tuner.errors import SpaceError
 from tuner.servers.select import server_of
 from tuner.servers.tuned_server import TunedServer, why_rejected
+from tuner.space.expression import ExpressionError
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import params_of
 from tuner.study.prepare import PreparedStudy, without_effect
@@ -18,7 +21,7 @@ from tuner.trial.objective import Objective
 # Start and stop of the bundled server with the tiny preset, where no launch is measured yet.
 START_S = 8.0
 DEFAULT_WARMUP_S, DEFAULT_DURATION_S = 0.0, 30.0
-CHECKED_POINTS = 1_000
+CHECKED_POINTS, SHOWN_REASONS = 1_000, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
     if measured_s is not None:
         cost = replace(cost, seconds_each=measured_s)
     objective = Objective.of(config.objective)
+    refused = refusals(space, fixed, server)
     return {
         "study": str(prepared.folder),
         "objective": list(objective.metrics),
@@ -81,16 +85,28 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
         "space": {each.name: params[each.name].model_dump(mode="json", exclude_defaults=True) for each in searched},
         "cannot_act": cannot_act,
         "configurations": space.size(),
-        "impossible_share": round(impossible_share(space, fixed, server), 3),
+        "impossible_share": round(sum(refused.values()), 3),
+        "refused": {reason: round(share, 3) for reason, share in list(refused.items())[:SHOWN_REASONS]},
+        "profile": server.explained({each.name: params[each.name] for each in searched}),
     }
 
 
-def impossible_share(space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) -> float:
-    """The fraction of quasi-random points that a rule of the server or of the file rejects."""
+def refusals(space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) -> dict[str, float]:
+    """The rules of the server or of the file that refuse quasi-random points, with the fraction that each refuses.
+
+    Raises SpaceError if every point is refused, or a condition cannot be computed.
+    """
     if not space.parameters:
-        return 0.0
-    points = map(server.resolved, space.quasi_random(CHECKED_POINTS, 0, fixed))
-    return sum(why_rejected(point, space, server) is not None for point in points) / CHECKED_POINTS
+        return {}
+    try:
+        points = map(server.resolved, space.quasi_random(CHECKED_POINTS, 0, fixed))
+        found = Counter(reason for point in points if (reason := why_rejected(point, space, server)) is not None)
+    except ExpressionError as error:
+        raise SpaceError(str(error)) from None
+    if found.total() == CHECKED_POINTS:
+        reasons = "; ".join(reason for reason, _ in found.most_common(SHOWN_REASONS))
+        raise SpaceError(f"no configuration is possible: all {CHECKED_POINTS:,} that were tried are refused: {reasons}")
+    return {reason: count / CHECKED_POINTS for reason, count in found.most_common()}
 
 
 def render_plan(plan: Mapping[str, Any]) -> str:
@@ -104,5 +120,21 @@ def render_plan(plan: Mapping[str, Any]) -> str:
     for name, section in plan["space"].items():
         known = {key: value for key, value in section.items() if key != "type"}
         lines.append(f"  {name}: {section['type']} " + ", ".join(f"{key} {value}" for key, value in known.items()))
+    lines += [f"  {share:.0%} impossible: {reason}" for reason, share in plan["refused"].items()]
     lines += [f"`{name}` cannot act and is not searched: {why}" for name, why in plan["cannot_act"].items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_profile_lines(plan["profile"])])
+
+
+def _profile_lines(profile: Mapping[str, Any]) -> list[str]:
+    """The settings of a profile as a table, what it refuses, and its default command line."""
+    if not profile:
+        return []
+    columns = ("setting", "set by", "values", "default", "here")
+    rows = [dict(zip(columns, columns, strict=True)), *profile["settings"]]
+    widths = {name: max(len(row[name]) for row in rows) for name in columns}
+    return [
+        f"profile {profile['name']}: {profile['version'] or 'no version'}",
+        *("  " + "  ".join(row[name].ljust(widths[name]) for name in columns).rstrip() for row in rows),
+        *(f"  refused: {condition}" for condition in profile["refused"]),
+        f"default command: {profile['defaults']}",
+    ]

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,61 @@ def test_a_wide_space_gets_more_trials(tmp_path, capsys):
     (tmp_path / "space.toml").write_text("\n".join([fixed, "[param]", *lines]))
 
     assert "80 to search" in checked(capsys, "space.toml")["plan"]
+
+
+PROFILE = """
+name = "mine"
+command = "serve {model} --port {port}"
+[setting.slots]
+flag = "--slots"
+type = "int"
+low = 1
+high = 8
+default = 4
+help = "Requests at one time."
+[setting.pin]
+flag_true = "--pin"
+type = "bool"
+"""
+
+
+@pytest.mark.parametrize("place", ["flag", "file"])
+def test_check_explains_the_profile_of_a_flag_or_of_a_file_beside_the_space(tmp_path, capsys, place):
+    folder = tmp_path / "spaces"
+    folder.mkdir()
+    (folder / "mine.toml").write_text(PROFILE)
+    (folder / "space.toml").write_text("[server]\nprofile = 'mine.toml'\n[server.fixed]\npin = true\n")
+    words = ["--server-profile", "spaces/mine.toml"] if place == "flag" else ["spaces/space.toml"]
+
+    assert cli.main(["check", *words, "--model-id", "m"]) == 0
+
+    text = capsys.readouterr().out
+    assert "slots    --slots  int 1 to 8  4             searched: int 1 to 8" in text
+    assert ("fixed: True" in text) is (place == "file")
+    assert "default command: serve m --port 8080" in text
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ("[server.fixed]\nparalel = 4", "`paralel` is not a setting of profile llamacpp; the nearest is `parallel`"),
+        ("[server.fixed]\nparallel = 'many'", "`parallel` is 'many': must be an integer"),
+        ("[param]\nparalel = {type='bool'}", r"\[param\] has `paralel`.*the nearest is `parallel`"),
+        ("[param]\nparallel = {type='number'}", "`param.parallel.type` is 'number'"),
+        ("[param]\nbatch = {type='choice', values=['x', 'y']}", "no configuration is possible.*`batch` is 'x'"),
+        (
+            "[param]\nparallel = {type='bool', when='batch > 3'}\nbatch = {type='choice', values=['x', 'y']}",
+            "`batch > 3` cannot be computed for 'x' and 3",
+        ),
+        (
+            "[param]\nparallel = {type='int', low=1, high=8}\n[[forbid]]\nif = 'parallel >= 1'",
+            "no configuration is possible: all 1,000 that were tried are refused: parallel >= 1",
+        ),
+    ],
+)
+def test_check_refuses_a_wrong_space_with_its_file_key_and_rule(tmp_path, capsys, space, expected):
+    (tmp_path / "space.toml").write_text(f"[server]\nprofile = 'llamacpp'\n{space}\n")
+
+    assert cli.main(["check", "space.toml"]) == 2
+
+    assert re.search(f"space.toml: .*{expected}", capsys.readouterr().err)

@@ -3,7 +3,7 @@
 import pytest
 
 from tuner.errors import SpaceError
-from tuner.servers.server_profile import read_profile, shipped_profiles
+from tuner.servers.find_profile import find_profile, shipped_profiles
 
 MINIMAL = """
 name = "mine"
@@ -25,7 +25,7 @@ def write(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["llamacpp", "sglang", "vllm"])
 def test_every_shipped_profile_reads_and_explains_its_settings(name):
-    profile = read_profile(name)
+    profile = find_profile(name)
 
     assert name in shipped_profiles()
     assert profile.version
@@ -33,7 +33,7 @@ def test_every_shipped_profile_reads_and_explains_its_settings(name):
 
 
 def test_a_profile_of_ones_own_is_read_from_its_file(tmp_path):
-    profile = read_profile(write(tmp_path, MINIMAL))
+    profile = find_profile(write(tmp_path, MINIMAL))
 
     assert profile.defaults == {"slots": 4}
     assert profile.setting["slots"].param().high == 8
@@ -56,9 +56,28 @@ def test_a_profile_of_ones_own_is_read_from_its_file(tmp_path):
 )
 def test_a_faulty_profile_is_refused_with_its_file_key_and_rule(tmp_path, change, expected):
     with pytest.raises(SpaceError, match=expected):
-        read_profile(write(tmp_path, MINIMAL.replace(*change)))
+        find_profile(write(tmp_path, MINIMAL.replace(*change)))
+
+
+def test_an_installed_package_offers_a_profile_by_its_entry_point(tmp_path, monkeypatch):
+    package = tmp_path / "mine-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        "[tgi_bench.servers]\nmine = mine_profiles:MINE\nodd = mine_profiles:ODD\n"
+    )
+    (tmp_path / "mine_profiles.py").write_text(
+        f"from pathlib import Path\nMINE = Path({write(tmp_path, MINIMAL)!r})\nODD = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert find_profile("mine").defaults == {"slots": 4}
+    with pytest.raises(SpaceError, match="`mine_profiles:ODD` is int, not the path"):
+        find_profile("odd")
+    with pytest.raises(SpaceError, match="one of llamacpp, mine, odd, sglang, vllm"):
+        find_profile("mime")
 
 
 def test_an_unknown_profile_is_refused_with_the_known_names():
     with pytest.raises(SpaceError, match=r"must be a TOML file or one of llamacpp, sglang, vllm"):
-        read_profile("vlmm")
+        find_profile("vlmm")

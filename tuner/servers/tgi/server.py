@@ -84,6 +84,10 @@ class TgiServer:
     def params(self) -> dict[str, ParamSection]:
         return derived_params(self.section.fixed, is_own=self.section.kind == "own")
 
+    def explained(self, _searched: Mapping[str, ParamSection]) -> dict[str, Any]:
+        """Nothing: docs/settings.md has the settings."""
+        return {}
+
     def implied(self, load: BenchConfig) -> dict[str, Any]:
         """The limits on input and total tokens from the load's lengths: budgets scale with them."""
         lengths = ("max_input_tokens", "max_total_tokens")

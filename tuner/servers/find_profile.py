@@ -1,0 +1,85 @@
+"""Finds a server profile: in this package, in an installed package, or in a TOML file.
+
+A package offers profiles by entry points of the group `tgi_bench.servers`. The entry point has the name of the
+profile; its object is the path of the TOML file:
+
+    [project.entry-points."tgi_bench.servers"]
+    my-server = "my_package.profiles:MY_SERVER"     # MY_SERVER = Path(__file__).with_name("my-server.toml")
+"""
+
+import tomllib
+from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tuner.errors import SpaceError
+from tuner.servers.server_profile import ServerProfile
+from tuner.space.expression import ExpressionError
+
+GROUP, SUFFIX = "tgi_bench.servers", ".toml"
+
+
+def find_profile(name: str) -> ServerProfile:
+    """The profile of a name, or of a TOML file. Raises SpaceError naming file, key and limit."""
+    place, source = _source_of(name)
+    try:
+        return ServerProfile.model_validate(tomllib.loads(source.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise SpaceError(f"{place}: not TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpaceError(f"{place}: {error}") from None
+    except ExpressionError as error:
+        raise SpaceError(f"{place}: {error}") from None
+    except ValidationError as error:
+        raise SpaceError("; ".join(f"{place}: {_problem(each)}" for each in error.errors())) from None
+
+
+def shipped_profiles() -> list[str]:
+    """The names of the profiles in this package."""
+    return sorted(each.name.removesuffix(SUFFIX) for each in _folder().iterdir() if each.name.endswith(SUFFIX))
+
+
+def _source_of(name: str) -> tuple[str, Path | Traversable]:
+    """The TOML text of a profile and its place for messages; names of this package come first."""
+    shipped = shipped_profiles()
+    if name in shipped:
+        return name, _folder() / f"{name}{SUFFIX}"
+    installed = {each.name: each for each in entry_points(group=GROUP)}
+    if name in installed:
+        return f"{name} ({installed[name].value})", _loaded(installed[name])
+    if Path(name).is_file():
+        return name, Path(name)
+    known = sorted({*shipped, *installed})
+    raise SpaceError(f"`profile` is {name}, but must be a TOML file or one of {', '.join(known)}")
+
+
+def _loaded(entry: EntryPoint) -> Path | Traversable:
+    try:
+        found = entry.load()
+    except Exception as error:
+        raise SpaceError(f"profile {entry.name}: `{entry.value}` of group {GROUP} does not load: {error}") from error
+    if isinstance(found, str):
+        return Path(found)
+    if not isinstance(found, Path | Traversable):
+        raise SpaceError(
+            f"profile {entry.name}: `{entry.value}` is {type(found).__name__}, not the path of a TOML file"
+        )
+    return found
+
+
+def _folder() -> Traversable:
+    return files("tuner.servers") / "profiles"
+
+
+def _problem(problem: Any) -> str:
+    place = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"`{place}` is not a key of a profile"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    given = problem["input"]
+    shown = f" is {given!r}" if isinstance(given, str | int | float | bool) else ""
+    return f"`{place}`{shown}: {message}" if place else message

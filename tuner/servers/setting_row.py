@@ -1,0 +1,45 @@
+"""A setting of a profile as texts: how it is set, its values, its default, and its use in a study."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.config import ParamSection
+from tuner.servers.server_profile import ServerProfile, SettingSection
+
+
+def setting_rows(
+    profile: ServerProfile, fixed: Mapping[str, Any], searched: Mapping[str, ParamSection]
+) -> list[dict[str, str]]:
+    """One row for each setting of a profile. `here` is its use in a study: searched values or the fixed value."""
+    return [
+        {
+            "setting": name,
+            "set by": set_by(each),
+            "values": values_of(each),
+            "default": "the server's" if each.default is None else str(each.default),
+            "here": f"fixed: {fixed[name]}" if name in fixed else _searched(searched.get(name)),
+            "help": each.help,
+        }
+        for name, each in profile.setting.items()
+    ]
+
+
+def set_by(setting: SettingSection) -> str:
+    """The flags or the variable of a setting."""
+    return " or ".join(
+        word for word in (setting.flag, setting.flag_true, setting.flag_false, setting.env) if word is not None
+    )
+
+
+def values_of(setting: SettingSection | ParamSection) -> str:
+    """The values that a setting takes."""
+    if setting.values:
+        return ", ".join(map(str, setting.values))
+    if setting.low is not None and setting.high is not None:
+        unit = f", multiples of {setting.multiple_of}" if setting.multiple_of else ""
+        return f"{setting.type} {setting.low:.10g} to {setting.high:.10g}{unit}"
+    return setting.type
+
+
+def _searched(param: ParamSection | None) -> str:
+    return f"searched: {values_of(param)}" if param is not None else ""
