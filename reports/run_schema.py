@@ -34,6 +34,11 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     UNFINISHED = "unfinished"
     CLIENT_ERROR = "client_error"
+    ABANDONED = "abandoned"
+
+
+NOT_FAILED = (Status.OK, Status.ABANDONED)
+"""An abandoned request did not fail: its client left as planned, before the end of the answer."""
 
 
 class TokensSource(StrEnum):

@@ -10,6 +10,8 @@ from loadgen.config.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.config.objectives import WIDTH_EXAMPLE, parse_objective, parse_width
 from loadgen.http.response_reader import MAX_RESPONSE_BYTES
 from loadgen.http.sse import MAX_LINE_BYTES
+from loadgen.workloads.departure import EXAMPLE as DEPARTURE_EXAMPLE
+from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.lengths import EXAMPLES, Lengths
 from loadgen.workloads.think_time import EXAMPLES as THINK_TIME_EXAMPLES
 from loadgen.workloads.think_time import parse_think_time
@@ -65,6 +67,11 @@ def _check_think_time(value: str) -> str:
     return value
 
 
+def _check_departure(value: str) -> str:
+    parse_departure(value)
+    return value
+
+
 def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -79,6 +86,7 @@ def _check_width(value: str) -> str:
     return value.strip()
 
 
+DepartureText = Annotated[str, AfterValidator(_check_departure)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400)]
 LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths)]
 ObjectiveText = Annotated[str, AfterValidator(_check_objective)]
@@ -132,6 +140,11 @@ class BenchSettings(BaseModel):
         "0",
         description="Pause between an answer and the next request, in closed loops and sessions: a time or a "
         f"distribution, as in {THINK_TIME_EXAMPLES}.",
+    )
+    cancel: DepartureText | None = Field(
+        None,
+        description="Clients that leave: this share of the requests closes its connection after so many tokens, as in "
+        f"{DEPARTURE_EXAMPLE} or 20%@16. Their latencies count in no metric.",
     )
     max_in_flight: int | None = Field(
         None,

@@ -10,6 +10,8 @@ from loadgen.config.bench_settings import (
     TRACE_WORKLOADS,
     BenchSettings,
 )
+from loadgen.workloads.departure import parse_departure
+from loadgen.workloads.lengths import Lengths
 
 NO_TIME = ("0", "0s", "0ms")
 
@@ -124,8 +126,26 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
             config.stages_of == "concurrency" and config.mode != "stages",
             f"`stages_of` is 'concurrency' but mode is {config.mode!r}, not 'stages'",
         ),
+        *_departure_conflicts(config),
         (config.duration == 0, "`duration` is 0 but must be above 0"),
         (config.url is not None and config.server is not None, "`url` and `server` exclude each other"),
+    ]
+
+
+def _departure_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    if config.cancel is None:
+        return []
+    tokens = parse_departure(config.cancel).tokens
+    longest = Lengths.parse(config.output_tokens).longest if config.output_tokens is not None else None
+    return [
+        (
+            not config.stream,
+            f"`cancel` is {config.cancel} but `stream` is false; a blocking answer has no tokens to count",
+        ),
+        (
+            longest is not None and longest <= tokens,
+            f"`cancel` is {config.cancel} but no answer is longer than {longest} tokens (`output_tokens`)",
+        ),
     ]
 
 

@@ -15,6 +15,7 @@ from loadgen.generator.request_bodies import Conversations
 from loadgen.http.arrival_times import Clock
 from loadgen.http.call import CallCancelled, Client
 from loadgen.http.response_reader import ClientCall
+from loadgen.workloads.departure import Departure
 from loadgen.workloads.prompt import ClipCount, Prompt
 from reports.run_schema import Phase, RequestRecord, Status
 
@@ -22,7 +23,7 @@ from reports.run_schema import Phase, RequestRecord, Status
 MAX_CONNECT_ERRORS_IN_A_ROW = 50
 ERROR_WINDOW = 50
 # Statuses set by the load generator; not errors of the server.
-CLIENT_ENDS = frozenset((Status.CANCELLED, Status.UNFINISHED, Status.CLIENT_ERROR))
+CLIENT_ENDS = frozenset((Status.CANCELLED, Status.UNFINISHED, Status.CLIENT_ERROR, Status.ABANDONED))
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class LoadState:
     clock_ns: Clock
     worker: int = 0
     conversations: Conversations | None = None
+    departure: Departure | None = None
     clipped: ClipCount = field(default_factory=ClipCount)
     stopped_by: str | None = None
     client_errors: list[str] = field(default_factory=list)
@@ -124,7 +126,7 @@ class LoadState:
 
     def send(self, prompt: Prompt, body: bytes, times: Times, slot: int | None = None) -> Status:
         """Send one request and record it. Raises CallCancelled after it is recorded."""
-        call = ClientCall()
+        call = ClientCall(leaves_after_tokens=self.departure.of(prompt.prompt_id) if self.departure else None)
         key = id(prompt)
         if self.conversations is not None:
             call.answer.pieces = []

@@ -185,7 +185,7 @@ class Recorder:
         live.tokens_in += record.input_tokens or 0
         if record.status == Status.OK:
             live.add(record)
-        elif record.status != Status.CANCELLED:
+        elif record.status not in (Status.CANCELLED, Status.ABANDONED):
             live.failed += 1
         self._writer.write(record.to_json())
         if self._on_record is not None:

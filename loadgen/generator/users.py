@@ -23,7 +23,7 @@ from loadgen.http.timers import Alarm
 from loadgen.workloads.prompt import Prompt
 from loadgen.workloads.shapes import Shape
 from loadgen.workloads.think_time import ThinkTime
-from reports.run_schema import Status
+from reports.run_schema import NOT_FAILED, Status
 
 # Without a pause, users would retry a dead server thousands of times a second.
 PAUSE_AFTER_REFUSAL_S = 0.1
@@ -109,7 +109,7 @@ class LoadUser(User):  # type: ignore[misc]
             name=self.runner.load.client.dialect.path,
             response_time=(time.perf_counter_ns() - started_ns) / 1e6,
             response_length=0,
-            exception=None if status == Status.OK else RuntimeError(status),
+            exception=None if status in NOT_FAILED else RuntimeError(status),
             context={"prompt_id": prompt.prompt_id},
         )
 

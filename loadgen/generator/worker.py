@@ -44,6 +44,7 @@ from loadgen.http.timers import Ticker
 from loadgen.parent_death import end_with_parent
 from loadgen.target.machine import request_realtime
 from loadgen.workloads import workload
+from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.planned_cache import CacheFacts
 from loadgen.workloads.prompt import ServerLimits
 from loadgen.workloads.shapes import ConstantShape, Shape
@@ -170,6 +171,7 @@ class Worker:
             clock_ns=time.perf_counter_ns,
             worker=partition.index,
             conversations=Conversations(dialect) if config.assistant == "real" else None,
+            departure=parse_departure(config.cancel, config.seed) if config.cancel else None,
         )
         schedule = work.schedule
         self.users = LoadRunner(

@@ -43,7 +43,8 @@ class ClientCall:
     """One HTTP call as the client observed it. Times are monotonic ns: of arrival, where the kernel records it.
 
     `first_read_ns` is when the first event was read, `read_late_ns` the longest time from arrival of an event to its
-    read. Events that shared a read arrived within `coalesced_within_ns`.
+    read. Events that shared a read arrived within `coalesced_within_ns`. The client leaves once it has received
+    `leaves_after_tokens`.
     """
 
     answer: ParsedAnswer = field(default_factory=ParsedAnswer)
@@ -58,6 +59,7 @@ class ClientCall:
     coalesced_events: int = 0
     coalesced_within_ns: int = 0
     first_read_ns: int | None = None
+    leaves_after_tokens: int | None = None
     read_late_ns: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -119,8 +121,18 @@ class ResponseReader:
             self._read_body(body, at_ns, read_ns)
         self._read_ns = read_ns
         if not parser.is_complete:
-            return False
+            return self._leaves(at_ns)
         self._end(at_ns)
+        return True
+
+    def _leaves(self, at_ns: int) -> bool:
+        """End the call if its client leaves now. An answer that is complete is not abandoned."""
+        call, answer = self._exchange, self._answer
+        tokens = call.leaves_after_tokens
+        if tokens is None or answer.is_complete or answer.error is not None or sum(answer.event_tokens) < tokens:
+            return False
+        call.end_ns = at_ns
+        call.fail(Status.ABANDONED, f"left after {tokens} tokens")
         return True
 
     def left_s(self, now_ns: int) -> float:

@@ -23,7 +23,7 @@ from reports.metrics.per_request import (
 )
 from reports.metrics.request_series import RequestSeries, run_fraction, run_throughput
 from reports.metrics.windows import Concurrency
-from reports.run_schema import Status
+from reports.run_schema import NOT_FAILED
 from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
 from reports.stats.estimators import NUM_BATCHES, Interval
 
@@ -108,12 +108,13 @@ def _total_rate(m: Measured) -> Interval:
 
 
 def meets_slo(m: Measured) -> "pd.Series[bool] | None":
-    return meets_objectives(m.population, m.manifest.objectives, m.manifest.is_open_loop)
+    """The judged requests that meet every objective; None without objectives."""
+    return meets_objectives(m.judged, m.manifest.objectives, m.manifest.is_open_loop)
 
 
 def _goodput(m: Measured) -> Interval:
     good = meets_slo(m)
-    return point(math.nan) if good is None else m.batches(m.population.loc[good, "start_s"])
+    return point(math.nan) if good is None else m.batches(m.judged.loc[good, "start_s"])
 
 
 def _attainment(m: Measured) -> Interval:
@@ -122,7 +123,7 @@ def _attainment(m: Measured) -> Interval:
 
 
 def _error_rate(m: Measured) -> Interval:
-    return run_fraction(m, np.asarray(m.population["status"] != Status.OK, dtype=np.bool_))
+    return run_fraction(m, ~np.asarray(m.population["status"].isin(NOT_FAILED), dtype=np.bool_))
 
 
 def _in_window(statistic: Callable[[Concurrency, float, float], float]) -> Callable[[Measured], Interval]:
@@ -151,7 +152,7 @@ def _timeliness(m: Measured) -> Interval:
         arrived += float(batch.tokens[batch.t_s <= due_s].sum())
     requested = m.population["requested_output_tokens"].fillna(m.population["planned_output_tokens"])
     produced = m.population["output_tokens"].fillna(0)
-    failed = m.population["status"] != Status.OK
+    failed = ~m.population["status"].isin(NOT_FAILED)
     due = float(produced.where(~failed, np.fmax(requested, produced)).fillna(0).sum())
     return point(arrived / due if due else math.nan)
 
@@ -268,7 +269,7 @@ PER_RUN = (
         "Objectives met",
         "fraction",
         Direction.HIGHER,
-        "requests that meet every objective / all started in the window",
+        "requests that meet every objective / all started in the window that were not abandoned",
         _attainment,
     ),
     RunMetric(
@@ -284,7 +285,7 @@ PER_RUN = (
         "Errors",
         "fraction",
         Direction.LOWER,
-        "requests started in the window that did not end ok / all",
+        "requests started in the window that failed / all",
         _error_rate,
     ),
     RunMetric(

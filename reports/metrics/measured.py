@@ -13,7 +13,7 @@ from reports.metrics.counted import counted, counted_events
 from reports.metrics.per_request import PER_REQUEST, meets_objectives
 from reports.metrics.windows import Concurrency, Window, find_window, starts_s
 from reports.request_columns import RequestColumns, TokenEvents, columns_of
-from reports.run_schema import Phase, TokensSource
+from reports.run_schema import Phase, Status, TokensSource
 from reports.run_store import RunManifest, RunResult
 from reports.saved_run import SavedRecords
 from reports.stats.estimators import NUM_BATCHES, Interval, mean_interval
@@ -66,6 +66,11 @@ class Measured:
     def population(self) -> pd.DataFrame:
         """The requests that started in the window."""
         return self.requests.iloc[slice(*self._window_slice)]
+
+    @property
+    def judged(self) -> pd.DataFrame:
+        """Those requests that objectives are about: all but the abandoned ones, whose clients left."""
+        return self.population[self.population["status"] != Status.ABANDONED]
 
     @property
     def started_events(self) -> TokenEvents:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from reports.metrics.abandoned import find_abandoned
 from reports.metrics.catalog import METRICS, PER_RUN, PooledMetric
 from reports.metrics.client_checks import client_facts
 from reports.metrics.counted import GENERATOR_DELAYS, least_bound
@@ -23,7 +24,7 @@ from reports.metrics.prefix_cache import cached_share
 from reports.metrics.request_series import RequestSeries
 from reports.metrics.server import server_summary
 from reports.metrics.validity import judge_run
-from reports.run_schema import Status
+from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import SCHEMA_VERSION, SUMMARY_FILE, RunResult, write_json
 from reports.saved_run import load_run
 from reports.stats.bootstrap import block_length, bootstrap_percentiles
@@ -71,12 +72,14 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
     facts, server = client_facts(run, measured), server_summary(run.server_metrics, measured.window)
     cached = cached_share(measured, server)
     window, overload = measured.window, find_overload(measured)
+    abandoned = find_abandoned(measured, run.server_metrics)
     rates = {metric.name: metric.function(measured) for metric in PER_RUN}
     summary = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.manifest.run_id,
-        "verdict": judge_run(run, measured, facts, overload, cached).to_json(),
+        "verdict": judge_run(run, measured, facts, overload, cached, abandoned).to_json(),
         "overload": overload.to_json() if overload else None,
+        "abandoned": abandoned.to_json() if abandoned else None,
         "window": {
             "start_s": window.start_s,
             "end_s": window.end_s,
@@ -169,7 +172,7 @@ def _adjusted(metric: RequestMetric, population: pd.DataFrame) -> dict[str, floa
         return None
     succeeded = population["status"] == Status.OK
     values = np.asarray(population.loc[succeeded, metric.name].dropna(), dtype=np.float64)
-    failures = int((~succeeded).sum())
+    failures = int((~population["status"].isin(NOT_FAILED)).sum())
     return {percentile_name(p): adjusted_quantile(values, failures, p) for p in PERCENTILES}
 
 
@@ -236,9 +239,9 @@ def _slo(measured: Measured, rates: Mapping[str, Interval]) -> dict[str, Any]:
     objectives, is_open = measured.manifest.objectives, measured.manifest.is_open_loop
     attainment = rates["slo_attainment"]
     first_violated: dict[str, int] = {}
-    unjudged = np.ones(len(measured.population), dtype=np.bool_)
+    unjudged = np.ones(len(measured.judged), dtype=np.bool_)
     for objective in objectives:
-        met = meets_objective(measured.population, objective, is_open)
+        met = meets_objective(measured.judged, objective, is_open)
         if met is not None:
             missed = unjudged & ~np.asarray(met, dtype=np.bool_)
             first_violated[objective["metric"]] = int(missed.sum())

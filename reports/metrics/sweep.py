@@ -85,7 +85,7 @@ class LoadPoint:
 
 def _meets(analysis: Analysis) -> npt.NDArray[np.bool_] | None:
     manifest = analysis.run.manifest
-    met = meets_objectives(analysis.measured.population, manifest.objectives, manifest.is_open_loop)
+    met = meets_objectives(analysis.measured.judged, manifest.objectives, manifest.is_open_loop)
     return None if met is None else np.asarray(met, dtype=np.bool_)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from reports.metrics.abandoned import Abandoned
 from reports.metrics.client_checks import CHECKS
 from reports.metrics.findings import RANK, Finding, Level, Verdict, above
 from reports.metrics.measured import Measured
@@ -21,11 +22,13 @@ def judge_run(
     facts: Mapping[str, Any],
     overload: Overload | None = None,
     cached: CachedShare | None = None,
+    abandoned: Abandoned | None = None,
 ) -> Verdict:
     """The verdict of every check; `facts` come from `client_facts`."""
     findings = _completeness(run, measured)
     findings += [found for check in CHECKS if (found := check(facts)) is not None]
     findings += [Finding("overloaded", Level.VALID, overload.message)] if overload else []
+    findings += abandoned.findings if abandoned else []
     identity = _identity(run)
     findings += identity
     # Latencies of an overloaded server grow as long as the run lasts, and a server that restarted starts anew: neither

@@ -212,12 +212,20 @@ def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
+LEFT = (
+    "Abandoned requests count in no latency and in no objective; their tokens count as output. A server that drops "
+    "them holds about as many requests as are in flight."
+)
+
+
 def _request_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     errors = tables.error_table(analyses)
     causes = (Table("Errors", errors),) if len(errors) else ()
+    left = tables.abandoned_table(analyses)
     return (
         Table("Status", tables.status_table(analyses)),
         *causes,
+        *((Table("Clients that left", left, LEFT),) if len(left) else ()),
         Table("Actual lengths", tables.lengths_table(analyses)),
         Table("Finish reasons", tables.finish_table(analyses)),
     )

@@ -11,7 +11,7 @@ from reports.metrics.per_request import CORRECTED, Direction, primary_latency
 from reports.metrics.server import SERVER_METRICS
 from reports.metrics.summary import Analysis
 from reports.pages.facts import load_sentence
-from reports.run_schema import Status
+from reports.run_schema import NOT_FAILED, Status
 
 # Rows of the summary table, by their key in `summary["metrics"]`.
 HEADLINE = (
@@ -47,6 +47,7 @@ STATUS_TEXT = {
     Status.CANCELLED: "cancelled by the generator",
     Status.UNFINISHED: "still running at the drain limit",
     Status.CLIENT_ERROR: "failed inside the generator",
+    Status.ABANDONED: "the client left as planned (--cancel)",
 }
 
 
@@ -102,8 +103,8 @@ def totals_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def failed_requests(analysis: Analysis) -> int:
-    """The number of requests in the window that did not end ok."""
-    return sum(count for status, count in analysis.summary["counts"].items() if status != Status.OK)
+    """The number of requests in the window that failed."""
+    return sum(count for status, count in analysis.summary["counts"].items() if status not in NOT_FAILED)
 
 
 def rates_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
@@ -238,12 +239,29 @@ def status_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def abandoned_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """A row per run with clients that left: their number, the tokens that they received, requests inside the server."""
+    rows = []
+    for analysis in analyses:
+        found = analysis.summary.get("abandoned")
+        if found is not None:
+            row = {
+                "left": found["requests"],
+                "of all, %": 100 * found["fraction"],
+                "tokens received, mean": found["tokens_mean"],
+                "in flight, mean": found["in_flight"],
+                "inside the server, mean": found["in_server"],
+            }
+            rows.append(({"run": analysis.label} if len(analyses) > 1 else {}) | row)
+    return pd.DataFrame(rows).dropna(axis=1, how="all")
+
+
 def error_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
     """The causes of failures with their phase; empty without failures."""
     rows = []
     for analysis in analyses:
         failed = analysis.measured.population
-        failed = failed[failed["status"] != Status.OK]
+        failed = failed[~failed["status"].isin(NOT_FAILED)]
         kinds = failed.assign(error_type=failed["error_type"].fillna("unknown")).groupby(
             ["status", "error_type"], sort=False
         )

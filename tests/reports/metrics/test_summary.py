@@ -20,8 +20,19 @@ def summary() -> dict[str, Any]:
 
 def test_metrics_15_keys(summary: dict[str, Any]) -> None:
     assert list(summary) == [
-        *("schema_version", "run_id", "verdict", "overload", "window", "counts", "metrics", "rates", "slo", "client"),
-        *("server", "cached", "workload"),
+        *(
+            "schema_version",
+            "run_id",
+            "verdict",
+            "overload",
+            "abandoned",
+            "window",
+            "counts",
+            "metrics",
+            "rates",
+            "slo",
+        ),
+        *("client", "server", "cached", "workload"),
     ]
     assert list(summary["window"]) == ["start_s", "end_s", "warmup_rule", "truncation_s", "drain_s", "stop_reason"]
     assert list(summary["metrics"]["ttft_s"]["percentiles"]["p50"]) == [
