@@ -89,16 +89,16 @@ class WindowSeries:
         return None if _explains(offered.change, step.change) else step
 
     def changes(self) -> dict[str, float]:
-        """Significant changes over the window, relative, by the name of the series; empty if it cannot be checked."""
+        """Significant changes from the window's start to its end, by series; at least -1. Empty if not checkable."""
         if not self.is_checkable:
             return {}
-        step = self.step
-        found = {"throughput": self._trend() if step is None else step.change}
+        slopes = {"throughput": self._trend()} if self.step is None else {}
         for name, values in self.latencies.items():
             if len(values):
                 means = np.array([part.mean() for part in np.array_split(values, BATCHES)])
-                found[name] = batch_trend(means, self._strictness)
-        return {name: change for name, change in found.items() if change is not None}
+                slopes[name] = batch_trend(means, self._strictness)
+        found = {name: start_to_end(slope) for name, slope in slopes.items() if slope is not None}
+        return found if self.step is None else {"throughput": self.step.change} | found
 
     def _trend(self) -> float | None:
         change = trend(self.bins, self._strictness)
@@ -183,6 +183,14 @@ def relative_slope(series: Array) -> float:
     """The change over a series by its least-squares line, relative to its mean."""
     slope, mean = _line(series)[0], float(series.mean())
     return slope * len(series) / mean if mean > 0 else 0.0
+
+
+def start_to_end(slope: float) -> float:
+    """The change of a line's end relative to its start, from its change relative to the mean.
+
+    A line that falls below zero ends at 0; one that rises from below starts at a fortieth of the mean.
+    """
+    return max(0.0, 1 + slope / 2) / max(0.025, 1 - slope / 2) - 1
 
 
 def _significant_change(series: Array, probability: float, *, is_correlated: bool) -> float | None:

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from reports.stats.steady_state import SHORT, USUAL, WindowSeries, batch_trend, find_step, relative_slope, trend
+from reports.stats.steady_state import (
+    SHORT,
+    USUAL,
+    WindowSeries,
+    batch_trend,
+    find_step,
+    relative_slope,
+    start_to_end,
+    trend,
+)
 
 
 def noise(seed: int, count: int = 60, correlation: float = 0.0) -> np.ndarray:
@@ -49,6 +58,11 @@ def test_a_trend_is_the_change_over_the_whole_series():
     assert relative_slope(line) == pytest.approx(0.2, rel=0.02)
     assert trend(line + noise(2), USUAL) == pytest.approx(0.2, abs=0.02)
     assert trend(np.linspace(98, 102, 60), USUAL) is None
+
+
+def test_a_fall_is_at_most_all_of_the_start():
+    assert start_to_end(-1.24) == pytest.approx(0.38 / 1.62 - 1)
+    assert start_to_end(-3.0) == -1.0
 
 
 def test_six_batches_show_only_a_large_trend():
