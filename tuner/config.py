@@ -13,6 +13,8 @@ _STRICT = ConfigDict(frozen=True, extra="forbid")
 SamplerName = Literal["auto", "tpe", "gp", "random", "qmc", "grid", "nsga2", "coordinate"]
 Kind = Literal["own", "tgi-docker", "tgi-launcher", "command", "profile"]
 
+# Name of a study and of its folder.
+STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Default launches: of a study, of a space of more than `WIDE` parameters, and of a search by the simulator.
 TRIALS, WIDE_TRIALS, SIMULATOR_TRIALS, WIDE = 40, 80, 16, 6
 
@@ -22,7 +24,7 @@ class StudySection(BaseModel):
 
     model_config = _STRICT
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = Field(
+    name: Annotated[str, Field(pattern=rf"^{STUDY_NAME.pattern}$")] | None = Field(
         None, description="Folder under studies/. Default from model, space and load."
     )
     storage: str = Field(

@@ -10,7 +10,7 @@ from pathlib import Path
 from loadgen.errors import UsageError
 from loadgen.program import Command
 from tuner.study.best_file import BEST_FILE, is_confirmed
-from tuner.study.prepare import STUDIES, stored
+from tuner.study.prepare import STUDIES, checked_name, stored
 
 DEFAULT_PORT = "8080"
 
@@ -42,7 +42,7 @@ def serve(args: argparse.Namespace, _words: Sequence[str]) -> int:
 def find_best(studies: Path, name: str | None) -> Path:
     """The `best.toml` of a study, the newest if no name is given. Raises UsageError."""
     if name is not None:
-        best = studies / name / BEST_FILE
+        best = studies / checked_name(name) / BEST_FILE
         if not best.exists():
             raise UsageError(f"{best} does not exist: the study is unknown or has no configuration to serve")
         return best

@@ -17,28 +17,38 @@ def add_storage_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default=HOST,
-        help=f"Address to listen on. Default {HOST}. There is no password: every client may change every study.",
+        help=f"Address to listen on. Default {HOST}. The traffic is not encrypted; workers send the printed token.",
     )
     parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"Port to listen on. Default {PORT}.")
     parser.add_argument("--json", action="store_true", help="Print the address as JSON.")
 
 
 def serve_database(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    """Serve a database until the process is terminated. Raises UsageError, StudyError, StorageLostError."""
+    """Serve a database until the process is terminated; a token is drawn unless the environment has one.
+
+    Raises UsageError, StudyError, StorageLostError.
+    """
     if not args.storage.startswith(PROXIED):
         raise UsageError(
             f"the storage {args.storage!r} cannot be served: give one of {', '.join(PROXIED)}; "
             "a journal is shared as a file"
         )
-    from tuner.study.storage import open_storage, redacted, serve_storage
+    from tuner.study.storage import open_storage, redacted
+    from tuner.study.storage_proxy import TOKEN_VARIABLE, new_token, serve_storage, token_of_environment
 
     backing = open_storage(args.storage, Path())
     address = f"grpc://{args.host}:{args.port}"
     database = redacted(args.storage)
+    given = token_of_environment()
+    token = given or new_token()
+    # A token of the environment is known to the operator and not printed again.
+    drawn = {} if given else {TOKEN_VARIABLE: token}
     text = (
-        json.dumps({"storage": address, "kept": database}) if args.json else f"serving {database}: --storage {address}"
+        json.dumps({"storage": address, "kept": database, **drawn})
+        if args.json
+        else f"serving {database}: {''.join(f'{name}={each} ' for name, each in drawn.items())}--storage {address}"
     )
-    serve_storage(backing, args.host, args.port, lambda: print(text, flush=True))
+    serve_storage(backing, args.host, args.port, token, lambda: print(text, flush=True))
     return 0
 
 

@@ -12,11 +12,19 @@ from tuner.study.prepare import stored, stored_in
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:
     add_stored_flags(parser)
     parser.add_argument("--storage", metavar="URL", help="Storage of the study, if its folder is not on this machine.")
+    parser.add_argument(
+        "--allow-command",
+        action="store_true",
+        help="Accept commands, images, volumes and paths from the storage; without it they are printed and refused.",
+    )
 
 
 def work(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Raises StudyError if there is no study, or results of this machine are not comparable."""
-    prepared = stored(args.study) if args.storage is None else stored_in(args.storage, args.study)
+    if args.storage is None:
+        prepared = stored(args.study)
+    else:
+        prepared = stored_in(args.storage, args.study, is_allowed=args.allow_command)
     if args.dry_run:
         return print_plan(prepared)
     from tuner.study.worker import run_search

@@ -95,7 +95,9 @@ class Parameter:
             case "int":
                 return self.rounded(trial.suggest_float(self.name, self.low, self.high, log=self.log))
             case _:
-                return round(trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log), 6)
+                value = trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+                # An enqueued value of a shared storage may lie outside.
+                return round(min(max(value, self.low), self.high), 6)
 
     def rounded(self, value: float) -> int:
         """The nearest multiple of `multiple_of` inside the range.

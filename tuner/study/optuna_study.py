@@ -5,6 +5,7 @@ a fault of the measurement is reported as failed. Every running trial has a leas
 found and repeated; Optuna's own heartbeat exists in some storages only.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from tuner.errors import StudyError
 from tuner.space.search_space import SearchSpace
 from tuner.study.samplers import distribution_of, inside, make_sampler
 from tuner.study.storage import open_storage, with_retries
-from tuner.trial.outcome import TrialResult
+from tuner.trial.outcome import TrialResult, parse_result
 
 LAUNCH = "launch"
 MEMORY = "memory"
@@ -75,9 +76,13 @@ class OptunaStudy:
         return len(self._trials())
 
     def results(self) -> list[TrialResult]:
-        """The results of all finished trials, by number."""
-        finished = self._trials(TrialState.COMPLETE, TrialState.FAIL)
-        return [TrialResult(**json.loads(each.user_attrs[RESULT])) for each in finished if RESULT in each.user_attrs]
+        """The results of all finished trials, by number; malformed ones of other writers are ignored."""
+        found = []
+        for each in self._trials(TrialState.COMPLETE, TrialState.FAIL):
+            if RESULT in each.user_attrs:
+                with contextlib.suppress(ValueError):
+                    found.append(parse_result(str(each.user_attrs[RESULT])))
+        return found
 
     def add(self, space: SearchSpace, result: TrialResult, stored: TrialResult | None = None) -> None:
         """Add a measured configuration that was not asked for, as evidence if the space has its choices.
@@ -221,11 +226,14 @@ def constraints_of(result: TrialResult) -> dict[str, float]:
 
 def is_alive(lease: Mapping[str, Any] | None, now_s: float | None = None) -> bool:
     """Whether the worker of a lease is alive: by its process on this machine, by the lease's age on others."""
-    if lease is None:
-        return False
-    if lease["host"] == socket.gethostname():
-        return lease["started"] is not None and started_at(int(lease["pid"])) == lease["started"]
-    return (time.time() if now_s is None else now_s) - float(lease["at"]) < LEASE_DEAD_S
+    try:
+        if lease is None:
+            return False
+        if lease["host"] == socket.gethostname():
+            return lease["started"] is not None and started_at(int(lease["pid"])) == lease["started"]
+        return (time.time() if now_s is None else now_s) - float(lease["at"]) < LEASE_DEAD_S
+    except (KeyError, TypeError, ValueError):
+        return False  # No worker of this product wrote it.
 
 
 def started_at(pid: int) -> str | None:

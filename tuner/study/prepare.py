@@ -9,7 +9,7 @@ from typing import Any
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
-from tuner.config import TuneConfig, study_name
+from tuner.config import STUDY_NAME, TuneConfig, study_name
 from tuner.errors import StudyError
 from tuner.servers.select import server_of
 
@@ -63,7 +63,7 @@ def stored(name: str | None, studies: Path = STUDIES) -> PreparedStudy:
             raise StudyError(f"there is no study under {studies}/; `tgi-tune run` makes one")
         folder = found[-1].parent
     else:
-        folder = studies / name
+        folder = studies / checked_name(name)
     content = StudyFolder(folder).read(STUDY_FILE)
     if "config" not in content:
         raise StudyError(f"{folder} has no study")
@@ -71,19 +71,33 @@ def stored(name: str | None, studies: Path = STUDIES) -> PreparedStudy:
     return PreparedStudy(config, load_of(config), folder)
 
 
-def stored_in(storage: str, name: str | None, studies: Path = STUDIES) -> PreparedStudy:
-    """The study of a storage, the newest if no name is given; its folder here is created. Raises StudyError."""
+def stored_in(storage: str, name: str | None, studies: Path = STUDIES, *, is_allowed: bool = False) -> PreparedStudy:
+    """The study of a storage, the newest if no name is given; its folder here is created.
+
+    Raises StudyError, also for commands and paths of the storage unless they are allowed.
+    """
+    from tuner.study.foreign_config import check_allowed
     from tuner.study.optuna_study import stored_study
     from tuner.study.study_folder import STUDY_FILE, StudyFolder
 
     found, content = stored_study(storage, name, studies)
     config = parsing.load(TuneConfig, content["config"])
-    files = StudyFolder(studies / found)
+    files = StudyFolder(studies / checked_name(found))
+    own = files.read(STUDY_FILE)
+    known = parsing.load(TuneConfig, own["config"]) if "config" in own else None
+    check_allowed(found, config, known, is_allowed=is_allowed)
     if not files.identity():
         files.update(STUDY_FILE, {"identity": content["identity"], "config": content["config"]})
     section = config.study.model_copy(update={"storage": storage, "name": found})
     config = config.model_copy(update={"study": section})
     return PreparedStudy(config, load_of(config), files.path)
+
+
+def checked_name(name: str) -> str:
+    """The name of a study, which is the name of its folder. Raises StudyError if it is not a plain name."""
+    if not STUDY_NAME.fullmatch(name):
+        raise StudyError(f"the study's name {name!r} is not a plain folder name: {STUDY_NAME.pattern}")
+    return name
 
 
 def load_of(config: TuneConfig) -> BenchConfig:

@@ -1,8 +1,12 @@
 """Optuna's samplers by name, and parameters as Optuna's distributions."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseSampler,
     GPSampler,
@@ -13,10 +17,17 @@ from optuna.samplers import (
 )
 
 from tuner.space.parameter import Parameter
-from tuner.study.storage import without_experimental_warnings
 
 RANDOM_STARTS = 10
 NSGA_POPULATION = 10
+
+
+@contextlib.contextmanager
+def without_experimental_warnings() -> Iterator[None]:
+    """Suppress Optuna's ExperimentalWarning: its release is pinned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
 
 
 def make_sampler(name: str, *, seed: int) -> BaseSampler:

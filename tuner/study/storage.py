@@ -3,15 +3,12 @@
 import contextlib
 import importlib.util
 import logging
-import socket
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from optuna.exceptions import ExperimentalWarning
-from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage, run_grpc_proxy_server
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from tuner.errors import StorageLostError, StudyError
@@ -44,42 +41,12 @@ def open_storage(text: str, folder: Path) -> BaseStorage:
             host, _, port = rest.removeprefix("//").rpartition(":")
             if not host or not port.isdigit():
                 raise StudyError(f"`storage` is {text!r}, but the address of a proxy is grpc://HOST:PORT")
-            _check_grpc()
-            with without_experimental_warnings():
-                return GrpcStorageProxy(host=host, port=int(port))
+            from tuner.study.storage_proxy import open_proxy
+
+            return open_proxy(host, int(port))
     raise StudyError(
         f"`storage` is {text!r}, not journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://... or grpc://HOST:PORT"
     )
-
-
-def serve_storage(storage: BaseStorage, host: str, port: int, on_ready: Callable[[], None]) -> None:
-    """Serve a database to workers as grpc://HOST:PORT until the process is terminated.
-
-    Raises StudyError if the port is taken or grpcio is not installed.
-    """
-    _check_grpc()
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise StudyError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    on_ready()
-    with without_experimental_warnings():
-        run_grpc_proxy_server(storage, host=host, port=port)
-
-
-def _check_grpc() -> None:
-    if importlib.util.find_spec("grpc") is None:
-        raise StudyError("a storage proxy needs grpcio: pip install 'tgi-bench[server]'")
-
-
-@contextlib.contextmanager
-def without_experimental_warnings() -> Iterator[None]:
-    """Suppress Optuna's ExperimentalWarning: its release is pinned."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        yield
 
 
 def _journal(path: Path) -> BaseStorage:
@@ -132,6 +99,8 @@ def with_retries(
         try:
             return call()
         except Exception as error:
+            if (reason := _refusal_of(error)) is not None:
+                raise StudyError(f"the study's storage refused this process: {reason}") from None
             if not _is_lost(error):
                 raise
             if now_s() + pause_s > deadline_s:
@@ -141,6 +110,16 @@ def with_retries(
             logger.warning("the study's storage is unreachable, retrying: %s", _first_line(error))
         sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _refusal_of(error: Exception) -> str | None:
+    """The reason of a proxy that refuses the token; None for another error."""
+    with contextlib.suppress(ImportError):
+        import grpc
+
+        if isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return str(error.details())
+    return None
 
 
 def _is_lost(error: Exception) -> bool:

@@ -16,6 +16,7 @@ from tuner.servers.launch_command import CIDFILE, remove_container
 from tuner.servers.tuned_server import why_rejected
 from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
+from tuner.study.foreign_result import why_foreign
 from tuner.study.identity import RANGES
 from tuner.study.optuna_study import Lease, OptunaStudy
 from tuner.study.search import DECLINED, StudySearch, describe_settings, launches_since_gain
@@ -52,6 +53,7 @@ class SearchWorker:
         self.study = study
         self.space = space
         self._proposer = search.proposer
+        self._foreign: set[int] = set()
         self._offset = int(study.attributes.get(OFFSET, 0))
         self._reused = (
             {key_of(each.settings): each for each in search.files.alike()} if search.config.study.reuse else {}
@@ -219,10 +221,15 @@ class SearchWorker:
         self.study.enqueue(self.space, next(self.space.quasi_random(1, seed, self.search.fixed)))
 
     def _gather(self) -> None:
-        """Write the results of other machines into this folder."""
+        """Write results of other machines into this folder if the study can have chosen their settings."""
+        search = self.search
         for result in self.study.results():
-            directory = self.search.folder / TRIALS / f"{result.number:04d}"
-            if not (directory / "result.json").exists():
+            directory = search.folder / TRIALS / f"{result.number:04d}"
+            if not (directory / "result.json").exists() and result.number not in self._foreign:
+                if reason := why_foreign(result, search.space, search.fixed, search.server):
+                    self._foreign.add(result.number)
+                    search.setup.progress.show(f"trial {result.number} of the storage is ignored: {reason}")
+                    continue
                 directory.mkdir(parents=True, exist_ok=True)
                 result.write(directory)
 

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 RESULT_FILE = "result.json"
 
 Phase = Literal["resolve", "launch", "warm", "measure"]
@@ -120,12 +122,24 @@ class TrialResult:
         part.replace(directory / RESULT_FILE)
 
 
+_RESULT = TypeAdapter(TrialResult)
+
+
 def read_result(directory: Path) -> TrialResult | None:
     """The result in a trial's directory; None if there is none."""
     path = directory / RESULT_FILE
     if not path.exists():
         return None
-    return TrialResult(**json.loads(path.read_text()))
+    return parse_result(path.read_text())
+
+
+def parse_result(text: str | bytes) -> TrialResult:
+    """A stored result. Raises ValueError for a wrong field; `number` and `run` become parts of paths."""
+    result = _RESULT.validate_json(text)
+    run = Path(result.run)
+    if result.number < 0 or run.is_absolute() or ".." in run.parts:
+        raise ValueError(f"a stored result has number {result.number} and run {result.run!r}")
+    return result
 
 
 # Log texts of a server out of memory.

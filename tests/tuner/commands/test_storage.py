@@ -1,5 +1,6 @@
 """`tgi-tune storage`: a database that workers elsewhere reach by its address."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -7,22 +8,30 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from optuna.storages import GrpcStorageProxy
 
 from tests.support.servers.ports import free_port
 from tests.tuner.study.test_optuna_study import SPACE, result
 from tuner.cli import main
+from tuner.errors import StudyError
 from tuner.study.optuna_study import OptunaStudy
+from tuner.study.samplers import without_experimental_warnings
+from tuner.study.storage_proxy import TOKEN_VARIABLE
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     port = free_port()
     words = [sys.executable, "-m", "tuner.cli", "storage", f"sqlite:{tmp_path}/studies.db", "--port", str(port)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
+            token = re.search(rf"{TOKEN_VARIABLE}=(\S{{32}}) ", line)
+            assert token is not None
+            monkeypatch.setenv(TOKEN_VARIABLE, token[1])
             yield line.rpartition(" ")[2].strip()
         finally:
             process.send_signal(signal.SIGTERM)
@@ -39,6 +48,27 @@ def test_two_workers_on_one_proxy_share_trials(served: str, tmp_path: Path):
     assert [trial.number for trial in asked] == [0, 1, 2]
     assert [each.number for each in other.results()] == [0, 1, 2]
     assert (tmp_path / "studies.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [("another", "refused this process: wrong token: set TGI_TUNE_STORAGE_TOKEN"), ("", "needs a token: set TGI_TUNE")],
+)
+def test_hardening_S1_a_proxy_refuses_clients_without_its_token(
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, message: str
+):
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+
+    with pytest.raises(StudyError, match=message):
+        OptunaStudy(tmp_path, seed=0, storage=served, name="shared")
+
+
+def test_hardening_S1_a_proxy_refuses_optunas_own_client(served: str):
+    with without_experimental_warnings():
+        client = GrpcStorageProxy(host="127.0.0.1", port=int(served.rpartition(":")[2]))
+
+    with pytest.raises(grpc.RpcError, match="wrong token"):
+        client.get_all_studies()
 
 
 @pytest.mark.parametrize("url", ["journal", "journal:/tmp/x.log", "grpc://127.0.0.1:1"])

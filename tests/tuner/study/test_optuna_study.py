@@ -2,12 +2,12 @@ import contextlib
 import socket
 
 import pytest
-from optuna.storages._grpc.server import make_server
 
 from tuner.config import ParamSection
 from tuner.space.search_space import SearchSpace
-from tuner.study.optuna_study import OptunaStudy, is_alive
+from tuner.study.optuna_study import RESULT, OptunaStudy, is_alive
 from tuner.study.storage import open_storage
+from tuner.study.storage_proxy import TOKEN_VARIABLE, make_server
 from tuner.trial.outcome import TrialResult
 
 SPACE = SearchSpace.of(
@@ -100,7 +100,7 @@ def proxied(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     backing = open_storage(f"sqlite:{tmp_path}/proxied.db", tmp_path)
-    server = make_server(backing, "127.0.0.1", port)
+    server = make_server(backing, "127.0.0.1", port, "the-token")
     server.start()
     try:
         yield f"grpc://127.0.0.1:{port}"
@@ -109,7 +109,8 @@ def proxied(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["journal", "sqlite", "grpc"])
-def test_a_study_is_the_same_on_every_storage(tmp_path, kind):
+def test_a_study_is_the_same_on_every_storage(tmp_path, kind, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "the-token")
     with contextlib.ExitStack() as stack:
         url = {"journal": "journal", "sqlite": f"sqlite:{tmp_path}/s.db"}.get(kind) or stack.enter_context(
             proxied(tmp_path)
@@ -132,3 +133,29 @@ def test_a_lease_ends_with_a_local_process_and_after_five_minutes_on_another_mac
     assert is_alive(elsewhere, now_s=1299.0)
     assert not is_alive(elsewhere, now_s=1301.0)
     assert not is_alive(None)
+
+
+@pytest.mark.parametrize(
+    "lease",
+    [
+        {},
+        {"host": socket.gethostname()},
+        {"host": "x", "at": "soon"},
+        {"host": socket.gethostname(), "pid": "", "started": "1"},
+    ],
+)
+def test_hardening_S1_a_malformed_lease_is_a_lost_worker(lease):
+    assert not is_alive(lease)
+
+
+def test_hardening_S1_a_malformed_result_is_ignored(tmp_path):
+    study = OptunaStudy(tmp_path, seed=0)
+    run(study, 1)
+    for text in ("{", "[]", '{"number": "../../x", "settings": {}, "outcome": "measured"}',
+                 '{"number": -1, "settings": {}, "outcome": "measured"}',
+                 '{"number": 5, "settings": {}, "outcome": "measured", "run": "../../etc"}'):  # fmt: skip
+        trial = study.ask()
+        study.note(trial, RESULT, text)
+        study.drop(trial)
+
+    assert [each.number for each in study.results()] == [0]

@@ -1,0 +1,41 @@
+"""Whether a result from a shared storage belongs to this study's space: its settings may be launched to confirm it."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.servers.tuned_server import TunedServer
+from tuner.space.parameter import Parameter
+from tuner.space.search_space import SearchSpace
+from tuner.trial.outcome import TrialResult
+
+
+def why_foreign(result: TrialResult, space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) -> str | None:
+    """The first setting that the study could not have chosen, with its value; None if there is none.
+
+    Numbers may lie outside of the range: the ranges of a study may change.
+    """
+    settings = dict(result.settings)
+    searched = {each.name: each for each in space.parameters if each.name in settings}
+    for name, parameter in searched.items():
+        if not _is_of_type(parameter, settings[name]):
+            return f"`{name}` is {settings[name]!r}"
+    expected = space.with_models(server.resolved({**fixed, **{name: settings[name] for name in searched}}))
+    for name, value in settings.items():
+        if name not in expected or _plain(expected[name]) != _plain(value):
+            return f"`{name}` is {value!r}"
+    return None
+
+
+def _is_of_type(parameter: Parameter, value: Any) -> bool:
+    match parameter.type:
+        case "bool":
+            return isinstance(value, bool)
+        case "choice":
+            return any(_plain(each) == _plain(value) for each in parameter.values)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> str:
+    """A value as the storage returns it: a tuple is a list."""
+    return json.dumps(value, default=str, sort_keys=True)
