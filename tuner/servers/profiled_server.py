@@ -55,6 +55,10 @@ class ProfiledServer:
     def known(self) -> frozenset[str]:
         return frozenset((*self.profile.setting, MODEL))
 
+    def is_open(self, name: str) -> bool:
+        setting = self.profile.setting.get(name)
+        return setting is None or setting.type == "text"
+
     @property
     def defaults(self) -> Mapping[str, Any]:
         return self.profile.defaults

@@ -70,6 +70,13 @@ class TunedServer(Protocol):
         """The names of its settings."""
         ...
 
+    def is_open(self, name: str) -> bool:
+        """Whether a setting takes any text or path, lets foreign code run, or is unknown.
+
+        A study of a shared storage may set it only with permission.
+        """
+        ...
+
     @property
     def defaults(self) -> Mapping[str, Any]:
         """Default values, as far as they are known before a launch."""

@@ -4,22 +4,18 @@ A study in a shared storage is written by whoever can write that storage, so tha
 a file of its own machine, or with `--allow-command`.
 """
 
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from loadgen.generator.messages import FILE_SETTINGS, LENGTH_SETTINGS
 from loadgen.workloads.lengths import EMPIRICAL
-from reference_server.config import ServerConfig
 from tuner.config import ServerSection, TuneConfig
 from tuner.errors import StudyError
-from tuner.servers.server_profile import read_profile, shipped_profiles
+from tuner.servers.find_profile import shipped_profiles
+from tuner.servers.select import server_of
 
 ALLOW = "--allow-command"
-# Settings that are on or off, and dangerous if they are on.
-RISKY = ("trust_remote_code", "allow_image_fetch")
 
 
 def check_allowed(name: str, config: TuneConfig, known: TuneConfig | None, *, is_allowed: bool) -> None:
@@ -76,29 +72,16 @@ def _files_of(load: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _open_settings(server: ServerSection, config: TuneConfig) -> Iterator[tuple[str, Any]]:
     """Fixed and searched settings whose values are free texts or paths, and those that let foreign code run."""
     for name, value in server.fixed.items():
-        if _is_open(server, name) or (name in RISKY and value):
+        if _is_open(server, name) and value is not False:
             yield f"server.fixed.{name}", value
     for name, section in config.param.items():
         models = [each["model_id"] for each in section.values if isinstance(each, Mapping)]
         if any(is_path(str(each)) for each in models):
             yield f"param.{name}.values", models
-        elif _is_open(server, name) or name in RISKY:
+        elif _is_open(server, name):
             yield f"param.{name}", list(section.values) or section.type
 
 
 def _is_open(server: ServerSection, name: str) -> bool:
-    if server.profile is not None:
-        if server.profile not in shipped_profiles():
-            return True
-        setting = read_profile(server.profile).setting.get(name)
-        return setting is None or setting.type == "text"
-    field = ServerConfig.model_fields.get(name)
-    return field is None or any(each in (str, Path) for each in _plain_types(field.annotation))
-
-
-def _plain_types(annotation: Any) -> Iterator[Any]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple):
-        for each in typing.get_args(annotation):
-            yield from _plain_types(each)
-    else:
-        yield annotation
+    is_foreign_profile = server.profile is not None and server.profile not in shipped_profiles()
+    return is_foreign_profile or server_of(server).is_open(name)

@@ -3,15 +3,13 @@
 import contextlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from loadgen.target.accelerator import open_accelerators
 from tuner.errors import DeviceBusyError
+from tuner.trial.lock_file import LockFile, lock_folder, owned_folder
 
 WAIT_S = 3600.0
 POLL_S = 0.2
@@ -31,26 +29,22 @@ def device_lock(
 
     Raises DeviceBusyError naming the holder after `wait_s`.
     """
-    folder = folder or Path(tempfile.gettempdir()) / f"tgi-tune-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = lock_folder() if folder is None else owned_folder(folder)
     with contextlib.ExitStack() as held:
         for name in [f"gpu{index}" for index in sorted(gpus)] or ["cpu"]:
-            held.callback(_acquire(folder / f"{name}.lock", name, say, wait_s).release)
+            held.callback(_acquire(folder / f"{name}.lock", name, say, wait_s).close)
         yield
 
 
-def _acquire(path: Path, device: str, say: Callable[[str], None], wait_s: float) -> FileLock:
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        holder = path.read_text().strip() or "another process"
+def _acquire(path: Path, device: str, say: Callable[[str], None], wait_s: float) -> LockFile:
+    lock = LockFile(path)
+    if not lock.acquire(0.0):
+        holder = lock.note or "another process"
         say(f"waiting for {device}, held by {holder}")
-        try:
-            lock.acquire(timeout=wait_s, poll_interval=POLL_S)
-        except Timeout:
-            raise DeviceBusyError(f"{device} is held by {holder}") from None
-    path.write_text(json.dumps({"pid": os.getpid()}))
+        if not lock.acquire(wait_s):
+            lock.close()
+            raise DeviceBusyError(f"{device} is held by {holder}")
+    lock.write_note(json.dumps({"pid": os.getpid()}))
     return lock
 
 

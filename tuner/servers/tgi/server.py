@@ -22,7 +22,7 @@ from tuner.servers.tgi.derive import Demand, cannot_act, derived_params, facts_o
 from tuner.servers.tgi.export import FORMS, render
 from tuner.servers.tgi.initial_design import DESIGN_SETTING, initial_design
 from tuner.servers.tgi.launch_command import launch_command_of
-from tuner.servers.tgi.settings import DEFAULTS, known_settings, resolved, server_config
+from tuner.servers.tgi.settings import DEFAULTS, OPEN_SETTINGS, RISKY_SETTINGS, known_settings, resolved, server_config
 from tuner.servers.tgi.warm_shards import ROUTER_ONLY, WarmShards
 from tuner.servers.tuned_server import FailureRule, WarmParts
 from tuner.space.search_space import SearchSpace
@@ -80,6 +80,9 @@ class TgiServer:
     @property
     def writes_steps(self) -> bool:
         return self.section.kind == "own"
+
+    def is_open(self, name: str) -> bool:
+        return name in OPEN_SETTINGS or name in RISKY_SETTINGS or name not in self.known
 
     def params(self) -> dict[str, ParamSection]:
         return derived_params(self.section.fixed, is_own=self.section.kind == "own")

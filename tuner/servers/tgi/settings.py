@@ -1,11 +1,15 @@
 """Plain settings of TGI's launcher: their defaults, the rules that change a value, and their ServerConfig."""
 
-from collections.abc import Mapping
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from reference_server.config import ServerConfig
+from reference_server.config_fields import Secret
 from reference_server.config_support import unsupported_settings
 from tuner.errors import SpaceError
 from tuner.space.configuration import UNSET
@@ -48,6 +52,24 @@ def server_config(settings: Mapping[str, Any]) -> ServerConfig:
 def known_settings() -> frozenset[str]:
     """The names of the launcher's settings."""
     return frozenset(ServerConfig.model_fields)
+
+
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple):
+        for each in typing.get_args(annotation):
+            yield from _plain_types(each)
+    else:
+        yield annotation
+
+
+# Settings that let code of a model's author run, or requests of clients reach other machines.
+RISKY_SETTINGS = frozenset(("trust_remote_code", "allow_image_fetch"))
+# Settings that take any text or path.
+OPEN_SETTINGS = frozenset(
+    name
+    for name, field in ServerConfig.model_fields.items()
+    if any(each in (str, Path, Secret) for each in _plain_types(field.annotation))
+)
 
 
 def _problem(problem: Any) -> str:
