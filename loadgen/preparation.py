@@ -14,6 +14,7 @@ from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAns
 from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import TargetError, UsageError
 from loadgen.progress import ProgressDisplay
+from loadgen.target.connection_probe import keeps_connections
 from loadgen.target.control import ControlClient
 from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads import workload
@@ -62,6 +63,7 @@ class PreparedRun:
     answer_tokens: list[int | None] | None
     length_check: LengthCheck | None
     length_control: str
+    reuses_connections: bool = True
 
 
 def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) -> PreparedRun:
@@ -84,7 +86,16 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
         progress.show(f"prompt lengths differ by up to {length_check.largest_error} tokens with this tokenizer")
     if work.times_ns is not None and not work.times_ns:
         raise UsageError("the schedule has no requests: the duration is shorter than the first arrival")
-    return PreparedRun(facts, work, vocabulary, counter, answer_tokens, length_check, length_control)
+    reuses_connections = facts.kind.keeps_connections or _keeps_connections(config, target, facts)
+    if not reuses_connections:
+        progress.show("the server closes connections after its answers: every request opens a new one")
+    return PreparedRun(
+        facts, work, vocabulary, counter, answer_tokens, length_check, length_control, reuses_connections
+    )
+
+
+def _keeps_connections(config: BenchConfig, target: Target, facts: TargetFacts) -> bool:
+    return keeps_connections(target, DIALECTS[facts.api](Sampling(model=facts.model, streams=config.stream)))
 
 
 def choose_length_control(config: BenchConfig, facts: TargetFacts) -> str:

@@ -101,6 +101,9 @@ def measure(
         _warm_prefix_cache(prepared, target, progress)
     telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"), accelerators)
     telemetry.start()
+    if not telemetry.has_metrics:
+        manifest.target["server_metrics"] = prepared.facts.kind.without_metrics
+        progress.show(f"server metrics: {prepared.facts.kind.without_metrics}")
 
     def stop_unhealthy() -> None:
         progress.show("the server no longer answers /health; ending the load")
@@ -239,6 +242,7 @@ def _manifest(
             "config": redacted(facts.config),
             "launch_argv": redacted_argv(target.launch_argv) if target.launch_argv is not None else None,
             "launch_chosen": list(target.launch_chosen),
+            "reuses_connections": prepared.reuses_connections,
             "token_counter": counter.source if counter is not None else None,
             "prefix_cache": dataclasses.asdict(prepared.work.cache),
             "prompts_verified": length_check.checked if length_check is not None else 0,
@@ -270,6 +274,7 @@ def _plan(config: BenchConfig, target: Target, prepared: PreparedRun, manifest: 
         answer_tokens=prepared.answer_tokens,
         cache=dataclasses.asdict(prepared.work.cache),
         headers=target.headers,
+        reuses_connections=prepared.reuses_connections,
         workload_hash=prepared.work.digest,
         schedule_hash=prepared.work.schedule_hash,
     )

@@ -161,7 +161,9 @@ class Worker:
             window=LoadWindow(self._load_end()),
             requests=self.requests,
             client=Client(
-                ConnectionPool(Origin.parse(plan.url), time.perf_counter_ns, HubConnection),
+                ConnectionPool(
+                    Origin.parse(plan.url), time.perf_counter_ns, HubConnection, reuses=plan.reuses_connections
+                ),
                 dialect,
                 plan.headers,
                 config.request_limits,

@@ -103,10 +103,14 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Whether the peer closed the idle connection or sent unexpected bytes."""
+        return self.closes_within(0)
+
+    def closes_within(self, seconds: float) -> bool:
+        """Whether the peer closes the idle connection, or sends bytes, within a time."""
         try:
-            self.sock.settimeout(0)
+            self.sock.settimeout(seconds)
             self.sock.recv(1)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             return False
         except (OSError, ValueError):
             return True
@@ -118,11 +122,22 @@ class Connection:
 
 
 class ConnectionPool:
-    """Connections idle for up to `MAX_IDLE_S`, last used first; opens one with `open_connection` if there are none."""
+    """Connections idle for up to `MAX_IDLE_S`, last used first; opens one with `open_connection` if there are none.
 
-    def __init__(self, origin: Origin, clock_ns: Clock, open_connection: type[Connection] = Connection) -> None:
+    With `reuses` false every call has a new connection.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        clock_ns: Clock,
+        open_connection: type[Connection] = Connection,
+        *,
+        reuses: bool = True,
+    ) -> None:
         self.origin = origin
         self._open_connection = open_connection
+        self._reuses = reuses
         self._clock_ns = clock_ns
         self.arrivals = ArrivalTimes(clock_ns)
         self._idle: deque[Connection] = deque()
@@ -152,8 +167,15 @@ class ConnectionPool:
         return self._open_connection(stream, (self._clock_ns() - started_ns) / 1e9, self.arrivals)
 
     def give_back(self, connection: Connection) -> None:
+        if not self._reuses:
+            connection.close()
+            return
         connection.idle_since_ns = self._clock_ns()
         self._idle.append(connection)
+
+    def closes_within(self, seconds: float) -> bool:
+        """Whether the peer closes the idle connections within a time; True if there are none."""
+        return all(connection.closes_within(seconds) for connection in self._idle)
 
     def close(self) -> None:
         while self._idle:

@@ -32,26 +32,40 @@ class TokenizeRoute:
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """A server program. `length_fields` of a request together force the length of its answer; empty: it cannot be."""
+    """A server program. `length_fields` of a request together force the length of its answer; empty: it cannot be.
+
+    `metrics_flag` switches its metrics on; empty: they are on by default. `keeps_connections`: known to keep
+    connections open after an answer, so that this is not tested.
+    """
 
     name: str
     title: str
     tokenize: TokenizeRoute | None = None
     length_fields: tuple[str, ...] = ()
+    metrics_flag: str = ""
+    keeps_connections: bool = False
+
+    @property
+    def without_metrics(self) -> str:
+        """The note on a server of this kind that reports no metrics."""
+        return f"none; start {self.title} with {self.metrics_flag}" if self.metrics_flag else "none"
 
 
 _TGI_TOKENIZE = TokenizeRoute("/tokenize", "inputs", "", {})
 _PROMPT_TOKENIZE = TokenizeRoute("/tokenize", "prompt", "count", {"add_special_tokens": True})
 
-OWN = ServerKind("own", "the bundled server", _TGI_TOKENIZE, ("ignore_eos_token", "min_new_tokens"))
-TGI = ServerKind("tgi", "TGI", _TGI_TOKENIZE)
+OWN = ServerKind(
+    "own", "the bundled server", _TGI_TOKENIZE, ("ignore_eos_token", "min_new_tokens"), keeps_connections=True
+)
+TGI = ServerKind("tgi", "TGI", _TGI_TOKENIZE, keeps_connections=True)
 VLLM = ServerKind("vllm", "vLLM", _PROMPT_TOKENIZE, ("ignore_eos", "min_tokens"))
-SGLANG = ServerKind("sglang", "SGLang", _PROMPT_TOKENIZE, ("ignore_eos",))
+SGLANG = ServerKind("sglang", "SGLang", _PROMPT_TOKENIZE, ("ignore_eos",), "--enable-metrics")
 LLAMACPP = ServerKind(
     "llamacpp",
     "llama.cpp",
     TokenizeRoute("/tokenize", "content", "tokens", {"add_special": True}),
     ("ignore_eos",),
+    "--metrics",
 )
 TRTLLM = ServerKind(
     "trtllm",

@@ -57,14 +57,14 @@ class Scrape:
 class Telemetry:
     """Scrapes once a second in a thread, from before the load until after it, and samples the GPUs at the same times.
 
-    Stops scraping a server without metrics after the first response.
+    Stops scraping a server without metrics after the first response; then `has_metrics` is false.
     """
 
     def __init__(self, control: ControlClient, writer: JsonlWriter, accelerators: Accelerators | None = None) -> None:
         self._control = control
         self._writer = writer
         self._accelerators = accelerators
-        self._has_metrics = True
+        self.has_metrics = True
         self._start_ns: int | None = None
         self._unwritten: list[Scrape] = []
         self._stop = threading.Event()
@@ -76,7 +76,7 @@ class Telemetry:
     def start(self) -> None:
         """Scrape once now, then in the background."""
         self._sample()
-        if self._has_metrics or self._accelerators is not None:
+        if self.has_metrics or self._accelerators is not None:
             self._thread.start()
 
     def begin_run(self, start_ns: int) -> None:
@@ -111,7 +111,7 @@ class Telemetry:
             self._sample()
 
     def _sample(self) -> None:
-        if self._has_metrics:
+        if self.has_metrics:
             self._scrape()
         if self._accelerators is not None:
             self._unwritten.append(Scrape(time.perf_counter_ns(), self._accelerators.sample()))
@@ -123,7 +123,7 @@ class Telemetry:
         except TargetError:
             return
         if status != 200:
-            self._has_metrics = False
+            self.has_metrics = False
             return
         scrape = Scrape(time.perf_counter_ns(), list(parse_prometheus(body.decode(errors="replace"))))
         self._first = self._first or scrape

@@ -31,7 +31,7 @@ def answer_facts(measured: Measured) -> dict[str, Any]:
         "burst_interval_s": interval_s,
         "planned_input_tokens": _median(succeeded["planned_input_tokens"]),
         "input_tokens_excess": _input_excess(measured, succeeded),
-        "length_shortfall_median": _shortfall(measured, succeeded),
+        "other_length_share": _other_length_share(measured, succeeded),
     }
 
 
@@ -72,9 +72,15 @@ def _input_excess(measured: Measured, answers: pd.DataFrame) -> float | None:
     return float(np.sign(difference) * max(0.0, abs(difference) - (allowed if difference > 0 else 0)))
 
 
-def _shortfall(measured: Measured, answers: pd.DataFrame) -> float | None:
-    """The median shortfall of answers whose length the server was asked to force."""
-    return _median(answers["length_shortfall"]) if measured.manifest.length_control == "forced" else None
+def _other_length_share(measured: Measured, answers: pd.DataFrame) -> float | None:
+    """The share of answers without exactly the forced length, among those whose tokens the server counted."""
+    if measured.manifest.length_control != "forced":
+        return None
+    is_counted = answers["tokens_source"].isin((TokensSource.SERVER_STREAM, TokensSource.SERVER_USAGE))
+    counted = answers[is_counted & answers["requested_output_tokens"].notna()]
+    if not len(counted):
+        return None
+    return float((counted["output_tokens"] != counted["requested_output_tokens"]).mean())
 
 
 def _median(values: "pd.Series[float]") -> float | None:

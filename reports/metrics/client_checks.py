@@ -167,11 +167,12 @@ def _prompt_lengths(facts: Mapping[str, Any]) -> Finding | None:
 
 
 def _answer_lengths(facts: Mapping[str, Any]) -> Finding | None:
-    shortfall = facts["length_shortfall_median"]
+    share = facts["other_length_share"]
     return finding(
         "answer_length",
-        above(shortfall, 0.02, math.inf),
-        f"answers are {100 * (shortfall or 0):.0f} % shorter than requested (median), although their length is forced",
+        above(share, 0.0, math.inf),
+        f"{100 * (share or 0):.2g} % of the answers do not have the forced length: the server ends answers by itself "
+        "or lacks room for them; compare prompt and answer lengths with its context length",
     )
 
 

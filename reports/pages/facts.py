@@ -83,11 +83,20 @@ def _server(manifest: RunManifest) -> dict[str, Any]:
         "version": _joined(info.get("version"), _short(info.get("sha")), info.get("docker_label")),
         "address": target.get("url"),
         "API": target.get("api"),
+        "kind": _kind(target),
+        "server metrics": target.get("server_metrics"),
+        "connections": "a new one for each request" if target.get("reuses_connections") is False else None,
         "limits": _limits(info),
         "tuned": engine.get("tuned"),
         "launched with": " ".join(map(str, target.get("launch_argv") or [])),
         "added by tgi-bench": " ".join(map(str, target.get("launch_chosen") or [])),
     }
+
+
+def _kind(target: Mapping[str, Any]) -> str | None:
+    """The kind of server, and how it was detected."""
+    reason = target.get("engine_detected_by")
+    return f"{target['engine']} ({reason})" if reason else target.get("engine")
 
 
 def _load(analysis: Analysis) -> dict[str, Any]:

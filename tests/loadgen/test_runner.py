@@ -36,6 +36,24 @@ def generations(state):
     return [request["body"] for request in state.requests if request["path"] != "/tokenize"]
 
 
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_a_server_that_closes_after_each_stream_gets_a_new_connection_each_time(hangs_up, tmp_path):
+    state = ServerState(lambda _: Script(hangs_up=hangs_up), has_info=False, owner="llamacpp")
+    with stream_server(state) as (url, _):
+        result = measure(BenchConfig(concurrency=3, requests=20, output_tokens="3"), Target(url), tmp_path / "r")
+
+    assert {record.status for record in measured(result)} == {"ok"}
+    assert any(record.conn_reused for record in result.records) is not hangs_up
+    assert result.manifest.target["reuses_connections"] is not hangs_up
+
+
+def test_a_server_without_metrics_is_named_with_its_flag(tmp_path):
+    with stream_server(ServerState(has_info=False, owner="llamacpp", has_metrics=False)) as (url, _):
+        result = measure(BenchConfig(concurrency=1, requests=2, output_tokens="3"), Target(url), tmp_path / "r")
+
+    assert result.manifest.target["server_metrics"] == "none; start llama.cpp with --metrics"
+
+
 def test_a_closed_loop_never_exceeds_its_users_and_accounts_for_every_request(url, state, tmp_path):
     config = BenchConfig(concurrency=3, requests=20, input_tokens="16", output_tokens="4")
 

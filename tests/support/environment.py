@@ -8,6 +8,7 @@ import time
 OUTSIDE = dict(os.environ)
 
 _MACHINE = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "VIRTUAL_ENV", "CC", "CXX", "SOAK_SECONDS"}
+_PEERS = {"TGI_BENCH_VLLM", "TGI_BENCH_LLAMA_SERVER"}
 _MACHINE_PREFIXES = ("LD_", "PYTEST_", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITE", "CUDA_", "TGI_BENCH_CLIENTS")
 _FIXED = {
     "LANG": "C.UTF-8",
@@ -22,7 +23,11 @@ _FIXED = {
 
 def isolate() -> None:
     """Keep the machine's variables and fix locale, time zone, width and threads, here and for child processes."""
-    kept = {name: value for name, value in os.environ.items() if name in _MACHINE or name.startswith(_MACHINE_PREFIXES)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _MACHINE | _PEERS or name.startswith(_MACHINE_PREFIXES)
+    }
     os.environ.clear()
     os.environ.update(kept | _FIXED)
     locale.setlocale(locale.LC_ALL, "C.UTF-8")

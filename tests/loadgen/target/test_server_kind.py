@@ -1,6 +1,7 @@
 """The kinds of servers: recognised by their replies; tokens counted and lengths forced in the form of each."""
 
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from loadgen.target.server_kind import KINDS, TokenizeRoute, detect
 from loadgen.target.target import Target
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 
+ROOT = Path(__file__).resolve().parents[3]
 OWN_INFO = {"model_id": "m", "max_total_tokens": 9, "engine": {"extensions": []}}
 
 
@@ -96,3 +98,18 @@ def test_the_kind_can_be_given():
 def test_the_url_of_the_api_is_that_of_the_server():
     with stream_server(ServerState(has_info=False, owner="vllm")) as (url, _):
         assert Target(f"{url}/v1").facts().kind is KINDS["vllm"]
+
+
+def test_the_page_of_servers_states_each_kind():
+    rows = {}
+    for line in (ROOT / "docs" / "servers.md").read_text().splitlines():
+        if line.startswith("| `") and "--engine" not in line:
+            name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            rows[name.strip("`")] = cells
+
+    assert rows.keys() == KINDS.keys()
+    for name, kind in KINDS.items():
+        _, length, counted, metrics = rows[name]
+        assert length == (", ".join(f"`{field}`" for field in kind.length_fields) or "not possible")
+        assert counted == (f"`{kind.tokenize.path}`" if kind.tokenize else "`usage` of responses")
+        assert metrics == (f"`{kind.metrics_flag}`" if kind.metrics_flag else "on")

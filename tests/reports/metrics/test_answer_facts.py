@@ -83,8 +83,16 @@ def test_trust_T18_a_chat_template_may_add_tokens(api: str, counted: int, excess
     assert found["input_tokens_excess"] == excess
 
 
-def test_trust_T9_only_forced_lengths_can_fall_short() -> None:
-    short = record(0, [20, 20, 20], output_tokens=2, requested_output_tokens=4)
+def test_trust_T9_only_forced_lengths_are_compared_with_the_request() -> None:
+    exact = record(0, [20, 20, 20], output_tokens=4, requested_output_tokens=4)
+    short, long = (record(0, [20, 20, 20], output_tokens=n, requested_output_tokens=4) for n in (2, 5))
 
-    assert facts(short, length_control="forced")["length_shortfall_median"] == 0.5
-    assert facts(short, length_control="capped")["length_shortfall_median"] is None
+    assert facts(exact, exact, exact, short, length_control="forced")["other_length_share"] == 0.25
+    assert facts(exact, long, length_control="forced")["other_length_share"] == 0.5
+    assert facts(exact, short, length_control="capped")["other_length_share"] is None
+
+
+def test_a_length_that_no_server_counted_is_not_compared() -> None:
+    guessed = record(0, [20, 20, 20], output_tokens=3, requested_output_tokens=4, tokens_source=TokensSource.EVENTS)
+
+    assert facts(guessed, length_control="forced")["other_length_share"] is None

@@ -35,7 +35,7 @@ GOOD: dict[str, Any] = {
     "burst_interval_s": 0.08,
     "planned_input_tokens": 128.0,
     "input_tokens_excess": 0.0,
-    "length_shortfall_median": 0.0,
+    "other_length_share": 0.0,
     "lost_workers": 0,
     "client_errors": 0,
     "write_errors": 0,
@@ -230,9 +230,9 @@ def test_trust_T18_prompts_longer_or_shorter_than_planned_are_named() -> None:
     assert level(input_tokens_excess=-7.0) is Level.DEGRADED
 
 
-def test_trust_T9_forced_answers_that_are_shorter_are_named() -> None:
-    assert level(length_shortfall_median=0.02) is Level.VALID
-    assert level(length_shortfall_median=0.03) is Level.DEGRADED
+def test_trust_T9_forced_answers_of_another_length_are_named() -> None:
+    assert level(other_length_share=None) is Level.VALID
+    assert level(other_length_share=0.001) is Level.DEGRADED
 
 
 def test_trust_T20_a_counter_that_falls_is_a_restart() -> None:

@@ -27,7 +27,8 @@ TIMES = {
 class Script:
     """How one stream goes. `cut_after` breaks the connection after so many tokens; `tokens` None means as asked.
 
-    `drops` closes the connection after `first_s`, before the response.
+    `drops` closes the connection after `first_s`, before the response; `hangs_up` closes it after the stream without
+    announcing it.
     """
 
     tokens: int | None = None
@@ -42,6 +43,7 @@ class Script:
     end_without_final: bool = False
     bad_json_after: int | None = None
     closes: bool = False
+    hangs_up: bool = False
     include_usage: bool = True
     coalesce: int = 1
     finish_reason: str = "length"
@@ -169,6 +171,7 @@ class Handler(BaseHTTPRequestHandler):
         if script.closes:
             self.send_header("connection", "close")
             self.close_connection = True
+        self.close_connection |= script.hangs_up
         self.end_headers()
         is_native = self.path == "/generate_stream"
         held = b""
