@@ -1,5 +1,6 @@
 """Image files, checked without an engine that builds them; and every test that a page names exists."""
 
+import argparse
 import json
 import re
 import shlex
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import loadgen.cli as bench
+import tuner.cli as tune
 from reference_server.config import ServerConfig
 from reference_server.settings import load
 
@@ -95,12 +98,24 @@ def test_every_test_that_the_questions_page_names_exists() -> None:
     assert page.count("## ") == len(re.findall(r"^## .*\n\n(?:(?!^## )[\s\S])*?^\* `tests/", page, re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", ["docs/migration.md", "docs/tgi-questions.md", "SECURITY.md"])
+def flags_of(help_text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
+
+
+def flags_of_commands() -> set[str]:
+    flags: set[str] = set()
+    for command in [*bench.COMMANDS.values(), *tune.COMMANDS.values()]:
+        parser = argparse.ArgumentParser()
+        command.add_flags(parser)
+        flags |= flags_of(parser.format_help())
+    return flags
+
+
+@pytest.mark.parametrize("page", ["docs/concepts.md", "docs/migration.md", "docs/tgi-questions.md", "SECURITY.md"])
 def test_flags_and_links_of_a_page_exist(page: str) -> None:
     text = (ROOT / page).read_text()
-    settings = (ROOT / "docs/settings.md").read_text() + "--user --gpus --shm-size"
+    settings = flags_of((ROOT / "docs/settings.md").read_text())
 
-    for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)):
-        assert re.search(rf"{flag}\b", settings), flag
+    assert flags_of(text) <= settings | flags_of_commands() | {"--user", "--gpus", "--shm-size"}
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / page).parent.joinpath(link).exists(), link
