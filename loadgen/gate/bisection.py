@@ -22,8 +22,7 @@ from loadgen.progress import ProgressDisplay
 from loadgen.target.launch import split_command
 from loadgen.target.revision import Revision, check_out, first_parents, remove_check_out
 from reports.gate.change_point import Bisection, Conclusion, Measurement, Outcome
-from reports.gate.side_run import direction_of
-from reports.metrics.findings import Level
+from reports.gate.side_run import direction_of, find_refusals
 from reports.metrics.per_request import Direction
 from reports.run_store import write_json
 
@@ -135,11 +134,13 @@ class Bisector:
             name = f"run{len(state.runs) + 1:02d}-{commit[:12]}" + (f"-again{attempt}" if attempt else "")
             run = measure(side, self.out / name)
             value = run.values.get(state.question.metric)
-            if run.status != Level.INVALID and value is not None and value > 0:
+            refusals, _ = find_refusals([(commit[:12], run)])
+            if not refusals and value is not None and value > 0:
                 self.progress.show(f"run {len(state.runs) + 1}: {commit[:12]} {state.question.metric} {value:.4g}")
                 return RevisionRun(commit, value, name)
-            self.progress.show(f"  invalid: {'; '.join(run.reasons) or state.question.metric + ' has no value'}")
-        raise MeasurementError(f"{commit[:12]} gave {ATTEMPTS} invalid runs; see {self.out / name}")
+            problem = refusals[0].message if refusals else f"{state.question.metric} has no value"
+            self.progress.show(f"  {problem}")
+        raise MeasurementError(f"{ATTEMPTS} runs of {commit[:12]} gave no value: {problem}; see {self.out / name}")
 
     def _open(self, commit: str, server: str | None, stack: ExitStack) -> LiveSide:
         if server is None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from loadgen.capacity.point_time import PointTime
 from loadgen.capacity.search_policy import CapacitySearch, SearchGoal
 from loadgen.generator.stop_rules import DOUBLING, FIRST_LOOK, FREQUENT, queue_grows
+from reports.metrics.overload import is_growing
 from reports.metrics.windows import Window
 from reports.stats.capacity import RunEvidence
 from reports.stats.queue_intervals import Dependence, state_time
@@ -117,6 +118,13 @@ class Seen:
         levels = (started - ended).astype(np.float64)
         return self.is_open and queue_grows(self.window, self.start_s, self.ttft_s, (moments, levels))
 
+    @property
+    def takes_in_more_than_it_answers(self) -> bool:
+        """The finding of the verdict, which needs less than the rule that ends a run."""
+        bounds = self.window.start_s, self.window.end_s
+        leaves_s = (self.start_s + self.ttft_s, self.end_s)
+        return self.is_open and any(is_growing(self.start_s, leave_s, *bounds) for leave_s in leaves_s)
+
 
 @dataclass(frozen=True, slots=True)
 class VirtualSearch:
@@ -147,7 +155,8 @@ class VirtualSearch:
             is_over = dependence.effective >= needed or length_s >= self.time.most_s
             if is_overloaded or is_over:
                 met = seen.ttft_s[seen.measured] <= self.server.limit_s
-                return RunEvidence.of(load, met, dependence, self.time.warmup_s + length_s, is_overloaded)
+                is_beyond = is_overloaded or seen.takes_in_more_than_it_answers
+                return RunEvidence.of(load, met, dependence, self.time.warmup_s + length_s, is_beyond)
             length_s = min(length_s * FREQUENT, self.time.most_s)
 
     def _seen(self, requests: list[tuple[float, float, float]], length_s: float) -> Seen:

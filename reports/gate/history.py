@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.gate.compare import DEFAULT_GATED, MIN_EFFECT
-from reports.gate.side_run import FRACTIONS, SideRun, direction_of, log_degradation, median_of
+from reports.gate.side_run import FRACTIONS, SideRun, direction_of, find_refusals, log_degradation, median_of
 from reports.gate.stored import OccasionVariation
 from reports.metrics.per_request import Direction
 from reports.run_store import JsonlWriter
@@ -77,15 +77,15 @@ class Change:
 
 
 def point_of(runs: Sequence[SideRun], commit: str) -> Point:
-    """The point of one commit. Raises HistoryError for invalid runs, and for runs of several loads or devices."""
+    """The point of one commit. Raises HistoryError for runs that cannot be compared."""
     if not runs:
         raise HistoryError("there are no runs to add")
-    invalid = next((run for run in runs if run.status == "invalid"), None)
-    if invalid is not None:
-        raise HistoryError(f"a run is invalid: {invalid.label} ({'; '.join(invalid.reasons) or 'no reason recorded'})")
     keys = {series_of(run) for run in runs}
     if len(keys) > 1:
         raise HistoryError("the runs have different loads or devices; add one series at a time")
+    refusals, _ = find_refusals([(f"run {number}", run) for number, run in enumerate(runs, 1)])
+    if refusals:
+        raise HistoryError("; ".join(refusal.message for refusal in refusals))
     medians = {name: median_of(run.values.get(name) for run in runs) for name in runs[0].values}
     return Point(
         commit=commit,

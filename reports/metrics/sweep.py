@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from reports.metrics.findings import Level, latencies_grow
+from reports.metrics.findings import Level, is_overloaded
 from reports.metrics.per_request import meets_objectives
 from reports.metrics.request_series import run_dependence
 from reports.metrics.summary import Analysis, metric_value
@@ -16,7 +16,6 @@ from reports.stats.estimators import Interval
 from reports.stats.queue_intervals import pooled_fraction
 
 STOPPED_BY_OVERLOAD = "overload"
-"""Stricter than the finding of a verdict: a false alarm would be a wrong bound of the capacity."""
 SHORT_OF_REQUESTS = ("completions", "steady_state")
 """Findings of a run that was too short for its load: it shows nothing, but is no error."""
 
@@ -50,8 +49,8 @@ class LoadPoint:
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether latencies grew for as long as a run lasted."""
-        return any(latencies_grow(each.summary) for each in self.analyses)
+        """Whether a run found the server overloaded: its queue grew, or it refused requests."""
+        return any(_is_overloaded(each) for each in self.analyses)
 
     @property
     def attainment(self) -> Interval | None:
@@ -92,10 +91,14 @@ def _meets(analysis: Analysis) -> npt.NDArray[np.bool_] | None:
 def _evidence(load: float, analysis: Analysis, met: npt.NDArray[np.bool_]) -> RunEvidence:
     measured, verdict = analysis.measured, analysis.summary["verdict"]
     checks = {reason["check"]: reason["level"] for reason in verdict["reasons"]}
-    is_overloaded = measured.window.stop_reason == STOPPED_BY_OVERLOAD
     is_short = any(checks.get(check) == Level.INVALID for check in SHORT_OF_REQUESTS)
     known = met[:0] if is_short else met
-    return RunEvidence.of(load, known, run_dependence(measured, met), measured.window.end_s, is_overloaded)
+    return RunEvidence.of(load, known, run_dependence(measured, met), measured.window.end_s, _is_overloaded(analysis))
+
+
+def _is_overloaded(analysis: Analysis) -> bool:
+    """Also where the run is invalid, if the overload ended it: it has few requests, and no other finding matters."""
+    return analysis.measured.window.stop_reason == STOPPED_BY_OVERLOAD or is_overloaded(analysis.summary)
 
 
 def find_knee(loads: Sequence[float], throughput: Sequence[float]) -> int | None:
@@ -117,12 +120,12 @@ def find_knee(loads: Sequence[float], throughput: Sequence[float]) -> int | None
 def highest_within(points: Sequence[LoadPoint], target: float) -> LoadPoint | None:
     """The highest load that reaches the target together with all lower loads; None if none does.
 
-    Points ascend by load. The observed attainment counts, not its interval.
+    Points ascend by load. The observed attainment counts, not its interval. An overloaded load is beyond.
     """
     found = None
     for point in points:
         fraction = point.attainment
-        if not point.is_valid or fraction is None or fraction.value < target:
+        if not point.is_valid or point.is_overloaded or fraction is None or fraction.value < target:
             break
         found = point
     return found

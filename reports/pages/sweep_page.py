@@ -155,7 +155,7 @@ def _attainment_plot(sweep: Sweep) -> tuple[Block, ...]:
         f"Dots: requests within the objectives, with 95 % intervals. Dashed: the target, {100 * sweep.target:g} %."
     )
     if points["is_overloaded"].any():
-        caption += " Hollow dots: overloaded; the share depends on how long the run lasted."
+        caption += " Hollow dots: overloaded, and beyond the capacity whatever the share."
     if len(curve):
         caption += " Line: the fitted curve with its 95 % band."
     if interval is not None and math.isfinite(interval.hi - interval.lo):

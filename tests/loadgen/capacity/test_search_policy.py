@@ -96,6 +96,16 @@ def test_trust_W7_a_search_with_too_few_requests_names_how_many_are_needed() -> 
     assert "Not shown at any load: too few requests; about 73 are needed at" in result.sentence
 
 
+@pytest.mark.parametrize(("factor", "is_beyond"), [(1.0, False), (2.0, True)])
+def test_trust_F1_a_server_is_overloaded_above_its_known_capacity_only(factor: float, is_beyond: bool) -> None:
+    server = KNOWN_SERVERS[0]
+    virtual = VirtualSearch(server, SearchGoal(1, 128, server.target, 0.05), PointTime(10, 10, 3, 2))
+
+    runs = [virtual.measure(factor * server.capacity, 10**9, [1, seed]) for seed in range(20)]
+
+    assert [run.is_overloaded for run in runs] == [is_beyond] * 20
+
+
 def test_an_overloaded_load_is_a_bound_and_not_a_share() -> None:
     kept = RunEvidence(8.0, 0.99, 150.0, 33.0, 1_000)
     overloaded = RunEvidence(16.0, 0.97, 150.0, 33.0, 1_000, is_overloaded=True)

@@ -50,22 +50,22 @@ def git(root, *words):
 class PlantedChange:
     """Measures without a server: the metric of every revision, from the planted one on 10 % higher."""
 
-    def __init__(self, commits, first_changed, invalid=()):
+    def __init__(self, commits, first_changed, invalid=(), status="invalid"):
         self.slow = set(commits[first_changed:])
-        self.invalid = set(invalid)
+        self.invalid, self.status = set(invalid), status
         self.measured = []
 
     def __call__(self, side, directory):
         self.measured.append(directory.name)
         factor = 1.1 if side.identity["commit"] in self.slow else 1.0
         wobble = 1 + 0.001 * (len(self.measured) % 3)
-        status = "invalid" if directory.name in self.invalid else "valid"
+        status = self.status if directory.name in self.invalid else "valid"
         return SideRun(side.label, {METRIC: 10 * factor * wobble}, status, ("too few",) if self.invalid else ())
 
 
-def bisection(repository, tmp_path, first_changed=3, invalid=()):
+def bisection(repository, tmp_path, first_changed=3, invalid=(), status="invalid"):
     question = Question.of("HEAD~5", "HEAD", METRIC, BenchConfig(), SERVER)
-    runs = PlantedChange(question.commits, first_changed, invalid)
+    runs = PlantedChange(question.commits, first_changed, invalid, status)
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)
     return Bisector(out, BenchConfig(), Bisection(6), SilentProgress()), BisectionRuns.open(out, question), runs
@@ -147,11 +147,14 @@ def test_an_invalid_run_is_repeated_once(repository, tmp_path):
     assert measure.measured[1] == f"run01-{commit}-again1"
 
 
-def test_a_revision_that_is_invalid_twice_ends_the_bisection(repository, tmp_path):
+@pytest.mark.parametrize(("status", "message"), [("invalid", "is invalid"), ("overloaded", "cannot be compared")])
+def test_trust_W7_a_revision_that_is_invalid_or_overloaded_twice_ends_the_bisection(
+    repository, tmp_path, status, message
+):
     name = f"run01-{git(repository, 'rev-parse', 'HEAD~5')[:12]}"
-    bisector, state, measure = bisection(repository, tmp_path, invalid=[name, f"{name}-again1"])
+    bisector, state, measure = bisection(repository, tmp_path, invalid=[name, f"{name}-again1"], status=status)
 
-    with pytest.raises(MeasurementError, match="2 invalid runs"):
+    with pytest.raises(MeasurementError, match=f"2 runs of .* gave no value: .* {message}: too few"):
         bisector.run(state, measure)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reports.gate.baseline import BaselineError, bless, list_baselines, load_baseline, write_baseline
+from reports.gate.stored import MIN_RUNS
 from reports.run_store import CLIENT_FILE, load_manifest, write_manifest
 from tests.support.samples.sample_run import SampleLoad, write_sample_run
 
@@ -55,6 +56,14 @@ def test_a_baseline_is_replaced_only_on_request(runs: list[Path], stored: Path) 
         write_baseline(stored, again)
     assert load_baseline(stored, "main").author == "Ada"
     assert [each.name for each in list_baselines(stored)] == ["main"]
+
+
+def test_trust_W7_overloaded_runs_are_no_baseline(tmp_path: Path) -> None:
+    for number in range(MIN_RUNS):
+        write_sample_run(tmp_path / f"run{number}", SampleLoad(rate=6, slots=4, failure_share=0, seed=number))
+
+    with pytest.raises(BaselineError, match=r"cannot be compared: overloaded: arrivals .*choose a lower rate"):
+        bless(sorted(tmp_path.iterdir()), "main", "Ada", "because")
 
 
 def test_too_few_runs_and_bad_names_are_refused(runs: list[Path]) -> None:

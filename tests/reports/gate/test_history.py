@@ -55,8 +55,15 @@ def test_tuning_11_a_change_of_device_starts_a_new_series() -> None:
     assert find_changes(past, ["tpot_p50_ms"]) == ()
 
 
-@pytest.mark.parametrize(("runs", "message"), [([], "no runs"), ([run(1.0, status="invalid")], "is invalid")])
-def test_missing_and_invalid_runs_are_not_added(runs: list[SideRun], message: str) -> None:
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([], "no runs"),
+        ([run(1.0, status="invalid")], r"run 1 \(x\) is invalid"),
+        ([run(1.0), run(1.0, status="overloaded")], r"run 2 \(x\) cannot be compared: .*choose a lower rate"),
+    ],
+)
+def test_trust_W7_missing_invalid_and_overloaded_runs_are_not_added(runs: list[SideRun], message: str) -> None:
     with pytest.raises(HistoryError, match=message):
         point_of(runs, "abc")
 

@@ -11,9 +11,10 @@ from reports.gate.side_run import Pair, SideRun
 from reports.metrics.findings import is_overloaded
 from reports.metrics.overload import is_growing
 from reports.metrics.summary import Analysis
-from reports.metrics.sweep import LoadPoint
+from reports.metrics.sweep import LoadPoint, highest_within
 from reports.pages.run_page import build_run_report
 from reports.renderers.markdown import render
+from reports.stats.capacity import Capacity
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 # 4 slots and 1.4 s a request: 2.8 requests/s.
@@ -78,6 +79,20 @@ def test_trust_W7_overload_makes_runs_incomparable(queueing: Analysis) -> None:
 
     assert side.status == "overloaded"
     assert "cannot be compared: overloaded: arrivals" in comparison.refusals[0].message
+
+
+@pytest.mark.parametrize("found", ["queueing", "refusing"])
+def test_trust_F1_every_overloaded_point_is_beyond_the_capacity_and_has_no_share(found: str, request) -> None:
+    analysis: Analysis = request.getfixturevalue(found)
+    analysis.run.manifest.objectives = [{"metric": "e2e_p95_ms", "max": 60_000.0}]
+    point = LoadPoint(6.0, (analysis,))
+
+    capacity = Capacity(point.evidence, 0.5)
+
+    assert analysis.measured.window.stop_reason == "duration"
+    assert point.is_overloaded
+    assert (capacity.beyond, capacity.within) == (6.0, None)
+    assert highest_within([point], 0.5) is None
 
 
 def test_trust_W7_overload_is_not_found_below_capacity() -> None:
