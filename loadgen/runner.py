@@ -6,6 +6,7 @@ directory.
 
 import dataclasses
 import datetime
+import itertools
 import json
 import os
 import secrets
@@ -33,6 +34,7 @@ from loadgen.target import machine
 from loadgen.target.accelerator import open_accelerators
 from loadgen.target.health_probe import HealthProbe
 from loadgen.target.idle import wait_until_idle
+from loadgen.target.replicas import check_replicas, replicas_of
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Telemetry
 from loadgen.workloads.workload import Workload, text_hash
@@ -90,6 +92,8 @@ def measure(
     config = config.salted()
     make_run_directory(out)
     prepared = prepare_run(config, target, progress)
+    replicas = replicas_of(config, target)
+    check_replicas(config, replicas, prepared.facts)
     manifest = _manifest(config, target, prepared, out, command, distribution)
     accelerators = open_accelerators(target.url)
     if accelerators is not None:
@@ -98,7 +102,7 @@ def measure(
     write_manifest(out, manifest)
     _write_schedule(out, prepared.work)
     if config.prefix_cache == "warm":
-        _warm_prefix_cache(prepared, target, progress)
+        _warm_prefix_cache(prepared, replicas, progress)
     telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"), accelerators)
     telemetry.start()
     if not telemetry.has_metrics:
@@ -111,21 +115,23 @@ def measure(
 
     def start_watchers(start_ns: int) -> None:
         telemetry.begin_run(start_ns)
-        health.start()
+        for health in probes:
+            health.start()
         if stop_watcher is not None:
             stop_watcher.start()
 
     load = LoadProcess(progress, start_watchers)
     stop_watcher = _open_stop_watcher(config, manifest, out, load.end_window)
-    health = HealthProbe(target.control(), config.unhealthy_probes, stop_unhealthy)
+    probes = [HealthProbe(each.control(), config.unhealthy_probes, stop_unhealthy) for each in replicas]
     try:
         with TwoStageInterrupt(load.finish, load.kill) as signals:
             load.run(_plan(config, target, prepared, manifest, out), distribution, out)
             if signals.first is None:
-                _wait_for_server(config, target, progress)
+                _wait_for_servers(config, replicas, progress)
     finally:
         progress.close()
-        health.finish()
+        for health in probes:
+            health.finish()
         if stop_watcher is not None:
             stop_watcher.finish()
         telemetry.finish()
@@ -180,23 +186,24 @@ def make_run_directory(out: Path) -> None:
         )
 
 
-def _warm_prefix_cache(prepared: PreparedRun, target: Target, progress: ProgressDisplay) -> None:
-    """Send every shared prefix once, before the load. Raises TargetError if one fails."""
+def _warm_prefix_cache(prepared: PreparedRun, replicas: Sequence[Target], progress: ProgressDisplay) -> None:
+    """Send every shared prefix once to each replica, before the load. Raises TargetError if one fails."""
     prefixes = prepared.work.shared_prefixes()
     progress.show(f"warming the prefix cache with {len(prefixes)} prefixes")
-    for prefix in prefixes:
+    for target, prefix in itertools.product(replicas, prefixes):
         target.generate_once(prepared.facts.api, prepared.facts.model, prefix)
 
 
-def _wait_for_server(config: BenchConfig, target: Target, progress: ProgressDisplay) -> None:
+def _wait_for_servers(config: BenchConfig, replicas: Sequence[Target], progress: ProgressDisplay) -> None:
     """Wait for the end of the requests that the load cancelled, so that they do not slow the next run."""
-    control = target.control()
-    try:
-        num_requests = wait_until_idle(control, min(config.drain_s, MAX_IDLE_WAIT_S))
-    finally:
-        control.close()
-    if num_requests:
-        progress.show(f"the server still reports {num_requests} requests; they may slow the next run")
+    for target in replicas:
+        control = target.control()
+        try:
+            num_requests = wait_until_idle(control, min(config.drain_s, MAX_IDLE_WAIT_S))
+        finally:
+            control.close()
+        if num_requests:
+            progress.show(f"{target.url} still reports {num_requests} requests; they may slow the next run")
 
 
 def _manifest(
@@ -234,6 +241,7 @@ def _manifest(
         price_per_hour=config.cost_per_hour,
         target={
             "url": target.url,
+            "replicas": list(config.replicas),
             "api": facts.api,
             "model": facts.model,
             "engine": facts.kind.name,
@@ -306,7 +314,8 @@ def _complete(manifest: RunManifest, load: LoadProcess, target: Target, out: Pat
         out,
         client
         | {
-            "server_requests": telemetry.server_requests,
+            # The counter of one replica does not cover the load of several.
+            "server_requests": None if manifest.target["replicas"] else telemetry.server_requests,
             "capacity_events_per_s": stored_capacity(),
             "lost_workers": len(end.get("lost") or ()) or int(load.end is None and not load.is_finish_requested),
             "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,

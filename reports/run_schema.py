@@ -87,6 +87,7 @@ class RequestRecord:
     session_id: str | None = None
     turn: int = 0
     worker: int = 0
+    replica: int | None = None
     point: int = 0
     phase: str = Phase.MEASURE
 

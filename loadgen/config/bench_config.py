@@ -123,6 +123,7 @@ class BenchConfig(BenchSettings):
         """The fields that make two loads equal: all but those of the target, the processes and the label."""
         not_of_load = {
             "url",
+            "replicas",
             "server",
             "model_id",
             "model",

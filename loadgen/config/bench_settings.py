@@ -3,11 +3,21 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from loadgen.config.durations import parse_duration, parse_stages
 from loadgen.config.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.config.objectives import WIDTH_EXAMPLE, parse_objective, parse_width
+from loadgen.config.parsing import REPEATABLE
 from loadgen.http.response_reader import MAX_RESPONSE_BYTES
 from loadgen.http.sse import MAX_LINE_BYTES
 from loadgen.workloads.departure import EXAMPLE as DEPARTURE_EXAMPLE
@@ -295,7 +305,20 @@ class BenchSettings(BaseModel):
         description="tokenizer.json (or its directory) that counts prompt tokens instead of the server's /tokenize.",
     )
 
-    url: str | None = Field(None, description="URL of a running server to measure.")
+    url: str | None = Field(
+        None,
+        json_schema_extra=REPEATABLE,
+        description="URL of a running server to measure. Repeatable: further URLs are replicas of it, and the load is "
+        "spread over all; in a file, a list.",
+    )
+    replicas: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="A further URL of the same server; repeatable. A repeated --url does the same."
+    )
+    balance: Literal["round_robin", "least_in_flight"] = Field(
+        "round_robin",
+        description="The replica of a request: the next one in turn, or the one with the fewest requests of this load "
+        "in flight (each worker counts its own).",
+    )
     server: str | None = Field(
         None,
         description="Command that starts the server to measure. Free ports are passed in PORT, MASTER_PORT and "
@@ -337,6 +360,20 @@ class BenchSettings(BaseModel):
         if value in COMMAND_MODES:
             raise ValueError(f"{value!r} is a command of its own: tgi-bench {value}")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_urls(cls, values: object) -> object:
+        """The first of several URLs is `url`, the others are `replicas`."""
+        if not isinstance(values, dict) or not isinstance(values.get("url"), list | tuple):
+            return values
+        first, *others = values["url"] or [None]
+        return values | {"url": first} | ({"replicas": tuple(others)} if others else {})
+
+    @field_validator("replicas")
+    @classmethod
+    def _http_urls(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(cls._http_url(value)) for value in values)
 
     @field_validator("url")
     @classmethod

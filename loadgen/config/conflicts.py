@@ -128,6 +128,7 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
         ),
         *_departure_conflicts(config),
         (config.duration == 0, "`duration` is 0 but must be above 0"),
+        *_replica_conflicts(config),
         (config.url is not None and config.server is not None, "`url` and `server` exclude each other"),
     ]
 
@@ -145,6 +146,18 @@ def _departure_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
         (
             longest is not None and longest <= tokens,
             f"`cancel` is {config.cancel} but no answer is longer than {longest} tokens (`output_tokens`)",
+        ),
+    ]
+
+
+def _replica_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    urls = [config.url, *config.replicas]
+    return [
+        (bool(config.replicas) and config.url is None, f"`replicas` is {list(config.replicas)} but there is no `url`"),
+        (len(set(urls)) < len(urls), f"`url` has one address twice: {', '.join(map(str, urls))}"),
+        (
+            config.balance != "round_robin" and not config.replicas,
+            f"`balance` is {config.balance!r} but the load has one server; give --url several times",
         ),
     ]
 

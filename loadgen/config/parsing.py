@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from loadgen.errors import UsageError
+
+# The mark of a field that is not a tuple but whose flag may be repeated.
+REPEATABLE: JsonDict = {"is_repeatable": True}
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -43,7 +47,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel], leave_out: 
 
 
 def _is_repeatable(field: FieldInfo) -> bool:
-    return typing.get_origin(field.annotation) is tuple
+    return typing.get_origin(field.annotation) is tuple or field.json_schema_extra == REPEATABLE
 
 
 def _metavar(field: FieldInfo) -> str:

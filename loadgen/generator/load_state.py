@@ -14,6 +14,7 @@ from loadgen.generator.recorder import Recorder, Times, make_record
 from loadgen.generator.request_bodies import Conversations
 from loadgen.http.arrival_times import Clock
 from loadgen.http.call import CallCancelled, Client
+from loadgen.http.replicas import Replicas
 from loadgen.http.response_reader import ClientCall
 from loadgen.workloads.departure import Departure
 from loadgen.workloads.prompt import ClipCount, Prompt
@@ -36,7 +37,7 @@ class LoadState:
     run_id: str
     window: LoadWindow
     requests: Iterator[tuple[Prompt, bytes]]
-    client: Client
+    client: Client | Replicas
     recorder: Recorder
     clock_ns: Clock
     worker: int = 0

@@ -54,6 +54,7 @@ def make_record(
         session_id=prompt.session_id,
         turn=prompt.turn,
         worker=worker,
+        replica=call.replica,
         phase=phase,
         status=call.status,
         error_type=call.error_type,

@@ -28,6 +28,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from loadgen.config.bench_config import BenchConfig
+from loadgen.dialects.dialect import Dialect
 from loadgen.dialects.registry import DIALECTS
 from loadgen.generator.load_state import LoadState
 from loadgen.generator.load_window import NS_PER_S, LoadEnd, LoadWindow
@@ -37,9 +38,11 @@ from loadgen.generator.recorder import Recorder, RowSink, latest, live_row, quan
 from loadgen.generator.request_bodies import Conversations, PreparedRequests
 from loadgen.generator.self_monitor import TIMER_S, SelfMonitor
 from loadgen.generator.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
+from loadgen.http.arrival_times import total_arrival_times
 from loadgen.http.call import Client
 from loadgen.http.connection import ConnectionPool, Origin
 from loadgen.http.hub_connection import HubConnection
+from loadgen.http.replicas import Replicas
 from loadgen.http.timers import Ticker
 from loadgen.parent_death import end_with_parent
 from loadgen.target.machine import request_realtime
@@ -156,19 +159,14 @@ class Worker:
         dialect = DIALECTS[plan.api](plan.sampling)
         self.requests = PreparedRequests(partition.prompts(work.planned()), dialect)
         self.requests.prepare(self._known_requests())
+        self.replicas = Replicas(
+            [self._client(plan, url, dialect) for url in (plan.url, *config.replicas)], config.balance, partition.index
+        )
         self.load = LoadState(
             run_id=plan.run_id,
             window=LoadWindow(self._load_end()),
             requests=self.requests,
-            client=Client(
-                ConnectionPool(
-                    Origin.parse(plan.url), time.perf_counter_ns, HubConnection, reuses=plan.reuses_connections
-                ),
-                dialect,
-                plan.headers,
-                config.request_limits,
-                time.perf_counter_ns,
-            ),
+            client=self.replicas,
             recorder=Recorder(output.records, on_record),
             clock_ns=time.perf_counter_ns,
             worker=partition.index,
@@ -185,6 +183,10 @@ class Worker:
             limit=BoundedSemaphore(partition.share_of(config.max_in_flight)) if config.max_in_flight else None,
         )
         LoadUser.runner = self.users
+
+    def _client(self, plan: WorkerPlan, url: str, dialect: Dialect) -> Client:
+        pool = ConnectionPool(Origin.parse(url), time.perf_counter_ns, HubConnection, reuses=plan.reuses_connections)
+        return Client(pool, dialect, plan.headers, self.config.request_limits, time.perf_counter_ns)
 
     def _known_requests(self) -> int:
         """The requests of the window, as far as they are known, and some of the drain."""
@@ -326,7 +328,9 @@ class Worker:
             "worker": self.partition.index,
             "is_lost": False,
             "runs_before_others": self.runs_before_others,
-            "arrival_times": self.load.client.pool.arrivals.to_json(),
+            "arrival_times": total_arrival_times(
+                {"arrival_times": each.pool.arrivals.to_json()} for each in self.replicas.clients
+            ),
             **self.monitor.summary(),
         }
 

@@ -60,6 +60,7 @@ class ClientCall:
     coalesced_within_ns: int = 0
     first_read_ns: int | None = None
     leaves_after_tokens: int | None = None
+    replica: int | None = None
     read_late_ns: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0

@@ -57,7 +57,8 @@ def find_abandoned(measured: Measured, server_rows: Sequence[Mapping[str, Any]])
         len(left) / len(population),
         float(left["output_tokens"].mean()),
         Concurrency.mean(measured.concurrency, window.start_s, window.end_s),
-        _mean_in_server(server_rows, window),
+        # The metrics are those of the first replica.
+        None if measured.manifest.target.get("replicas") else _mean_in_server(server_rows, window),
     )
 
 

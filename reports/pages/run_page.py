@@ -21,6 +21,7 @@ from reports.document import (
 )
 from reports.metrics.findings import finding_messages, latencies_grow
 from reports.metrics.per_request import primary_latency
+from reports.metrics.replicas import replicas_table
 from reports.metrics.summary import Analysis
 from reports.pages import health, run_figures, tables
 from reports.pages.across_runs import across_section
@@ -43,6 +44,7 @@ def build_run_report(analyses: Sequence[Analysis]) -> Report:
         Section("Latency", _latency_blocks(analyses)),
         Section("Requests", _request_blocks(analyses)),
         *_objective_section(analyses),
+        *_replica_section(analyses),
         *_server_section(analyses),
         *time_section(analyses),
         Section("Load generator", (Table("", tables.generator_table(analyses)), *health.generator_blocks(analyses))),
@@ -251,6 +253,20 @@ def _attainment_note(share: Mapping[str, float | None]) -> str:
         needs = f", about {about(int(needed)):,} are needed" if needed else ""
         return f"{value:.1%} of requests meet every objective (unsupported: too few requests for an interval{needs})."
     return f"{value:.1%} of requests meet every objective ({lo:.1%}–{hi:.1%})."
+
+
+def _replica_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
+    """Each run over several URLs has a table."""
+    found = ((analysis, replicas_table(analysis.measured)) for analysis in analyses)
+    blocks = tuple(
+        Table(each.label if len(analyses) > 1 else "", frame, REPLICAS) for each, frame in found if len(frame)
+    )
+    return (Section("Replicas", blocks),) if blocks else ()
+
+
+REPLICAS = (
+    "Requests that started in the window, by the replica that received them. Server metrics are those of the first."
+)
 
 
 def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:

@@ -27,7 +27,7 @@ DEFAULT_LOAD: Mapping[str, Any] = {
 }
 DEFAULT_PRESET = "preset:tiny-llama"
 # Keys of a load that a study sets itself.
-NOT_LOAD = ("url", "server", "model_id", "model", "ready_timeout", "seed", "label")
+NOT_LOAD = ("url", "replicas", "server", "model_id", "model", "ready_timeout", "seed", "label")
 SECTIONS = ("study", "server", "confirm", "load", "objective", "quality")
 
 
