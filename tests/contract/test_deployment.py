@@ -98,6 +98,18 @@ def test_every_test_that_the_questions_page_names_exists() -> None:
     assert page.count("## ") == len(re.findall(r"^## .*\n\n(?:(?!^## )[\s\S])*?^\* `tests/", page, re.MULTILINE))
 
 
+PAGES = [
+    "docs/concepts.md",
+    "docs/migration.md",
+    "docs/tgi-questions.md",
+    "docs/troubleshooting.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+]
+# Flags of docker, vLLM and SGLang, and of the checks that CONTRIBUTING.md names.
+FOREIGN = {"--user", "--gpus", "--shm-size", "--enable-prompt-tokens-details", "--enable-cache-report", "--strict"}
+
+
 def flags_of(help_text: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
 
@@ -111,11 +123,22 @@ def flags_of_commands() -> set[str]:
     return flags
 
 
-@pytest.mark.parametrize("page", ["docs/concepts.md", "docs/migration.md", "docs/tgi-questions.md", "SECURITY.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_flags_and_links_of_a_page_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     settings = flags_of((ROOT / "docs/settings.md").read_text())
 
-    assert flags_of(text) <= settings | flags_of_commands() | {"--user", "--gpus", "--shm-size"}
+    assert flags_of(text) <= settings | flags_of_commands() | FOREIGN
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / page).parent.joinpath(link).exists(), link
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_of_the_product() -> None:
+    tables = (ROOT / "docs/troubleshooting.md").read_text()
+    sources = [path.read_text() for package in ("loadgen", "reports") for path in (ROOT / package).rglob("*.py")]
+    text = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+
+    messages = re.findall(r"^\| `([^`]+)` \|", tables, re.MULTILINE)
+
+    assert len(messages) > 20
+    assert [message for message in messages if message not in text] == []
