@@ -86,7 +86,7 @@ def measure(
     """
     progress = progress or SilentProgress()
     objectives_of(config.slo)
-    distribution = distribution or Distribution(config.workers, key=secrets.token_hex(16))
+    distribution = distribution or Distribution(config.workers)
     distribution.check(config)
     _stop_rules(config)
     config = config.salted()

@@ -9,14 +9,12 @@ import sys
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.distribution import LOOPBACK, MASTER_PORT, Address
+from loadgen.config.distribution import JOIN_KEY_VARIABLE, LOOPBACK, MASTER_PORT, Address
 from loadgen.config.parsing import environment, flag_name
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.generator.messages import JoinPlan
 from loadgen.interrupts import Interrupted, TwoStageInterrupt
 from loadgen.progress import ProgressDisplay
-
-JOIN_KEY_VARIABLE = "TGI_BENCH_JOIN_KEY"
 
 
 def join_address(args: argparse.Namespace) -> Address:
@@ -35,8 +33,10 @@ def join_key() -> str:
 def join(address: Address, key: str, progress: ProgressDisplay) -> int:
     """Work for one load. Returns the exit code.
 
-    Raises MeasurementError if the master does not answer, refuses, or is lost.
+    Raises UsageError without a key, MeasurementError if the master does not answer, refuses, or is lost.
     """
+    if not key:
+        raise UsageError(f"--join needs {JOIN_KEY_VARIABLE} in the environment: the master prints it with its address")
     progress.show(f"joining {address}")
     plan = JoinPlan(address.host, address.port, os.getpid(), key)
     worker = subprocess.Popen(

@@ -3,15 +3,22 @@
 import argparse
 import contextlib
 import json
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen.commands.join import JOIN_KEY_VARIABLE, join, join_address, join_key
+from loadgen.commands.join import join, join_address, join_key
 from loadgen.commands.present import export_runs, show_runs
 from loadgen.commands.shared_flags import add_export_flag, add_load_flags, load_config
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.distribution import LOOPBACK, MASTER_PORT, WEB_PORT, Address, Distribution
+from loadgen.config.distribution import (
+    JOIN_KEY_VARIABLE,
+    LOOPBACK,
+    MASTER_PORT,
+    WEB_PORT,
+    Address,
+    Distribution,
+    new_join_key,
+)
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.progress import open_progress
 from loadgen.runner import InterruptedRun, make_run_directory, measure, new_run_id
@@ -73,8 +80,8 @@ def _run(config: BenchConfig, distribution: Distribution, out: Path, words: Sequ
 def add_distribution_flags(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group(
         "load from several machines",
-        "One command is the master and the others join it; the master stores all records. If other hosts can reach "
-        f"the master's port, set {JOIN_KEY_VARIABLE} to the same secret for all commands. Traffic is not encrypted.",
+        "One command is the master and the others join it; the master stores all records. All commands have one secret "
+        f"in {JOIN_KEY_VARIABLE}; without it, the master draws one and prints it. The traffic is encrypted with it.",
     )
     flags.add_argument(
         "--master", action="store_true", help="Make no load here: wait for workers that join, and divide the load."
@@ -102,14 +109,15 @@ def distribution_of(args: argparse.Namespace, config: BenchConfig) -> Distributi
         for name in ("master_bind_host", "master_bind_port", "expect_workers"):
             if getattr(args, name) is not None:
                 raise UsageError(f"`{name}` needs --master")
-        distribution = Distribution(config.workers, web=web, key=secrets.token_hex(16))
+        distribution = Distribution(config.workers, web=web)
     else:
         if config.workers != 1:
             raise UsageError(f"`workers` is {config.workers} but a --master makes no load; use --expect-workers")
         text = f"{args.master_bind_host or ''}:{args.master_bind_port or ''}"
         bind = Address.parse("master_bind_host", text, Address(LOOPBACK, MASTER_PORT))
         count = 1 if args.expect_workers is None else args.expect_workers
-        distribution = Distribution(count, True, bind, web, join_key())
+        key = join_key()
+        distribution = Distribution(count, True, bind, web, key or new_join_key(), is_key_drawn=not key)
     distribution.check(config)
     return distribution
 
@@ -118,8 +126,9 @@ def warnings_of(distribution: Distribution) -> list[str]:
     """Warnings about addresses that other hosts can reach."""
     warnings = []
     if distribution.is_open and not distribution.bind.is_loopback:
-        risk = "its traffic is not encrypted" if distribution.key else "any host that reaches it can join"
-        warnings.append(f"the master listens at {distribution.bind}: {risk}, and workers receive the server's API key")
+        warnings.append(
+            f"the master listens at {distribution.bind}: each worker with the join key receives the server's API key"
+        )
     if distribution.web is not None and not distribution.web.is_loopback:
         warnings.append(
             f"the web UI listens at {distribution.web}: any host that reaches it can watch and stop the run"

@@ -2,7 +2,8 @@
 
 import dataclasses
 import ipaddress
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from loadgen.config.bench_config import BenchConfig
@@ -12,6 +13,7 @@ from loadgen.errors import UsageError
 LOOPBACK = "127.0.0.1"
 MASTER_PORT = 5_557
 WEB_PORT = 8_089
+JOIN_KEY_VARIABLE = "TGI_BENCH_JOIN_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +49,24 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def new_join_key() -> str:
+    return secrets.token_hex(16)
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """`count` workers, started here or, with `is_open`, joined from other machines at `bind`.
 
-    `web` is the address of locust's web UI. `key` is the secret that a joining worker must send.
+    `web` is the address of locust's web UI. `key` is the secret that master and workers share; `is_key_drawn` if it is
+    not from the environment, so that the master prints it.
     """
 
     count: int = 1
     is_open: bool = False
     bind: Address = Address(LOOPBACK, 0)
     web: Address | None = None
-    key: str = ""
+    key: str = field(default_factory=new_join_key)
+    is_key_drawn: bool = False
 
     @property
     def is_alone(self) -> bool:

@@ -11,6 +11,7 @@ import locust.runners
 
 # isort: split
 import dataclasses
+import functools
 import json
 import logging
 import signal
@@ -22,8 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from gevent.event import AsyncResult, Event
+from locust.rpc.protocol import Message
 
-from loadgen.generator.messages import FROM_WORKER, TO_WORKER, Hello, JoinPlan, WorkerPlan, unpack_files
+from loadgen.config.distribution import JOIN_KEY_VARIABLE
+from loadgen.generator.encrypted_sockets import EncryptedClient
+from loadgen.generator.messages import FROM_WORKER, TO_WORKER, Hello, JoinPlan, WorkerPlan, names_file, unpack_files
 from loadgen.generator.partition import Partition
 from loadgen.generator.recorder import RowSink, tpot_of, ttft_of
 from loadgen.generator.users import ClosedLoopUser, OpenLoopUser
@@ -38,6 +42,8 @@ SEND_STARTS_S = 0.05
 MASTER_SILENCE_S = 15.0
 END_S = 30.0
 EXIT_S = 5.0
+CONNECT_S = 300.0
+CONNECT_POLLS, CONNECT_POLL_S = 50, 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +56,34 @@ def main() -> int:
     logging.getLogger("locust").setLevel(logging.ERROR)
     try:
         return GroupWorker(plan).run()
-    except ConnectionError:
-        print_message(type="failed", text=f"no master answers at {plan.host}:{plan.port}")
+    except ConnectionError as error:
+        print_message(type="failed", text=f"{error} at {plan.host}:{plan.port}")
         return 1
+
+
+class JoiningRunner(locust.runners.WorkerRunner):  # type: ignore[misc]
+    """locust's worker. A connection that the master refuses is not tried again."""
+
+    def connect_to_master(self) -> None:
+        """Raises ConnectionError with the reason."""
+        reason = self._connected_or_reason()
+        if reason is not None:
+            # The listener first: on a closed socket it would spin.
+            self.greenlet.kill(block=True, timeout=EXIT_S)
+            self.client.close(linger=0)
+            raise ConnectionError(reason)
+        self.connected = True
+
+    def _connected_or_reason(self) -> str | None:
+        deadline_s = time.monotonic() + CONNECT_S
+        while time.monotonic() < deadline_s:
+            self.client.send(Message("client_ready", locust.runners.__version__, self.client_id))
+            for _ in range(CONNECT_POLLS):
+                if self.connection_event.wait(timeout=CONNECT_POLL_S):
+                    return None
+                if self.client.is_refused():
+                    return f"wrong key: {JOIN_KEY_VARIABLE} is not the key of the master"
+        return "no master answers"
 
 
 class RowSender:
@@ -87,13 +118,15 @@ class GroupWorker:
         self._reported_left: int | None = None
         self._files = tempfile.TemporaryDirectory(prefix="tgi-bench-", ignore_cleanup_errors=True)
         environment = locust.env.Environment(user_classes=[ClosedLoopUser, OpenLoopUser])
-        self._runner = environment.create_worker_runner(plan.host, plan.port)
+        # locust's runner makes its own socket, from this name.
+        locust.runners.rpc.Client = functools.partial(EncryptedClient, key=plan.key)
+        self._runner = environment.runner = JoiningRunner(environment, plan.host, plan.port)
         self._stats = environment.stats
         self._runner.register_message(TO_WORKER, self._receive)
 
     def run(self) -> int:
         """Work for one load. Returns the exit code."""
-        self._send(type="hello", **dataclasses.asdict(Hello.of_this_process(self._plan.key, self._plan.index)))
+        self._send(type="hello", **dataclasses.asdict(Hello.of_this_process(self._plan.index)))
         watch = gevent.spawn(self._watch_master)
         try:
             answer = self._answer.get()
@@ -135,6 +168,9 @@ class GroupWorker:
     def _make_worker(self, message: dict[str, Any]) -> Worker:
         plan = WorkerPlan.from_json(message["plan"])
         config = plan.config | unpack_files(message["files"], Path(self._files.name))
+        kept = [name for name in plan.config if names_file(name, plan.config[name]) and name not in message["files"]]
+        if kept and not self._is_local:
+            raise ValueError(f"the master sent no file for {', '.join(kept)}: a path of this machine is not read")
         partition = Partition(message["index"], message["count"])
         records, series = (self._sink(table, partition) for table in (REQUESTS, TIMESERIES))
         on_record = self._show if message["is_watched"] else None

@@ -29,9 +29,10 @@ from typing import Any
 from gevent.queue import Empty, Queue
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.distribution import Address, Distribution
+from loadgen.config.distribution import JOIN_KEY_VARIABLE, Address, Distribution
 from loadgen.errors import MeasurementError
 from loadgen.generator.clocks import ClockOffset, Ping, estimate
+from loadgen.generator.encrypted_sockets import EncryptedServer
 from loadgen.generator.messages import (
     END_SIGNAL,
     FROM_WORKER,
@@ -55,6 +56,8 @@ PONG_S = 5.0
 # Time between the start message and the start: the message must reach every worker.
 START_DELAY_S = 0.25
 EXIT_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -82,7 +85,11 @@ class GroupRunner(locust.runners.MasterRunner):  # type: ignore[misc]
             # Acknowledged, so that it sends a hello and is refused with a reason.
             self.send_message("ack", client_id=client_id, data={"index": -1})
             return
-        super().handle_message(client_id, msg)
+        try:
+            super().handle_message(client_id, msg)
+        except Exception:
+            # Otherwise locust's listener ends, and the run with it.
+            logger.exception("dropped a malformed message of type %s", msg.type)
 
 
 class PartitionDispatcher(locust.dispatch.UsersDispatcher):  # type: ignore[misc]
@@ -106,7 +113,7 @@ class Master:
         self._distribution = distribution
         self._config = config = BenchConfig.model_validate(plan.config)
         self._directory = Path(plan.directory)
-        self._hello = Hello.of_this_process(distribution.key)
+        self._hello = Hello.of_this_process()
         requests = None if config.is_open_loop else config.requests
         self._group = WorkerGroup(distribution.count, self._hello, config.max_errors, requests)
         self._url_is_loopback = Address.parse(
@@ -145,6 +152,8 @@ class Master:
         self._finish()
 
     def _bind(self, address: Address) -> GroupRunner:
+        # locust's runner makes its own socket, from this name.
+        locust.runners.rpc.Server = functools.partial(EncryptedServer, key=self._distribution.key)
         try:
             runner = GroupRunner(self._environment, address.host, address.port)
         except SystemExit:  # raised by locust if the port is taken
@@ -168,7 +177,10 @@ class Master:
         """Wait until all workers have joined and prepared their requests."""
         if self._distribution.is_open:
             at = Address(self._distribution.bind.host, self._runner.server.port)
-            print_message(type="notice", text=f"waiting for {self._group.count} workers: tgi-bench run --join {at}")
+            key = f"{JOIN_KEY_VARIABLE}={self._distribution.key} " if self._distribution.is_key_drawn else ""
+            print_message(
+                type="notice", text=f"waiting for {self._group.count} workers: {key}tgi-bench run --join {at}"
+            )
         else:
             for index in range(self._group.count):
                 self._processes[index] = self._start_worker(index)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from loadgen.config.bench_config import BenchConfig
+from loadgen.config.bench_settings import MAX_WORKERS
 from loadgen.dialects.dialect import Sampling
 from loadgen.generator.clocks import clock_id
 from loadgen.target import machine
@@ -35,8 +36,10 @@ from loadgen.workloads.lengths import EMPIRICAL
 
 FROM_WORKER = "tgi_from_worker"
 TO_WORKER = "tgi_to_worker"
+# Longest text of a hello.
+MAX_TEXT = 255
 # Incremented whenever the meaning of a message changes.
-PROTOCOL = 3
+PROTOCOL = 4
 # The command sends these signals to stop a load, or to end its window, after which the load goes on through the drain.
 # The worker reports STOP_REQUESTED; the command knows the real reason.
 STOP_SIGNAL, END_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
@@ -86,7 +89,7 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class JoinPlan:
-    """The master's address and the join key.
+    """The master's address and the join key, from which the keys of the connection are derived.
 
     `directory` is where the worker writes records; None: it sends them to the master. `index` is set for a worker that
     the master started.
@@ -113,11 +116,10 @@ class Hello:
     host: str
     pid: int
     clock: str | None
-    key: str
     index: int | None = None
 
     @classmethod
-    def of_this_process(cls, key: str, index: int | None = None) -> Self:
+    def of_this_process(cls, index: int | None = None) -> Self:
         return cls(
             PROTOCOL,
             machine.product_version(),
@@ -125,17 +127,22 @@ class Hello:
             socket.gethostname(),
             os.getpid(),
             clock_id(),
-            key,
             index,
         )
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self | None:
-        """None if a field is missing."""
-        try:
-            return cls(**{name: value[name] for name in cls.__slots__})
-        except KeyError:
-            return None
+        """None if a field is missing, of another type, or out of bounds."""
+        numbers = [value.get(name) for name in ("protocol", "pid")]
+        texts = [value.get(name) for name in ("version", "locust", "host")]
+        clock, index = value.get("clock"), value.get("index")
+        is_valid = (
+            all(_is_number(each) for each in numbers)
+            and all(_is_text(each) for each in texts)
+            and (clock is None or _is_text(clock))
+            and (index is None or (_is_number(index) and index < MAX_WORKERS))
+        )
+        return cls(**{name: value.get(name) for name in cls.__slots__}) if is_valid else None  # type: ignore[arg-type]
 
     def mismatch(self, worker: "Hello") -> str | None:
         """Why a worker's version does not fit this master; None if it fits."""
@@ -148,22 +155,42 @@ class Hello:
         return None
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable()
+
+
 def pack_files(config: BenchConfig) -> dict[str, tuple[str, str, bytes]]:
     """The input files of a load, by setting: the text before the path in its value, the file's name, the content."""
     packed = {}
     for name in (*FILE_SETTINGS, *LENGTH_SETTINGS):
         value = getattr(config, name)
         prefix = f"{EMPIRICAL}:" if name in LENGTH_SETTINGS else ""
-        if value is not None and value.startswith(prefix):
+        if names_file(name, value):
             path = Path(value.removeprefix(prefix))
             packed[name] = (prefix, path.name, path.read_bytes())
     return packed
 
 
+def names_file(setting: str, value: str | None) -> bool:
+    """Whether the value of a setting is the path of a file.
+
+    >>> names_file("prompts_file", "a.txt"), names_file("input_tokens", "empirical:a.txt"), names_file("turns", "3")
+    (True, True, False)
+    """
+    prefix = f"{EMPIRICAL}:" if setting in LENGTH_SETTINGS else ""
+    return setting in (*FILE_SETTINGS, *LENGTH_SETTINGS) and value is not None and str(value).startswith(prefix)
+
+
 def unpack_files(packed: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Write packed files; returns the settings with their new paths."""
+    """Write packed files; returns the settings with their new paths. Raises ValueError for another setting."""
     settings = {}
     for name, (prefix, file_name, content) in packed.items():
+        if name not in (*FILE_SETTINGS, *LENGTH_SETTINGS) or Path(file_name).name in ("", ".."):
+            raise ValueError(f"the master sent a file for `{name}`, named {file_name!r}")
         path = directory / name / Path(file_name).name
         path.parent.mkdir(mode=0o700)
         path.write_bytes(content)

@@ -1,6 +1,5 @@
 """The workers of a run as the master sees them, and the decisions for the run. Pure: no sockets, clock or locust."""
 
-import hmac
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,12 +104,13 @@ class WorkerGroup:
         """Why a worker is refused; None if it is accepted."""
         if hello is None:
             return "unrecognised handshake"
-        if not hmac.compare_digest(str(hello.key).encode(), self._master.key.encode()):
-            return "wrong key: TGI_BENCH_JOIN_KEY must be the same for the master and its workers"
         if problem := self._master.mismatch(hello):
             return problem
         if self.has_begun or len(self._members) >= self.count:
             return f"the load already has its {self.count} workers"
+        taken = {member.index for member in self._members.values()}
+        if hello.index is not None and (hello.index >= self.count or hello.index in taken):
+            return f"part {hello.index} of the load is not free"
         if url_is_loopback and hello.host != self._master.host:
             return (
                 "the server's address is on the master's loopback interface; use a --url that other machines can reach"

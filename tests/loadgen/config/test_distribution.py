@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.commands.run import add_distribution_flags, distribution_of, warnings_of
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.distribution import Address, Distribution
+from loadgen.config.distribution import JOIN_KEY_VARIABLE, Address, Distribution
 from loadgen.errors import UsageError
 
 
@@ -52,7 +52,20 @@ def test_the_flags_of_a_master_set_its_address():
 def test_addresses_that_other_hosts_can_reach_are_warned_about():
     made = distribution("--master", "--master-bind-host", "0.0.0.0", "--web", "0.0.0.0:80")
 
-    assert ["any host that reaches it can" in warning for warning in warnings_of(made)] == [True, True]
+    assert len(warnings_of(made)) == 2
+    assert "each worker with the join key receives the server's API key" in warnings_of(made)[0]
+    assert "any host that reaches it can watch" in warnings_of(made)[1]
+
+
+def test_hardening_S3_a_master_draws_a_key_unless_the_environment_has_one(monkeypatch):
+    monkeypatch.delenv(JOIN_KEY_VARIABLE, raising=False)
+    drawn = [distribution("--master") for _ in range(2)]
+    assert drawn[0].is_key_drawn
+    assert len({each.key for each in drawn}) == 2
+    assert all(len(each.key) == 32 for each in drawn)
+
+    monkeypatch.setenv(JOIN_KEY_VARIABLE, "ours")
+    assert (distribution("--master").key, distribution("--master").is_key_drawn) == ("ours", False)
 
 
 def test_every_worker_needs_a_user_or_a_place_in_flight():

@@ -1,5 +1,7 @@
 import dataclasses
 
+import pytest
+
 from loadgen.config.bench_config import BenchConfig
 from loadgen.generator.messages import pack_files, unpack_files
 from loadgen.workloads import workload
@@ -31,3 +33,11 @@ def test_a_load_made_from_copies_of_its_files_is_the_same_load(tmp_path):
 
 def test_a_load_without_files_packs_nothing():
     assert pack_files(BenchConfig(input_tokens="uniform:4,9")) == {}
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped", "url"])
+def test_hardening_S3_a_worker_writes_files_of_known_settings_only(tmp_path, name):
+    with pytest.raises(ValueError, match="the master sent a file for"):
+        unpack_files({name: ("", "x", b"x")}, tmp_path / "files")
+
+    assert not (tmp_path / "escaped").exists()

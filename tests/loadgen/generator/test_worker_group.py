@@ -6,7 +6,7 @@ from loadgen.generator.clocks import ClockOffset
 from loadgen.generator.messages import PROTOCOL, Hello
 from loadgen.generator.worker_group import Stage, WorkerGroup
 
-MASTER = Hello(PROTOCOL, "1.0", "2.47.0", "here", 1, "boot-1", "secret")
+MASTER = Hello(PROTOCOL, "1.0", "2.47.0", "here", 1, "boot-1")
 END = {
     "stop_reason": "duration",
     "warmup_ended_s": 1.0,
@@ -41,7 +41,7 @@ def members(group):
         ({"protocol": PROTOCOL + 1}, f"the master has protocol {PROTOCOL} and this worker {PROTOCOL + 1}"),
         ({"version": "0.9"}, "the master is tgi-bench 1.0 and this worker 0.9"),
         ({"locust": "2.20.1"}, "the master has locust 2.47.0 and this worker 2.20.1"),
-        ({"key": "guess"}, "wrong key: TGI_BENCH_JOIN_KEY"),
+        ({"index": 2}, "part 2 of the load is not free"),
     ],
 )
 def test_a_worker_that_does_not_match_is_refused_by_name(group, changes, reason):
@@ -51,6 +51,25 @@ def test_a_worker_that_does_not_match_is_refused_by_name(group, changes, reason)
 def test_an_unrecognised_handshake_is_refused(group):
     assert Hello.from_json({"type": "hello"}) is None
     assert group.refusal(None, url_is_loopback=False) == "unrecognised handshake"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"protocol": "4"}, {"protocol": True}, {"pid": -1}, {"pid": 2**40}, {"host": ""}, {"host": "h" * 300},
+        {"host": "\x1b[2J"}, {"host": ["here"]}, {"version": None}, {"clock": 5}, {"index": "../../x"}, {"index": -1},
+        {"index": 1.5}, {"index": 10**6},
+    ],
+)  # fmt: skip
+def test_hardening_S3_the_fields_of_a_hello_are_typed_and_bounded(change):
+    assert Hello.from_json(dataclasses.asdict(MASTER)) == MASTER
+    assert Hello.from_json(dataclasses.asdict(MASTER) | change) is None
+
+
+def test_hardening_S3_two_workers_cannot_make_one_part(group):
+    group.admit("c0", worker(index=1))
+
+    assert group.refusal(worker(index=1), url_is_loopback=False) == "part 1 of the load is not free"
 
 
 def test_another_patch_version_of_locust_may_join(group):

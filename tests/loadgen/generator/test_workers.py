@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,8 +12,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import msgpack
 import pyarrow.parquet as pq
 import pytest
+import zmq
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.runner import measure
@@ -202,6 +205,18 @@ def test_the_web_ui_of_one_worker_shows_its_latencies(url, tmp_path):
     assert command.returncode == 130
 
 
+def send_garbage(address):
+    """Unencrypted ZeroMQ frames, and bytes that are no ZeroMQ at all."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(f"tcp://{address}")
+        for frames in ([b""], [], [b"\xff" * 100], [msgpack.dumps(("client_ready", "2", "x"))]):
+            stranger.send_multipart(frames or [b"", b""])
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as raw:
+            raw.sendall(bytes(range(256)))
+        stranger.close(linger=200)
+
+
 def test_workers_join_a_master_and_receive_its_files_and_a_wrong_key_is_refused(url, state, tmp_path):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
@@ -222,7 +237,10 @@ def test_workers_join_a_master_and_receive_its_files_and_a_wrong_key_is_refused(
     )
     where = ("--master", "--expect-workers", "2", "--master-bind-port", "0", "--concurrency", "3")
     master = start("--url", url, *load, *where, "--out", str(out), cwd=home, TGI_BENCH_JOIN_KEY="ours")
-    address = next(line.split()[-1] for line in master.stderr if "--join" in line)
+    notice = next(line for line in master.stderr if "--join" in line)
+    address = notice.split()[-1]
+    assert "ours" not in notice
+    send_garbage(address)
 
     stranger = start("--join", address, cwd=elsewhere, TGI_BENCH_JOIN_KEY="guessed")
     joined = [start("--join", address, cwd=elsewhere, TGI_BENCH_JOIN_KEY="ours") for _ in range(2)]
