@@ -251,6 +251,7 @@ def _manifest(
             "launch_argv": redacted_argv(target.launch_argv) if target.launch_argv is not None else None,
             "launch_chosen": list(target.launch_chosen),
             "reuses_connections": prepared.reuses_connections,
+            "start_up": dataclasses.asdict(target.start_up) if target.start_up is not None else None,
             "token_counter": counter.source if counter is not None else None,
             "prefix_cache": dataclasses.asdict(prepared.work.cache),
             "prompts_verified": length_check.checked if length_check is not None else 0,

@@ -17,6 +17,7 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import RATE_MODES
 from loadgen.config.durations import parse_duration
+from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError
 from loadgen.progress import ProgressDisplay, open_progress
 from loadgen.runner import make_run_directory, measure, new_run_id
@@ -85,7 +86,8 @@ class LoadSeries:
 
 def series_load(args: argparse.Namespace, first: float) -> tuple[BenchConfig, str]:
     """The load of a command line at its first point, and the config field that the points set. Raises UsageError."""
-    mode = args.mode or (parsing.read_toml(args.config).get("mode") if args.config else None) or "closed"
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    mode = with_profile((parsing.read_toml(args.config) if args.config else {}) | given).get("mode", "closed")
     quantity = "rate" if mode in RATE_MODES else "concurrency"
     if mode != "closed" and mode not in RATE_MODES:
         raise UsageError(f"`mode` is {mode!r} but must be closed or one of {', '.join(RATE_MODES)} to vary the load")

@@ -129,6 +129,7 @@ class BenchConfig(BenchSettings):
             "model",
             "api_key",
             "ready_timeout",
+            "model_files",
             "label",
             "workers",
             "priority",

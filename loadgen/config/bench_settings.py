@@ -18,8 +18,11 @@ from loadgen.config.durations import parse_duration, parse_stages
 from loadgen.config.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.config.objectives import WIDTH_EXAMPLE, parse_objective, parse_width
 from loadgen.config.parsing import REPEATABLE
+from loadgen.config.profiles import DESCRIPTION as PROFILE_DESCRIPTION
+from loadgen.config.profiles import ProfileName, with_profile
 from loadgen.http.response_reader import MAX_RESPONSE_BYTES
 from loadgen.http.sse import MAX_LINE_BYTES
+from loadgen.target.file_cache import FileCacheState
 from loadgen.workloads.departure import EXAMPLE as DEPARTURE_EXAMPLE
 from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.lengths import EXAMPLES, Lengths
@@ -109,6 +112,7 @@ class BenchSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    profile: ProfileName | None = Field(None, description=PROFILE_DESCRIPTION)
     mode: Mode = Field(
         "closed",
         description="How requests start: `closed` (each user waits for its answer), `constant`, `poisson` or `gamma` "
@@ -337,6 +341,17 @@ class BenchSettings(BaseModel):
     api_key: SecretStr | None = Field(None, description="Sent as a bearer token.")
     ready_timeout: Seconds = Field(600.0, gt=0, description="How long a started server may take until it answers.")
 
+    file_cache: FileCacheState = Field(
+        "natural",
+        description="The model's files in the page cache at every launch: unchanged (`natural`), dropped from it "
+        "(`cold`, by posix_fadvise, without root), or read into it (`warm`). The report has the share that was cached.",
+    )
+    model_files: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description="File or folder of weights for --file-cache; repeatable. Default those that the server's command "
+        "names.",
+    )
+
     temperature: float | None = Field(None, ge=0, le=100, description="Sampling temperature. Default greedy.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of lengths, arrivals and, with the salt, of texts.")
     salt: str | None = Field(
@@ -360,6 +375,11 @@ class BenchSettings(BaseModel):
         if value in COMMAND_MODES:
             raise ValueError(f"{value!r} is a command of its own: tgi-bench {value}")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_profile(cls, values: object) -> object:
+        return with_profile(values) if isinstance(values, dict) else values
 
     @model_validator(mode="before")
     @classmethod

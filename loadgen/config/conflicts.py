@@ -129,6 +129,14 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
         *_departure_conflicts(config),
         (config.duration == 0, "`duration` is 0 but must be above 0"),
         *_replica_conflicts(config),
+        (
+            config.file_cache != "natural" and config.url is not None,
+            f"`file_cache` is {config.file_cache!r} but `url` names a server that already runs; give --server",
+        ),
+        (
+            bool(config.model_files) and config.file_cache == "natural",
+            "`model_files` has no effect with `file_cache` 'natural'; give cold or warm",
+        ),
         (config.url is not None and config.server is not None, "`url` and `server` exclude each other"),
     ]
 

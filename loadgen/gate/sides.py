@@ -16,6 +16,7 @@ from loadgen.config.bench_settings import EMBEDDED_PERMITS
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.progress import ProgressDisplay, SilentProgress
 from loadgen.redaction import redacted_argv
+from loadgen.target.file_cache import FileCache
 from loadgen.target.launch import find_launcher, split_command
 from loadgen.target.revision import Revision, build, read_at
 from loadgen.target.target import LaunchedTarget, Target
@@ -45,7 +46,14 @@ class CommandServer:
     words: tuple[str, ...]
 
     def open(self, load: BenchConfig, log: Path) -> AbstractContextManager[Target]:
-        return LaunchedTarget(self.words, log, ready_timeout_s=load.ready_timeout, api=load.api, api_key=key_of(load))
+        return LaunchedTarget(
+            self.words,
+            log,
+            ready_timeout_s=load.ready_timeout,
+            api=load.api,
+            api_key=key_of(load),
+            file_cache=FileCache.of(load.file_cache, load.model_files, self.words),
+        )
 
 
 @dataclass(frozen=True, slots=True)

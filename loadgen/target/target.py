@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from loadgen.dialects.dialect import Sampling
 from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import StartError, TargetError
 from loadgen.target.control import ControlClient
+from loadgen.target.file_cache import NATURAL, FileCache
 from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
 from loadgen.target.server_kind import KINDS, OPENAI, OWN, Detection, ServerKind, detect, first_model, has_tgi_keys
 from loadgen.workloads.prompt import Prompt, ServerLimits
 
-POLL_S = 0.1
+POLL_S = 0.05
 REPORT_WAIT_EVERY_S = 5.0
 READY_PROMPT = Prompt("ready", text="Hello", output_tokens=1)
 
@@ -58,6 +59,18 @@ class TargetFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class StartUp:
+    """Seconds from the launch until the ready route answered, and until the answer to one request for one token.
+
+    Both are polled every `POLL_S`. `file_cache` holds the state of the model's files in the page cache at the launch.
+    """
+
+    ready_s: float
+    first_token_s: float
+    file_cache: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A server that answers. `launch_argv` is the command that started it, `launch_chosen` the part we added to it."""
 
@@ -66,6 +79,7 @@ class Target:
     launch_argv: tuple[str, ...] | None = None
     launch_chosen: tuple[str, ...] = ()
     process: LaunchedProcess | None = None
+    start_up: StartUp | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -144,6 +158,7 @@ class LaunchedTarget:
         environment: Mapping[str, str] | None = None,
         on_wait: OnWait | None = None,
         ready_route: str = "/health",
+        file_cache: FileCache = NATURAL,
     ) -> None:
         self.process = LaunchedProcess(split_command(command), log, environment)
         self._chosen = tuple(chosen)
@@ -152,6 +167,7 @@ class LaunchedTarget:
         self._api_key = api_key
         self._on_wait = on_wait
         self._ready_route = ready_route
+        self._file_cache = file_cache
 
     def __enter__(self) -> Target:
         try:
@@ -169,29 +185,32 @@ class LaunchedTarget:
     def _start(self) -> Target:
         deadline_s = time.monotonic() + self._ready_timeout_s
         while True:
+            file_cache = self._file_cache.prepare()
+            launched_s = time.monotonic()
             self.process.start()
             target = Target(
                 self.process.url, self._api_key, tuple(self.process.argv), self._chosen, process=self.process
             )
             try:
-                self._wait_ready(target, deadline_s)
+                ready_s, first_token_s = self._wait_ready(target, deadline_s)
             except StartError:
                 if self.process.port_was_taken and self.process.attempts_left:
                     self.process.kill()
                     continue
                 raise
-            return target
+            return replace(target, start_up=StartUp(ready_s - launched_s, first_token_s - launched_s, file_cache))
 
-    def _wait_ready(self, target: Target, deadline_s: float) -> None:
-        """Poll the route of readiness, then generate one token."""
+    def _wait_ready(self, target: Target, deadline_s: float) -> tuple[float, float]:
+        """Poll the route of readiness, then generate one token. Returns when each was answered (monotonic s)."""
         control = target.control()
         try:
-            self._poll(target, control, deadline_s)
+            return self._poll(target, control, deadline_s)
         finally:
             control.close()
 
-    def _poll(self, target: Target, control: ControlClient, deadline_s: float) -> None:
+    def _poll(self, target: Target, control: ControlClient, deadline_s: float) -> tuple[float, float]:
         reported_s = started_s = time.monotonic()
+        ready_s: float | None = None
         problem = "it does not listen"
         while True:
             self.process.check_alive()
@@ -206,10 +225,11 @@ class LaunchedTarget:
             try:
                 status, _ = control.get(self._ready_route, timeout_s=5.0)
                 if status in (200, 404):
+                    ready_s = ready_s or time.monotonic()
                     target.generate_once(self._api)
                     # Another server may have answered if this one could not bind its port.
                     self.process.check_alive()
-                    return
+                    return ready_s, time.monotonic()
                 problem = f"{self._ready_route} answers {status}"
             except TargetError as error:
                 problem = str(error)
@@ -246,6 +266,7 @@ def open_target(config: BenchConfig, log: Path, on_wait: OnWait | None = None) -
         api=config.api,
         api_key=key,
         on_wait=on_wait,
+        file_cache=FileCache.of(config.file_cache, config.model_files, split_command(command)),
     )
     with launched as target:
         yield target

@@ -182,6 +182,11 @@ def _cost(m: Measured) -> Interval:
     return Interval(per_rate / rate.value, lo, per_rate / rate.lo if rate.lo > 0 else math.nan)
 
 
+def _start_up(name: str) -> Callable[[Measured], Interval]:
+    """A time of the launch that the run was measured on; NaN for a server that was not launched."""
+    return lambda m: point((m.manifest.target.get("start_up") or {}).get(name, math.nan))
+
+
 def _little(m: Measured) -> Interval:
     mean = _in_window(Concurrency.mean)(m).value
     sent_s, end_s = m.requests["t_sent_ns"] / 1e9, m.requests["t_end_ns"] / 1e9
@@ -303,6 +308,22 @@ PER_RUN = (
         Direction.LOWER,
         "price per hour / 3600 / output_tokens_per_s * 1e6",
         _cost,
+    ),
+    RunMetric(
+        "startup_ready_s",
+        "Start-up: ready",
+        "s",
+        Direction.LOWER,
+        "launch of the server until its ready route answers",
+        _start_up("ready_s"),
+    ),
+    RunMetric(
+        "startup_first_token_s",
+        "Start-up: first token",
+        "s",
+        Direction.LOWER,
+        "launch of the server until one token is answered",
+        _start_up("first_token_s"),
     ),
     RunMetric(
         "little_residual",

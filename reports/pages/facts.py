@@ -90,6 +90,7 @@ def _server(manifest: RunManifest) -> dict[str, Any]:
         "limits": _limits(info),
         "tuned": engine.get("tuned"),
         "launched with": " ".join(map(str, target.get("launch_argv") or [])),
+        "start-up": _start_up(target.get("start_up")),
         "added by tgi-bench": " ".join(map(str, target.get("launch_chosen") or [])),
     }
 
@@ -100,12 +101,26 @@ def _kind(target: Mapping[str, Any]) -> str | None:
     return f"{target['engine']} ({reason})" if reason else target.get("engine")
 
 
+def _start_up(times: Mapping[str, Any] | None) -> str | None:
+    """The times of the launch, with the share of the model's files that was in the page cache."""
+    if not times:
+        return None
+    shown = f"ready after {times['ready_s']:.2f} s, first token after {times['first_token_s']:.2f} s"
+    cache = times.get("file_cache")
+    if not cache or cache["cached_share"] is None:
+        return shown
+    return (
+        f"{shown}; {cache['state']} file cache: {cache['cached_share']:.0%} of {cache['bytes'] / 2**20:.1f} MiB cached"
+    )
+
+
 def _load(analysis: Analysis) -> dict[str, Any]:
     manifest, window = analysis.run.manifest, analysis.measured.window
     config = manifest.config
     requests = manifest.clipped.get("requests", 0)
     tokens = manifest.clipped.get("input_tokens", 0) + manifest.clipped.get("output_tokens", 0)
     return {
+        "profile": config.get("profile"),
         "mode": load_sentence(manifest),
         "workload": config.get("workload"),
         "trace": _trace(config),

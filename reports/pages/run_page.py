@@ -135,8 +135,10 @@ def _duration(seconds: float) -> str:
 
 def _summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     table = Table("", tables.summary_table(analyses), _summary_note(analyses))
+    k6 = tables.k6_table(analyses)
+    as_k6 = (Table("As in TGI's first load test", k6),) if len(k6) else ()
     if len(analyses) > 1:
-        return (table, Table("", tables.totals_table(analyses)))
+        return (table, Table("", tables.totals_table(analyses)), *as_k6)
     [analysis] = analyses
     rates = analysis.summary["rates"]
     failed, total = tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
@@ -146,7 +148,7 @@ def _summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
         ("Failed requests", f"{failed:,}", "↓"),
         ("Requests measured", f"{total:,}", ""),
     )
-    return (table, Tiles(tiles))
+    return (table, Tiles(tiles), *as_k6)
 
 
 def _summary_note(analyses: Sequence[Analysis]) -> str:

@@ -85,6 +85,24 @@ def _row(title: str, analysis: Analysis, analyses: Sequence[Analysis], values: M
     return {"ms, ↓ better": title, **({"run": analysis.label} if len(analyses) > 1 else {}), **values}
 
 
+K6_PROFILE = "bloom-k6"
+
+
+def k6_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """The table of TGI's first load test: a row per run of its profile, E2E in seconds and requests/s."""
+    rows = []
+    for analysis in analyses:
+        metric = analysis.summary["metrics"]["e2e_s"]
+        if analysis.run.manifest.config.get("profile") == K6_PROFILE and metric["count"]:
+            percentiles = {title: metric["percentiles"][p]["value"] for p, title in SUMMARY_PERCENTILES.items()}
+            columns = {"avg": metric["mean"], "min": metric["min"], "max": metric["max"], **percentiles}
+            row = {name: columns[name] for name in ("avg", "min", "med", "max", "p(90)", "p(95)")}
+            rows.append(
+                {"E2E, s ↓": analysis.label, **row, "RPS ↑": analysis.summary["rates"]["requests_per_s"]["value"]}
+            )
+    return pd.DataFrame(rows)
+
+
 def totals_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
     """A row per run: requests/s, tokens/s, failed requests, number of requests, load, window and drain limit."""
     return pd.DataFrame(
