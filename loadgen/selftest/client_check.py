@@ -11,7 +11,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from loadgen.errors import MeasurementError
 from loadgen.progress import ProgressDisplay
 from loadgen.runner import measure
 from loadgen.selftest.reference_timing_server import timing_server
-from loadgen.selftest.starvation import starved_generator
+from loadgen.selftest.starvation import Stops, starved_generator
 from loadgen.target.control import ControlClient
 from loadgen.target.target import Target
 from reports.metrics.summary import summarize
@@ -49,7 +49,8 @@ class ClientAccuracy:
     `ttft_worst_error` is the 99th percentile of the absolute errors of single requests, `ttft_error_p99` the error of
     the 99th percentile. `read_ttft_error` is the error if the time of the read is taken for the arrival.
     `bounded_gaps_share` is the fraction of gaps inside one read, for which only a bound is known. With `sends_bursts`
-    the server sent the tokens of all streams at once; with `is_starved` the generator had half of its processor time.
+    the server sent the tokens of all streams at once; with `is_starved` the generator had half of its time, in
+    stops of up to `longest_stop_ms`. `reasons` are the findings of the run's verdict.
     """
 
     streams: int
@@ -76,6 +77,12 @@ class ClientAccuracy:
     server_late_p99_ms: float
     is_accurate: bool
     verdict: str
+    reasons: tuple[str, ...]
+    longest_stop_ms: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.streams} streams{' in bursts' if self.sends_bursts else ''}"
 
 
 def measure_level(
@@ -104,14 +111,15 @@ def measure_level(
             output_tokens=f"uniform:{MIN_TOKENS},{MAX_TOKENS}",
             unhealthy_probes=0,
         )
-        with starved_generator() if is_starved else contextlib.nullcontext():
+        with starved_generator() if is_starved else contextlib.nullcontext(Stops()) as stops:
             result = measure(config, Target(url), Path(folder) / "run")
         control = ControlClient(url)
         status, body = control.get("/times")
         control.close()
         if status != 200:
             raise MeasurementError(f"the reference timing server answers {status}")
-        return compare(streams, result, json.loads(body), gap_s, sends_bursts=sends_bursts, is_starved=is_starved)
+        found = compare(streams, result, json.loads(body), gap_s, sends_bursts=sends_bursts, is_starved=is_starved)
+        return replace(found, longest_stop_ms=1e3 * stops.longest_s)
 
 
 def compare(
@@ -144,6 +152,7 @@ def compare(
     ]
     late_s = [late for pair in pairs for late in pair.late_s(gap_s)]
     lost = sum(pair.lost for pair in pairs)
+    verdict = summarize(result)["verdict"]
     return ClientAccuracy(
         streams=streams,
         sends_bursts=sends_bursts,
@@ -170,7 +179,8 @@ def compare(
         server_late_p99_ms=1e3 * quantile(late_s, 0.99),
         is_accurate=lost == 0
         and all(abs(seen - true) <= TOLERANCE_S + TOLERANCE_FRACTION * true for seen, true in found),
-        verdict=str(summarize(result)["verdict"]["status"]),
+        verdict=str(verdict["status"]),
+        reasons=tuple(str(reason["check"]) for reason in verdict["reasons"]),
     )
 
 
@@ -259,29 +269,39 @@ class SelfTest:
 
     @property
     def capacity(self) -> float | None:
-        """The highest event rate with accurate times; None if no load was accurate."""
+        """The highest event rate with accurate times, below the first load without; None if no load was accurate."""
         best = self._largest_accurate()
         return None if best is None else best.events_per_s
 
     def conclusion(self) -> str:
         """Up to which load the client is accurate, how accurate it is there, and what ended the search."""
-        best = self._largest_accurate()
-        inaccurate = min((level.streams for level in self.levels if not level.is_accurate), default=None)
-        ends = [] if inaccurate is None else [f"{inaccurate} streams are not accurate"]
+        best, wrong = self._largest_accurate(), self._smallest_inaccurate()
+        ends = [] if wrong is None else [f"{wrong.name} are not accurate ({_verdict(wrong)})"]
         ends += [] if self.failure is None else [self.failure]
         if best is None:
             return f"no load was timed accurately: {'; '.join(ends) or 'none was measured'}"
         error = f"TTFT error mean {best.ttft_error_mean_ms:+.2f} p99 {best.ttft_error_p99_ms:+.2f} ms"
         starved = ", with half of the processor time" if best.is_starved else ""
+        starved += f" in turns of up to {best.longest_stop_ms:.0f} ms" if best.is_starved else ""
         read = f"of read times {best.read_ttft_error_mean_ms:+.2f} and {best.read_ttft_error_p99_ms:+.2f}"
-        load = f"{best.events_per_s:.0f} events/s ({best.streams} streams{', in bursts' if best.sends_bursts else ''})"
+        load = f"{best.events_per_s:.0f} events/s ({best.name})"
         end = "; ".join(ends) or "no larger load was measured"
         return f"accurate up to {load}{starved}: {error} ({read}); {end}"
 
     def _largest_accurate(self) -> ClientAccuracy | None:
-        return max(
-            (level for level in self.levels if level.is_accurate), key=lambda each: each.events_per_s, default=None
-        )
+        wrong = self._smallest_inaccurate()
+        fewer = [level for level in self.levels if wrong is None or level.streams < wrong.streams]
+        return max(fewer, key=lambda level: level.events_per_s, default=None)
+
+    def _smallest_inaccurate(self) -> ClientAccuracy | None:
+        wrong = [level for level in self.levels if not level.is_accurate]
+        return min(wrong, key=lambda level: level.streams, default=None)
+
+
+def _verdict(level: ClientAccuracy) -> str:
+    """`degraded: starved`; of a starved load with the longest stop."""
+    stopped = f", stopped for up to {level.longest_stop_ms:.0f} ms" if level.is_starved else ""
+    return f"{': '.join((level.verdict, *filter(None, [', '.join(level.reasons)])))}{stopped}"
 
 
 def measure_loads(
@@ -328,7 +348,7 @@ class _NotMeasuredError(Exception):
 
 
 def render(level: ClientAccuracy) -> str:
-    word = f"{'accurate' if level.is_accurate else 'INACCURATE'}, {level.verdict}"
+    word = f"{'accurate' if level.is_accurate else 'INACCURATE'}, {_verdict(level)}"
     ttft = f"TTFT error mean {level.ttft_error_mean_ms:+.2f} p99 {level.ttft_error_p99_ms:+.2f} ms"
     worst = f"99 % of requests within {level.ttft_worst_error_ms:.2f}"
     read = f"{worst}  (of read times {level.read_ttft_error_mean_ms:+.2f}, {level.read_ttft_error_p99_ms:+.2f})"

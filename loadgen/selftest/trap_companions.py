@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from loadgen.errors import MeasurementError
 from loadgen.selftest.trap_behaviour import BATCH
 from loadgen.selftest.trap_rows import Companion
+from loadgen.target.machine import request_realtime
 
 SOURCE = Path(__file__).with_name("shifted_clock.c")
 STEP_S = 5.0
@@ -121,6 +122,7 @@ def starved(pid: int) -> contextlib.AbstractContextManager[None]:
     """Stop the processes of a session half of the time."""
 
     def take_turns(stop: threading.Event) -> None:
+        request_realtime(before_others=True)
         while not stop.is_set():
             members = session_members(pid)
             for number in (signal.SIGSTOP, signal.SIGCONT):

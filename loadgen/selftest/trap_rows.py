@@ -254,7 +254,7 @@ TRAPS = (
         "the generator has half of its CPU time",
         case(PLAIN, TrapLoad(duration_s=12.0), "ttft_mean_ms", companion=Companion.STARVED),
         case(PLAIN, TrapLoad(duration_s=12.0), "ttft_mean_ms"),
-        ("cpu", "loop_lag", "schedule_lag"),
+        ("cpu", "loop_lag", "schedule_lag", "starved"),
     ),
     Trap(
         20,

@@ -54,8 +54,10 @@ def gpu_names() -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
 
 
-def request_realtime() -> bool:
-    """Request real-time scheduling for this process; returns False if that is not permitted.
+def request_realtime(*, before_others: bool = False) -> bool:
+    """Request real-time scheduling for the calling thread; returns False if that is not permitted.
+
+    before_others: before the processes that request it without this.
 
     Otherwise, on a machine that a server keeps busy, a waiting process wakes tens of milliseconds late, and so do its
     timestamps.
@@ -63,7 +65,8 @@ def request_realtime() -> bool:
     if not hasattr(os, "sched_setscheduler"):
         return False
     try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+        priority = os.sched_get_priority_min(os.SCHED_RR) + before_others
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
     except OSError:
         return False
     return True

@@ -43,6 +43,7 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
         "local_ports": _least(workers, "local_ports"),
         "coalesced_share": float(population["coalesced_events"].sum()) / events if events else None,
         "coalesced_gaps_share": _share(population["coalesced_events"].sum(), (population["events"] - 1).clip(0).sum()),
+        "read_interval_s": _read_interval_s(population),
         "coalesced_within_max_s": _max(population["coalesced_within_s"]),
         "token_mismatch_median": _quantile(differences[np.isfinite(differences)], 0.5),
         "completions": int(
@@ -66,6 +67,8 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
     }
 
 
+# Gaps inside one read, as a share of all; and the lateness of a read, as a share of the time between two reads.
+MAX_MERGED_GAPS, MAX_READ_LATENESS = 0.01, 0.5
 # Bursts of this size at such intervals are not steps of an engine.
 MIN_BURST_EVENTS, MIN_BURST_INTERVAL_S = 8, 0.25
 
@@ -84,13 +87,34 @@ def _schedule_lag(facts: Mapping[str, Any]) -> Finding | None:
 
 
 def _full_reads(facts: Mapping[str, Any]) -> Finding | None:
-    """Arrival times do not show a server that waits for a full receive buffer."""
+    """Arrival times do not show a server that waits for a full receive buffer.
+
+    Linux 6.18 stops a sender at 110 KB unread, so that a full buffer always gives such a read. The receiver's TCP_INFO
+    does not show it: `tcpi_rcv_wnd` stays at 65,536.
+    """
     count = facts.get("full_reads") or 0
     return finding(
         "receive_buffer",
         Level.VALID if count else None,
         f"{count:,} reads returned 64 KiB: so much data waited unread that the server may have been held back; give "
         "the generator more processor time or `--workers`",
+    )
+
+
+def _starved(facts: Mapping[str, Any]) -> Finding | None:
+    """The kernel merges segments that wait unread, which leaves them one arrival time.
+
+    Events that the server merged are read at once; a read is late if it takes half of the time between two of a stream.
+    """
+    late, interval = facts.get("read_late_p99_s"), facts.get("read_interval_s")
+    merged = facts.get("coalesced_gaps_share") or 0.0
+    is_late = late is not None and interval is not None and late > MAX_READ_LATENESS * interval
+    return finding(
+        "starved",
+        Level.DEGRADED if is_late and merged > MAX_MERGED_GAPS else None,
+        f"the generator was starved: {100 * merged:.1f} % of the gaps lie inside one read and have no time of their "
+        f"own, because reads came up to {(late or 0) * 1e3:.0f} ms late (p99); TTFT and gaps are bounds; give the "
+        "generator more processor time or `--workers`",
     )
 
 
@@ -232,6 +256,7 @@ CHECKS: tuple[Callable[[Mapping[str, Any]], Finding | None], ...] = (
     _sent_rate,
     _schedule_lag,
     _full_reads,
+    _starved,
     _loop_lag,
     _loop_gap,
     _cpu,
@@ -263,6 +288,12 @@ def _worst_cpu(series: pd.DataFrame, workers: list[Mapping[str, Any]]) -> float 
     if "cpu_share" in series and series["cpu_share"].notna().any():
         return float(series.groupby(series["worker"].fillna(0))["cpu_share"].mean().max())
     return _worst(workers, "cpu_share")
+
+
+def _read_interval_s(population: pd.DataFrame) -> float | None:
+    """Mean time between two reads of a stream."""
+    streamed_s = (population["t_last_ns"] - population["t_first_ns"]).clip(0).sum() / 1e9
+    return _share(streamed_s, (population["events"] - 1 - population["coalesced_events"]).clip(0).sum())
 
 
 def _open_files_share(workers: list[Mapping[str, Any]]) -> float | None:

@@ -402,7 +402,7 @@ GENERATOR = (
     ("open_files_share", "open files, of the limit", 100.0, "%", ""),
     ("local_ports", "local ports for connections", 1.0, "ports", ""),
     ("coalesced_share", "events that arrived coalesced", 100.0, "%", ""),
-    ("coalesced_gaps_share", "gaps inside one read, counted as 0", 100.0, "%", ""),
+    ("coalesced_gaps_share", "gaps inside one read, counted as 0", 100.0, "%", "above 1 % with late reads"),
     ("coalesced_within_max_s", "longest time within which such events arrived", 1e3, "ms", ""),
     ("token_mismatch_median", "token count mismatch, median", 100.0, "%", "above 2 %"),
     ("completions", "completions in the window", 1.0, "requests", "none"),

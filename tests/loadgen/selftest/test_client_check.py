@@ -110,18 +110,16 @@ def test_one_worker_is_accurate_at_400_streams_of_20_ms_per_token():
     assert (level.verdict, level.is_accurate, level.lost_events) == ("valid", True, 0)
 
 
+def level_of(streams, **values):
+    """50 events/s a stream, accurate."""
+    numbers = dict.fromkeys(client_check.ClientAccuracy.__slots__, 0)
+    plain = {"events_per_s": 50.0 * streams, "is_accurate": True, "verdict": "valid", "reasons": ()}
+    return client_check.ClientAccuracy(**numbers | plain | {"streams": streams} | values)
+
+
 def test_the_capacity_is_searched_between_the_last_accurate_and_the_first_inaccurate_load(monkeypatch):
     def level(streams, _seconds, *, sends_bursts, is_starved):
-        numbers = dict.fromkeys(client_check.ClientAccuracy.__slots__, 0)
-        return client_check.ClientAccuracy(
-            **numbers
-            | {
-                "streams": streams,
-                "sends_bursts": sends_bursts,
-                "events_per_s": 50.0 * streams,
-                "is_accurate": streams < 140,
-            }
-        )
+        return level_of(streams, sends_bursts=sends_bursts, is_accurate=streams < 140)
 
     monkeypatch.setattr(client_check, "measure_level", level)
 
@@ -130,25 +128,32 @@ def test_the_capacity_is_searched_between_the_last_accurate_and_the_first_inaccu
     assert [each.streams for each in found.levels if each.sends_bursts] == [16, 64, 256, 128, 181]
     assert [each.streams for each in found.levels if not each.sends_bursts] == [16, 64, 256]
     assert found.capacity == 6_400.0
-    assert "accurate up to 6400 events/s (128 streams, in bursts)" in found.conclusion()
-    assert "181 streams are not accurate" in found.conclusion()
+    assert "accurate up to 6400 events/s (128 streams in bursts)" in found.conclusion()
+    assert "181 streams in bursts are not accurate" in found.conclusion()
 
 
 def test_trust_3a_a_load_that_cannot_be_measured_ends_the_search_with_a_conclusion(monkeypatch):
     def level(streams, _seconds, *, sends_bursts, is_starved):
         if streams > 64:
             raise TargetError("/times: timed out")
-        numbers = dict.fromkeys(client_check.ClientAccuracy.__slots__, 0)
-        return client_check.ClientAccuracy(
-            **numbers | {"streams": streams, "sends_bursts": sends_bursts, "events_per_s": 3e3, "is_accurate": True}
-        )
+        return level_of(streams, sends_bursts=sends_bursts)
 
     monkeypatch.setattr(client_check, "measure_level", level)
 
     found = client_check.measure_loads((64,), 1.0, SilentProgress())
 
-    assert found.capacity == 3_000.0
+    assert found.capacity == 3_200.0
     assert found.conclusion().endswith("96 streams could not be measured: /times: timed out")
+
+
+def test_trust_3a_the_conclusion_names_no_load_above_an_inaccurate_one():
+    starved = {"is_starved": True, "verdict": "degraded", "reasons": ("starved",), "longest_stop_ms": 38.0}
+
+    found = client_check.SelfTest([level_of(n, is_accurate=n != 64, **starved) for n in (16, 64, 256)])
+
+    assert found.capacity == 800.0
+    assert found.conclusion().startswith("accurate up to 800 events/s (16 streams), with half of the processor time")
+    assert found.conclusion().endswith("64 streams are not accurate (degraded: starved, stopped for up to 38 ms)")
 
 
 def test_trust_3a_bursts_are_timed_by_arrival_not_by_read():

@@ -278,3 +278,18 @@ def test_trust_3a_a_full_receive_buffer_is_a_finding() -> None:
     found = {each["check"]: each["message"] for each in summarize(run)["verdict"]["findings"]}
 
     assert found["receive_buffer"].startswith("3 reads returned 64 KiB")
+
+
+@pytest.mark.parametrize(("late_s", "is_starved"), [(0.030, True), (0.002, False)])
+def test_trust_3a_merged_gaps_are_the_generators_fault_only_if_its_reads_were_late(
+    late_s: float, is_starved: bool
+) -> None:
+    """A server may send several events in one segment, which is read at once."""
+    run = sample_run()
+    for record in run.records:
+        record.coalesced_events, record.read_late_max_s = len(record.gap_ns) // 5, late_s
+
+    reasons = {each["check"]: each["message"] for each in summarize(run)["verdict"]["reasons"]}
+
+    assert ("starved" in reasons) == is_starved
+    assert not is_starved or "% of the gaps lie inside one read" in reasons["starved"]
