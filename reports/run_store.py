@@ -38,16 +38,7 @@ class RunDirectoryError(Exception):
 class RunManifest:
     """The server, the load and the machine of a run: enough to repeat it and to refuse a wrong comparison.
 
-    `seed` fixes lengths and arrivals; texts also depend on `salt`, and so does `text_hash`, but not `workload_hash`.
-    `target` holds url, api, info (the reply of `/info`), info_end (the same at the end of the run), launch_argv,
-    launch_chosen (the arguments that tgi-bench added) and accelerator. `clipped` holds requests, input_tokens and
-    output_tokens. `objectives` is a list of {metric, max or min}. `machine` holds the operating system, kernel, cpu,
-    cpu_count, memory_bytes and container limits. `slots` is the concurrency of a closed loop, `window_end_s` the end of
-    the load's window, `drain_s` the limit of the drain. `drain` holds how long it lasted (took_s), the requests that
-    started in it (requests), those of any phase that were cancelled at its end (cancelled), and those of the window
-    that were cut off (cut_off). Times in seconds count from the run's start. `open_loop` is None in runs of earlier
-    versions. `arrival_times` holds the source of the times of received bytes (kernel, read or
-    mixed) and how many reads had a timestamp of the kernel (stamped), none (unstamped) or an impossible one (rejected).
+    `reference/file_keys.py` has the meaning of each field. `open_loop` is None in runs of earlier versions.
     """
 
     run_id: str

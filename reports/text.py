@@ -6,6 +6,7 @@ Markup is escaped by the renderers.
 import dataclasses
 import json
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 # Characters that XML 1.0 forbids, and marks that reorder the text around them.
@@ -86,3 +87,16 @@ def file_name(text: str) -> str:
     ('server-.._.._x_y', 'history')
     """
     return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:120]
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a Markdown table, and an empty line.
+
+    >>> list(markdown_table(("key", "meaning"), [("`a`", "x|y")]))
+    ['| key | meaning |', '|---|---|', '| `a` | x\\\\|y |', '']
+    """
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+    yield ""

@@ -108,9 +108,9 @@ class LimitSection(BaseModel):
 
     model_config = _STRICT
 
-    metric: str
-    max: float | None = Field(None, gt=0)
-    min: float | None = Field(None, gt=0)
+    metric: str = Field(description="Metric that the limit bounds, such as ttft_p95_ms.")
+    max: float | None = Field(None, gt=0, description="Largest value that meets the limit.")
+    min: float | None = Field(None, gt=0, description="Smallest value that meets the limit. Exactly one of the two.")
 
     @model_validator(mode="after")
     def _one_bound(self) -> "LimitSection":
@@ -130,7 +130,7 @@ class ObjectiveSection(BaseModel):
     choose: Literal["knee", "first", "second"] = Field(
         "knee", description="On a Pareto front: the knee, or the best in one objective."
     )
-    limit: tuple[LimitSection, ...] = ()
+    limit: tuple[LimitSection, ...] = Field((), description="Bounds: [[objective.limit]], repeated.")
 
 
 class ParamSection(BaseModel):
@@ -138,14 +138,16 @@ class ParamSection(BaseModel):
 
     model_config = _STRICT
 
-    type: Literal["int", "float", "bool", "choice"]
-    low: float | None = None
-    high: float | None = None
-    log: bool = False
-    step: float | None = Field(None, gt=0)
-    multiple_of: int | None = Field(None, gt=0)
-    values: tuple[Any, ...] = ()
-    when: str | None = None
+    type: Literal["int", "float", "bool", "choice"] = Field(description="Type of the values.")
+    low: float | None = Field(None, description="Smallest value of an int or float.")
+    high: float | None = Field(None, description="Largest value of an int or float.")
+    log: bool = Field(False, description="Whether values are drawn on a logarithmic scale; needs low above 0.")
+    step: float | None = Field(None, gt=0, description="Distance between the values of a float.")
+    multiple_of: int | None = Field(None, gt=0, description="Every value of an int is a multiple of this.")
+    values: tuple[Any, ...] = Field(
+        (), description="Values of a choice; { value = ..., model_id = ... } also names a prepared checkpoint."
+    )
+    when: str | None = Field(None, description="The parameter is searched only where this expression holds.")
 
     @model_validator(mode="after")
     def _complete(self) -> "ParamSection":
@@ -171,7 +173,7 @@ class ForbidSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    if_: str = Field(alias="if")
+    if_: str = Field(alias="if", description="Settings for which this expression holds are not launched.")
 
     @model_validator(mode="after")
     def _parses(self) -> "ForbidSection":
@@ -202,14 +204,18 @@ class TuneConfig(BaseModel):
 
     model_config = _STRICT
 
-    study: StudySection = StudySection()
-    server: ServerSection = ServerSection()
-    load: dict[str, Any] = Field(default_factory=dict)
-    objective: ObjectiveSection = ObjectiveSection()
-    param: dict[str, ParamSection] = Field(default_factory=dict)
-    forbid: tuple[ForbidSection, ...] = ()
-    confirm: ConfirmSection = ConfirmSection()
-    quality: QualitySection = QualitySection()
+    study: StudySection = Field(StudySection(), description="Storage, sampler and end of the study.")
+    server: ServerSection = Field(ServerSection(), description="The server that is launched.")
+    load: dict[str, Any] = Field(
+        default_factory=dict, description="The load of every launch; `file` names a TOML file that holds it."
+    )
+    objective: ObjectiveSection = Field(ObjectiveSection(), description="Metrics to improve, and limits.")
+    param: dict[str, ParamSection] = Field(
+        default_factory=dict, description="Searched settings, by name. Default the settings that the server marks."
+    )
+    forbid: tuple[ForbidSection, ...] = Field((), description="Combinations known to be impossible.")
+    confirm: ConfirmSection = Field(ConfirmSection(), description="Launches that decide between the finalists.")
+    quality: QualitySection = Field(QualitySection(), description="How much answers may change.")
 
     @property
     def uses_simulator(self) -> bool:

@@ -72,7 +72,7 @@ def write_table(directory: Path, table: str, rows: Iterable[Mapping[str, Any]], 
 
 def write_rows(table: str, rows: Iterator[Mapping[str, Any]], path: Path, manifest: RunManifest) -> None:
     """Write one table in batches; request rows are those of `RequestRecord.to_json`."""
-    schema = _schema(table)
+    schema = table_schema(table)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for batch in _batches(rows):
             columns = _request_columns(batch, manifest, schema) if table == REQUESTS else _columns(batch, schema)
@@ -143,7 +143,8 @@ DERIVED_FLOATS = (
 DERIVED_FLAGS = ("itl_exact", "slo_ok")
 
 
-def _schema(table: str) -> pa.Schema:
+def table_schema(table: str) -> pa.Schema:
+    """The columns of a table of a run, with their types."""
     columns = {REQUESTS: _request_types, TIMESERIES: _timeseries_types}.get(table, _server_types)()
     return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
 

@@ -1,12 +1,16 @@
-"""The documents agree with the tree: files, classes and commands that they name exist."""
+"""The documents agree with the code: generated pages are current; files, classes and commands that they name exist."""
 
 import ast
+import importlib
 import re
 import runpy
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.config.load_examples import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 TREE = runpy.run_path(str(ROOT / "docs" / "tree.py"))
@@ -32,6 +36,30 @@ def test_the_tree_of_the_architecture_page_is_the_tree_of_the_repository():
     page = TREE["PAGE"].read_text()
 
     assert TREE["replace_tree"](page, TREE["render_tree"]()) == page, "run `make docs`"
+
+
+GENERATED = {
+    "settings.md": "reference_server.launcher.settings_page",
+    "profiles.md": "tuner.servers.profiles_page",
+    "load.md": "loadgen.config.load_page",
+    "space.md": "tuner.space.space_page",
+    "plan.md": "tuner.commands.plan_page",
+    "metrics.md": "reports.reference.metrics_page",
+    "files.md": "reports.reference.files_page",
+}
+
+
+@pytest.mark.parametrize("page", GENERATED)
+def test_a_generated_page_is_what_make_docs_writes(page: str):
+    rendered = importlib.import_module(GENERATED[page]).render_page()
+
+    assert _text(f"docs/{page}") == "\n".join(rendered) + "\n", "run `make docs`"
+
+
+def test_every_setting_of_a_load_has_an_example():
+    settings = [name for examples in EXAMPLES.values() for name in examples]
+
+    assert sorted(settings) == sorted(BenchConfig.model_fields), "complete loadgen/config/load_examples.py"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 
 from loadgen import cli, program
+from reports.reference.file_keys import MANIFEST_KEYS, SUMMARY_KEYS
+from reports.reference.files_page import TABLES
 from reports.saved_run import load_run
 from tests.support import measured_requests
 from tests.support.servers.stream_server import Script, ServerState, stream_server
@@ -59,6 +62,43 @@ def test_run_writes_a_run_directory_with_its_report_and_prints_the_table(measure
     manifest = json.loads((measured.out / "manifest.json").read_text())
     assert manifest["label"] == "mine"
     assert manifest["command"] == ["tgi-bench", *measured.arguments]
+
+
+def undocumented(content, keys):
+    """Keys of nested JSON objects that the reference lacks. keys: as tuples; a part in capitals stands for any name."""
+    for name, value in content.items():
+        found = [key[1:] for key in keys if key and (key[0] == name or key[0].isupper())]
+        below = [key for key in found if key]
+        if not found or (not isinstance(value, dict) and () not in found):
+            yield name
+        elif isinstance(value, dict) and below:
+            yield from (f"{name}.{each}" for each in undocumented(value, below))
+
+
+def has(content, key):
+    """Whether the objects have a key of the reference."""
+    if not key:
+        return True
+    names = content if isinstance(content, dict) else {}
+    return any(has(names[name], key[1:]) for name in names if key[0] == name or key[0].isupper())
+
+
+def test_docs_files_has_every_key_of_a_real_run_and_no_other(measured):
+    summary, manifest = (json.loads((measured.out / f"{name}.json").read_text()) for name in ("summary", "manifest"))
+    keys = {key: tuple(key.split(".")) for key in SUMMARY_KEYS}
+
+    assert list(undocumented(summary, keys.values())) == []
+    absent = {key for key, parts in keys.items() if not has(summary, parts)}
+    assert absent == {
+        *(key for key in keys if key.startswith(("overload.", "abandoned."))),
+        "slo.first_violated.OBJECTIVE",
+    }
+    assert sorted(manifest) == sorted(MANIFEST_KEYS)
+
+
+@pytest.mark.parametrize(("table", "columns"), TABLES, ids=[table for table, _ in TABLES])
+def test_docs_files_has_every_column_of_a_real_run_and_no_other(measured, table, columns):
+    assert sorted(pq.read_schema(measured.out / f"{table}.parquet").names) == sorted(columns)
 
 
 def test_an_invalid_run_exits_4_and_keeps_its_data(tmp_path, capsys):

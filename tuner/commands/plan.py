@@ -47,12 +47,20 @@ class PlanSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rates: tuple[float, ...] = Field((), description="Requests per second.")
-    rate_profile: RateProfileSection | None = Field(None, validation_alias=AliasChoices("rate_profile", "day"))
+    rate_profile: RateProfileSection | None = Field(
+        None, validation_alias=AliasChoices("rate_profile", "day"), description="The rates of a day, hour by hour."
+    )
     attainment: float = Field(0.95, gt=0, lt=1, description="Fraction of requests that meet every limit.")
-    policies: tuple[str, ...] = ("round_robin", "two_choices")
+    policies: tuple[str, ...] = Field(
+        ("round_robin", "two_choices"), description=f"Balancing policies to compare: {', '.join(POLICIES)}."
+    )
     spare: int = Field(0, ge=0, description="Replicas that may fail while the SLO is still met.")
-    price_per_replica_hour: float | None = Field(None, gt=0)
-    limit: tuple[LimitSection, ...] = Field(min_length=1)
+    price_per_replica_hour: float | None = Field(
+        None, gt=0, description="Price of a replica per hour, in any currency. Adds the columns of cost."
+    )
+    limit: tuple[LimitSection, ...] = Field(
+        min_length=1, description="Bounds on latencies of requests: [[plan.limit]], each with `max`."
+    )
 
     @model_validator(mode="after")
     def _known(self) -> "PlanSection":

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from loadgen.config.key_table import key_table
+from reports.text import markdown_table
 from tuner.servers.find_profile import find_profile, shipped_profiles
 from tuner.servers.server_profile import FailureSection, ServerProfile, SettingSection
 from tuner.servers.setting_row import set_by, values_of
@@ -61,11 +63,7 @@ def render_page() -> Iterator[str]:
     yield INTRODUCTION
     for title, model in MODELS:
         yield f"## {title}\n"
-        yield "| key | meaning |\n|---|---|"
-        for name, field in model.model_fields.items():
-            if field.description:
-                yield f"| `{name}` | {_cell(field.description)} |"
-        yield ""
+        yield from key_table(model, only=[name for name, field in model.model_fields.items() if field.description])
     yield RULES
     for name in shipped_profiles():
         yield from _profile(find_profile(name))
@@ -74,21 +72,20 @@ def render_page() -> Iterator[str]:
 def _profile(profile: ServerProfile) -> Iterator[str]:
     yield f"## `{profile.name}`: {profile.version}\n"
     yield f"```sh\n{profile.command}\n```\n"
-    yield "| setting | set by | values | default | searched | meaning |\n|---|---|---|---|---|---|"
-    for name, setting in profile.setting.items():
-        searched = "yes" if setting.searched else ""
-        default = "" if setting.default is None else f"`{setting.default}`"
-        flags = set_by(setting).replace(" or ", "` or `")
-        yield f"| `{name}` | `{flags}` | {values_of(setting)} | {default} | {searched} | {_cell(setting.help)} |"
-    yield ""
+    yield from markdown_table(
+        ("setting", "set by", "values", "default", "searched", "meaning"),
+        [(f"`{name}`", *_row(setting)) for name, setting in profile.setting.items()],
+    )
     if profile.forbid:
         yield "Refused: " + "; ".join(f"`{each.when}`" for each in profile.forbid) + ".\n"
     if profile.facts:
         yield "Read from the log: " + ", ".join(f"`{name}`" for name in profile.facts) + ".\n"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _row(setting: SettingSection) -> tuple[str, ...]:
+    default = "" if setting.default is None else f"`{setting.default}`"
+    flags = f"`{set_by(setting)}`".replace(" or ", "` or `")
+    return flags, values_of(setting), default, "yes" if setting.searched else "", setting.help
 
 
 if __name__ == "__main__":
