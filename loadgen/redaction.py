@@ -1,34 +1,58 @@
-"""Removes secrets from stored command lines and server configurations."""
+"""Removes secrets from stored command lines, server configurations and messages."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-# Words that mark a secret anywhere in a name, and pairs of words that do at its end.
+# A name whose last word is or ends in a word for a secret, or that has one of the unmistakable words anywhere.
 _SECRET = re.compile(
-    r"(?:^|[_-])(?:api[_-]?keys?|password|passwd|secrets?|authorization|credentials?)(?:$|[_-])"
-    r"|(?:^|[_-])(?:hf|hub|hugging[_-]?face|hugging[_-]?face[_-]?hub|auth|access|bearer)[_-]tokens?$",
+    r"(?:token|keys?|secrets?|password|passwd|passphrase|authorization|credentials?)$"
+    r"|(?:^|[_-])(?:api[_-]?keys?|password|passwd|secrets?|authorization|credentials?)(?:$|[_-])",
     re.IGNORECASE,
 )
+# Tokens of a vocabulary, and times of one token.
+_NO_SECRET = re.compile(
+    r"(?:^|[_-])(?:eos|bos|pad|unk|sep|cls|mask|image|audio|video|special|input|output|first|next|last|per|end|start)"
+    r"[_-]?token$",
+    re.IGNORECASE,
+)
+_USER_OF_URL = re.compile(r"(?<=://)[^\s/?#'\"]*@")
+_QUERY = re.compile(r"([?&])([^=&\s?#]+)=([^&\s#'\"]+)")
+_HEADER = re.compile(r"([A-Za-z][\w-]*)(\s*:\s*)((?:Bearer|Basic|Token)\s+)?([^\s'\"]+)", re.IGNORECASE)
+_BEARER = re.compile(r"\b(Bearer\s+)[^\s'\",]+", re.IGNORECASE)
 
 
 def is_secret(name: str) -> bool:
     """Whether a field, flag or variable of this name holds a secret.
 
-    >>> [is_secret(name) for name in ("api_key", "--api-key", "HF_TOKEN", "max_total_tokens", "eos_token", "tokenizer")]
-    [True, True, True, False, False, False]
+    >>> [is_secret(name) for name in ("api_key", "--token", "GITHUB_TOKEN", "NGROK_AUTHTOKEN", "OPENAI_KEY")]
+    [True, True, True, True, True]
+    >>> [is_secret(name) for name in ("max_total_tokens", "eos_token", "tokenizer", "time_per_output_token")]
+    [False, False, False, False]
     """
-    return _SECRET.search(name) is not None
+    return _SECRET.search(name) is not None and _NO_SECRET.search(name) is None
+
+
+def redacted_text(text: str) -> str:
+    """A text without user-info and secret parameters of URLs, and without the values of secret headers.
+
+    >>> redacted_text("postgresql://me:pass@db/s and http://h/?token=t&n=1, Authorization: Bearer abc")
+    'postgresql://***@db/s and http://h/?token=***&n=1, Authorization: Bearer ***'
+    """
+    text = _USER_OF_URL.sub(f"{MASK}@", text)
+    text = _QUERY.sub(lambda m: f"{m[1]}{m[2]}={MASK}" if is_secret(m[2]) else m[0], text)
+    text = _HEADER.sub(lambda m: f"{m[1]}{m[2]}{m[3] or ''}{MASK}" if is_secret(m[1]) else m[0], text)
+    return _BEARER.sub(rf"\g<1>{MASK}", text)
 
 
 def redacted(value: Any) -> Any:
-    """The same JSON with the values of secret fields masked; empty values stay."""
+    """The same JSON with secrets masked: values of secret fields, and parts of texts; empty values stay."""
     if isinstance(value, Mapping):
         return {key: MASK if each and is_secret(str(key)) else redacted(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [redacted(each) for each in value]
-    return value
+    return redacted_text(value) if isinstance(value, str) else value
 
 
 def redacted_argv(argv: Sequence[str]) -> list[str]:
@@ -43,17 +67,17 @@ def redacted_argv(argv: Sequence[str]) -> list[str]:
         name, equals, _ = word.partition("=")
         if is_value:
             redacted_words.append(MASK)
-        elif equals and " " not in name and is_secret(name):
+        elif equals and " " not in name and "://" not in name and is_secret(name):
             redacted_words.append(f"{name}={MASK}")
         elif " " in word:
-            redacted_words.append(_redacted_text(word))
+            redacted_words.append(_redacted_words(redacted_text(word)))
         else:
-            redacted_words.append(word)
+            redacted_words.append(redacted_text(word))
         is_value = not is_value and not equals and word.startswith("-") and is_secret(word)
     return redacted_words
 
 
-def _redacted_text(text: str) -> str:
+def _redacted_words(text: str) -> str:
     """Redact a command inside a command line, such as the value of `--server`; keeps its spaces."""
     parts = re.split(r"(\s+)", text)
     words = iter(redacted_argv(parts[::2]))

@@ -17,6 +17,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from loadgen.errors import UsageError
+from loadgen.redaction import MASK, is_secret, redacted_text
 
 # The mark of a field that is not a tuple but whose flag may be repeated.
 REPEATABLE: JsonDict = {"is_repeatable": True}
@@ -101,7 +102,7 @@ def describe(error: ValidationError) -> str:
 
 
 def _display(name: str, value: object) -> str:
-    return "***" if name.endswith("key") else repr(value)
+    return MASK if is_secret(name) else redacted_text(repr(value))
 
 
 def cache_directory() -> Path:

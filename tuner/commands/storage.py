@@ -7,6 +7,7 @@ from pathlib import Path
 
 from loadgen.errors import UsageError
 from loadgen.program import Command
+from loadgen.redaction import redacted_text
 
 PROXIED = ("sqlite:", "postgresql://", "mysql://")
 HOST, PORT = "127.0.0.1", 13000
@@ -30,15 +31,15 @@ def serve_database(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """
     if not args.storage.startswith(PROXIED):
         raise UsageError(
-            f"the storage {args.storage!r} cannot be served: give one of {', '.join(PROXIED)}; "
+            f"the storage {redacted_text(args.storage)!r} cannot be served: give one of {', '.join(PROXIED)}; "
             "a journal is shared as a file"
         )
-    from tuner.study.storage import open_storage, redacted
+    from tuner.study.storage import open_storage
     from tuner.study.storage_proxy import TOKEN_VARIABLE, new_token, serve_storage, token_of_environment
 
     backing = open_storage(args.storage, Path())
     address = f"grpc://{args.host}:{args.port}"
-    database = redacted(args.storage)
+    database = redacted_text(args.storage)
     given = token_of_environment()
     token = given or new_token()
     # A token of the environment is known to the operator and not printed again.

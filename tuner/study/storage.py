@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
+from loadgen.redaction import redacted_text
 from tuner.errors import StorageLostError, StudyError
 
 JOURNAL_FILE = "journal.log"
@@ -40,12 +41,15 @@ def open_storage(text: str, folder: Path) -> BaseStorage:
         case "grpc":
             host, _, port = rest.removeprefix("//").rpartition(":")
             if not host or not port.isdigit():
-                raise StudyError(f"`storage` is {text!r}, but the address of a proxy is grpc://HOST:PORT")
+                raise StudyError(
+                    f"`storage` is {redacted_text(text)!r}, but the address of a proxy is grpc://HOST:PORT"
+                )
             from tuner.study.storage_proxy import open_proxy
 
             return open_proxy(host, int(port))
     raise StudyError(
-        f"`storage` is {text!r}, not journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://... or grpc://HOST:PORT"
+        f"`storage` is {redacted_text(text)!r}, not journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://... "
+        "or grpc://HOST:PORT"
     )
 
 
@@ -60,7 +64,9 @@ def _database(url: str) -> BaseStorage:
     try:
         return RDBStorage(url)
     except (SQLAlchemyError, OSError) as error:
-        raise StorageLostError(f"cannot open the storage {redacted(url)}: {_first_line(error)}") from error
+        raise StorageLostError(
+            f"cannot open the storage {redacted_text(url)}: {redacted_text(_first_line(error))}"
+        ) from error
 
 
 def _with_driver(kind: str, rest: str) -> str:
@@ -69,19 +75,6 @@ def _with_driver(kind: str, rest: str) -> str:
     if driver is None:
         raise StudyError(f"a {kind} storage needs one of {', '.join(DRIVERS[kind])}: pip install {DRIVERS[kind][0]}")
     return f"{kind}+{driver.lower()}:{rest}"
-
-
-def redacted(url: str) -> str:
-    """The address of a storage without its password.
-
-    >>> redacted("postgresql://me:secret@db/studies")
-    'postgresql://me:***@db/studies'
-    """
-    scheme, separator, rest = url.partition("://")
-    account, at, place = rest.rpartition("@")
-    if not at or ":" not in account:
-        return url
-    return f"{scheme}{separator}{account.partition(':')[0]}:***@{place}"
 
 
 def with_retries(
@@ -105,7 +98,7 @@ def with_retries(
                 raise
             if now_s() + pause_s > deadline_s:
                 raise StorageLostError(
-                    f"the study's storage is unreachable for {RETRY_S:.0f} s: {_first_line(error)}"
+                    f"the study's storage is unreachable for {RETRY_S:.0f} s: {redacted_text(_first_line(error))}"
                 ) from error
             logger.warning("the study's storage is unreachable, retrying: %s", _first_line(error))
         sleep(pause_s)

@@ -1,7 +1,7 @@
 import pytest
 
 from tuner.errors import StudyError
-from tuner.study.storage import open_storage, redacted
+from tuner.study.storage import open_storage
 from tuner.study.study_folder import StudyFolder
 
 
@@ -17,6 +17,10 @@ def test_an_unknown_storage_is_refused(tmp_path, text):
         open_storage(text, tmp_path)
 
 
-def test_a_password_is_not_shown():
-    assert redacted("postgresql://me:secret@db/studies") == "postgresql://me:***@db/studies"
-    assert redacted("sqlite:studies.db") == "sqlite:studies.db"
+@pytest.mark.parametrize("text", ["mongodb://me:hunter-1@db/s", "grpc://me:hunter-1@nowhere"])
+def test_hardening_S4_a_refused_storage_shows_no_password(tmp_path, text):
+    with pytest.raises(StudyError) as refused:
+        open_storage(text, tmp_path)
+
+    assert "hunter" not in str(refused.value)
+    assert "***@" in str(refused.value)
