@@ -1,6 +1,6 @@
 """llama.cpp with a minimal HTTP server: a peer of benchmarks/engine/over_http.py, with its own Python environment.
 
-    python benchmarks/peers/llama_server.py MODEL_DIRECTORY --port PORT --threads 1
+    python -m benchmarks.peers.llama_server MODEL_DIRECTORY --port PORT --threads 1
 
 A Llama saved by Transformers is converted once to bfloat16 GGUF beside its weights. Requests are batched like in
 llama.cpp's own server: each is a sequence of one context, prompts join between steps, decoding is greedy. The server of
@@ -17,28 +17,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import gguf  # type: ignore[import-not-found]
 import llama_cpp  # type: ignore[import-not-found]
 import numpy as np
+
+from benchmarks.peers.gguf_file import write_gguf
 
 MAX_SEQUENCES = 32
 MAX_TOKENS = 256
 BATCH_TOKENS = 4096
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def main() -> None:
@@ -53,70 +41,6 @@ def main() -> None:
     engine = LlamaEngine(path, args.threads)
     threading.Thread(target=engine.run, daemon=True).start()
     asyncio.run(serve(engine, args.port))
-
-
-def write_gguf(directory: Path, path: Path) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    if config["model_type"] != "llama":
-        raise SystemExit(f"only Llama can be converted to GGUF, not {config['model_type']}")
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    unfinished = path.with_suffix(".unfinished")
-    writer = gguf.GGUFWriter(unfinished, "llama")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
-    for name, weight in tensors(directory / "model.safetensors"):
-        if name.endswith((".q_proj.weight", ".k_proj.weight")):
-            weight = pairs_together(weight, heads if ".q_proj" in name else kv_heads)
-        if weight.ndim == 1:
-            writer.add_tensor(gguf_name(name), weight)
-            continue
-        kind = gguf.GGMLQuantizationType.BF16
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(weight, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    unfinished.rename(path)
-
-
-def tensors(path: Path) -> list[tuple[str, Any]]:
-    """Name and float32 values of every bfloat16 tensor of a safetensors file."""
-    content = path.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    header.pop("__metadata__", None)
-    found = []
-    for name, entry in header.items():
-        assert entry["dtype"] == "BF16", f"{name} is {entry['dtype']}"
-        first, last = entry["data_offsets"]
-        bits = np.frombuffer(content[start + first : start + last], np.uint16).astype(np.uint32) << 16
-        found.append((name, bits.view(np.float32).reshape(entry["shape"])))
-    return found
-
-
-def gguf_name(name: str) -> str:
-    module, _, leaf = name.rpartition(".")
-    if module in OUTER_NAMES:
-        return f"{OUTER_NAMES[module]}.{leaf}"
-    _, _, layer, inner = module.split(".", 3)
-    return f"blk.{layer}.{NAMES[inner]}.{leaf}"
-
-
-def pairs_together(weight: Any, heads: int) -> Any:
-    """Reorder rows: llama.cpp rotates neighbouring elements of a head, Transformers those half a head apart."""
-    halves = weight.reshape(heads, 2, -1, weight.shape[1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
 @dataclass

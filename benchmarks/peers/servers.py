@@ -81,8 +81,16 @@ def llama_cpp(model: str, threads: int) -> list[str]:
     model_type = json.loads((directory / "config.json").read_text())["model_type"]
     if model_type != "llama":
         raise SkippedPeer(f"a {model_type} cannot be converted to GGUF")
-    script = Path(__file__).with_name("llama_server.py")
-    return [str(python), str(script), str(directory), "--port", "{port}", "--threads", str(threads)]
+    return [
+        str(python),
+        "-m",
+        "benchmarks.peers.llama_server",
+        str(directory),
+        "--port",
+        "{port}",
+        "--threads",
+        str(threads),
+    ]
 
 
 PEERS = (
