@@ -35,7 +35,9 @@ class StudySection(BaseModel):
     )
     max_hours: float | None = Field(None, gt=0, description="Stop searching after this long, whichever comes first.")
     seed: int = Field(0, ge=0, description="Seed of the sampler.")
-    sampler: SamplerName = Field("auto", description="auto: initial design, halving, then TPE.")
+    sampler: SamplerName = Field(
+        "auto", description="auto: initial design, halving, then TPE; with a profile a model of the results."
+    )
     simulator: Literal["auto", "off", "rank", "gp"] = Field(
         "auto", validation_alias=AliasChoices("simulator", "guide"), description="Whether the simulator proposes."
     )
@@ -228,6 +230,13 @@ class TuneConfig(BaseModel):
         is_known_server = self.server.kind not in ("command", "profile") or self.study.simulator != "auto"
         is_on = self.study.simulator != "off" and self.study.sampler == "auto"
         return is_on and is_known_server and has_one_objective
+
+    @property
+    def uses_surrogate(self) -> bool:
+        """Whether a model of the results proposes launches: for one objective, on servers without step traces."""
+        has_one_objective = not isinstance(self.objective.maximize, tuple)
+        is_own_choice = self.study.sampler == "auto" and not self.uses_simulator
+        return self.server.kind == "profile" and has_one_objective and is_own_choice
 
 
 def study_name(model_id: str, digest: str) -> str:

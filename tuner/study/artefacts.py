@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.config.bench_settings import OF_ACCESS
 from tuner.servers.exported_text import toml_value
 from tuner.study.best_file import BEST_FILE, tuned_by, write_best
 from tuner.study.identity import BUILD, DEVICE, LOAD
@@ -183,10 +182,7 @@ def trials_csv(search: StudySearch, results: Sequence[TrialResult]) -> str:
 def load_toml(search: StudySearch) -> str:
     """The study's load as a file for `tgi-bench run --config`."""
     values = search.setup.load.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    left_out = ("model_id", "url", "server", *OF_ACCESS)
-    # A body may have null, which TOML lacks; it is accepted as JSON text too.
-    if values.get("extra_body") is not None:
-        values["extra_body"] = json.dumps(values["extra_body"])
+    left_out = ("model_id", "url", "server", "api_key")
     lines = [f"{name} = {toml_value(value)}" for name, value in values.items() if name not in left_out]
     return "\n".join([f"# The load of study {search.folder.name}.", *lines]) + "\n"
 

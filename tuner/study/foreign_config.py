@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.generator.messages import FILE_SETTINGS, LENGTH_SETTINGS
 from loadgen.workloads.lengths import EMPIRICAL
 from tuner.config import ServerSection, TuneConfig
@@ -62,11 +61,9 @@ def is_path(model_id: str) -> bool:
 
 
 def _files_of(load: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name in (*FILE_SETTINGS, "tokenizer", "url", "server", *OF_ACCESS):
-        if load.get(name):
+    for name in (*FILE_SETTINGS, "tokenizer", "url", "server", "api_key"):
+        if load.get(name) is not None:
             yield name, load[name]
-    if str(load.get("extra_body", "")).startswith("@"):
-        yield "extra_body", load["extra_body"]
     for name in LENGTH_SETTINGS:
         if str(load.get(name, "")).startswith(f"{EMPIRICAL}:"):
             yield name, load[name]

@@ -95,12 +95,19 @@ def make_proposer(
     if config.study.sampler == "coordinate":
         return OneKnobAtATime(space, fixed, objective, server_of(config.server))
     if not config.uses_simulator:
-        return None
+        return make_surrogate(config, space, fixed, objective, files) if config.uses_surrogate else None
     from tuner.simulator.proposer import SimulatorProposer
 
-    def deviation(metric: str) -> float | None:
-        floor = files.noise()
-        return floor.of(metric) if floor is not None else None
-
     by_rank = config.study.simulator == "rank"
-    return SimulatorProposer(files.path, load, space, fixed, objective, deviation, by_rank, config.study.seed)
+    return SimulatorProposer(files.path, load, space, fixed, objective, files.deviation, by_rank, config.study.seed)
+
+
+def make_surrogate(
+    config: TuneConfig, space: SearchSpace, fixed: Mapping[str, Any], objective: Objective, files: StudyFolder
+) -> Proposer:
+    """The proposer of a server without step traces."""
+    from tuner.proposers.surrogate import SurrogateProposer
+
+    server = server_of(config.server)
+    study = config.study
+    return SurrogateProposer(space, fixed, objective, server, files.deviation, study.seed, study.skip_dominated)

@@ -90,6 +90,11 @@ class StudyFolder:
         content = self.read(NOISE_FILE)
         return NoiseFloor(**content) if content else None
 
+    def deviation(self, metric: str) -> float | None:
+        """The relative run-to-run deviation of a metric, if noise was measured."""
+        floor = self.noise()
+        return floor.of(metric) if floor is not None else None
+
     def write_noise(self, floor: NoiseFloor) -> None:
         write_json(self.path / NOISE_FILE, dataclasses.asdict(floor))
 

@@ -76,6 +76,7 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
         "study": str(prepared.folder),
         "objective": list(objective.metrics),
         "limits": [str(limit) for limit in objective.limits],
+        "search": search_of(config),
         "launches": cost.launches,
         "seconds_each": round(cost.seconds_each, 1),
         "hours": round(cost.hours, 2),
@@ -89,6 +90,15 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
         "refused": {reason: round(share, 3) for reason, share in list(refused.items())[:SHOWN_REASONS]},
         "profile": server.explained({each.name: params[each.name] for each in searched}),
     }
+
+
+def search_of(config: TuneConfig) -> str:
+    """How the search proposes launches."""
+    if config.uses_simulator:
+        return "the simulator proposes launches, from the server's step times"
+    if config.uses_surrogate:
+        return "a model of the results proposes launches; the simulator cannot, as the server reports no step times"
+    return f"sampler `{config.study.sampler}` proposes launches"
 
 
 def refusals(space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) -> dict[str, float]:
@@ -113,6 +123,7 @@ def render_plan(plan: Mapping[str, Any]) -> str:
     """The plan as text."""
     lines = [f"study {plan['study']}: {plan['plan']}", f"objective {' and '.join(plan['objective'])}"]
     lines += [f"  limit {limit}" for limit in plan["limits"]]
+    lines.append(f"search: {plan['search']}")
     size = plan["configurations"]
     lines.append(
         f"space: {f'{size:,} configurations' if size else 'continuous'}, {plan['impossible_share']:.0%} impossible"

@@ -1,0 +1,212 @@
+"""Proposes launches from the results alone, for servers that the simulator cannot model.
+
+A Gaussian process over the settings predicts the logarithm of the objective, and one more each limit. The proposal
+is the configuration of the greatest expected improvement over the best one so far, times its chances to meet the limits
+and to start. There is no state, so that a continued study proposes what it would have proposed without interruption.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from tuner.proposers.candidates import candidates_of
+from tuner.proposers.gaussian_process import Array, Posterior, posterior
+from tuner.proposers.infeasible_by_dominance import dominance_of
+from tuner.proposers.proposal import Decline, Proposal
+from tuner.servers.tuned_server import TunedServer
+from tuner.space.configuration import key_of
+from tuner.space.parameter import Parameter
+from tuner.space.search_space import SearchSpace
+from tuner.trial.objective import Objective
+from tuner.trial.outcome import TrialResult
+
+# Launches spread over the space before the process decides; the defaults are one of them.
+SPREAD = 6
+# Likely run-to-run deviation of ln(value) if noise was not measured, and its limits: few runs may show none by chance.
+NOISE, LEAST_NOISE, MOST_NOISE = 0.03, 0.01, 0.2
+LEAST_CHANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SurrogateProposer:
+    """The proposer of one study. `noise` returns the run-to-run deviation of a metric if it was measured."""
+
+    space: SearchSpace
+    fixed: Mapping[str, Any]
+    objective: Objective
+    server: TunedServer
+    noise: Callable[[str], float | None] = field(default=lambda _: None)
+    seed: int = 0
+    skips_dominated: bool = True
+
+    def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | Decline:
+        """The next configuration; declines if every candidate was launched."""
+        launched = [each for each in results if each.outcome != "failed" and each.phase != "resolve"]
+        busy = [self._whole(each) for each in running]
+        taken = {key_of(each) for each in (*(result.settings for result in results), *busy)}
+        rng = np.random.default_rng([self.seed, len(launched) + len(busy)])
+        best = sorted((each for each in launched if each.value), key=self._rank, reverse=True)
+        candidates = [
+            each
+            for each in candidates_of(self.space, self.fixed, self.server, [trial.settings for trial in best], rng)
+            if key_of(each) not in taken
+            and not (self.skips_dominated and dominance_of(each, results, self.server) is not None)
+        ]
+        if not candidates:
+            return Decline("every configuration of the space is measured or refused", is_done=True)
+        places = [each.settings for each in launched] + busy
+        if len(places) < SPREAD or not any(each.outcome == "measured" for each in launched):
+            return Proposal(candidates[self._farthest(candidates, places, rng)])
+        worth = self._worth(launched, busy, candidates, rng)
+        return Proposal(candidates[int(np.argmax(worth))])
+
+    def best_first(self, results: Sequence[TrialResult]) -> list[Mapping[str, Any]]:
+        """The measured settings by the mean of the process, so that noise of single launches is averaged out."""
+        measured = [each for each in results if each.outcome == "measured" and each.value is not None]
+        if len(measured) < SPREAD:
+            return [each.settings for each in sorted(measured, key=self._merit, reverse=True)]
+        rng = np.random.default_rng([self.seed, len(results)])
+        settings = [each.settings for each in measured]
+        mean = self._posterior(measured, settings, [self._merit(each) for each in measured], rng).average
+        return [settings[index] for index in np.argsort(-mean)]
+
+    def _worth(
+        self,
+        launched: Sequence[TrialResult],
+        busy: Sequence[Mapping[str, Any]],
+        candidates: Sequence[Mapping[str, Any]],
+        rng: np.random.Generator,
+    ) -> Array:
+        """Expected improvement times the chances to start and to meet the limits, for each candidate."""
+        measured = [each for each in launched if each.outcome == "measured" and each.value is not None]
+        chance = self._chances(launched, measured, candidates, rng)
+        points = [*candidates, *(each.settings for each in measured), *busy]
+        values = [self._merit(each) for each in measured]
+        found = self._posterior(measured, points, values, rng)
+        if busy:
+            # Running launches count as measured at their expected value.
+            expected = found.average[-len(busy) :].tolist()
+            settings = [*(each.settings for each in measured), *busy]
+            found = self._posterior_at(settings, points, [*values, *expected], rng)
+        size = len(candidates)
+        feasible = [size + index for index, each in enumerate(measured) if each.is_feasible]
+        if not feasible:
+            return np.asarray(chance + 1e-6 * found.average[:size])
+        best = found.mean[:, feasible].max(axis=1)
+        gain = found.weights @ _expected_improvement(found, best, size)
+        chance = np.where(chance < LEAST_CHANCE, 0.0, chance)
+        return np.asarray((gain + 1e-12 * np.exp(found.average[:size] - found.average.max())) * (chance + 1e-9))
+
+    def _chances(
+        self,
+        launched: Sequence[TrialResult],
+        measured: Sequence[TrialResult],
+        candidates: Sequence[Mapping[str, Any]],
+        rng: np.random.Generator,
+    ) -> Array:
+        chance = np.ones(len(candidates))
+        if len(measured) < len(launched):
+            started = [1.0 if each.outcome == "measured" else 0.0 for each in launched]
+            found = self._posterior_at([each.settings for each in launched], candidates, started, rng, noise=0.1)
+            chance = chance * np.clip(found.average, 0.01, 1.0)
+        for name in dict.fromkeys(name for each in measured for name in each.violations):
+            violations = [each.violations.get(name, 0.0) for each in measured]
+            if max(violations) > 0:
+                found = self._posterior(measured, candidates, violations, rng)
+                chance = chance * (found.weights @ ndtr(-found.mean / found.deviation))
+        return chance
+
+    def _posterior(
+        self,
+        measured: Sequence[TrialResult],
+        points: Sequence[Mapping[str, Any]],
+        values: Sequence[float],
+        rng: np.random.Generator,
+    ) -> Posterior:
+        return self._posterior_at([each.settings for each in measured], points, values, rng)
+
+    def _posterior_at(
+        self,
+        settings: Sequence[Mapping[str, Any]],
+        points: Sequence[Mapping[str, Any]],
+        values: Sequence[float],
+        rng: np.random.Generator,
+        noise: float | None = None,
+    ) -> Posterior:
+        measured = self.noise(self.objective.maximize)
+        likely = noise or (min(max(measured, LEAST_NOISE), MOST_NOISE) if measured else NOISE)
+        own, others = self._coordinates(settings), self._coordinates(points)
+        return posterior(self._distances(own, own), self._distances(others, own), values, likely, rng)
+
+    def _merit(self, result: TrialResult) -> float:
+        return math.log(max(self.objective.merit(result.value, result.second), 1e-12))
+
+    def _rank(self, result: TrialResult) -> tuple[bool, float]:
+        return result.is_feasible, self._merit(result)
+
+    def _whole(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a running trial; its numbers are the sampler's, before they are rounded."""
+        known = {each.name: each for each in self.space.parameters}
+        return {
+            **self.fixed,
+            **{
+                name: known[name].as_setting(value) if known[name].type in ("int", "float") else value
+                for name, value in settings.items()
+                if name in known
+            },
+        }
+
+    def _coordinates(self, settings: Sequence[Mapping[str, Any]]) -> Array:
+        """[points, settings]: the fraction of a range, or the number of a choice; defaults for absent values."""
+        defaults = self.server.defaults
+        rows = [
+            [_coordinate(each, values.get(each.name, defaults.get(each.name))) for each in self.space.parameters]
+            for values in settings
+        ]
+        return np.asarray(rows, dtype=np.float64).reshape(len(rows), len(self.space.parameters))
+
+    def _distances(self, points: Array, measured: Array) -> Array:
+        """[settings, points, measured]: differences; 1 between two values without an order."""
+        difference = np.abs(points[:, None, :] - measured[None, :, :]).transpose(2, 0, 1)
+        for index, parameter in enumerate(self.space.parameters):
+            if not _is_ordered(parameter):
+                difference[index] = difference[index] > 0
+        return difference
+
+    def _farthest(
+        self, candidates: Sequence[Mapping[str, Any]], places: Sequence[Mapping[str, Any]], rng: np.random.Generator
+    ) -> int:
+        """The candidate farthest from every place, of a random half of the candidates."""
+        chosen = rng.permutation(len(candidates))[: max(1, min(len(candidates) // 2, 64))]
+        if not places:
+            return int(chosen[0])
+        points = self._coordinates([candidates[index] for index in chosen])
+        distances = self._distances(points, self._coordinates(places)).sum(axis=0)
+        return int(chosen[int(np.argmax(distances.min(axis=1)))])
+
+
+def _expected_improvement(found: Posterior, best: Array, size: int) -> Array:
+    """[sets, candidates]: the mean of the part of a value above `best`."""
+    mean, deviation = found.mean[:, :size], found.deviation[:, :size]
+    z = (mean - best[:, None]) / deviation
+    return np.asarray(deviation * (z * ndtr(z) + np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)))
+
+
+def _is_ordered(parameter: Parameter) -> bool:
+    is_number = all(isinstance(each, int | float) and not isinstance(each, bool) for each in parameter.values)
+    return parameter.type in ("int", "float", "bool") or is_number
+
+
+def _coordinate(parameter: Parameter, value: Any) -> float:
+    if parameter.type != "choice":
+        if value is not None and parameter.type != "bool":
+            value = min(max(float(value), parameter.low), parameter.high)
+        return parameter.fraction_of(value)
+    if value not in parameter.values:
+        return 0.5
+    order = sorted(parameter.values) if _is_ordered(parameter) else list(parameter.values)
+    return order.index(value) / max(1, len(order) - 1)
