@@ -4,15 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import (
-    DepartureText,
-    HeaderText,
-    LengthText,
-    ObjectiveText,
-    Seconds,
-    ThinkTimeText,
-    WidthText,
-)
+from loadgen.config.bench_settings import DepartureText, LengthText, ObjectiveText, Seconds, ThinkTimeText, WidthText
 from loadgen.config.key_table import HEAD, KindNames, cells
 from loadgen.config.load_examples import EXAMPLES
 from reports.text import markdown_table
@@ -24,7 +16,6 @@ KINDS: KindNames = (
     (ObjectiveText, "objective"),
     (WidthText, "metric and %"),
     (DepartureText, "share@tokens"),
-    (HeaderText, "NAME=VALUE"),
 )
 INTRODUCTION = """# Settings of a load
 

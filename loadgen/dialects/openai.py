@@ -11,7 +11,6 @@ from loadgen.dialects.dialect import (
     Sampling,
     decode_object,
     encode,
-    merged,
     whole_number,
 )
 from loadgen.workloads.prompt import Prompt
@@ -29,7 +28,7 @@ class OpenAiChat:
 
     def body(self, prompt: Prompt) -> bytes:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-        return _encode({"messages": list(messages)}, prompt, self.sampling)
+        return encode({"messages": list(messages), **_common(prompt, self.sampling)})
 
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         _read(payload, at_ns, answer)
@@ -46,7 +45,7 @@ class OpenAiCompletions:
     path: str = "/v1/completions"
 
     def body(self, prompt: Prompt) -> bytes:
-        return _encode({"prompt": prompt.text}, prompt, self.sampling)
+        return encode({"prompt": prompt.text, **_common(prompt, self.sampling)})
 
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         _read(payload, at_ns, answer)
@@ -55,9 +54,8 @@ class OpenAiCompletions:
         _read_whole(payload, answer)
 
 
-def _encode(start: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> bytes:
+def _common(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     body: dict[str, Any] = {
-        **start,
         "model": sampling.model,
         "stream": sampling.streams,
         **({"stream_options": {"include_usage": True}} if sampling.streams else {}),
@@ -68,7 +66,7 @@ def _encode(start: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> byt
     if prompt.output_tokens is not None:
         body["max_tokens"] = prompt.output_tokens
         body |= sampling.exact_length(prompt.output_tokens)
-    return encode(merged(body, sampling.extra))
+    return body
 
 
 def _read(payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:

@@ -44,7 +44,6 @@ from loadgen.http.connection import ConnectionPool, Origin
 from loadgen.http.hub_connection import HubConnection
 from loadgen.http.replicas import Replicas
 from loadgen.http.timers import Ticker
-from loadgen.http.tls import TlsSettings
 from loadgen.parent_death import end_with_parent
 from loadgen.target.machine import request_realtime
 from loadgen.workloads import workload
@@ -186,13 +185,7 @@ class Worker:
         LoadUser.runner = self.users
 
     def _client(self, plan: WorkerPlan, url: str, dialect: Dialect) -> Client:
-        pool = ConnectionPool(
-            Origin.parse(url),
-            time.perf_counter_ns,
-            HubConnection,
-            reuses=plan.reuses_connections,
-            tls=TlsSettings(**plan.tls),
-        )
+        pool = ConnectionPool(Origin.parse(url), time.perf_counter_ns, HubConnection, reuses=plan.reuses_connections)
         return Client(pool, dialect, plan.headers, self.config.request_limits, time.perf_counter_ns)
 
     def _known_requests(self) -> int:

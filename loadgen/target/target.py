@@ -12,7 +12,6 @@ from loadgen.config.bench_settings import EMBEDDED_PERMITS
 from loadgen.dialects.dialect import Sampling
 from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import StartError, TargetError
-from loadgen.target.access import NO_ACCESS, Access
 from loadgen.target.control import ControlClient
 from loadgen.target.file_cache import NATURAL, FileCache
 from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
@@ -76,14 +75,18 @@ class Target:
     """A server that answers. `launch_argv` is the command that started it, `launch_chosen` the part we added to it."""
 
     url: str
-    access: Access = NO_ACCESS
+    api_key: str | None = None
     launch_argv: tuple[str, ...] | None = None
     launch_chosen: tuple[str, ...] = ()
     process: LaunchedProcess | None = None
     start_up: StartUp | None = None
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
     def control(self) -> ControlClient:
-        return ControlClient(self.url, self.access)
+        return ControlClient(self.url, self.headers)
 
     def facts(self, api: str = "auto", model: str | None = None, engine: str = "auto") -> TargetFacts:
         """Query the server. Raises TargetError if it does not answer or has no known API."""
@@ -119,16 +122,10 @@ class Target:
             control.close()
         return info if isinstance(info, dict) else {}
 
-    def generate_once(
-        self,
-        api: str = "auto",
-        model: str | None = None,
-        prompt: Prompt = READY_PROMPT,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Generate once, one token by default; `extra` are further fields of the request. Raises TargetError."""
+    def generate_once(self, api: str = "auto", model: str | None = None, prompt: Prompt = READY_PROMPT) -> None:
+        """Generate once, one token by default. Raises TargetError on failure."""
         facts = self.facts(api, model)
-        dialect = DIALECTS[facts.api](Sampling(model=facts.model, extra=extra or {}))
+        dialect = DIALECTS[facts.api](Sampling(model=facts.model))
         control = self.control()
         try:
             status, body = control.post(dialect.path, dialect.body(prompt), timeout_s=300.0)
@@ -157,7 +154,7 @@ class LaunchedTarget:
         chosen: Sequence[str] = (),
         ready_timeout_s: float = 600.0,
         api: str = "auto",
-        access: Access = NO_ACCESS,
+        api_key: str | None = None,
         environment: Mapping[str, str] | None = None,
         on_wait: OnWait | None = None,
         ready_route: str = "/health",
@@ -167,7 +164,7 @@ class LaunchedTarget:
         self._chosen = tuple(chosen)
         self._ready_timeout_s = ready_timeout_s
         self._api = api
-        self._access = access
+        self._api_key = api_key
         self._on_wait = on_wait
         self._ready_route = ready_route
         self._file_cache = file_cache
@@ -192,7 +189,7 @@ class LaunchedTarget:
             launched_s = time.monotonic()
             self.process.start()
             target = Target(
-                self.process.url, self._access, tuple(self.process.argv), self._chosen, process=self.process
+                self.process.url, self._api_key, tuple(self.process.argv), self._chosen, process=self.process
             )
             try:
                 ready_s, first_token_s = self._wait_ready(target, deadline_s)
@@ -255,9 +252,9 @@ def server_command(config: BenchConfig) -> list[str] | None:
 @contextlib.contextmanager
 def open_target(config: BenchConfig, log: Path, on_wait: OnWait | None = None) -> Iterator[Target]:
     """The target of a config: a URL, a command, or the default server."""
-    access = Access.of(config)
+    key = config.api_key.get_secret_value() if config.api_key else None
     if config.url is not None:
-        yield Target(config.url, access)
+        yield Target(config.url, key)
         return
     command: str | Sequence[str]
     command, chosen = (config.server, []) if config.server is not None else embedded_command(config.model_id)
@@ -267,7 +264,7 @@ def open_target(config: BenchConfig, log: Path, on_wait: OnWait | None = None) -
         chosen=chosen,
         ready_timeout_s=config.ready_timeout,
         api=config.api,
-        access=access,
+        api_key=key,
         on_wait=on_wait,
         file_cache=FileCache.of(config.file_cache, config.model_files, split_command(command)),
     )
