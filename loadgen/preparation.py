@@ -12,6 +12,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import NO_SALT
 from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAnswer, Sampling
 from loadgen.dialects.registry import DIALECTS
+from loadgen.dialects.structured import check_structures
 from loadgen.errors import TargetError, UsageError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.connection_probe import keeps_connections
@@ -70,6 +71,7 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
     """Raises UsageError for a wrong workload, TargetError if the server does not answer."""
     facts = target.facts(config.api, config.model, config.engine)
     length_control = choose_length_control(config, facts)
+    check_structures(config, facts.api)
     control = target.control()
     try:
         counter = open_counter(config, control, facts) if workload.needs_vocabulary(config) else None

@@ -94,6 +94,8 @@ class RequestRecord:
     status: str = Status.OK
     error_type: str | None = None
     finish_reason: str | None = None
+    constraint: str | None = None
+    validity: str | None = None
     http_status: int | None = None
 
     t_intended_ns: int | None = None

@@ -111,7 +111,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Measure until decided and write the files."""
     load = load_config(args)
-    options = options_of(args)
+    options = options_of(args, load)
     sides = sides_of(args)
     check_contention(args.equal_contention, sides)
     check_interleaving(args.interleave, sides, load, num_gpus())
@@ -269,15 +269,18 @@ def _with_notes(result: GateResult, notes: Sequence[str]) -> GateResult:
     return dataclasses.replace(result, comparison=comparison)
 
 
-def options_of(args: argparse.Namespace) -> CompareOptions:
-    """How to judge, from the flags. Raises UsageError naming the flag, its value and its limit."""
+def options_of(args: argparse.Namespace, load: BenchConfig) -> CompareOptions:
+    """How to judge, from the flags. The validity rate of structured answers is gated if the load has any.
+
+    Raises UsageError naming the flag, its value and its limit.
+    """
     for name, least in (("pairs", 2), ("min_pairs", 2), ("max_pairs", 2)):
         value = getattr(args, name)
         if value is not None and not least <= value <= 100:
             raise UsageError(f"`{name}` is {value} but must be {least} to 100")
     if args.min_pairs > args.max_pairs:
         raise UsageError(f"`min_pairs` is {args.min_pairs} but `max_pairs` is {args.max_pairs}")
-    options = gated_options(args.gate)
+    options = gated_options([*(args.gate or ()), *(("structured_validity",) if load.structured else ())])
     try:
         for text in args.require:
             direction_of(Requirement.parse(text).metric)

@@ -256,6 +256,19 @@ class BenchSettings(BaseModel):
         description="State of the server's prefix cache: unchanged (`natural`), without hits (`cold`: every prompt "
         "begins with different words), with every shared prefix (`warm`: each is sent once before the load).",
     )
+    structured: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the requests whose answer must follow a JSON schema. Every answer is checked; the report "
+        "has the validity rate, and the latencies beside those of the other requests.",
+    )
+    structured_tools: float | None = Field(
+        None, ge=0, le=1, description="Share of the structured requests that call a tool instead. Default 0."
+    )
+    schemas_file: str | None = Field(
+        None, description="JSONL file of objects with `name` and `schema`, drawn evenly. Default three small schemas."
+    )
     stream: bool = Field(True, description="Whether answers are streamed; blocking calls have no TTFT, TPOT or gaps.")
     length_control: Literal["auto", "forced", "capped"] = Field(
         "auto",

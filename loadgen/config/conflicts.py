@@ -127,6 +127,13 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
             f"`stages_of` is 'concurrency' but mode is {config.mode!r}, not 'stages'",
         ),
         *_departure_conflicts(config),
+        *(
+            (
+                config.structured is None and getattr(config, name) is not None,
+                f"`{name}` is {getattr(config, name)} but no request is structured; give --structured SHARE",
+            )
+            for name in ("structured_tools", "schemas_file")
+        ),
         (config.duration == 0, "`duration` is 0 but must be above 0"),
         *_replica_conflicts(config),
         (

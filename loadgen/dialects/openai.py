@@ -1,5 +1,6 @@
 """OpenAI's chat and completions APIs: chunks with deltas, a usage object, `[DONE]`."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,7 @@ def _read_whole(payload: bytes, answer: ParsedAnswer) -> None:
     answer.is_terminated = True
     message = choices[0].get("message")
     answer.add_text(message.get("content") if isinstance(message, dict) else choices[0].get("text"))
+    answer.add_text(_arguments(message.get("tool_calls")) if isinstance(message, dict) else None)
     reason = choices[0].get("finish_reason")
     answer.finish_reason = None if reason is None else str(reason)
     _read_usage(response.get("usage"), answer, is_open=False)
@@ -115,6 +117,8 @@ def _read_choice(choice: Any, tokens: int | None, at_ns: int, answer: ParsedAnsw
     if is_reasoning or characters or (tokens and choice.get("finish_reason") is None):
         answer.add_event(at_ns, tokens or 1, is_reasoning=is_reasoning, characters=characters)
     answer.add_text(choice.get("text") if delta is None else delta.get("content"))
+    if answer.pieces is not None and delta is not None:
+        answer.add_text(_arguments(delta.get("tool_calls")))
     if choice.get("finish_reason") is not None:
         answer.finish_reason = str(choice["finish_reason"])
 
@@ -131,10 +135,21 @@ def _characters(choice: Mapping[str, Any], delta: Mapping[str, Any] | None) -> i
 
 
 def _argument_characters(calls: Any) -> int:
-    """Characters of tool arguments in a delta. Some servers send one call, most a list."""
+    """Characters of tool arguments in a delta."""
+    return sum(_length(each.get("arguments")) for each in _functions(calls))
+
+
+def _arguments(calls: Any) -> str:
+    """The tool arguments in a delta as text; arguments that are an object are encoded."""
+    found = [each.get("arguments") for each in _functions(calls)]
+    return "".join(each if isinstance(each, str) else json.dumps(each) for each in found if each is not None)
+
+
+def _functions(calls: Any) -> list[dict[str, Any]]:
+    """The functions of tool calls. Some servers send one call, most a list."""
     listed = calls if isinstance(calls, list) else [calls]
     functions = [call.get("function") for call in listed if isinstance(call, dict)]
-    return sum(_length(each.get("arguments")) for each in functions if isinstance(each, dict))
+    return [each for each in functions if isinstance(each, dict)]
 
 
 def _length(text: Any) -> int:

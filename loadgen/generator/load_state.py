@@ -18,6 +18,7 @@ from loadgen.http.replicas import Replicas
 from loadgen.http.response_reader import ClientCall
 from loadgen.workloads.departure import Departure
 from loadgen.workloads.prompt import ClipCount, Prompt
+from loadgen.workloads.structured import Constraint, StructuredShare
 from reports.run_schema import Phase, RequestRecord, Status
 
 # After this many connection errors in a row the server is considered gone.
@@ -43,6 +44,7 @@ class LoadState:
     worker: int = 0
     conversations: Conversations | None = None
     departure: Departure | None = None
+    structure: StructuredShare | None = None
     clipped: ClipCount = field(default_factory=ClipCount)
     stopped_by: str | None = None
     client_errors: list[str] = field(default_factory=list)
@@ -129,8 +131,10 @@ class LoadState:
         """Send one request and record it. Raises CallCancelled after it is recorded."""
         call = ClientCall(leaves_after_tokens=self.departure.of(prompt.prompt_id) if self.departure else None)
         key = id(prompt)
-        if self.conversations is not None:
+        constraint = self.structure.of(prompt.prompt_id) if self.structure else None
+        if self.conversations is not None or constraint is not None:
             call.answer.pieces = []
+        if self.conversations is not None:
             prompt, body = self.conversations.complete(prompt, body)
         if slot is not None:
             self.window.begin(key, times.dispatch_ns)
@@ -151,6 +155,7 @@ class LoadState:
             phase = self._phase_of(times, slot)
             call.status = _end_of(call.status, phase)
             self._note(call, phase)
+            _check(call, constraint)
             record = make_record(self.run_id, request_id, self.start_ns, phase, prompt, times, call, self.worker)
             self._store(record)
         if self.conversations is not None:
@@ -208,6 +213,14 @@ class LoadState:
             self.write_errors += 1
             self.client_errors.append(f"cannot write records: {error.strerror}")
             self.stop("no_space" if error.errno == errno.ENOSPC else "records_lost")
+
+
+def _check(call: ClientCall, constraint: Constraint | None) -> None:
+    """Record the structure of an answer and, if the answer is complete, whether it is valid."""
+    if constraint is not None:
+        call.constraint = constraint.kind
+        if call.status == Status.OK:
+            call.validity = constraint.check(call.answer.text, call.answer.finish_reason)
 
 
 def _end_of(status: Status, phase: Phase) -> Status:

@@ -44,7 +44,7 @@ PROTOCOL = 4
 # The worker reports STOP_REQUESTED; the command knows the real reason.
 STOP_SIGNAL, END_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
 STOP_REQUESTED = "server_unhealthy"
-FILE_SETTINGS = ("prompts_file", "trace_file", "length_pairs")
+FILE_SETTINGS = ("prompts_file", "trace_file", "length_pairs", "schemas_file")
 LENGTH_SETTINGS = ("input_tokens", "output_tokens", "turns")
 
 

@@ -59,6 +59,8 @@ def make_record(
         status=call.status,
         error_type=call.error_type,
         finish_reason=answer.finish_reason and answer.finish_reason[:MAX_REASON_CHARACTERS],
+        constraint=call.constraint,
+        validity=call.validity,
         http_status=call.http_status,
         t_intended_ns=since_start(times.intended_ns),
         t_dispatch_ns=since_start(times.dispatch_ns),

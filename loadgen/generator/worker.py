@@ -30,6 +30,7 @@ from gevent.lock import BoundedSemaphore
 from loadgen.config.bench_config import BenchConfig
 from loadgen.dialects.dialect import Dialect
 from loadgen.dialects.registry import DIALECTS
+from loadgen.dialects.structured import StructuredDialect
 from loadgen.generator.load_state import LoadState
 from loadgen.generator.load_window import NS_PER_S, LoadEnd, LoadWindow
 from loadgen.generator.messages import END_SIGNAL, STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
@@ -51,6 +52,7 @@ from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.planned_cache import CacheFacts
 from loadgen.workloads.prompt import ServerLimits
 from loadgen.workloads.shapes import ConstantShape, Shape
+from loadgen.workloads.structured import structure_of
 from loadgen.workloads.think_time import parse_think_time
 from reports.run_schema import RequestRecord, Status
 from reports.run_store import REQUESTS, TIMESERIES, JsonlWriter, write_client
@@ -156,7 +158,10 @@ class Worker:
             CacheFacts(**plan.cache),
         )
         self.work = work
-        dialect = DIALECTS[plan.api](plan.sampling)
+        structure = structure_of(config)
+        dialect: Dialect = DIALECTS[plan.api](plan.sampling)
+        if structure is not None:
+            dialect = StructuredDialect(dialect, plan.api, structure)
         self.requests = PreparedRequests(partition.prompts(work.planned()), dialect)
         self.requests.prepare(self._known_requests())
         self.replicas = Replicas(
@@ -171,6 +176,7 @@ class Worker:
             clock_ns=time.perf_counter_ns,
             worker=partition.index,
             conversations=Conversations(dialect) if config.assistant == "real" else None,
+            structure=structure,
             departure=parse_departure(config.cancel, config.seed) if config.cancel else None,
         )
         schedule = work.schedule

@@ -60,6 +60,8 @@ class ClientCall:
     coalesced_within_ns: int = 0
     first_read_ns: int | None = None
     leaves_after_tokens: int | None = None
+    constraint: str | None = None
+    validity: str | None = None
     replica: int | None = None
     read_late_ns: int = 0
     bytes_sent: int = 0

@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float64]
 
 OVERLOADED = "overloaded"
 """Status of a run whose server was overloaded: its latencies depend on how long it lasted."""
-FRACTIONS = frozenset(("error_rate", "slo_attainment", "token_timeliness", "little_residual"))
+FRACTIONS = frozenset(("error_rate", "slo_attainment", "token_timeliness", "structured_validity", "little_residual"))
 
 
 @dataclass(frozen=True, slots=True)

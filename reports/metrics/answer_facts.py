@@ -77,7 +77,9 @@ def _other_length_share(measured: Measured, answers: pd.DataFrame) -> float | No
     if measured.manifest.length_control != "forced":
         return None
     is_counted = answers["tokens_source"].isin((TokensSource.SERVER_STREAM, TokensSource.SERVER_USAGE))
-    counted = answers[is_counted & answers["requested_output_tokens"].notna()]
+    # A structured answer ends where its structure does.
+    is_forced = answers["requested_output_tokens"].notna() & answers["constraint"].isna()
+    counted = answers[is_counted & is_forced]
     if not len(counted):
         return None
     return float((counted["output_tokens"] != counted["requested_output_tokens"]).mean())

@@ -22,6 +22,7 @@ from reports.metrics.per_request import (
     request_metric_of,
 )
 from reports.metrics.request_series import RequestSeries, run_fraction, run_throughput
+from reports.metrics.structured import validity_rate
 from reports.metrics.windows import Concurrency
 from reports.run_schema import NOT_FAILED
 from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
@@ -308,6 +309,14 @@ PER_RUN = (
         Direction.LOWER,
         "price per hour / 3600 / output_tokens_per_s * 1e6",
         _cost,
+    ),
+    RunMetric(
+        "structured_validity",
+        "Valid structured answers",
+        "fraction",
+        Direction.HIGHER,
+        "complete structured answers that their schema accepts / all",
+        validity_rate,
     ),
     RunMetric(
         "startup_ready_s",

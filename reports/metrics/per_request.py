@@ -72,7 +72,8 @@ def _ntpot_s(r: pd.DataFrame) -> "pd.Series[float]":
 
 def _length_shortfall(r: pd.DataFrame) -> "pd.Series[float]":
     requested = r["requested_output_tokens"]
-    return 1 - r["output_tokens"] / requested.where(requested > 0)
+    # A structure ends by itself, so its length is never forced.
+    return (1 - r["output_tokens"] / requested.where(requested > 0)).where(r["constraint"].isna())
 
 
 def _outside_server_s(r: pd.DataFrame) -> "pd.Series[float]":

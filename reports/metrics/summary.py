@@ -23,6 +23,7 @@ from reports.metrics.per_request import LATENCY_NAME, RequestMetric, meets_objec
 from reports.metrics.prefix_cache import cached_share
 from reports.metrics.request_series import RequestSeries
 from reports.metrics.server import server_summary
+from reports.metrics.structured import structured_summary
 from reports.metrics.validity import judge_run
 from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import SCHEMA_VERSION, SUMMARY_FILE, RunResult, write_json
@@ -95,6 +96,7 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
         "client": facts,
         "server": server,
         "cached": cached.to_json(),
+        "structured": structured_summary(measured),
         "workload": _workload(measured),
     }
     return _finite(summary)

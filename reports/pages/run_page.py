@@ -26,6 +26,7 @@ from reports.metrics.summary import Analysis
 from reports.pages import health, run_figures, tables
 from reports.pages.across_runs import across_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time
+from reports.pages.structured import structured_section
 from reports.pages.time_split import time_section
 from reports.plots import run_plots
 from reports.text import legible
@@ -44,6 +45,7 @@ def build_run_report(analyses: Sequence[Analysis]) -> Report:
         Section("Latency", _latency_blocks(analyses)),
         Section("Requests", _request_blocks(analyses)),
         *_objective_section(analyses),
+        *structured_section(analyses),
         *_replica_section(analyses),
         *_server_section(analyses),
         *time_section(analyses),

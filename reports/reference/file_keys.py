@@ -16,6 +16,8 @@ REQUEST_COLUMNS = {
     "status": "How the request ended: `ok`, or one of the failures in the table below.",
     "error_type": "Phase and cause of a failure, such as `stream/ConnectionResetError`.",
     "finish_reason": "The server's reason for the end of the answer, such as `length`.",
+    "constraint": "`schema` or `tool` for a structured request; null for others.",
+    "validity": "Of a complete structured answer: `valid`, `cut`, `not_json` or `not_in_schema`.",
     "http_status": "HTTP status.",
     "t_intended_ns": "Scheduled start.",
     "t_dispatch_ns": "When the generator took the request up.",
@@ -170,6 +172,8 @@ SUMMARY_KEYS = {
     "cached.measured": "Cached fraction of the prompt tokens; null if unknown.",
     "cached.planned": "The fraction that the workload plans.",
     "cached.source": "`responses` or `counters`.",
+    "structured": "Empty, or a row for each kind of answer, unconstrained ones first: requests, validity with its "
+    "interval, causes of invalid answers, latencies, and ratios to the unconstrained ones.",
     "workload.lengths.COLUMN.count": "Requests with a value in this column.",
     "workload.lengths.COLUMN.mean": "Mean.",
     "workload.lengths.COLUMN.min": "Smallest value.",

@@ -44,7 +44,7 @@ def test_the_gate_of_a_recipe_is_a_command_that_is_taken(commands, monkeypatch):
     load = load_config(args)
 
     assert [(side.kind, side.name) for side in sides] == [("git", "main"), ("git", "HEAD")]
-    assert compare.options_of(args).min_effect == 0.05
+    assert compare.options_of(args, load).min_effect == 0.05
     assert args.max_minutes <= 12
     assert (load.warmup_s, load.duration_s, args.interleave) == (0.5, 2, 4)
 

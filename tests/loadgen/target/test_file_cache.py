@@ -1,5 +1,6 @@
 """Weight files in the page cache, and the times of a launch."""
 
+import json
 import os
 import sys
 
@@ -11,6 +12,7 @@ from loadgen.errors import UsageError
 from loadgen.runner import measure
 from loadgen.target.file_cache import FileCache, cached_bytes, weight_files
 from loadgen.target.target import open_target
+from reports.gate.saved_comparison import COMPARISON_FILE
 from reports.metrics.summary import Analysis, metric_value
 from reports.pages.run_page import build_run_report
 from reports.renderers.markdown import render
@@ -74,13 +76,15 @@ def test_servers_6_the_start_up_of_a_launched_server_is_a_metric_of_its_run(mode
 
 
 @pytest.mark.slow
-def test_servers_6_compare_judges_a_start_that_became_slower(model, tmp_path, capsys):
+def test_servers_6_compare_judges_a_start_that_became_slower(model, tmp_path):
     words = ["compare", "--server-a", SERVE, "--server-b", f"{SERVE} --slow-start 2", "--out", str(tmp_path / "c")]
     words += ["--gate", "startup_first_token_s"]
     words += ["--file-cache", "warm", "--model-files", str(model), "--duration", "1s", "--warmup", "0"]
     words += ["--input-tokens", "8", "--output-tokens", "2", "--concurrency", "2"]
 
-    code = main(words)
+    main([*words, "--pairs", "4"])
 
-    assert code == 1
-    assert "startup_first_token_s" in capsys.readouterr().out
+    found = json.loads((tmp_path / "c" / COMPARISON_FILE).read_text())
+    start = found["metrics"]["startup_first_token_s"]
+    assert start["decision"] == "regression", found
+    assert 1.9 < start["b"] - start["a"] < 30

@@ -1,0 +1,82 @@
+"""Requests for structured answers: a dialect that adds a schema or a tool to the requests that have one."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.config.bench_config import BenchConfig
+from loadgen.dialects.dialect import Dialect, ParsedAnswer, Sampling, encode
+from loadgen.errors import UsageError
+from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.structured import Constraint, Kind, StructuredShare, structure_of
+
+
+def _tgi_schema(body: dict[str, Any], constraint: Constraint) -> None:
+    body["parameters"]["grammar"] = {"type": "json", "value": constraint.schema}
+
+
+def _chat_schema(body: dict[str, Any], constraint: Constraint) -> None:
+    schema = {"name": constraint.name, "schema": constraint.schema, "strict": True}
+    body["response_format"] = {"type": "json_schema", "json_schema": schema}
+
+
+def _chat_tool(body: dict[str, Any], constraint: Constraint) -> None:
+    function = {"name": constraint.name, "description": "Record the result.", "parameters": constraint.schema}
+    body["tools"] = [{"type": "function", "function": function}]
+    body["tool_choice"] = {"type": "function", "function": {"name": constraint.name}}
+
+
+# How each API is asked for a structure.
+STRUCTURES: dict[tuple[str, Kind], Callable[[dict[str, Any], Constraint], None]] = {
+    ("tgi", Kind.SCHEMA): _tgi_schema,
+    ("openai-chat", Kind.SCHEMA): _chat_schema,
+    ("openai-chat", Kind.TOOL): _chat_tool,
+}
+
+
+def check_structures(config: BenchConfig, api: str) -> None:
+    """Raises UsageError if the API of a server cannot be asked for the structures of a load, or their file is wrong."""
+    structure = structure_of(config)
+    if structure is None:
+        return
+    wanted = {Kind.SCHEMA} if structure.tools < 1 else set()
+    wanted |= {Kind.TOOL} if structure.tools > 0 else set()
+    for kind in sorted(wanted):
+        if (api, kind) not in STRUCTURES:
+            apis = ", ".join(each for each, known in STRUCTURES if known == kind)
+            raise UsageError(f"`structured` needs a {kind}, which API {api!r} has no field for; give --api {apis}")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredDialect:
+    """A dialect whose structured requests end where the structure does: their length is a limit and never forced."""
+
+    plain: Dialect
+    api: str
+    structure: StructuredShare
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.plain.sampling
+
+    @property
+    def path(self) -> str:
+        return self.plain.path
+
+    def body(self, prompt: Prompt) -> bytes:
+        body, constraint = self.plain.body(prompt), self.structure.of(prompt.prompt_id)
+        if constraint is None:
+            return body
+        fields = json.loads(body)
+        for name in self.sampling.length_fields:
+            fields.pop(name, None)
+            fields.get("parameters", {}).pop(name, None)
+        STRUCTURES[self.api, constraint.kind](fields, constraint)
+        return encode(fields)
+
+    def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
+        self.plain.read(payload, at_ns, answer)
+
+    def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
+        self.plain.read_whole(payload, answer)

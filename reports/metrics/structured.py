@@ -1,0 +1,101 @@
+"""Answers that follow a schema or call a tool: how many are valid, and their latencies beside the unconstrained ones.
+
+A mask that delays a step of the server delays every request of its batch: the difference between the two shares is the
+cost that falls on constrained requests alone.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.metrics.measured import Measured
+from reports.metrics.request_series import RequestSeries, run_fraction
+from reports.run_schema import Status
+from reports.stats.estimators import Interval
+from reports.stats.queue_intervals import QueueSeries
+
+VALID = "valid"
+LATENCIES = ("ttft_s", "tpot_s")
+NOT_KNOWN = Interval(math.nan, math.nan, math.nan)
+
+
+def validity_rate(measured: Measured) -> Interval:
+    """The valid fraction of the complete structured answers; NaN without any."""
+    return _validity(measured, _structured(measured))
+
+
+def structured_summary(measured: Measured) -> list[dict[str, Any]]:
+    """A row per kind of answer, the unconstrained ones first; empty if the load asks for no structure."""
+    complete = _complete(measured)
+    if not _structured(measured).any():
+        return []
+    free = complete & _is_free(measured)
+    rows: list[dict[str, Any]] = [{"kind": None, "requests": int(free.sum()), **_latencies(measured, free)}]
+    for kind in sorted(measured.population["constraint"].dropna().unique()):
+        own = complete & np.asarray(measured.population["constraint"] == kind)
+        causes = measured.population["validity"][own].value_counts()
+        ratios = {
+            f"{name}_ratio": _ratio(_mean(measured, name, own), _mean(measured, name, free)) for name in LATENCIES
+        }
+        rows.append(
+            {
+                "kind": str(kind),
+                "requests": int(own.sum()),
+                "validity": _as_json(_validity(measured, own)),
+                "causes": {str(cause): int(count) for cause, count in causes.items() if cause != VALID},
+                **_latencies(measured, own),
+                **{name: _as_json(found) for name, found in ratios.items()},
+            }
+        )
+    return rows
+
+
+def _complete(measured: Measured) -> npt.NDArray[np.bool_]:
+    return np.asarray(measured.population["status"] == Status.OK, dtype=np.bool_)
+
+
+def _is_free(measured: Measured) -> npt.NDArray[np.bool_]:
+    return np.asarray(measured.population["constraint"].isna(), dtype=np.bool_)
+
+
+def _structured(measured: Measured) -> npt.NDArray[np.bool_]:
+    """[population]: the complete answers that have a structure."""
+    return _complete(measured) & ~_is_free(measured)
+
+
+def _validity(measured: Measured, own: npt.NDArray[np.bool_]) -> Interval:
+    if not own.any():
+        return NOT_KNOWN
+    return run_fraction(measured, np.asarray(measured.population["validity"][own] == VALID, dtype=np.bool_))
+
+
+def _latencies(measured: Measured, own: npt.NDArray[np.bool_]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for name in LATENCIES:
+        known = measured.population[name][own].dropna()
+        for percentile in (50, 95):
+            found[f"{name}_p{percentile}"] = float(np.percentile(known, percentile)) if len(known) else None
+    return found
+
+
+def _mean(measured: Measured, name: str, own: npt.NDArray[np.bool_]) -> Interval:
+    """The mean of a latency over some requests, with the dependence of the run."""
+    values = measured.population[name].to_numpy(dtype=np.float64)[own]
+    return QueueSeries.of(values[~np.isnan(values)], RequestSeries.of(measured).state).mean().interval
+
+
+def _ratio(value: Interval, base: Interval) -> Interval:
+    """A quotient of two means; their logarithms vary independently."""
+    if not (value.value > 0 and base.value > 0):
+        return NOT_KNOWN
+    ratio = value.value / base.value
+    if not (value.lo > 0 and base.lo > 0):
+        return Interval(ratio, math.nan, math.nan)
+    width = math.hypot(math.log(value.hi / value.lo), math.log(base.hi / base.lo)) / 2
+    return Interval(ratio, ratio * math.exp(-width), ratio * math.exp(width))
+
+
+def _as_json(found: Interval) -> dict[str, float | None]:
+    return {"value": found.value, "lo": found.lo, "hi": found.hi}
