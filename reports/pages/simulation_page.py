@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -85,7 +86,7 @@ def _map(study: StudyData, excess: Sequence[float]) -> tuple[Block, ...]:
 class PlanData:
     """A capacity plan as plain values.
 
-    `rows`: rate, policy, replicas, low, high, with_spare, attainment and further columns of the table. `fleets`:
+    `rows`: rate, policy, replicas, low, high, with_spare, and the columns of `DETAILS` that are known. `fleets`:
     attainment, cost, policy, rate of every simulated size; `cost_unit` names the cost. `rate_profile`: hour, needed,
     running and static, None without a profile. `attainment` is the target, a fraction.
     """
@@ -104,21 +105,59 @@ class PlanData:
 def build_plan_report(plan: PlanData) -> Report:
     """The report of a plan: replicas by rate and policy, their cost, and the rate profile."""
     most = plan.rows[plan.rows["rate"] == plan.rows["rate"].max()].sort_values("replicas").iloc[0]
-    count = f"{most['replicas']} ({most['low']}–{most['high']})"
-    sentence = f"{count} replicas serve {most['rate']:g} requests/s within the limits under {most['policy']}."
-    limits = "; ".join(plan.limits)
-    note = (
-        f"Target: {100 * plan.attainment:g} % of requests within {limits}. A fleet is named if the lower 95 % bound of "
-        "its attainment (attainment_at_least) reaches the target once the fleet is stationary, and its queue does not "
-        "grow. Requests: those simulated after the start-up phase, over independent runs. one_lost: the verdict on the "
-        "fleet with one replica less."
-    )
-    table = Table("", plan.rows, note)
-    sections = [Section("Replicas", (table, *_rates(plan), *_costs(plan)))]
+    sentence = f"{_fleet(most)} for {most['rate']:g} requests/s under {most['policy']}."
+    sections = [
+        Section("Replicas", (_replicas(plan), *_rates(plan), *_costs(plan))),
+        Section("Predicted fleets", (_details(plan),)),
+    ]
     if plan.rate_profile is not None:
         sections.append(Section("Rate profile", _rate_profile(plan, plan.rate_profile)))
     verdict = VerdictLine(LEVEL, WORD, sentence, (plan.note,) if plan.note else ())
     return Report(plan.name, f"{len(plan.rows)} fleets sized", (verdict,), tuple(sections))
+
+
+def _fleet(row: "pd.Series[Any]") -> str:
+    """`4 + 1 spare replicas (3–5), 6.00 per hour`."""
+    count, spare = int(row["replicas"]), int(row["with_spare"] - row["replicas"])
+    noun = "replica" if count + spare == 1 else "replicas"
+    text = f"{count} + {spare} spare {noun}" if spare else f"{count} {noun}"
+    text += f" ({row['low']}–{row['high']})" if row["low"] < row["high"] else ""
+    return text + (f", {row['cost_per_hour']:.2f} per hour" if "cost_per_hour" in row else "")
+
+
+def _replicas(plan: PlanData) -> Table:
+    """A row for each rate, a column for each policy; a rate of the profile has the first policy alone."""
+    rows = plan.rows.assign(fleet=[_fleet(row) for _, row in plan.rows.iterrows()])
+    wide = rows.pivot(index="rate", columns="policy", values="fleet").sort_index().fillna("–")
+    wide = wide[list(dict.fromkeys(rows["policy"]))]
+    wide.insert(0, "requests/s", [f"{rate:g}" for rate in wide.index])
+    note = "In brackets: the range of the cost model's level error." if (rows["low"] < rows["high"]).any() else ""
+    limits = "; ".join(plan.limits)
+    return Table(f"{100 * plan.attainment:g} % of requests within {limits}", wide.reset_index(drop=True), note)
+
+
+# Columns of the details, with the name in `rows`; times in ms.
+DETAILS = {
+    "replicas": "replicas",
+    "met, at least": "attainment_at_least",
+    "with one lost": "attainment_one_lost",
+    "verdict on one lost": "one_lost",
+    "TTFT p95 ms ↓": "ttft_p95_ms",
+    "TPOT mean ms ↓": "tpot_mean_ms",
+    "utilisation": "utilisation",
+    "per million tokens": "cost_per_mtok",
+}
+
+
+def _details(plan: PlanData) -> Table:
+    rows = plan.rows.sort_values("rate", kind="stable")
+    known = {title: rows[name] for title, name in DETAILS.items() if name in rows}
+    frame = pd.DataFrame({"requests/s": [f"{rate:g}" for rate in rows["rate"]], "policy": rows["policy"], **known})
+    note = (
+        "A fleet is named if the lower 95 % bound of its attainment (met, at least) reaches the target once the fleet "
+        "is stationary, and its queue does not grow. plan.csv has every column."
+    )
+    return Table("", frame, note)
 
 
 def _rates(plan: PlanData) -> tuple[Block, ...]:

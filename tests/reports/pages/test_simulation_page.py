@@ -25,9 +25,20 @@ PLANE = pd.DataFrame(
 )
 ROWS = pd.DataFrame(
     [
-        {"rate": rate, "policy": policy, "replicas": count, "low": count - 1, "high": count + 1, "attainment": 0.96}
+        {
+            "rate": rate,
+            "policy": policy,
+            "replicas": count,
+            "low": count - 1,
+            "high": count + 1,
+            "with_spare": count + 1,
+            "attainment_at_least": 0.951,
+            "one_lost": "misses the target",
+            "ttft_p95_ms": 212.5,
+            "cost_per_hour": 1.2 * (count + 1),
+        }
         for policy, counts in (("round_robin", (2, 8)), ("two_choices", (2, 7)))
-        for rate, count in zip((4.0, 16.0), counts, strict=True)
+        for rate, count in zip((16.0, 4.0), reversed(counts), strict=True)
     ]
 )
 DAY = pd.DataFrame(
@@ -92,12 +103,26 @@ def test_a_plan_shows_rates_costs_and_the_rate_profile() -> None:
     report = build_plan_report(plan)
 
     assert [plot.name for plot in report.plots] == ["replicas_over_rate", "cost_over_attainment", "day_profile"]
-    assert report.verdicts[0].sentence.startswith("7 (6–8) replicas serve 16 requests/s")
+    assert report.verdicts[0].sentence.startswith("7 + 1 spare replicas (6–8), 9.60 per hour for 16 requests/s")
     day = report.plots[-1]
     assert day.caption == "running 126 replica-hours, static 192 replica-hours, needed 120 replica-hours."
     for plot in report.plots:
         assert plot.draw(HALF).axes[0].lines
     assert markdown.render(report)
+
+
+def test_pages_1_a_plan_has_a_row_for_each_rate_and_a_column_for_each_policy() -> None:
+    plan = PlanData("plan", ROWS, ROWS[:0], "price per hour", 0.95, ("ttft_p95_ms <= 300",))
+
+    [table] = [block for block in build_plan_report(plan).sections[0].blocks if isinstance(block, Table)]
+
+    assert table.title == "95 % of requests within ttft_p95_ms <= 300"
+    assert list(table.frame) == ["requests/s", "round_robin", "two_choices"]
+    assert list(table.frame["requests/s"]) == ["4", "16"]
+    assert list(table.frame["two_choices"]) == [
+        "2 + 1 spare replicas (1–3), 3.60 per hour",
+        "7 + 1 spare replicas (6–8), 9.60 per hour",
+    ]
 
 
 def test_a_plan_of_one_rate_has_no_curve() -> None:

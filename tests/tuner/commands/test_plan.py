@@ -37,7 +37,8 @@ def test_a_plan_has_replicas_and_cost(tmp_path: Path, capsys: pytest.CaptureFixt
     assert row["cost_per_hour"] == pytest.approx(1.2 * row["with_spare"])
     assert (tmp_path / "plan.csv").read_text().startswith("rate,policy,replicas")
     page = (tmp_path / "report.md").read_text()
-    assert f"{row['replicas']} ({row['range'].replace('-', '–')}) replicas serve 20 requests/s" in page
+    assert f"{row['replicas']} + 1 spare replicas" in page
+    assert f"{row['cost_per_hour']:.2f} per hour for 20 requests/s" in page
     assert "cost_over_attainment" in page
 
 
