@@ -50,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--statistics",
         action="store_true",
         help="Check the printed 95 %% intervals instead of the client: how often they contain the true value, are "
-        "withheld, and how wide they are, in simulated queues with fixed seeds. About two minutes on two cores.",
+        "withheld, and how wide they are, in simulated queues with fixed seeds. Under two minutes on two free cores.",
     )
     parser.add_argument(
         "--runs",

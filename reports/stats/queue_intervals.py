@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 LEAST_EFFECTIVE = 30.5
 INFLATION, ATTAINMENT_INFLATION = 180.0, 60.0
 # From which percentile on: requests needed (n / tau), as a multiple of what independent requests would need.
-SUPPORT_FACTORS = ((99.0, 1.5), (95.0, 0.8), (90.0, 0.75))
+SUPPORT_FACTORS = ((99.0, 1.5), (95.0, 0.7), (90.0, 0.75))
 LEAST_COUNT = 6
 OWN_SUPPORT_FACTOR = 1.2
 FEW_EVENTS = 30
