@@ -114,17 +114,18 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
     cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "2", "--simulator", "off", "--noise-runs", "2"])
     capsys.readouterr()
 
-    for kind, text in [("toml", "tuned_by"), ("env", "MODEL_ID="), ("cli", "--model-id"), ("k8s", "kind: Deployment")]:
+    for kind, text in [("toml", "tuned_by"), ("env", "MODEL_ID="), ("cli", "--model-id")]:
         assert cli.main(["export", "--study", "s", "--as", kind]) == 0
         assert text in capsys.readouterr().out
+    # The study's model is a preset, which a TGI does not have.
+    assert cli.main(["export", "--study", "s", "--as", "k8s"]) == 2
+    assert "a model of this package: TGI does not have it" in capsys.readouterr().err
     assert cli.main(["report", "--study", "s"]) == 0
     html = (tmp_path / "studies/s/report.html").read_text()
     assert "Change the settings" in html
     for name in (
         "best.env",
         "run-own.sh",
-        "run-tgi-docker.sh",
-        "k8s.yaml",
         "reproduce.sh",
         "load.toml",
         "trials.parquet",

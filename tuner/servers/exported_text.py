@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tuner.errors import SpaceError
+
 CONTAINER_PORT = 80
 
 
@@ -41,7 +43,32 @@ def toml_value(value: Any) -> str:
 
 
 def comment_lines(comments: Sequence[str]) -> list[str]:
-    return [f"# {comment}".rstrip() for comment in comments]
+    """Comments, each on one line: a control character is written as its escape.
+
+    >>> comment_lines(["found\\nrm -rf x"])
+    ['# found\\\\nrm -rf x']
+    """
+    return [f"# {''.join(map(_visible, comment))}".rstrip() for comment in comments]
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def check_values(settings: Mapping[str, Any]) -> None:
+    """Raises SpaceError for a value with a control character: a line break would be a line of its own in a script."""
+    for name, value in settings.items():
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, str) and not each.isprintable():
+                raise SpaceError(f"`{name}` is {each!r}: a setting with control characters is not exported")
+
+
+def image_note(image: str) -> list[str]:
+    """A comment on an image whose content may change."""
+    name, _, digest = image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    is_moving = not digest and tag in ("", "latest")
+    return [f"Assumes the newest {image}: pin its version or digest."] if is_moving else []
 
 
 def flag_lines(words: Sequence[str]) -> list[str]:

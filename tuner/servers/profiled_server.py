@@ -16,7 +16,14 @@ from loadgen.target.launch import split_command
 from loadgen.target.target import Target
 from tuner.config import ParamSection, ServerSection
 from tuner.errors import CannotMeasureError, SpaceError
-from tuner.servers.exported_text import comment_lines, docker_script, k8s_manifest, render_toml
+from tuner.servers.exported_text import (
+    check_values,
+    comment_lines,
+    docker_script,
+    image_note,
+    k8s_manifest,
+    render_toml,
+)
 from tuner.servers.launch_command import LaunchCommand
 from tuner.servers.server_profile import ServerProfile
 from tuner.servers.setting_row import setting_rows
@@ -178,6 +185,7 @@ class ProfiledServer:
 
     def export(self, form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None) -> str:
         chosen = without_unset(settings)
+        check_values(chosen)
         words, environment = self._words(chosen)
         port, model = self.profile.port, str(chosen.get(MODEL, self.section.model_id))
         command = [word.replace("{model}", model) for word in split_command(self._template)]
@@ -198,9 +206,12 @@ class ProfiledServer:
                 line = " ".join(_shell_word(word, port) for word in (*command, *words))
                 return "\n".join(["#!/bin/sh", *comment_lines(comments), *exports, f'exec {line} "$@"']) + "\n"
         image = image or self.profile.image
+        if model.startswith("preset:"):
+            raise SpaceError(f"`model_id` is {model}, a model of this package: {self.profile.name} does not have it")
         if image is None:
             note = f"profile {self.profile.name} has no image: export with --image"
             return "\n".join(comment_lines([*comments, note])) + "\n"
+        comments = [*comments, *image_note(image)]
         inside = [word.replace("{port}", str(port)).replace("127.0.0.1", "0.0.0.0") for word in command[1:]]
         if form == "docker":
             gpus = ["--gpus all"] if self.section.gpus else []

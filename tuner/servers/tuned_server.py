@@ -172,7 +172,7 @@ class TunedServer(Protocol):
         ...
 
     def export(self, form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None) -> str:
-        """The settings in one of `forms`."""
+        """The settings in one of `forms`. Raises SpaceError for settings that the form or its target cannot have."""
         ...
 
     def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.errors import SpaceError
 from tuner.servers.exported_text import toml_value
 from tuner.study.best_file import BEST_FILE, tuned_by, write_best
 from tuner.study.identity import BUILD, DEVICE, LOAD
@@ -49,14 +50,18 @@ def write_artefacts(
     write_best(folder / BEST_FILE, {**winner.settings, "tuned_by": verdict["tuned_by"]}, comments)
     artefacts = search.server.artefacts
     for name, form in artefacts.items():
-        replace_text(folder / name, search.server.export(form, winner.settings, comments))
+        try:
+            replace_text(folder / name, search.server.export(form, winner.settings, comments))
+        except SpaceError as error:
+            (folder / name).unlink(missing_ok=True)
+            search.setup.progress.show(f"{name} is not written: {error}")
     script = next(name for name in artefacts if name.startswith("run"))
     replace_text(
         folder / REPRODUCE,
         f'#!/bin/sh\ncd "$(dirname "$0")" && exec tgi-bench run --config load.toml --server "./{script}" "$@"\n',
     )
     for name in (REPRODUCE, *artefacts):
-        if name.endswith(".sh"):
+        if name.endswith(".sh") and (folder / name).exists():
             (folder / name).chmod(0o755)
     return verdict
 

@@ -6,20 +6,36 @@ from typing import Any
 
 from reference_server.config import ServerConfig
 from reference_server.config_fields import text_of, variables_of
-from tuner.servers.exported_text import CONTAINER_PORT, comment_lines, docker_script, k8s_manifest, render_toml
+from tuner.errors import SpaceError
+from tuner.servers.exported_text import (
+    CONTAINER_PORT,
+    check_values,
+    comment_lines,
+    docker_script,
+    image_note,
+    k8s_manifest,
+    render_toml,
+)
 from tuner.servers.tgi.launch_command import OURS, tgi_words
 from tuner.space.configuration import without_unset
 
 FORMS = ("toml", "env", "cli", "docker", "k8s", "launcher")
 IMAGE = "ghcr.io/huggingface/text-generation-inference:latest"
 # Shared memory and the volume for weights, which every container needs.
+LENGTHS = ("max_input_tokens", "max_total_tokens")
 SHM_SIZE, VOLUME = "1g", "$PWD/data:/data"
 DEFAULTS: Mapping[str, Any] = {name: field.default for name, field in ServerConfig.model_fields.items()}
 
 
-def render(form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str = IMAGE) -> str:
-    """The settings in one of `FORMS`. Settings that TGI does not have are listed in a comment."""
+def render(
+    form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str = IMAGE, *, has_gpus: bool = True
+) -> str:
+    """The settings in one of `FORMS`. Comments list the settings that TGI lacks, and what the text assumes.
+
+    Raises SpaceError for a value with control characters, and for a preset in a form for TGI.
+    """
     chosen = without_unset(settings)
+    check_values(chosen)
     match form:
         case "toml":
             return render_toml(chosen, DEFAULTS, comments)
@@ -30,15 +46,16 @@ def render(form: str, settings: Mapping[str, Any], comments: Sequence[str], imag
         case "launcher":
             return '#!/bin/sh\nexec text-generation-launcher --config-file "$(dirname "$0")/best.toml" "$@"\n'
         case "docker":
-            words, environment, notes = _for_tgi(chosen)
+            words, environment, notes = _for_tgi(chosen, image, has_gpus=has_gpus)
             options = [
-                *("--gpus all", f"--shm-size {SHM_SIZE}"),
+                *(["--gpus all"] if has_gpus else []),
+                f"--shm-size {SHM_SIZE}",
                 *(f"-p 127.0.0.1:8080:{CONTAINER_PORT}", f'-v "{VOLUME}"'),
             ]
             return docker_script(image, words, environment, [*comments, *notes], options)
         case "k8s":
-            words, environment, notes = _for_tgi(chosen)
-            return k8s_manifest("tgi", image, words, environment, [*comments, *notes])
+            words, environment, notes = _for_tgi(chosen, image, has_gpus=has_gpus)
+            return k8s_manifest("tgi", image, words, environment, [*comments, *notes], gpus=int(has_gpus))
     raise AssertionError(f"unchecked form {form}")
 
 
@@ -53,13 +70,24 @@ def render_env(settings: Mapping[str, Any], comments: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _for_tgi(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, str], list[str]]:
-    """Flags, variables, and notes about settings that TGI does not have."""
+def _for_tgi(settings: Mapping[str, Any], image: str, *, has_gpus: bool) -> tuple[list[str], dict[str, str], list[str]]:
+    """Flags, variables, and notes: the settings that TGI lacks, and what the export assumes."""
+    model = str(settings.get("model_id", ""))
+    if model.startswith("preset:"):
+        raise SpaceError(
+            f"`model_id` is {model}, a model of this package: TGI does not have it. Study a model of the hub"
+        )
     left_out = sorted(OURS.intersection(settings) - {"tuned_by"})
     words, environment = tgi_words(
         ServerConfig.model_validate({name: value for name, value in settings.items() if name not in OURS})
     )
-    return words, environment, [f"TGI has no {name}: left out" for name in left_out]
+    notes = [f"TGI has no {name}: left out" for name in left_out] + image_note(image)
+    if not has_gpus:
+        notes.append("The study used no GPU, and neither does this container.")
+    caps = [f"{name} {settings[name]}" for name in LENGTHS if name in settings]
+    if caps:
+        notes.append(f"Limits of the study's load, raise them for longer requests: {', '.join(caps)}.")
+    return words, environment, notes
 
 
 def _typed(value: Any) -> Any:

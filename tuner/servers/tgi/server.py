@@ -157,7 +157,8 @@ class TgiServer:
         return [int(token["id"]) for token in json.loads(content)["details"]["tokens"]]
 
     def export(self, form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None) -> str:
-        return render(form, settings, comments, image or self.section.image)
+        has_gpus = bool(self.section.gpus) or self.section.kind == "tgi-docker"
+        return render(form, settings, comments, image or self.section.image, has_gpus=has_gpus)
 
     def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:
         return LaunchCommand((find_launcher(), "--config-file", str(best), *extra))

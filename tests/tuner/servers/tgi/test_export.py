@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from reference_server import settings
 from reference_server.config import ServerConfig
-from tuner.servers.exported_text import render_toml
+from tuner.errors import SpaceError
+from tuner.servers.exported_text import image_note, render_toml
 from tuner.servers.tgi.export import DEFAULTS, render
 from tuner.servers.tgi.settings import server_config
 from tuner.study.best_file import tuned_by, write_best
 
 CHOSEN = {
-    "model_id": "preset:tiny-llama",
+    "model_id": "org/model",
     "max_input_tokens": 1024,
     "max_total_tokens": 1056,
     "max_batch_prefill_tokens": 2048,
@@ -125,3 +126,46 @@ def test_the_launcher_reads_the_written_settings(settings):
 
     assert read == settings
     assert ServerConfig.model_validate(read).cuda_memory_fraction == 0.83
+
+
+HOSTILE = "found\nrm -rf x\r\x1b[2J\u2028echo"
+
+
+@pytest.mark.parametrize("form", ["toml", "env", "docker", "k8s"])
+def test_hardening_S5_a_comment_stays_a_comment(form):
+    plain, hostile = (render(form, CHOSEN, [each]).splitlines() for each in ("found", HOSTILE))
+
+    assert len(plain) == len(hostile)
+    assert [line for line in plain if not line.startswith("#")] == [
+        line for line in hostile if not line.startswith("#")
+    ]
+
+
+@pytest.mark.parametrize("form", ["toml", "env", "cli", "docker", "k8s"])
+@pytest.mark.parametrize("value", ["a\nHF_TOKEN=x", "a\rb", "a\x00", "a\x1b[2J"])
+def test_hardening_S5_a_setting_with_control_characters_is_refused(form, value):
+    with pytest.raises(SpaceError, match="control characters is not exported"):
+        render(form, {**CHOSEN, "revision": value}, [])
+
+
+@pytest.mark.parametrize("form", ["docker", "k8s"])
+def test_hardening_S6_a_preset_is_not_exported_to_tgi(form):
+    with pytest.raises(SpaceError, match="a model of this package"):
+        render(form, {**CHOSEN, "model_id": "preset:tiny-llama"}, [])
+
+
+@pytest.mark.parametrize("form", ["docker", "k8s"])
+def test_hardening_S6_an_export_states_what_it_assumes(form):
+    text = render(form, CHOSEN, [], image="ghcr.io/x/tgi:latest", has_gpus=False)
+
+    assert "gpu:" not in text
+    assert "--gpus" not in text
+    assert "# The study used no GPU" in text
+    assert "# Assumes the newest ghcr.io/x/tgi:latest: pin its version or digest." in text
+    assert "# Limits of the study's load, raise them for longer requests: max_input_tokens 1024, max_total" in text
+
+
+@pytest.mark.parametrize("image", ["tgi:3.3.5", "host:5000/tgi@sha256:00ff", "host:5000/x/tgi:3"])
+def test_hardening_S6_a_pinned_image_is_not_noted(image):
+    assert image_note(image) == []
+    assert image_note("host:5000/tgi") != []
