@@ -58,10 +58,35 @@ class Estimate:
         needs = [] if self.needed is None or self.value is None else [f"needs {about(self.needed):,}"]
         if self.value is None or self.lo is None or self.hi is None or not self.is_supported:
             return "".join(needs)
-        return ", ".join([f"{self._number(self.lo)}{' to ' if self.is_change else '–'}{self._number(self.hi)}", *needs])
+        lo, hi = (signed(text, self.is_change) for text in format_bounds(self.lo, self.hi))
+        return ", ".join([f"{lo}{' to ' if self.is_change or '−' in lo + hi else '–'}{hi}", *needs])
 
     def _number(self, value: float) -> str:
-        return ("+" if self.is_change and value > 0 else "") + format_number(value)
+        return signed(format_number(value), self.is_change)
+
+
+def signed(text: str, is_change: bool) -> str:
+    """The number with a plus sign if it is a change above zero."""
+    return f"+{text}" if is_change and text[:1].isdigit() and text.strip("0.") else text
+
+
+def format_bounds(lo: float, hi: float) -> tuple[str, str]:
+    """The ends of an interval with two significant digits of its width.
+
+    >>> format_bounds(623.71, 686.02), format_bounds(-11.93, 6.31), format_bounds(17.13, 18.94), format_bounds(7, 7)
+    (('624', '686'), ('−12', '6'), ('17.1', '18.9'), ('7', '7'))
+    """
+    width = abs(hi - lo)
+    if width == 0 or not math.isfinite(width):
+        return format_number(lo), format_number(hi)
+    decimals = max(0, 1 - math.floor(math.log10(width)))
+    # A bound that rounds to zero has no sign.
+    lo, hi = (round(end, decimals) + 0.0 for end in (lo, hi))
+    return _true_minus(f"{lo:,.{decimals}f}"), _true_minus(f"{hi:,.{decimals}f}")
+
+
+def _true_minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def about(count: int) -> int:
@@ -76,16 +101,42 @@ def about(count: int) -> int:
 def format_number(value: float) -> str:
     """An integer with all digits; a float with three significant digits below 1,000 and without decimals above.
 
-    >>> [format_number(x) for x in (0.01234, 1.0, 12.345, 999.6, 12345.6, 0.0, 12345, 7)]
-    ['0.0123', '1.00', '12.3', '1,000', '12,346', '0', '12,345', '7']
+    >>> [format_number(x) for x in (0.01234, 1.0, 12.345, 999.6, 12345.6, 0.0, 12345, 7, -2.5)]
+    ['0.0123', '1.00', '12.3', '1,000', '12,346', '0', '12,345', '7', '−2.50']
     """
     if isinstance(value, int):
-        return f"{value:,}"
+        return _true_minus(f"{value:,}")
     if not math.isfinite(value):
         return MISSING
     if value == 0:
         return "0"
-    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return _true_minus(f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}")
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds below a minute, else minutes and seconds, or hours and minutes.
+
+    >>> [format_duration(x) for x in (0.5, 27.84, 60, 259.6, 3_661, 7_200)]
+    ['0.500 s', '27.8 s', '1 min', '4 min 20 s', '1 h 1 min', '2 h']
+    """
+    if seconds < 59.95:
+        return f"{format_number(float(seconds))} s"
+    whole = round(seconds)
+    parts = ((whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60 if whole < 3600 else 0, "s"))
+    return " ".join(f"{count} {unit}" for count, unit in parts if count)
+
+
+def format_percent(fraction: float) -> str:
+    """A share in percent with one decimal; a share near 0 or 1, but not equal to it, as a bound.
+
+    >>> [format_percent(x) for x in (0.0, 0.0002, 0.0097, 0.5, 0.9999, 1.0)]
+    ['0 %', '< 0.1 %', '1.0 %', '50.0 %', '> 99.9 %', '100 %']
+    """
+    if fraction in (0.0, 1.0):
+        return f"{100 * fraction:.0f} %"
+    if fraction < 0.001:
+        return "< 0.1 %"
+    return "> 99.9 %" if fraction > 0.999 else f"{100 * fraction:.1f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +147,21 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """Headline numbers: title, value, and unit with the arrow of the better direction."""
+class Tile:
+    """A headline number: its unit has the arrow of the better direction; `details` are lines below it."""
 
-    tiles: tuple[tuple[str, str, str], ...]
+    title: str
+    value: str
+    unit: str = ""
+    details: tuple[str, ...] = ()
+    is_bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Headline numbers in a row."""
+
+    tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, slots=True)

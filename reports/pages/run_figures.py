@@ -12,24 +12,54 @@ from reports.metrics.per_request import primary_latency
 from reports.metrics.summary import Analysis
 from reports.pages.across_runs import values_of
 from reports.plots import request_plots, run_plots
+from reports.run_schema import NOT_FAILED, Status
 from reports.stats.estimators import sorted_quantiles
 
 ECDF_POINTS = 400
+MAX_BINS = 400
 MAX_HEAT_MAPS = 3
 MIN_REQUESTS_FOR_HEAT_MAP = 20
 
 
 def timeline_frame(analysis: Analysis) -> pd.DataFrame:
-    """Per second of the run: run, t_s, output_tokens_per_s, in_flight."""
+    """One row per bin of the run: run, t_s, bin_s, output_tokens_per_s, in_flight, ttft_p50_ms, ttft_p95_ms, failed.
+
+    A bin has one second; more in a run of more than MAX_BINS seconds.
+    """
     measured = analysis.measured
-    ends = measured.requests["t_end_ns"].max() / 1e9
+    requests = measured.requests
+    ends = requests["t_end_ns"].max() / 1e9
     last = max(measured.window.end_s, float(ends) if ends == ends else 0.0, 1.0)
-    edges = np.arange(0.0, np.floor(last) + 2)
+    bin_s = max(1.0, np.ceil(last / MAX_BINS))
+    edges = bin_s * np.arange(np.floor(last / bin_s) + 2)
     tokens = measured.events.tokens_between(0.0, float(edges[-1]), len(edges) - 1)
-    in_flight = measured.concurrency.means(edges)
+    column = primary_latency("ttft_s", analysis.run.manifest.is_open_loop)
+    bins = np.searchsorted(edges, requests["start_s"], side="right") - 1
+    ttft = (1e3 * requests[column].astype(float)).groupby(bins)
+    failed = (~requests["status"].isin((*NOT_FAILED, Status.CANCELLED))).groupby(bins).sum()
+    places = np.arange(len(edges) - 1)
     return pd.DataFrame(
-        {"run": analysis.label, "t_s": edges[:-1], "output_tokens_per_s": tokens, "in_flight": in_flight}
+        {
+            "run": analysis.label,
+            "t_s": edges[:-1],
+            "bin_s": bin_s,
+            "output_tokens_per_s": tokens / bin_s,
+            "in_flight": measured.concurrency.means(edges),
+            "ttft_p50_ms": ttft.quantile(0.5).reindex(places).to_numpy(dtype=np.float64),
+            "ttft_p95_ms": ttft.quantile(0.95).reindex(places).to_numpy(dtype=np.float64),
+            "failed": failed.reindex(places, fill_value=0).to_numpy(dtype=np.int64),
+        }
     )
+
+
+def timelines(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    """The timelines of several runs in one frame."""
+    return pd.concat([timeline_frame(analysis) for analysis in analyses], ignore_index=True)
+
+
+def windows_of(analyses: Sequence[Analysis]) -> list[tuple[float, float]]:
+    """Start and end of each run's measurement window, in seconds."""
+    return [(analysis.measured.window.start_s, analysis.measured.window.end_s) for analysis in analyses]
 
 
 def distribution_frame(label: str, values_s: npt.NDArray[np.float64]) -> pd.DataFrame:
@@ -154,7 +184,7 @@ def _drift_plot(column: str, analyses: Sequence[Analysis]) -> list[Block]:
     frame = pd.concat(points, ignore_index=True).rename(columns={"start_s": "t_s"})
     if len(frame) < 2:
         return []
-    windows = [(analysis.measured.window.start_s, analysis.measured.window.end_s) for analysis in analyses]
+    windows = windows_of(analyses)
     alt = "Scatter of TTFT in milliseconds against the start of each request in seconds."
     caption = f"Each request by its start. {shade_note(analyses)}"
     return [

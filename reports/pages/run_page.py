@@ -4,8 +4,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-import pandas as pd
-
 from reports.document import (
     Block,
     Facts,
@@ -14,18 +12,19 @@ from reports.document import (
     Section,
     Table,
     Text,
-    Tiles,
     VerdictLine,
     about,
     format_number,
 )
-from reports.metrics.findings import finding_messages, latencies_grow
+from reports.metrics.findings import finding_messages
 from reports.metrics.per_request import primary_latency
 from reports.metrics.replicas import replicas_table
 from reports.metrics.summary import Analysis
 from reports.pages import health, run_figures, tables
 from reports.pages.across_runs import across_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time
+from reports.pages.objectives import objectives_table
+from reports.pages.run_summary import summary_blocks
 from reports.pages.structured import structured_section
 from reports.pages.time_split import time_section
 from reports.plots import run_plots
@@ -38,8 +37,7 @@ def build_run_report(analyses: Sequence[Analysis]) -> Report:
     across, title = across_section(analyses), _title(analyses)
     analyses = _with_unique_labels(analyses)
     sections = (
-        Section("Summary", _summary_blocks(analyses)),
-        Section("Setup", facts_of_runs(analyses)),
+        Section("Summary", summary_blocks(analyses)),
         *across,
         Section("Throughput", _throughput_blocks(analyses)),
         Section("Latency", _latency_blocks(analyses)),
@@ -50,6 +48,7 @@ def build_run_report(analyses: Sequence[Analysis]) -> Report:
         *_server_section(analyses),
         *time_section(analyses),
         Section("Load generator", (Table("", tables.generator_table(analyses)), *health.generator_blocks(analyses))),
+        Section("Setup", facts_of_runs(analyses)),
         Section("Reproduce", _repeat_blocks(analyses), is_closed=True),
         Section("Definitions", (Table("", tables.definitions_table()), Text(READING)), is_closed=True),
     )
@@ -135,67 +134,18 @@ def _duration(seconds: float) -> str:
     return f"{format_number(seconds)} s" if seconds >= 10 else f"{format_number(1e3 * seconds)} ms"
 
 
-def _summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
-    table = Table("", tables.summary_table(analyses), _summary_note(analyses))
-    k6 = tables.k6_table(analyses)
-    as_k6 = (Table("As in TGI's first load test", k6),) if len(k6) else ()
-    if len(analyses) > 1:
-        return (table, Table("", tables.totals_table(analyses)), *as_k6)
-    [analysis] = analyses
-    rates = analysis.summary["rates"]
-    failed, total = tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
-    tiles = (
-        ("Requests", format_number(rates["requests_per_s"]["value"] or 0), "per s ↑"),
-        ("Output", format_number(rates["output_tokens_per_s"]["value"] or 0), "tokens/s ↑"),
-        ("Failed requests", f"{failed:,}", "↓"),
-        ("Requests measured", f"{total:,}", ""),
-    )
-    return (table, Tiles(tiles), *as_k6)
-
-
-def _summary_note(analyses: Sequence[Analysis]) -> str:
-    loops = {analysis.run.manifest.is_open_loop for analysis in analyses}
-    since = "the intended start (open loop)" if True in loops else "the send (closed loop)"
-    if len(loops) > 1:
-        since = "the intended start in an open loop, from the send in a closed loop"
-    count = sum(sum(analysis.summary["counts"].values()) for analysis in analyses)
-    length = f", window of {format_number(analyses[0].measured.window.length_s)} s" if len(analyses) == 1 else ""
-    note = f"TTFT and E2E count from {since}. {count:,} requests{length}. {tables.unsupported_note(analyses)}".strip()
-    growing = [analysis.label for analysis in analyses if latencies_grow(analysis.summary)]
-    if not growing:
-        return note
-    named = f" of {', '.join(growing)}" if len(analyses) > 1 else ""
-    return (
-        f"{note} Latencies{named} grow with time: the server is overloaded, and they depend on the length of the run."
-    )
-
-
 def _throughput_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
-    frame = pd.concat([run_figures.timeline_frame(analysis) for analysis in analyses], ignore_index=True)
-    windows = _windows(analyses)
+    frame = run_figures.timelines(analyses)
     plot = Plot(
-        "timeline",
-        "Throughput and requests in flight",
-        f"Per second of the run. {run_figures.shade_note(analyses)}",
-        _timeline_alt(analyses),
-        lambda size: run_plots.timeline(frame, windows, size),
+        "load_over_time",
+        "Requests in flight and TTFT over time",
+        f"TTFT of the requests that started at the time. {run_figures.shade_note(analyses)}",
+        "Two line charts over the run: requests in flight with failures, and TTFT p50 and p95 in milliseconds.",
+        lambda size: run_plots.load_timeline(frame, run_figures.windows_of(analyses), size),
         is_full_width=True,
+        height=1.1,
     )
-    return (plot, Table("", tables.rates_table(analyses), "Value with its 95 % interval."))
-
-
-def _windows(analyses: Sequence[Analysis]) -> list[tuple[float, float]]:
-    return [(analysis.measured.window.start_s, analysis.measured.window.end_s) for analysis in analyses]
-
-
-def _timeline_alt(analyses: Sequence[Analysis]) -> str:
-    parts = []
-    for analysis in analyses:
-        rates = analysis.summary["rates"]
-        speed, most = (format_number(rates[name]["value"] or 0) for name in ("output_tokens_per_s", "concurrency_max"))
-        parts.append(f"{analysis.label}: {speed} output tokens/s on average, at most {most} in flight")
-    what = "Two line charts over the run's seconds, output tokens per second and requests in flight."
-    return f"{what} {'; '.join(parts)}."
+    return (Table("", tables.rates_table(analyses), "Value with its 95 % interval."), plot)
 
 
 def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
@@ -240,7 +190,7 @@ def _request_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
 def _objective_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
     blocks: list[Block] = []
     for analysis in analyses:
-        frame = tables.objectives_table(analysis)
+        frame = objectives_table(analysis)
         if len(frame):
             note = _attainment_note(analysis.summary["slo"]["attainment"])
             blocks.append(Table(analysis.label if len(analyses) > 1 else "", frame, note))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from reports.document import Estimate, about
+from reports.document import Estimate, about, format_duration, format_number
 from reports.metrics.catalog import METRICS, PER_RUN
 from reports.metrics.per_request import CORRECTED, Direction, primary_latency
 from reports.metrics.server import SERVER_METRICS
@@ -65,7 +65,7 @@ def summary_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
                 "avg": marked(_mean(metric)),
                 "min": 1e3 * metric["min"],
                 "max": marked(_max(metric)),
-                **{title: marked(_percentile(metric, p)) for p, title in SUMMARY_PERCENTILES.items()},
+                **{title: marked(percentile(metric, p)) for p, title in SUMMARY_PERCENTILES.items()},
             }
             rows.append(_row(title, analysis, analyses, values))
     columns = ["ms, ↓ better", *(["run"] if len(analyses) > 1 else []), "avg", "min", "med", "max", "p(90)", "p(95)"]
@@ -104,20 +104,55 @@ def k6_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def totals_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """A row per run: requests/s, tokens/s, failed requests, number of requests, load, window and drain limit."""
-    return pd.DataFrame(
-        {
-            "run": analysis.label,
-            "requests/s ↑": analysis.summary["rates"]["requests_per_s"]["value"],
-            "output tokens/s ↑": analysis.summary["rates"]["output_tokens_per_s"]["value"],
-            "failed ↓": failed_requests(analysis),
-            "requests": sum(analysis.summary["counts"].values()),
-            "load": load_sentence(analysis.run.manifest),
-            "window, s": analysis.measured.window.length_s,
-            "drain limit, s": analysis.measured.window.drain_s,
-        }
-        for analysis in analyses
-    )
+    """A column per run: rates and latencies with the change against the first run, failures, load, window, drain."""
+    columns = [_totals(analysis, None if analysis is analyses[0] else analyses[0]) for analysis in analyses]
+    labels = [analysis.label for analysis in analyses]
+    rows = [[name, *(own[name] for own in columns)] for name in columns[0]]
+    return pd.DataFrame(rows, columns=["", *labels])
+
+
+TOTAL_RATES = {"output_tokens_per_s": "Output tokens/s ↑", "requests_per_s": "Requests/s ↑"}
+TOTAL_LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
+
+
+def _totals(analysis: Analysis, first: Analysis | None) -> dict[str, str | None]:
+    """The values of one run by name."""
+    own, window = analysis.summary, analysis.measured.window
+    found = {
+        title: with_change(
+            own["rates"][name]["value"], None if first is None else first.summary["rates"][name]["value"]
+        )
+        for name, title in TOTAL_RATES.items()
+    }
+    for name, title in TOTAL_LATENCIES.items():
+        for stat in ("p50", "p95"):
+            before = None if first is None else _primary_percentile(first, name, stat).value
+            found[f"{title} {stat}, ms ↓"] = with_change(_primary_percentile(analysis, name, stat).value, before)
+    return found | {
+        "Failed ↓": f"{failed_requests(analysis):,} of {sum(own['counts'].values()):,}",
+        "Load": load_sentence(analysis.run.manifest),
+        "Window": format_duration(window.length_s),
+        "Drain limit": None if window.drain_s is None else format_duration(window.drain_s),
+    }
+
+
+def _primary_percentile(analysis: Analysis, name: str, stat: str) -> Estimate:
+    column = primary_latency(name, analysis.run.manifest.is_open_loop)
+    return percentile(analysis.summary["metrics"][column], stat)
+
+
+def with_change(value: float | None, before: float | None) -> str | None:
+    """A value with its change in percent.
+
+    >>> with_change(110.0, 100.0), with_change(97.0, 100.0), with_change(5.0, None)
+    ('110 (+10.0 %)', '97.0 (−3.0 %)', '5.00')
+    """
+    if value is None:
+        return None
+    if not before:
+        return format_number(value)
+    change = f"{100 * (value / before - 1):+,.1f}".replace("-", "\N{MINUS SIGN}")
+    return f"{format_number(value)} ({change} %)"
 
 
 def failed_requests(analysis: Analysis) -> int:
@@ -157,7 +192,7 @@ def scaled(found: Mapping[str, Any], scale: float, *, is_high: bool = False) -> 
     return Estimate(value, lo, hi, is_supported, needed=needed, is_high=is_high or is_bound)
 
 
-def _percentile(metric: Mapping[str, Any], name: str) -> Estimate:
+def percentile(metric: Mapping[str, Any], name: str) -> Estimate:
     """A percentile of a latency in ms."""
     return scaled(metric["percentiles"][name], 1e3, is_high=name in HIGH_PERCENTILES)
 
@@ -182,7 +217,7 @@ def latency_table(analysis: Analysis) -> pd.DataFrame:
     rows = []
     for name, title in _shown_latencies(analysis):
         metric = analysis.summary["metrics"][name]
-        shown = {p: _percentile(metric, p) for p in ("p50", "p90", "p95", "p99")}
+        shown = {p: percentile(metric, p) for p in ("p50", "p90", "p95", "p99")}
         counts = {"count": metric["count"], "missing": metric["missing"]}
         row = {"ms, ↓ better": title, **counts, "mean": _mean(metric), **shown, "max": marked(_max(metric))}
         rows.append(row)
@@ -195,7 +230,7 @@ def unsupported_note(analyses: Sequence[Analysis]) -> str:
     for name, title in HEADLINE:
         for analysis in analyses:
             metric = analysis.summary["metrics"][primary_latency(name, analysis.run.manifest.is_open_loop)]
-            shown = {"avg": _mean(metric)} | {title: _percentile(metric, p) for p, title in SUMMARY_PERCENTILES.items()}
+            shown = {"avg": _mean(metric)} | {title: percentile(metric, p) for p, title in SUMMARY_PERCENTILES.items()}
             needs = {about(each.needed) for each in shown.values() if not each.is_supported and each.needed}
             names = [title for title, each in shown.items() if not each.is_supported and each.needed]
             if metric["count"] and names:
@@ -324,24 +359,6 @@ def finish_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
         }
         for reason in reasons
     )
-
-
-def objectives_table(analysis: Analysis) -> pd.DataFrame:
-    """Each objective, and the number of requests for which it is the first one missed."""
-    slo = analysis.summary["slo"]
-    rows = []
-    for objective in slo["objectives"]:
-        bounds = [
-            f"{sign} {objective[key]:g}" for key, sign in (("max", "≤"), ("min", "≥")) if objective.get(key) is not None
-        ]
-        missed = slo["first_violated"].get(objective["metric"])
-        rows.append(
-            {
-                "objective": f"{objective['metric']} {' and '.join(bounds)}",
-                "first missed by": "checked over the run" if missed is None else missed,
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 def server_table(analysis: Analysis) -> pd.DataFrame:

@@ -5,18 +5,23 @@ Colours are those of `PALETTE`, each unique, so that a renderer can replace them
 
 import dataclasses
 import io
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from xml.sax.saxutils import escape
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports.document import Plot, Report, Size
+from reports.text import legible
 
 WIDE = Size(960, 380)
 
@@ -128,6 +133,71 @@ def tick_number(value: float, _: object = None) -> str:
     return f"{value / 1e3:,.6g}k" if abs(value) >= 1e4 else f"{value:,.6g}"
 
 
+def axis_from_zero(
+    axes: Axes, top: float, num_ticks: int = 4, *, headroom: float = 0.0, is_count: bool = False
+) -> None:
+    """A vertical axis from zero to the first tick above `top`, with room for labels as a fraction of `top`."""
+    steps = MaxNLocator(num_ticks, integer=is_count, steps=[1, 2, 2.5, 5, 10], min_n_ticks=2)
+    highest = top * (1 + headroom) if top > 0 else 1.0
+    ticks = [float(tick) for tick in steps.tick_values(0, highest) if tick >= 0]
+    if ticks[-1] < highest:
+        ticks.append(2 * ticks[-1] - ticks[-2])
+    axes.set_yticks(ticks)
+    axes.set_ylim(0, ticks[-1])
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+
+
+class Hovers(Artist):
+    """Texts shown over points of a figure in a page; draws nothing. `half_width` makes a point a full-height band."""
+
+    def __init__(self, x: Iterable[float], y: Iterable[float], texts: Iterable[str], half_width: float = 0.0) -> None:
+        super().__init__()
+        self.points = [(float(left), float(low), text) for left, low, text in zip(x, y, texts, strict=True)]
+        self.half_width = half_width
+
+    def draw(self, renderer: Any) -> None:
+        """Nothing: `hover_elements` writes the texts."""
+
+    def elements(self) -> Iterator[str]:
+        """An invisible shape with a title for each visible point, in the points of the SVG."""
+        axes, figure = self.axes, self.get_figure(root=True)
+        assert axes is not None
+        assert figure is not None
+        scale, height = 72 / figure.dpi, figure.bbox.height
+        box = axes.get_window_extent()
+        for x, y, text in self.points:
+            left, low = axes.transData.transform((x, y))
+            if not (math.isfinite(left) and math.isfinite(low) and box.contains(left, min(max(low, box.y0), box.y1))):
+                continue
+            title = f"<title>{escape(legible(text))}</title>"
+            if self.half_width:
+                start, _ = axes.transData.transform((x - self.half_width, y))
+                shape = f'<rect x="{start * scale:.1f}" y="{(height - box.y1) * scale:.1f}" '
+                shape += f'width="{2 * (left - start) * scale:.1f}" height="{box.height * scale:.1f}"'
+                yield f"{shape}>{title}</rect>"
+            else:
+                yield f'<circle cx="{left * scale:.1f}" cy="{(height - low) * scale:.1f}" r="6">{title}</circle>'
+
+
+def add_hovers(
+    axes: Axes, x: Iterable[float], y: Iterable[float], texts: Iterable[str], half_width: float = 0.0
+) -> None:
+    """Show a text over each point of the figure in a page."""
+    axes.add_artist(Hovers(x, y, texts, half_width))
+
+
+def _with_hovers(figure: Figure, svg: bytes) -> bytes:
+    """The SVG with a group of invisible shapes that carry the texts of its `Hovers`."""
+    shapes = [
+        shape for axes in figure.axes for each in axes.artists if isinstance(each, Hovers) for shape in each.elements()
+    ]
+    if not shapes:
+        return svg
+    group = f'<g fill="none" stroke="none" pointer-events="all">{"".join(shapes)}</g>'
+    start, end, rest = svg.decode().rpartition("</svg>")
+    return f"{start}{group}{end}{rest}".encode()
+
+
 def series_colour(index: int) -> str:
     return PALETTE[f"series-{index % 6}"]
 
@@ -206,4 +276,4 @@ def _saved(figure: Figure, kind: str) -> bytes:
         figure.savefig(
             target, format=kind, dpi=PIXELS_PER_INCH * (PNG_SCALE if kind == "png" else 1), metadata=metadata
         )
-    return target.getvalue()
+    return _with_hovers(figure, target.getvalue()) if kind == "svg" else target.getvalue()

@@ -13,6 +13,8 @@ from reports.plots.figure import (
     MARGIN_NAMES,
     MARGIN_RIGHT,
     PALETTE,
+    add_hovers,
+    axis_from_zero,
     label_axis,
     name_rows,
     name_series,
@@ -29,48 +31,106 @@ MARKS = (50.0, 95.0)
 
 
 def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: Size) -> Figure:
-    """Output tokens per second above requests in flight, per second of the run.
+    """Output tokens per second over the run.
 
-    frame: run, t_s, output_tokens_per_s, in_flight. The time outside every window is shaded.
+    frame: run, t_s, output_tokens_per_s, in_flight, ttft_p50_ms, ttft_p95_ms, failed; one row per `bin_s` seconds. The
+    time outside every window is shaded.
     """
     with styled():
-        figure, (top, bottom) = new_figure(size, 2, sharex=True, height_ratios=(3, 2))
+        figure, [axes] = new_figure(size)
         runs = list(frame.groupby("run", sort=False))
-        for index, (_, rows) in enumerate(runs):
-            colour = series_colour(index)
-            middle = rows["t_s"] + 0.5
-            top.plot(middle, rows["output_tokens_per_s"], color=colour)
-            bottom.step(rows["t_s"], rows["in_flight"], where="post", color=colour)
+        for index, (label, rows) in enumerate(runs):
+            colour, middle = series_colour(index), rows["t_s"] + rows["bin_s"] / 2
+            axes.plot(middle, rows["output_tokens_per_s"], color=colour)
             if len(runs) == 1:
-                top.fill_between(middle, rows["output_tokens_per_s"], color=colour, alpha=0.10, linewidth=0)
-                bottom.fill_between(rows["t_s"], rows["in_flight"], step="post", color=colour, alpha=0.10, linewidth=0)
-        name_series(bottom if size.is_narrow else top, [str(label) for label, _ in runs], size)
-        label_axis(top, "output tokens/s  ↑ better")
-        label_axis(bottom, "requests in flight")
-        bottom.set_xlabel("seconds since the run's start")
-        for axes in (top, bottom):
-            axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_locator(MaxNLocator(4, integer=axes is bottom))
-            axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
-            axes.set_xlim(0, float(frame["t_s"].max()) + 1)
-        _shade_outside(top, bottom, _span_of(windows), float(frame["t_s"].max()) + 1, size)
+                axes.fill_between(middle, rows["output_tokens_per_s"], color=colour, alpha=0.10, linewidth=0)
+            _hover_rows(axes, rows, middle, "output_tokens_per_s", str(label) if len(runs) > 1 else "")
+        _over_seconds(axes, frame, windows, [str(label) for label, _ in runs], size)
+        axis_from_zero(axes, float(frame["output_tokens_per_s"].max()), 3, headroom=LABEL_ROOM)
+        label_axis(axes, "output tokens/s  ↑ better")
+        axes.set_xlabel("seconds since the run's start")
         return figure
 
 
-def _span_of(windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return min(start for start, _ in windows), max(end for _, end in windows)
+def load_timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: Size) -> Figure:
+    """Requests in flight with failures, above TTFT p50 and p95 of the requests that started in each bin.
+
+    frame: as in `timeline`.
+    """
+    with styled():
+        figure, (top, bottom) = new_figure(size, 2, sharex=True)
+        runs = list(frame.groupby("run", sort=False))
+        for index, (_, rows) in enumerate(runs):
+            colour, middle = series_colour(index), rows["t_s"] + rows["bin_s"] / 2
+            top.step(rows["t_s"], rows["in_flight"], where="post", color=colour)
+            failed = rows[rows["failed"] > 0]
+            top.plot(failed["t_s"] + failed["bin_s"] / 2, failed["in_flight"], "X", color=PALETTE["bad"], markersize=6)
+            known = rows["ttft_p50_ms"].notna()
+            bottom.plot(middle[known], rows.loc[known, "ttft_p50_ms"], color=colour)
+            bottom.plot(
+                middle[known], rows.loc[known, "ttft_p95_ms"], color=colour, linewidth=1.1, linestyle=(0, (4, 2))
+            )
+            _hover_rows(top, rows, middle, "in_flight", "")
+            _hover_rows(bottom, rows[known], middle[known], "ttft_p95_ms", "")
+        _over_seconds(top, frame, windows, [str(label) for label, _ in runs], size)
+        _over_seconds(bottom, frame, windows, [], size, has_names=False)
+        axis_from_zero(top, float(frame["in_flight"].max()), headroom=LABEL_ROOM, is_count=True)
+        slowest = float(frame["ttft_p95_ms"].max())
+        axis_from_zero(bottom, slowest if slowest == slowest else 0.0)
+        label_axis(top, "requests in flight" + ("; cross: failed" if (frame["failed"] > 0).any() else ""))
+        label_axis(bottom, "TTFT, ms: line p50, dashed p95  ↓ better")
+        bottom.set_xlabel("seconds since the run's start")
+        return figure
 
 
-def _shade_outside(top: Axes, bottom: Axes, window: tuple[float, float], last: float, size: Size) -> None:
-    """Shade and label the time outside the window."""
-    for start, end, name in ((0.0, window[0], "warm-up"), (window[1], last, "drain")):
-        if end - start <= 0:
+# Room above a line for the names of the shaded times, as a fraction of its highest value.
+LABEL_ROOM = 0.22
+
+
+def _over_seconds(
+    axes: Axes,
+    frame: pd.DataFrame,
+    windows: Sequence[tuple[float, float]],
+    names: Sequence[str],
+    size: Size,
+    *,
+    has_names: bool = True,
+) -> None:
+    """A time axis with the times outside every window shaded, and named if there is room."""
+    last = float((frame["t_s"] + frame["bin_s"]).max())
+    axes.set_xlim(0, last)
+    name_series(axes, names, size)
+    first, end = min(start for start, _ in windows), max(stop for _, stop in windows)
+    for start, stop, name in ((0.0, first, "warm-up"), (end, last, "drain")):
+        if stop - start <= 0:
             continue
-        for axes in (top, bottom):
-            axes.axvspan(start, end, color=PALETTE["shade"], linewidth=0, zorder=0)
-        if (end - start) / last * size.width > 65:
-            place = ((start + end) / 2, 0.985)
-            top.text(*place, name, transform=top.get_xaxis_transform(), ha="center", va="top", color=PALETTE["muted"])
+        axes.axvspan(start, stop, color=PALETTE["shade"], linewidth=0, zorder=0)
+        if has_names and (stop - start) / last * size.width > 65:
+            place = ((start + stop) / 2, 0.97)
+            axes.text(*place, name, transform=axes.get_xaxis_transform(), ha="center", va="top", color=PALETTE["muted"])
+
+
+HOVERED = {
+    "output_tokens_per_s": ("output tokens/s", 1),
+    "in_flight": ("in flight", 1),
+    "ttft_p50_ms": ("ms TTFT p50", 1),
+    "ttft_p95_ms": ("ms TTFT p95", 1),
+    "failed": ("failed", 0),
+}
+
+
+def _hover_rows(axes: Axes, rows: pd.DataFrame, middle: "pd.Series[float]", column: str, label: str) -> None:
+    """All values of each bin over its part of the axes."""
+    texts = []
+    for row in rows.to_dict("records"):
+        values = [
+            f"{format_number(float(row[name]) if decimals else int(row[name]))} {title}"
+            for name, (title, decimals) in HOVERED.items()
+            if row[name] == row[name] and (decimals or row[name])
+        ]
+        texts.append(", ".join([f"{label + ', ' if label else ''}{row['t_s']:g} s: {values[0]}", *values[1:]]))
+    half = float(rows["bin_s"].iloc[0]) / 2 if len(rows) else 0.5
+    add_hovers(axes, middle, rows[column], texts, half)
 
 
 def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
@@ -202,7 +262,7 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
             shown = rows.iloc[:: max(1, len(rows) // (MAX_POINTS // (2 if size.is_narrow else 1)))]
             axes.plot(shown["t_s"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.4, markeredgewidth=0)
         _cap_outliers(axes, frame["value_ms"])
-        start, end = _span_of(windows)
+        start, end = min(first for first, _ in windows), max(last for _, last in windows)
         last = max(float(frame["t_s"].max()), 1.0)
         for left, right in ((0.0, min(start, last)), (end, last)):
             if right > left:

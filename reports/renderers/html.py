@@ -7,6 +7,7 @@ content security policy can allow only the one style sheet of the page, by its h
 import base64
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -15,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from reports.document import Block, Estimate, Plot, Report, Table
+from reports.document import Block, Estimate, Plot, Report, Section, Table
 from reports.plots.figure import PALETTE, Drawn
 from reports.renderers.markdown import cell_text, is_numeric
 
@@ -32,15 +33,52 @@ def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
         figure = drawn[plot.name]
         return inline_svg(figure.wide_svg if width == "wide" else figure.narrow_svg, f"{plot.name}-{width}", plot.alt)
 
-    environment.globals.update(svg=svg, columns=_columns, rows=_rows, grouped=_grouped)
-    environment.filters.update(breakable=_breakable, nonbreaking_units=_nonbreaking_units)
+    environment.globals.update(svg=svg, columns=_columns, rows=_rows)
+    environment.filters.update(
+        breakable=_breakable, nonbreaking_units=_nonbreaking_units, unbroken_flags=_unbroken_flags
+    )
     template = environment.from_string(_resource("report.html.j2"))
-    return template.render(report=report, style=Markup(style), style_hash=f"sha256-{digest}").encode()
+    return template.render(
+        report=report, sections=_anchored(report.sections), style=Markup(style), style_hash=f"sha256-{digest}"
+    ).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class AnchoredSection:
+    """A section with the id that links to it, and its blocks in groups of one layout."""
+
+    title: str
+    anchor: str
+    is_closed: bool
+    groups: "list[Group]"
+
+
+def _anchored(sections: Sequence[Section]) -> list[AnchoredSection]:
+    """The sections with ids from their titles; a repeated id is numbered."""
+    seen: Counter[str] = Counter()
+    found = []
+    for section in sections:
+        anchor = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+        seen[anchor] += 1
+        numbered = anchor if seen[anchor] == 1 else f"{anchor}-{seen[anchor]}"
+        found.append(AnchoredSection(section.title, numbered, section.is_closed, _grouped(section.blocks)))
+    return found
 
 
 def _breakable(text: str) -> Markup:
     """A name with possible line breaks after its underscores."""
     return Markup("_<wbr>").join(text.split("_"))
+
+
+def _unbroken_flags(text: str) -> Markup:
+    """A command line whose lines break between its words, and not at the hyphens of a flag.
+
+    >>> str(_unbroken_flags("serve --max-tokens 5 <a>"))
+    'serve <span class="flag">--max-tokens</span> 5 &lt;a&gt;'
+    """
+    flag = Markup('<span class="flag">{}</span>')
+    words = re.split(r"(?<!\S)(--?[A-Za-z][\w-]*)", text)
+    return Markup("").join(flag.format(word) if index % 2 else word for index, word in enumerate(words))
 
 
 def _nonbreaking_units(text: str) -> str:

@@ -26,7 +26,7 @@ def _block(block: Block) -> dict[str, Any]:
         case Facts():
             return {"facts": {title: dict(facts) for title, facts in block.groups}}
         case Tiles():
-            return {"tiles": [{"title": title, "value": value, "unit": unit} for title, value, unit in block.tiles]}
+            return {"tiles": [asdict(tile) for tile in block.tiles]}
         case Table():
             rows = [[_value(value) for value in row] for row in block.frame.itertuples(index=False)]
             return {"table": block.title, "columns": list(block.frame.columns), "rows": rows, "note": block.note}

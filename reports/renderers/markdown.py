@@ -14,6 +14,7 @@ from reports.document import (
     Report,
     Table,
     Text,
+    Tile,
     Tiles,
     VerdictLine,
     format_number,
@@ -43,7 +44,7 @@ def _block(block: Block) -> str:
         case Facts():
             return "\n\n".join(f"**{_escape(title)}**\n\n{_facts(facts)}" for title, facts in block.groups if facts)
         case Tiles():
-            return " · ".join(f"{_escape(title)}: **{value}** {unit}".strip() for title, value, unit in block.tiles)
+            return "\n".join(f"- {_tile(tile)}" for tile in block.tiles)
         case Table():
             return table(block)
         case Plot():
@@ -51,6 +52,11 @@ def _block(block: Block) -> str:
             return f"![{_escape(block.alt)}](figures/{block.name}.png)\n\n{caption}"
         case Text():
             return f"```\n{block.text.replace('```', '')}\n```" if block.is_code else _escape(block.text)
+
+
+def _tile(tile: Tile) -> str:
+    details = f" ({'; '.join(tile.details)})" if tile.details else ""
+    return f"{_escape(tile.title)}: **{_escape(tile.value)}** {_escape((tile.unit + details).strip())}".strip()
 
 
 def _facts(facts: tuple[tuple[str, str], ...]) -> str:

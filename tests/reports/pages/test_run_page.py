@@ -125,15 +125,49 @@ def test_figures_are_saved_as_png_and_svg(written: ReportPaths) -> None:
     assert (written.html.parent / "figures/ttft.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_report_opens_with_the_verdict_and_the_summary_table(written: ReportPaths) -> None:
+def test_report_opens_with_the_verdict_the_headline_numbers_and_the_timeline(written: ReportPaths) -> None:
     lines = [line for line in written.markdown.read_text().splitlines() if line]
 
     assert lines[0] == "# 20261120-1359-sample"
     assert "**Valid run.**" in lines[2]
     assert "output tokens/s with" in lines[2]
     assert lines[3] == "## Summary"
-    assert lines[4] == "| ms, ↓ better | avg | min | med | max | p(90) | p(95) |"
-    assert [line.split("|")[1].strip() for line in lines[6:11]] == ["TTFT", "TPOT", "Gap", "E2E", "Queue time, server"]
+    assert [line.partition(":")[0].removeprefix("- ") for line in lines[4:11]] == [
+        *("Output tokens/s", "Requests/s", "TTFT", "TPOT", "Failed", "Objectives", "Cached prompt tokens"),
+    ]
+    assert lines[11].endswith("(figures/timeline.png)")
+    assert lines[13] == "| ms, ↓ better | avg | min | med | max | p(90) | p(95) |"
+    assert [line.split("|")[1].strip() for line in lines[15:20]] == ["TTFT", "TPOT", "Gap", "E2E", "Queue time, server"]
+
+
+def test_every_section_and_figure_has_an_anchor_in_the_contents(written: ReportPaths) -> None:
+    text = written.html.read_text()
+    page = Elements(text)
+    ids = {attributes["id"] for _, attributes in page.found if "id" in attributes}
+    [contents] = re.findall(r"<nav.*?</nav>", text, flags=re.DOTALL)
+
+    linked = re.findall(r'href="#([^"]+)"', contents)
+    assert linked[:4] == ["summary", "throughput", "latency", "requests"]
+    assert set(linked) <= ids
+    assert {f"figure-{path.stem}" for path in written.figures} <= ids
+
+
+def test_each_second_of_the_timeline_shows_its_values_on_hover(written: ReportPaths) -> None:
+    text = written.html.read_text()
+    [figure] = re.findall(r'<figure class="full" id="figure-timeline">.*?</figure>', text, flags=re.DOTALL)
+
+    titles = re.findall(r"<rect[^>]*><title>([^<]*)</title></rect>", figure)
+    assert len(titles) >= 60
+    assert re.fullmatch(
+        r"6 s: [\d,.]+ output tokens/s, .* in flight, .* ms TTFT p50, .* ms TTFT p95",
+        titles[6].partition(", 1 failed")[0],
+    )
+
+
+def test_lines_of_a_command_do_not_break_inside_a_flag(written: ReportPaths) -> None:
+    text = written.html.read_text()
+
+    assert '<span class="flag">--max-concurrent-requests</span> 1024' in text
 
 
 def test_report_states_setup_clipping_and_length_control(written: ReportPaths) -> None:
@@ -164,8 +198,8 @@ def test_csv_and_json_hold_the_tables(written: ReportPaths) -> None:
     document = json.loads(json_path.read_text())
     assert document["verdicts"][0]["level"] == "valid"
     assert [section["title"] for section in document["sections"]][:4] == [
-        *("Summary", "Setup"),
-        *("Throughput", "Latency"),
+        *("Summary", "Throughput"),
+        *("Latency", "Requests"),
     ]
 
 
@@ -186,7 +220,7 @@ def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     assert not re.search(r"(?<!\\)\[a\]\(", markdown)
 
 
-def test_each_of_several_runs_has_a_row_with_its_label(tmp_path: Path) -> None:
+def test_each_of_several_runs_has_a_column_with_its_change_against_the_first(tmp_path: Path) -> None:
     loads = (
         SampleLoad(mode="closed", duration_s=10, run_id="a", label="static batches", slowdown=1.5),
         SampleLoad(mode="closed", duration_s=10, run_id="b", label="continuous batching", seed=1),
@@ -198,9 +232,9 @@ def test_each_of_several_runs_has_a_row_with_its_label(tmp_path: Path) -> None:
 
     assert "| TTFT | static batches |" in text
     assert "| TTFT | continuous batching |" in text
-    assert (
-        "| run | requests/s ↑ | output tokens/s ↑ | failed ↓ | requests | load | window, s | drain limit, s |" in text
-    )
+    assert "|  | static batches | continuous batching |" in text
+    [speed] = [line for line in text.splitlines() if line.startswith("| Output tokens/s ↑ |")]
+    assert re.search(r"\| [\d,.]+ \| [\d,.]+ \(\+[\d.]+ %\) \|", speed)
 
 
 def mixed_runs() -> list[Analysis]:
@@ -219,11 +253,11 @@ def test_trust_W14_mode_window_and_drain_are_stated_for_each_run() -> None:
 
     report = build_run_report(analyses)
 
-    table, totals = (block for block in report.sections[0].blocks if isinstance(block, Table))
-    rows = totals.frame.set_index("run")
-    assert list(rows["load"]) == ["closed loop, 16 users", "open loop, poisson, 8 requests/s"]
-    assert list(rows["window, s"]) == [each.measured.window.length_s for each in analyses]
-    assert list(rows["drain limit, s"]) == [10.0, 30.0]
+    totals, table = (block for block in report.sections[0].blocks if isinstance(block, Table))
+    rows = totals.frame.set_index("").T
+    assert list(rows["Load"]) == ["closed loop, 16 users", "open loop, poisson, 8 requests/s"]
+    assert list(rows["Window"]) == [f"{each.measured.window.length_s:.1f} s" for each in analyses]
+    assert list(rows["Drain limit"]) == ["10.0 s", "30.0 s"]
     assert "window of" not in table.note
     assert "closed loop, 16 users; open loop, poisson, 8 requests/s" in report.subtitle
 

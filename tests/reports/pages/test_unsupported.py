@@ -50,7 +50,7 @@ def test_trust_C3_a_supported_run_has_no_mark() -> None:
 
 
 def test_trust_C2_an_interval_wider_than_its_value_names_the_requests_that_narrow_it() -> None:
-    assert str(Estimate(100.0, 20.0, 180.0, needed=2_560)) == "100 (20.0–180, needs 2,600)"
+    assert str(Estimate(100.0, 20.0, 180.0, needed=2_560)) == "100 (20–180, needs 2,600)"
     assert str(Estimate(100.0, needed=8_951, is_supported=False, is_high=True)) == "≥100 (needs 9,000)"
 
 

@@ -27,7 +27,15 @@ def both(**columns: np.ndarray) -> pd.DataFrame:
 
 
 STEPS = np.arange(1.0, 61.0)
-TIMELINE = both(t_s=STEPS, output_tokens_per_s=100 + STEPS, in_flight=np.full(60, 8.0))
+TIMELINE = both(
+    t_s=STEPS,
+    bin_s=np.ones(60),
+    output_tokens_per_s=100 + STEPS,
+    in_flight=np.full(60, 8.0),
+    ttft_p50_ms=STEPS,
+    ttft_p95_ms=2 * STEPS,
+    failed=(STEPS == 9).astype(int),
+)
 DISTRIBUTION = both(fraction=np.linspace(0, 1, 60), value_ms=STEPS)
 LENGTHS = both(tokens=STEPS * 10, value_ms=STEPS)
 DRIFT = both(t_s=STEPS, value_ms=STEPS)
@@ -38,6 +46,7 @@ def test_axes_are_named_with_units_and_direction(size: Size) -> None:
     windows = [(5.0, 55.0)] * 2
 
     assert "output tokens/s  ↑ better" in texts(run_plots.timeline(TIMELINE, windows, size))
+    assert "TTFT, ms: line p50, dashed p95  ↓ better" in texts(run_plots.load_timeline(TIMELINE, windows, size))
     assert "TTFT, ms (log scale)   ← better" in texts(run_plots.distribution(DISTRIBUTION, "TTFT", size))
     assert "TTFT, ms  ↓ better" in texts(run_plots.against_length(LENGTHS, "TTFT", "prompt length", size))
     assert "prompt length, tokens" in texts(run_plots.against_length(LENGTHS, "TTFT", "prompt length", size))
@@ -100,3 +109,12 @@ def test_the_light_page_has_the_colours_of_the_figures() -> None:
     light = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", css.split(":root {")[1].partition("}")[0]))
 
     assert {name: light[name] for name in PALETTE} == dict(PALETTE)
+
+
+def test_the_vertical_axis_reaches_above_the_line_and_its_labels() -> None:
+    for top in (1.0, 7.0, 99.0, 1_013.0, 1_600.0):
+        figure = run_plots.timeline(TIMELINE.assign(output_tokens_per_s=top), [(5.0, 55.0)], HALF)
+        [axes] = figure.axes
+
+        assert axes.get_ylim()[1] >= 1.2 * top
+        assert axes.get_ylim()[1] == axes.get_yticks()[-1]

@@ -1,0 +1,116 @@
+"""The first screen of a run's report: headline numbers, the throughput over time, and the summary table."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reports.document import Block, Plot, Table, Tile, Tiles, format_duration, format_number, format_percent
+from reports.metrics.findings import latencies_grow
+from reports.metrics.per_request import primary_latency
+from reports.metrics.summary import Analysis
+from reports.pages import run_figures, tables
+from reports.pages.objectives import ObjectiveResult, objective_results
+from reports.plots import run_plots
+
+
+def summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
+    """Tiles of one run, or a row per run; then the timeline and the latencies."""
+    first: Block = (
+        Tiles(_tiles(analyses[0])) if len(analyses) == 1 else Table("", tables.totals_table(analyses), TOTALS_NOTE)
+    )
+    k6 = tables.k6_table(analyses)
+    as_k6 = (Table("As in TGI's first load test", k6),) if len(k6) else ()
+    return (first, _timeline(analyses), Table("", tables.summary_table(analyses), _note(analyses)), *as_k6)
+
+
+TOTALS_NOTE = "In brackets: the change against the first run."
+
+
+def _tiles(analysis: Analysis) -> tuple[Tile, ...]:
+    failed, total = tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
+    failures = format_percent(failed / total) if failed else ""
+    return (
+        _rate(analysis, "output_tokens_per_s", "Output tokens/s"),
+        _rate(analysis, "requests_per_s", "Requests/s"),
+        _latency(analysis, "ttft_s", "TTFT", ("p50", "p95", "p99")),
+        _latency(analysis, "tpot_s", "TPOT", ("p50", "p95")),
+        Tile("Failed", f"{failed:,}", f"of {total:,} ↓", (failures,) if failures else (), is_bad=failed > 0),
+        _objectives(objective_results(analysis)),
+        *_cached(analysis.summary["cached"]),
+    )
+
+
+def _rate(analysis: Analysis, name: str, title: str) -> Tile:
+    found = tables.scaled(analysis.summary["rates"][name], 1.0)
+    return Tile(title, found.text, "↑", (found.interval,) if found.interval else ())
+
+
+def _latency(analysis: Analysis, name: str, title: str, percentiles: Sequence[str]) -> Tile:
+    metric = analysis.summary["metrics"][primary_latency(name, analysis.run.manifest.is_open_loop)]
+    values = " · ".join(tables.percentile(metric, each).text for each in percentiles)
+    return Tile(title, values, "ms ↓", (" · ".join(percentiles),))
+
+
+def _objectives(results: Sequence[ObjectiveResult]) -> Tile:
+    """The number of objectives met, with the target, the value and the decision of each."""
+    if not results:
+        return Tile("Objectives", "none", "", ("set with --slo",))
+    details = tuple(f"{each.text}: {each.value} {each.decision}".strip() for each in results)
+    judged = [each for each in results if each.is_met is not None]
+    missed = sum(each.is_met is False for each in judged)
+    if not judged:
+        return Tile("Objectives", details[0].partition(": ")[2], "", details)
+    if len(judged) == 1:
+        return Tile("Objective", judged[0].decision.partition(",")[0], "", details, is_bad=missed > 0)
+    word = f"{missed} missed" if missed else "all met"
+    return Tile("Objectives", word, f"of {len(judged)}" if missed else "", details, is_bad=missed > 0)
+
+
+def _cached(cached: Mapping[str, Any]) -> tuple[Tile, ...]:
+    measured, planned = cached["measured"], cached["planned"]
+    if measured is None and planned is None:
+        return ()
+    value = "unknown" if measured is None else format_percent(measured)
+    return (
+        Tile("Cached prompt tokens", value, "", () if planned is None else (f"{format_percent(planned)} planned",)),
+    )
+
+
+def _timeline(analyses: Sequence[Analysis]) -> Plot:
+    frame = run_figures.timelines(analyses)
+    bin_s = frame["bin_s"].max()
+    per = "second" if bin_s == 1 else f"{bin_s:g} seconds"
+    return Plot(
+        "timeline",
+        "Output tokens/s over time",
+        f"Per {per} of the run. {run_figures.shade_note(analyses)}",
+        _timeline_alt(analyses),
+        lambda size: run_plots.timeline(frame, run_figures.windows_of(analyses), size),
+        is_full_width=True,
+        height=0.55,
+    )
+
+
+def _timeline_alt(analyses: Sequence[Analysis]) -> str:
+    parts = []
+    for analysis in analyses:
+        rates = analysis.summary["rates"]
+        speed, most = (format_number(rates[name]["value"] or 0) for name in ("output_tokens_per_s", "concurrency_max"))
+        parts.append(f"{analysis.label}: {speed} output tokens/s on average, at most {most} in flight")
+    return f"Line chart of output tokens per second over the run. {'; '.join(parts)}."
+
+
+def _note(analyses: Sequence[Analysis]) -> str:
+    loops = {analysis.run.manifest.is_open_loop for analysis in analyses}
+    since = "the intended start (open loop)" if True in loops else "the send (closed loop)"
+    if len(loops) > 1:
+        since = "the intended start in an open loop, from the send in a closed loop"
+    count = sum(sum(analysis.summary["counts"].values()) for analysis in analyses)
+    length = f", window of {format_duration(analyses[0].measured.window.length_s)}" if len(analyses) == 1 else ""
+    note = f"TTFT and E2E count from {since}. {count:,} requests{length}. {tables.unsupported_note(analyses)}".strip()
+    growing = [analysis.label for analysis in analyses if latencies_grow(analysis.summary)]
+    if not growing:
+        return note
+    named = f" of {', '.join(growing)}" if len(analyses) > 1 else ""
+    return (
+        f"{note} Latencies{named} grow with time: the server is overloaded, and they depend on the length of the run."
+    )
