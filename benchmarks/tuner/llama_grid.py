@@ -48,7 +48,7 @@ DEFAULTS: Mapping[str, Any] = {
 FIXED: Mapping[str, Any] = {"ctx_size": 16384, "cache_ram": 0, "batch": 512}
 INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, WARM_REQUESTS = (64, 256), 32, 40, 2
 FIRST_TOKEN, LAST_TOKEN = 16, 2047
-READY_TIMEOUT_S, WARM_LIMIT_S, BURST_LIMIT_S = 30.0, 1.5, 5.0
+READY_TIMEOUT_S, WARM_LIMIT_S, BURST_LIMIT_S = 30.0, 1.0, 4.0
 
 
 def main() -> int:

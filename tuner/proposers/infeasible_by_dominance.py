@@ -62,6 +62,8 @@ def _is_ruled_out(
 ) -> bool:
     def values(name: str) -> tuple[float, float] | None:
         own, other = (_number(each, name, server) for each in (settings, failed))
+        if own is None and other is None:
+            return (0.0, 0.0)  # the server's default in both
         return None if own is None or other is None else (own, other)
 
     grown, shrunk = [values(name) for name in rule.grows_with], [values(name) for name in rule.shrinks_with]

@@ -76,11 +76,16 @@ class ProfiledServer:
 
     @cached_property
     def failure_rules(self) -> Mapping[str, FailureRule]:
-        return {
-            each.cause: FailureRule(each.grows_with, each.shrinks_with)
-            for each in self.profile.failure
-            if each.grows_with or each.shrinks_with
-        }
+        """Failures of one cause share a rule with the settings of all: it rules out less than each alone would."""
+        found: dict[str, FailureRule] = {}
+        for each in self.profile.failure:
+            if each.grows_with or each.shrinks_with:
+                known = found.get(each.cause, FailureRule())
+                found[each.cause] = FailureRule(
+                    tuple(dict.fromkeys((*known.grows_with, *each.grows_with))),
+                    tuple(dict.fromkeys((*known.shrinks_with, *each.shrinks_with))),
+                )
+        return found
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -84,6 +84,10 @@ def test_the_default_space_has_the_central_settings_that_are_not_fixed():
     [
         ("E llama_kv_cache: failed to allocate buffer for kv cache", "memory"),
         ("error: invalid argument: --parallell", "flag"),
+        ("ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 40960524288", "memory"),
+        ("failed to initialize the context: failed to allocate buffer for kv cache", "memory"),
+        ("failed to initialize the context: n_seq_max must be <= 256", "flag"),
+        ("llama_init_from_model: quantized V cache requires flash_attn to be enabled", "flag"),
         ("segmentation fault", "crash"),
     ],
 )
@@ -111,6 +115,23 @@ def test_a_failure_rules_out_settings_that_need_no_less(llamacpp, parallel, ubat
     settings = {"model_id": "m.gguf", "parallel": parallel, "ubatch": ubatch}
 
     assert (dominance_of(settings, [dead(16, 512)], llamacpp) is not None) is is_ruled_out
+
+
+def test_failures_of_one_cause_rule_out_only_settings_that_need_no_less_of_any():
+    vllm = server_of(ServerSection(profile="vllm", model_id="m"))
+    settings = {"model_id": "m", "gpu_memory_utilization": 0.9, "max_num_seqs": 64, "max_num_batched_tokens": 8192}
+    failed = TrialResult(3, settings, "infeasible", phase="launch", cause="memory")
+
+    assert dominance_of({**settings, "max_num_seqs": 128}, [failed], vllm) is not None
+    assert dominance_of({**settings, "max_num_batched_tokens": 512}, [failed], vllm) is None
+
+
+def test_a_failure_rules_out_no_configuration_with_a_smaller_context(llamacpp):
+    failed = dead(16, 512)
+    small = {**failed.settings, "ctx_size": 1024}
+    large = TrialResult(3, {**failed.settings, "ctx_size": 1048576}, "infeasible", phase="launch", cause="memory")
+
+    assert dominance_of(small, [large], llamacpp) is None
 
 
 def test_the_toml_and_the_command_line_export_the_same_settings(llamacpp):
