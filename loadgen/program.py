@@ -3,15 +3,37 @@
 import argparse
 import errno
 import importlib
+import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.interrupts import Interrupted, raise_on_signals
 
-COULD_NOT_MEASURE = 4
+COULD_NOT_MEASURE, BROKEN_PIPE = 4, 141
+# Packages of the extra `server`.
+OF_SERVER = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "huggingface_hub",
+    "grpc",
+    "google",
+    "fastapi",
+    "uvicorn",
+    "orjson",
+)
+
+
+def disk_full(path: Path) -> str:
+    """The message of a full disk: the path and its free bytes."""
+    existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    return f"the disk of {path.absolute()} is full: {free_bytes:,} bytes are free; remove files or choose another place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +73,28 @@ class Program:
             if words and words[0] in self.later:
                 raise UsageError(f"`{words[0]}` is not available in this version")
             args = self.parse(words)
-            return self.commands[args.command].run(args, words)
+            exit_code = self.commands[args.command].run(args, words)
+            sys.stdout.flush()
+            return exit_code
         except Interrupted as interrupted:
             self._write_error(self.when_stopped)
             return interrupted.exit_code
         except LoadgenError as error:
             self._write_error(f"{self.name}: {error}")
             return error.exit_code
+        except BrokenPipeError:
+            # The reader of stdout has ended, as `head` does; the interpreter would flush into the pipe once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return BROKEN_PIPE
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in OF_SERVER:
+                raise
+            self._write_error(f"{self.name}: {error.name} is not installed: pip install 'tgi-bench[server]'")
+            return UsageError.exit_code
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            self._write_error(f"{self.name}: the disk is full ({error.filename})")
+            self._write_error(f"{self.name}: {disk_full(Path(error.filename or '.'))}")
             return COULD_NOT_MEASURE
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

@@ -176,7 +176,8 @@ def make_run_directory(out: Path) -> None:
     if (out / MANIFEST_FILE).exists():
         raise UsageError(f"{out} already holds a run; choose another --out or remove it")
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        # Prompts and answers are for this user alone.
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(out).free
     except OSError as error:
         raise UsageError(f"`out` is {str(out)!r}: {error.strerror}") from error

@@ -4,8 +4,11 @@ During a run, rows are appended to `*.jsonl`; `metrics/finish.py` turns them int
 The load generator's worker imports this module, so it needs only the standard library.
 """
 
+import contextlib
 import dataclasses
+import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,12 +131,8 @@ class JsonlWriter:
         self._file = path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one line. Raises OSError, for example if the disk is full."""
-        line = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        written = self._file.write(line)
-        while written is not None and written < len(line):
-            line = line[written:]
-            written = self._file.write(line)
+        """Append one line. Raises OSError, for example if the disk is full; the last line is then whole."""
+        append_whole(self._file, json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
         self._file.close()
@@ -147,15 +146,29 @@ class JsonlWriter:
         self.close()
 
 
+def append_whole(file: io.FileIO, data: bytes) -> None:
+    """Append all of `data` or nothing. Raises OSError."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        while data:
+            data = data[file.write(data) or 0 :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+        raise
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file atomically."""
     replace_file(path, json.dumps(value, indent=2, allow_nan=False, default=str).encode() + b"\n")
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old or the new content, never a part."""
+    """Write a file atomically: readers see the old or the new content, never a part. No link is followed."""
     part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
+    part.unlink(missing_ok=True)
+    with part.open("xb") as file:
+        file.write(content)
     part.replace(path)
 
 

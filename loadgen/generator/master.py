@@ -49,7 +49,7 @@ from loadgen.generator.web_ui import WebPage
 from loadgen.generator.worker import POLL_S, print_message
 from loadgen.generator.worker_group import Member, Stage, WorkerGroup
 from loadgen.parent_death import end_with_parent
-from reports.run_store import REQUESTS, TIMESERIES, write_client
+from reports.run_store import REQUESTS, TIMESERIES, append_whole, write_client
 
 PINGS = 16
 PONG_S = 5.0
@@ -394,8 +394,7 @@ class Master:
         data = "".join(f"{line}\n" for line in lines).encode()
         try:
             with (self._directory / f"{table}-{member.index}.jsonl").open("ab", buffering=0) as file:
-                while data:
-                    data = data[file.write(data) or 0 :]
+                append_whole(file, data)
         except OSError:
             self._write_errors += 1
             self._group.stop("no_space")

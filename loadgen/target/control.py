@@ -108,6 +108,12 @@ class _DeadlineSocket(io.RawIOBase):
 
     def __init__(self, sock: socket.socket, deadline_s: float) -> None:
         self._sock, self._deadline_s = sock, deadline_s
+        # http.client closes a connection that will not be reused before its body is read: this file keeps it open.
+        self._held = sock.makefile("rb", buffering=0)
+
+    def close(self) -> None:
+        self._held.close()
+        super().close()
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(self)

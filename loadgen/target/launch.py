@@ -1,11 +1,13 @@
 """Starts a server command in its own process group, with free ports in its environment, and stops the group."""
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,10 @@ def split_command(command: str | Sequence[str]) -> list[str]:
 
 def find_launcher() -> str:
     """The path of text-generation-launcher: beside this Python, else on PATH. Raises UsageError."""
+    if importlib.util.find_spec("grpc") is None:
+        raise UsageError(
+            "the bundled server is not installed: pip install 'tgi-bench[server]', or give --url or --server"
+        )
     beside = Path(sys.executable).with_name("text-generation-launcher")
     found = str(beside) if beside.exists() else shutil.which("text-generation-launcher")
     if found is None:
@@ -98,8 +104,9 @@ class LaunchedProcess:
             ports["PORT"] = self.port
             self.argv = [word.replace("{port}", str(self.port)) for word in self.command]
             self._remove_sockets()
+            remove_stale_folders(Path(tempfile.gettempdir()))
             # A short path: socket names are limited to 108 bytes.
-            self._sockets = tempfile.TemporaryDirectory(prefix="tgi-", ignore_cleanup_errors=True)
+            self._sockets = tempfile.TemporaryDirectory(prefix=f"tgi-{os.getpid()}-", ignore_cleanup_errors=True)
             environment = {
                 **os.environ,
                 **{name: str(port) for name, port in ports.items()},
@@ -167,6 +174,17 @@ class LaunchedProcess:
         if self._sockets is not None:
             self._sockets.cleanup()
             self._sockets = None
+
+
+def remove_stale_folders(temporary: Path) -> None:
+    """Remove the socket folders of this user's processes that were killed: their names have the process id."""
+    for folder in temporary.glob("tgi-*-*"):
+        pid = folder.name.split("-")[1]
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            if is_ours and pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_listened_on(port: int) -> bool:

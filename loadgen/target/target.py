@@ -17,6 +17,7 @@ from loadgen.target.file_cache import NATURAL, FileCache
 from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
 from loadgen.target.server_kind import KINDS, OPENAI, OWN, Detection, ServerKind, detect, first_model, has_tgi_keys
 from loadgen.workloads.prompt import Prompt, ServerLimits
+from loadgen.workloads.workload import check_files
 
 POLL_S = 0.05
 REPORT_WAIT_EVERY_S = 5.0
@@ -256,6 +257,7 @@ def open_target(config: BenchConfig, log: Path, on_wait: OnWait | None = None) -
     if config.url is not None:
         yield Target(config.url, key)
         return
+    check_files(config)
     command: str | Sequence[str]
     command, chosen = (config.server, []) if config.server is not None else embedded_command(config.model_id)
     launched = LaunchedTarget(

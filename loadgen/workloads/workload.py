@@ -155,6 +155,18 @@ def build(
     return Workload(prompts, _schedule(config, prompts), digest, cache, config.prefix_cache, keeps_answers)
 
 
+def check_files(config: BenchConfig) -> None:
+    """Read the files of a load, before a server is started for it. Raises UsageError naming the file."""
+    if config.workload in TRACE_WORKLOADS:
+        READERS[config.workload](Path(config.trace_file or ""), row_choice(config))
+    elif config.workload == "prompts":
+        read_prompts(Path(config.prompts_file or ""), Columns(config.prompt_column, config.output_tokens_column))
+    elif config.workload in FILE_WORKLOADS:
+        _sharegpt_rows(config)
+    else:
+        _lengths(config)
+
+
 def _from_file(
     config: BenchConfig, limits: ServerLimits, answer_tokens: Sequence[int | None] | None
 ) -> tuple[Iterable[Prompt], Any]:

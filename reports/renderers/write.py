@@ -7,11 +7,13 @@ from pathlib import Path
 from reports.document import Report, legible_report
 from reports.plots.figure import Drawn, draw_all
 from reports.renderers import csv, html, json, markdown
-from reports.run_store import replace_file
+from reports.run_store import RunDirectoryError, replace_file
 
 
 def write_figures(drawn: Mapping[str, Drawn], directory: Path) -> list[Path]:
-    """Write each figure as PNG and SVG; returns the paths."""
+    """Write each figure as PNG and SVG; returns the paths. Raises RunDirectoryError if the folder is a link."""
+    if directory.is_symlink():
+        raise RunDirectoryError(f"{directory} is a link, and figures are not written through it; remove it")
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in drawn.items():

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.metrics.finish import finish_run
+from reports.renderers.write import write_figures
 from reports.run_schema import RequestRecord, Status, decode_gaps, encode_gaps
 from reports.run_store import (
     CLIENT_FILE,
@@ -18,6 +19,7 @@ from reports.run_store import (
     JsonlWriter,
     RunDirectoryError,
     RunManifest,
+    replace_file,
     write_client,
     write_manifest,
 )
@@ -197,3 +199,51 @@ def test_client_file_is_named_with_its_schema(tmp_path: Path) -> None:
     write_client(tmp_path, {})
 
     assert json.loads((tmp_path / CLIENT_FILE).read_text())["schema_version"] == SCHEMA_VERSION
+
+
+FILL = """
+import resource, signal, sys
+from pathlib import Path
+from reports.run_store import JsonlWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+with JsonlWriter(Path(sys.argv[1])) as writer:
+    try:
+        for number in range(100):
+            writer.write({"number": number, "text": "x" * 60})
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def test_hardening_S8_a_file_on_a_full_disk_ends_with_a_whole_line(tmp_path):
+    path = tmp_path / "requests.jsonl"
+
+    done = subprocess.run([sys.executable, "-c", FILL, str(path)], capture_output=True, text=True)
+
+    assert done.stdout == "File too large\n", done.stderr
+    lines = path.read_bytes().split(b"\n")
+    assert lines[-1] == b""
+    assert [json.loads(line)["number"] for line in lines[:-1]] == list(range(len(lines) - 1))
+    assert len(lines) > 5
+
+
+def test_hardening_S7_a_file_is_not_written_through_a_planted_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "report.html.part").symlink_to(victim)
+    (tmp_path / "report.html").symlink_to(victim)
+
+    replace_file(tmp_path / "report.html", b"new")
+
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "report.html").read_text() == "new"
+    assert not (tmp_path / "report.html").is_symlink()
+
+
+def test_hardening_S7_figures_are_not_written_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "figures").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(RunDirectoryError, match="figures is a link"):
+        write_figures({}, tmp_path / "figures")

@@ -42,14 +42,15 @@ class StudyFolder:
             raise StudyError(
                 f"{self.path} has a study of another {' and '.join(differing)}; set another --study, or remove it"
             )
-        (self.path / TRIALS).mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.path / TRIALS).mkdir(exist_ok=True)
         if known != identity and is_leader:
             self.update(STUDY_FILE, {"identity": dict(identity)})
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the study: one `tgi-tune run` at a time. Raises StudyError naming the process that holds it."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path / LOCK_FILE
         lock = FileLock(path)
         try:
