@@ -44,7 +44,10 @@ Draw = Callable[[np.random.Generator, int, int, int], Array]
 
 @dataclass(frozen=True, slots=True)
 class Studies:
-    """Results of simulated studies: verdicts `better`, and the gains shown, in percent."""
+    """Results of simulated studies: verdicts `better`, and the shown gains as 100 times their logarithm.
+
+    Logarithms of a gain and of the loss that reverses it have a mean of 0; their percentages do not.
+    """
 
     better: Array
     shown: Array
@@ -101,7 +104,7 @@ def now(merits: Array) -> Studies:
         found = judge(objective, baseline, finalists, fresh)
         assert found.gain is not None, "several rounds have a gain"
         better.append(found.winner is not baseline)
-        shown.append(100 * (found.gain.value - 1))
+        shown.append(100 * math.log(found.gain.value))
     return Studies(np.array(better), np.array(shown))
 
 
@@ -112,7 +115,7 @@ def before(merits: Array) -> Studies:
         best = 1 + int(np.median(study[:, 1:], axis=0).argmax())
         gain = mean_interval(np.log(study[:, best] / study[:, 0]))
         better.append(gain.lo > 0)
-        shown.append(100 * math.expm1(gain.value))
+        shown.append(100 * gain.value)
     return Studies(np.array(better), np.array(shown))
 
 

@@ -155,7 +155,7 @@ def test_trust_C5_confirmation_detects_a_gain_of_5_percent_as_often_as_the_paire
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("cell", [name for name in cells() if "gain" not in name and "one finalist" not in name])
 def test_trust_C5_confirmation_false_alarms_are_nominal(cell):
-    merits = cells()[cell](np.random.default_rng((1, 0)), 2000, 5, 3)
+    merits = cells()[cell](np.random.default_rng((1, 0)), 4000, 5, 3)
 
     row = now(merits).row()
 
