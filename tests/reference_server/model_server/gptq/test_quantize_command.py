@@ -130,7 +130,7 @@ def test_a_signal_during_calibration_leaves_no_files(tmp_path):
         assert process.stdout is not None
         assert any("Calibrating on" in line for line in process.stdout)
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
 
     assert [process.returncode for _, process in processes] == [130, 143]
     assert not list(tmp_path.iterdir())
