@@ -188,10 +188,11 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph; `is_code` marks a command line."""
+    """A paragraph; `is_code` marks a command line, `has_copy` one with a button that copies it."""
 
     text: str
     is_code: bool = False
+    has_copy: bool = False
 
 
 Block = Facts | Tiles | Table | Plot | Text
@@ -230,6 +231,11 @@ class Report:
     def plots(self) -> tuple[Plot, ...]:
         """Every figure, in order."""
         return tuple(block for section in self.sections for block in section.blocks if isinstance(block, Plot))
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether a command of the report has a button that copies it."""
+        return any(isinstance(each, Text) and each.has_copy for section in self.sections for each in section.blocks)
 
 
 def legible_report(report: Report) -> Report:

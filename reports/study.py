@@ -101,6 +101,7 @@ class StudyData:
     `noise` is the relative standard deviation of the objective between launches, None if not measured. `gain` is trial
     `compared`, the best finalist, over the baseline, as a ratio with its interval. `limits_kept`: by trial, the
     probability that it keeps each limit, None if one launch gives none. `facts` and `commands` reproduce the study.
+    `command` starts the server with the best settings; `load` is the load under which they are best.
     `predictions` are those with a measured value. `importances` are fractions by knob; with None the report computes
     them.
     """
@@ -124,6 +125,8 @@ class StudyData:
     importances: Mapping[str, float] | None = None
     facts: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
     commands: tuple[str, ...] = ()
+    command: str = ""
+    load: str = ""
     subtitle: str = ""
 
     @property
@@ -238,8 +241,14 @@ def _pairs(a: Sequence[StudyTrial], b: Sequence[StudyTrial]) -> list[tuple[Study
 
 
 def setting_text(knob: Knob, trial: StudyTrial) -> str:
-    """The value of a setting in a trial, as a table shows it."""
+    """The value of a setting in a trial, as a table shows it; an unset one as the default's value if it is known."""
     value = trial.settings.get(knob.name)
-    if value is None:
+    if value is None and knob.default is None:
         return knob.unset
+    if value is None:
+        return f"{_value_text(knob.default)} ({knob.unset})"
+    return _value_text(value)
+
+
+def _value_text(value: Any) -> str:
     return f"{value:,.6g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()

@@ -1,4 +1,6 @@
-"""A report as one self-contained HTML file: no script, no external request, light and dark, wide and narrow.
+"""A report as one self-contained HTML file: no external request, light and dark, wide and narrow.
+
+A page has no script, except a page with a button that copies a command.
 
 Figures are inline SVG; their colours become CSS variables. Style attributes become presentation attributes, so that the
 content security policy can allow only the one style sheet of the page, by its hash.
@@ -25,8 +27,7 @@ SHORT_TEXT = 16
 
 def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
     """The report as UTF-8 HTML, with the figures of `draw_all`."""
-    style = _resource("report.css")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    style, script = _resource("report.css"), _resource("copy.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
     def svg(plot: Plot, width: str) -> Markup:
@@ -39,8 +40,18 @@ def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
     )
     template = environment.from_string(_resource("report.html.j2"))
     return template.render(
-        report=report, sections=_anchored(report.sections), style=Markup(style), style_hash=f"sha256-{digest}"
+        report=report,
+        sections=_anchored(report.sections),
+        style=Markup(style),
+        style_hash=_digest(style),
+        script=Markup(script),
+        script_hash=_digest(script),
     ).encode()
+
+
+def _digest(text: str) -> str:
+    """The hash by which the content security policy allows an inline style sheet or script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel):
         "reference_server/presets/tokenizer/tokenizer.json",
         "reports/renderers/report.html.j2",
         "reports/renderers/report.css",
+        "reports/renderers/copy.js",
     ],
 )
 def test_the_data_that_the_packages_need_is_in_the_wheel(wheel, data):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from reports.document import VerdictLine
 from reports.metrics.per_request import Direction
@@ -81,7 +82,24 @@ def study_data(
         ),
         facts=_facts(verdict, files.notes()),
         commands=tuple(commands),
+        command=_launch_command(folder),
+        load=_load_of(verdict),
     )
+
+
+def _launch_command(folder: Path) -> str:
+    """The command that launches the best settings: the exported script without its comments; empty without one."""
+    script = next(iter(sorted(folder.glob("run*.sh"), key=lambda path: "docker" in path.name)), None)
+    if script is None:
+        return ""
+    lines = script.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if line.strip() and not line.startswith("#")).removeprefix("exec ")
+
+
+def _load_of(verdict: Mapping[str, Any]) -> str:
+    """The load of a study from the provenance of its winner, without the digest."""
+    facts = parse_qs(str(verdict.get("tuned_by") or "").partition("?")[2])
+    return facts.get("load", [""])[0].rpartition(", ")[0]
 
 
 def verdict_line(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> VerdictLine:

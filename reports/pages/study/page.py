@@ -1,32 +1,34 @@
 """The report of a tuning study: the settings to change, the gain with its interval, and the evidence."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from reports.document import Block, Estimate, Facts, Report, Section, Table, Text, VerdictLine
-from reports.metrics.per_request import LATENCY_NAME, Direction
+from reports.document import Block, Estimate, Facts, Report, Section, Table, Text
+from reports.metrics.per_request import Direction
+from reports.pages.metric_titles import better_direction, metric_title
+from reports.pages.study.answer import answer_verdict, settings_blocks
 from reports.pages.study.course import history, pareto, times
 from reports.pages.study.predictions import predictions_of
 from reports.pages.study.settings import feasibility, importance, slices
 from reports.stats.estimators import Interval
-from reports.study import StudyData, StudyTrial, TrialOutcome, at_range_end, median_of, paired_change, setting_text
+from reports.study import StudyData, StudyTrial, TrialOutcome, median_of, paired_change, setting_text
 from reports.text import legible_values
 
 
 def build_study_report(study: StudyData) -> Report:
     """The report of a study, finished or not."""
     study = legible_values(study)
+    has_shape = len(study.searched) >= MIN_TRIALS_FOR_SHAPE
     parts = (
+        ("Settings", settings_blocks(study)),
         ("Baseline and winner", _comparison(study)),
-        ("Changed settings", _changes(study)),
         ("History", history(study)),
-        ("Feasibility", feasibility(study)),
-        ("Objective by setting", slices(study)),
+        ("Feasibility", feasibility(study) if has_shape else ()),
+        ("Objective by setting", slices(study, has_parallel=has_shape)),
         ("Importance of settings", importance(study)),
         ("Throughput and latency", pareto(study)),
-        ("Predicted and measured", predictions_of(study)),
+        ("Predicted and measured", predictions_of(study) if has_shape else ()),
         ("Time", times(study)),
         ("Failed configurations", failed(study)),
         ("All trials", trials(study)),
@@ -34,14 +36,11 @@ def build_study_report(study: StudyData) -> Report:
     )
     closed = ("All trials", "Reproduce")
     sections = tuple(Section(title, blocks, is_closed=title in closed) for title, blocks in parts if blocks)
-    return Report(study.name, study.subtitle or _subtitle(study), (_verdict(study),), sections)
+    return Report(study.name, study.subtitle or _subtitle(study), (answer_verdict(study),), sections)
 
 
-def _verdict(study: StudyData) -> VerdictLine:
-    """The verdict with capitalized sentences, and a reason for each setting at the end of its range."""
-    verdict = study.verdict
-    reasons = tuple(reason[:1].upper() + reason[1:] for reason in (*verdict.reasons, *at_range_end(study).values()))
-    return dataclasses.replace(verdict, sentence=verdict.sentence[:1].upper() + verdict.sentence[1:], reasons=reasons)
+# With fewer configurations, a map of settings, parallel coordinates and predictions show chance.
+MIN_TRIALS_FOR_SHAPE = 10
 
 
 def _subtitle(study: StudyData) -> str:
@@ -62,12 +61,15 @@ def _comparison(study: StudyData) -> tuple[Block, ...]:
     rows = []
     for name in names:
         mark = metric_direction(study, name).mark
-        row: dict[str, object] = {"metric": f"{name} {mark}", f"baseline, n = {len(a)}": _range(a, name, study)}
+        row: dict[str, object] = {
+            "metric": f"{metric_title(name)} {mark}".strip(),
+            f"baseline, n = {len(a)}": _range(a, name, study),
+        }
         if b:
             change = paired_change(a, b, name, study.objective)
             if name == study.objective and is_chosen:
                 change = _objective_change(study)
-            row |= {f"{role}, n = {len(b)}": _range(b, name, study), "change": _percent(change)}
+            row |= {f"{role}, n = {len(b)}": _range(b, name, study), "change, %": _percent(change)}
         rows.append(row)
     source = (
         "Confirming launches, interleaved" if study.is_confirmed else "Single launches of the search, not confirmed"
@@ -125,11 +127,8 @@ def _probability(value: float | None) -> str:
 
 
 def metric_direction(study: StudyData, name: str) -> Direction:
-    """The better direction of a metric: lower for latencies, error rates and costs, higher for all others."""
-    if name == study.objective:
-        return study.direction
-    lower = LATENCY_NAME.fullmatch(name) is not None or name in ("error_rate", "cost_per_mtok", "little_residual")
-    return Direction.LOWER if lower else Direction.HIGHER
+    """The better direction of a metric; that of the objective is the study's."""
+    return study.direction if name == study.objective else better_direction(name)
 
 
 def _contender(study: StudyData) -> int | None:
@@ -160,27 +159,6 @@ def _percent(ratio: Interval | None) -> Estimate | None:
     value, lo, hi = (100 * (end - 1) for end in (ratio.value, ratio.lo, ratio.hi))
     is_known = lo == lo and hi == hi
     return Estimate(value, lo if is_known else None, hi if is_known else None, is_change=True)
-
-
-def _changes(study: StudyData) -> tuple[Block, ...]:
-    winner, baseline = study.trial(study.winner), study.trial(study.baseline)
-    if winner is None or baseline is None or winner.number == baseline.number:
-        return ()
-    contributions = {each.knob: each.ratio for each in study.contributions}
-    rows = [
-        {
-            "setting": knob.name,
-            "baseline": setting_text(knob, baseline),
-            "winner": setting_text(knob, winner),
-            **({"contribution": _percent(contributions.get(knob.name))} if contributions else {}),
-        }
-        for knob in study.knobs
-        if winner.settings.get(knob.name) != baseline.settings.get(knob.name)
-    ]
-    if not rows:
-        return ()
-    note = "Contribution: the winner over the winner with only this setting reset, in %." if contributions else ""
-    return (Table("", pd.DataFrame(rows), note),)
 
 
 def _reproduce(study: StudyData) -> tuple[Block, ...]:

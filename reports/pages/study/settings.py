@@ -49,14 +49,14 @@ def _map_knobs(study: StudyData) -> tuple[Knob, Knob] | None:
     return (chosen[0], chosen[1]) if len(chosen) == 2 else None
 
 
-def slices(study: StudyData) -> tuple[Block, ...]:
+def slices(study: StudyData, *, has_parallel: bool = True) -> tuple[Block, ...]:
     valued = [each for each in study.searched if each.value is not None]
     if len(valued) < 3:
         return ()
     fractions = _importances(study)
     knobs = sorted(study.moving_knobs, key=lambda knob: -fractions.get(knob.name, 0.0))
     plots: list[Block] = [_slice(study, knob, valued) for knob in knobs[:SLICES]]
-    if len(knobs) > 1:
+    if has_parallel and len(knobs) > 1:
         plots.append(_parallel(study, knobs[:SLICES], valued))
     left_out = [knob.name for knob in knobs[SLICES:]]
     if left_out:

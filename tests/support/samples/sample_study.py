@@ -55,6 +55,8 @@ def sample_study(num_trials: int = 32, seed: int = 5, *, is_confirmed: bool = Tr
         contributions=(Contribution("cpu_memory_gib", Interval(1.18, 1.12, 1.24)),),
         facts=(("Machine", (("CPU", "2 cores"),)), ("Load", (("hash", "ab12"),))),
         commands=("tgi-tune run space.toml --trials 32",),
+        command="text-generation-launcher --model-id preset:tiny-llama --max-batch-prefill-tokens 2048",
+        load="closed, 8 users, 64 in, 24 out",
     )
 
 

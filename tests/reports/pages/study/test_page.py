@@ -1,7 +1,10 @@
 """The report of a study: the verdict, then the evidence from its trials."""
 
+import base64
 import dataclasses
+import hashlib
 import json
+import re
 import subprocess
 import sys
 from typing import Literal
@@ -12,14 +15,15 @@ from matplotlib.contour import ContourSet
 
 from reports.document import Report, Table, Text
 from reports.metrics.per_request import Direction
+from reports.pages.study.answer import costs
 from reports.pages.study.course import history_frame, pareto_frame
 from reports.pages.study.importance import importances
 from reports.pages.study.page import build_study_report
-from reports.plots.figure import HALF
+from reports.plots.figure import HALF, draw_all
 from reports.plots.study_plots import contour
-from reports.renderers import markdown
+from reports.renderers import html, markdown
 from reports.stats.estimators import Interval
-from reports.study import Knob, StudyData, TrialOutcome, at_range_end, paired_change
+from reports.study import Knob, StudyData, StudyTrial, TrialOutcome, at_range_end, paired_change
 from reports.text import log_sentence
 from tests.support.samples.sample_study import sample_study
 
@@ -41,8 +45,8 @@ def _section(report: Report, title: str) -> tuple[object, ...]:
 def test_sections_are_in_order(report: Report) -> None:
     assert [section.title for section in report.sections] == [
         *(
+            "Settings",
             "Baseline and winner",
-            "Changed settings",
             "History",
             "Feasibility",
             "Objective by setting",
@@ -71,6 +75,7 @@ def refused(*_):
     raise AssertionError("a report needs no network")
 socket.socket.connect = socket.getaddrinfo = refused
 from pathlib import Path
+from reports.pages.study.answer import costs
 from reports.pages.study.page import build_study_report
 from reports.renderers.write import write_report
 from tests.support.samples.sample_study import sample_study
@@ -90,8 +95,8 @@ def test_baseline_and_winner_are_compared_round_by_round(study: StudyData, repor
     [table, limits] = _section(report, "Baseline and winner")
 
     assert isinstance(table, Table)
-    assert list(table.frame.columns) == ["metric", "baseline, n = 4", "winner, n = 4", "change"]
-    change = table.frame["change"].iloc[0]
+    assert list(table.frame.columns) == ["metric", "baseline, n = 4", "winner, n = 4", "change, %"]
+    change = table.frame["change, %"].iloc[0]
     pairs = study.launches(study.baseline), study.launches(study.winner)
     ratio = paired_change(*pairs, "output_tokens_per_s", "output_tokens_per_s")
     assert ratio is not None
@@ -167,12 +172,12 @@ def test_a_study_of_one_trial_or_none_still_has_a_report(study: StudyData) -> No
 
 def test_if_the_defaults_win_they_are_compared_with_the_best_confirmed_trial(study: StudyData) -> None:
     assert study.winner != study.baseline
-    kept = dataclasses.replace(study, winner=study.baseline)
+    kept = dataclasses.replace(study, winner=study.baseline, load="")
 
     [table, *_] = next(each for each in build_study_report(kept).sections if each.title == "Baseline and winner").blocks
 
     assert isinstance(table, Table)
-    assert list(table.frame.columns) == ["metric", "baseline, n = 4", "contender, n = 4", "change"]
+    assert list(table.frame.columns) == ["metric", "baseline, n = 4", "contender, n = 4", "change, %"]
     assert f"The contender is trial {study.winner}" in table.note
 
 
@@ -189,6 +194,7 @@ def test_log_sentence_is_the_last_line_cut_in_length() -> None:
 
 def test_sentences_of_the_verdict_are_capitalized(study: StudyData) -> None:
     line = dataclasses.replace(study.verdict, sentence="defaults are as good", reasons=("the guard was off",))
+    study = dataclasses.replace(study, winner=study.baseline, load="")
 
     [verdict] = build_study_report(dataclasses.replace(study, verdict=line)).verdicts
 
@@ -249,6 +255,46 @@ def test_the_change_of_the_objective_is_the_gain_that_allows_for_the_choice(stud
 
     assert isinstance(higher, Table)
     assert isinstance(lower, Table)
-    assert higher.frame["change"][0].value == pytest.approx(4.0)
-    assert lower.frame["change"][0].value == pytest.approx(100 / 1.04 - 100)
+    assert higher.frame["change, %"][0].value == pytest.approx(4.0)
+    assert lower.frame["change, %"][0].value == pytest.approx(100 / 1.04 - 100)
     assert "rounds that did not choose the trial" in higher.note
+
+
+def test_a_metric_that_gets_worse_by_more_than_five_percent_is_named_in_the_verdict(report: Report) -> None:
+    sentence = report.verdicts[0].sentence
+
+    assert re.search(r"It costs: TTFT p95, ms \d+ → \d+ \(\+\d+ %, 95 % interval \+\d+ to \+\d+\)\.", sentence)
+    assert "TPOT" not in sentence
+    assert sentence.endswith("This holds for the load of the study: closed, 8 users, 64 in, 24 out.")
+
+
+def test_a_rate_that_falls_and_failures_from_zero_are_costs(study: StudyData) -> None:
+    def changed(each: StudyTrial) -> StudyTrial:
+        factor = 0.9 if study.winner in (each.number, each.confirms) else 1.0
+        own = {"requests_per_s": 10.0 * factor, "error_rate": 0.02 * (factor < 1), "concurrency_mean": 8.0 / factor}
+        return dataclasses.replace(each, metrics=own)
+
+    found = costs(dataclasses.replace(study, trials=tuple(changed(each) for each in study.trials)))
+
+    assert [each.metric for each in found] == ["error_rate", "requests_per_s"]
+
+
+def test_the_settings_show_the_values_of_defaults_and_a_command_to_copy(study: StudyData, report: Report) -> None:
+    table, command = _section(report, "Settings")
+
+    assert isinstance(table, Table)
+    rows = table.frame.set_index("setting")
+    assert rows.loc["max_batch_prefill_tokens", "default"] == "4,096 (from the model)"
+    assert isinstance(command, Text)
+    assert command.text == study.command
+    page = html.render(report, draw_all(report)).decode()
+    [script] = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page
+
+
+def test_below_ten_trials_no_figure_shows_the_shape_of_the_space() -> None:
+    names = {plot.name for plot in build_study_report(sample_study(9)).plots}
+
+    assert not names & {"feasibility", "parallel"}
+    assert "history" in names

@@ -1,0 +1,45 @@
+"""The titles of metrics by their identifiers, the same on every page."""
+
+from reports.metrics.catalog import PER_RUN
+from reports.metrics.per_request import LATENCY_NAME, Direction
+
+LATENCY_TITLES = {
+    "ttft": "TTFT",
+    "ttft_co": "TTFT from schedule",
+    "ttfat": "Time to first answer",
+    "tpot": "TPOT",
+    "ntpot": "Normalized latency",
+    "gap": "Gap",
+    "max_gap": "Longest gap",
+    "itl": "ITL",
+    "e2e": "E2E",
+    "e2e_co": "E2E from schedule",
+}
+RATE_TITLES = {
+    "output_tokens_per_s": "Output tokens/s",
+    "input_tokens_per_s": "Input tokens/s",
+    "total_tokens_per_s": "Total tokens/s",
+    "requests_per_s": "Requests/s",
+    "goodput_rps": "Goodput, requests/s",
+    "error_rate": "Failed, fraction",
+    "slo_attainment": "Objectives met, fraction",
+}
+
+
+def metric_title(name: str) -> str:
+    """The title of a metric with its unit; its identifier if it has none.
+
+    >>> [metric_title(name) for name in ("ttft_p95_ms", "output_tokens_per_s", "own_metric")]
+    ['TTFT p95, ms', 'Output tokens/s', 'own_metric']
+    """
+    latency = LATENCY_NAME.fullmatch(name)
+    if latency is not None and latency["name"] in LATENCY_TITLES:
+        return f"{LATENCY_TITLES[latency['name']]} {latency['stat']}, ms"
+    return RATE_TITLES.get(name, name)
+
+
+def better_direction(name: str) -> Direction:
+    """The better direction of a metric by its identifier; none for a metric that is not better in either."""
+    if LATENCY_NAME.fullmatch(name) is not None or name in ("cost_per_mtok", "little_residual"):
+        return Direction.LOWER
+    return next((metric.direction for metric in PER_RUN if metric.name == name), Direction.HIGHER)

@@ -1,0 +1,112 @@
+"""The answer of a study: the settings to change, the command that applies them, and the metrics that get worse."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pandas as pd
+
+from reports.document import Block, Estimate, Table, Text, VerdictLine, format_bounds, format_number
+from reports.metrics.per_request import Direction
+from reports.pages.metric_titles import better_direction, metric_title
+from reports.stats.estimators import Interval
+from reports.study import StudyData, at_range_end, median_of, paired_change, setting_text
+
+# A metric that gets worse by more than this fraction is named in the verdict.
+NAMED_COST = 0.05
+
+
+def answer_verdict(study: StudyData) -> VerdictLine:
+    """The verdict with the costs and the load of the winner, and a reason for each setting at the end of its range."""
+    verdict = study.verdict
+    sentences = [verdict.sentence[:1].upper() + verdict.sentence[1:]]
+    found = costs(study)
+    if found:
+        sentences[0] = _ended(sentences[0])
+        sentences.append(f"It costs: {'; '.join(map(str, found))}.")
+    if study.load and study.winner is not None:
+        sentences[-1] = _ended(sentences[-1])
+        sentences.append(f"This holds for the load of the study: {study.load}.")
+    reasons = tuple(reason[:1].upper() + reason[1:] for reason in (*verdict.reasons, *at_range_end(study).values()))
+    return dataclasses.replace(verdict, sentence=" ".join(sentences), reasons=reasons)
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith(".") else f"{sentence}."
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A metric that the winner makes worse; `change` is a ratio, None from zero."""
+
+    metric: str
+    before: float
+    after: float
+    change: Interval | None
+
+    def __str__(self) -> str:
+        values = f"{format_number(float(self.before))} → {format_number(float(self.after))}"
+        if self.change is None:
+            return f"{metric_title(self.metric)} {values}"
+        return f"{metric_title(self.metric)} {values} ({_percent(self.change)})"
+
+
+def _percent(ratio: Interval) -> str:
+    """`+75 %, 95 % interval +57 to +95`."""
+    value, lo, hi = (100 * (end - 1) for end in (ratio.value, ratio.lo, ratio.hi))
+    text = f"{value:+,.0f} %".replace("-", "\N{MINUS SIGN}")
+    if lo != lo or hi != hi:
+        return text
+    ends = (end if end.startswith("\N{MINUS SIGN}") else f"+{end}" for end in format_bounds(lo, hi))
+    return f"{text}, 95 % interval {' to '.join(ends)}"
+
+
+def costs(study: StudyData) -> tuple[Cost, ...]:
+    """The metrics of the winner that are worse than the baseline's by more than `NAMED_COST`, the worst first."""
+    if study.winner is None or study.winner == study.baseline:
+        return ()
+    a, b = study.launches(study.baseline), study.launches(study.winner)
+    found: list[tuple[float, Cost]] = []
+    for name in sorted({name for each in (*a, *b) for name in each.metrics} - {study.objective}):
+        before, after = (median_of(launches, name, study.objective) for launches in (a, b))
+        direction = better_direction(name)
+        if before is None or after is None or direction is Direction.NONE:
+            continue
+        change = paired_change(a, b, name, study.objective)
+        if change is None:
+            if before[0] == 0 < after[0] and direction is Direction.LOWER:
+                found.append((float("inf"), Cost(name, before[0], after[0], None)))
+            continue
+        worse = change.value if direction is Direction.LOWER else 1 / change.value
+        if worse > 1 + NAMED_COST:
+            found.append((worse, Cost(name, before[0], after[0], change)))
+    return tuple(cost for _, cost in sorted(found, key=lambda each: -each[0]))
+
+
+def settings_blocks(study: StudyData) -> tuple[Block, ...]:
+    """The changed settings, default and best, and the command that starts the server with them."""
+    winner, baseline = study.trial(study.winner), study.trial(study.baseline)
+    if winner is None or baseline is None or winner.number == baseline.number:
+        return ()
+    contributions = {each.knob: each.ratio for each in study.contributions}
+    rows = [
+        {
+            "setting": knob.name,
+            "default": setting_text(knob, baseline),
+            "best": setting_text(knob, winner),
+            **({"contribution, %": _contribution(contributions.get(knob.name))} if contributions else {}),
+        }
+        for knob in study.knobs
+        if winner.settings.get(knob.name) != baseline.settings.get(knob.name)
+    ]
+    if not rows:
+        return ()
+    note = "Contribution: the winner over the winner with only this setting reset." if contributions else ""
+    command = (Text(study.command, is_code=True, has_copy=True),) if study.command else ()
+    return (Table("", pd.DataFrame(rows), note), *command)
+
+
+def _contribution(ratio: Interval | None) -> Estimate | None:
+    if ratio is None:
+        return None
+    value, lo, hi = (100 * (end - 1) for end in (ratio.value, ratio.lo, ratio.hi))
+    return Estimate(value, lo, hi, is_change=True)
