@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import NO_SALT
-from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAnswer, Sampling
+from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAnswer, Sampling, merged
 from loadgen.dialects.registry import DIALECTS
 from loadgen.dialects.structured import check_structures
 from loadgen.errors import TargetError, UsageError
@@ -26,6 +26,8 @@ from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabula
 from loadgen.workloads.workload import Workload
 
 CHECKED_PROMPTS = 16
+OPENAI_APIS = ("openai-chat", "openai-completions")
+COUNT_EACH_EVENT = {"stream_options": {"continuous_usage_stats": True}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class PreparedRun:
     answer_tokens: list[int | None] | None
     length_check: LengthCheck | None
     length_control: str
-    reuses_connections: bool = True
+    sampling: Sampling
+    reuses_connections: bool
 
 
 def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) -> PreparedRun:
@@ -88,16 +91,31 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
         progress.show(f"prompt lengths differ by up to {length_check.largest_error} tokens with this tokenizer")
     if work.times_ns is not None and not work.times_ns:
         raise UsageError("the schedule has no requests: the duration is shorter than the first arrival")
-    reuses_connections = facts.kind.keeps_connections or _keeps_connections(config, target, facts)
+    sampling = make_sampling(config, facts, length_control)
+    reuses_connections = facts.kind.keeps_connections or keeps_connections(target, DIALECTS[facts.api](sampling))
     if not reuses_connections:
         progress.show("the server closes connections after its answers: every request opens a new one")
     return PreparedRun(
-        facts, work, vocabulary, counter, answer_tokens, length_check, length_control, reuses_connections
+        facts, work, vocabulary, counter, answer_tokens, length_check, length_control, sampling, reuses_connections
     )
 
 
-def _keeps_connections(config: BenchConfig, target: Target, facts: TargetFacts) -> bool:
-    return keeps_connections(target, DIALECTS[facts.api](Sampling(model=facts.model, streams=config.stream)))
+def make_sampling(config: BenchConfig, facts: TargetFacts, length_control: str) -> Sampling:
+    """The parameters of the run's requests."""
+    counts_each = facts.kind.counts_each_event and config.stream and facts.api in OPENAI_APIS
+    return Sampling(
+        facts.kind.length_fields if length_control == "forced" else (),
+        config.temperature,
+        config.seed,
+        facts.model,
+        config.stream,
+        merged(COUNT_EACH_EVENT if counts_each else {}, config.extra_body or {}),
+    )
+
+
+def _probe_sampling(config: BenchConfig, facts: TargetFacts) -> Sampling:
+    """The parameters of requests before the run, which are not streamed."""
+    return Sampling(model=facts.model, streams=False, extra=config.extra_body or {})
 
 
 def choose_length_control(config: BenchConfig, facts: TargetFacts) -> str:
@@ -118,7 +136,7 @@ def open_counter(config: BenchConfig, control: ControlClient, facts: TargetFacts
     Raises UsageError, TargetError.
     """
     if config.tokenizer is None:
-        return _server_counter(control, facts)
+        return _server_counter(config, control, facts)
     path = Path(config.tokenizer)
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
@@ -128,7 +146,7 @@ def open_counter(config: BenchConfig, control: ControlClient, facts: TargetFacts
     return TokenCounter(_count_with_file(content, path), str(path), hashlib.sha256(content).hexdigest())
 
 
-def _server_counter(control: ControlClient, facts: TargetFacts) -> TokenCounter:
+def _server_counter(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> TokenCounter:
     """The server's route that counts tokens; without one, the prompt tokens that responses report."""
     route = facts.kind.tokenize
     if route is not None:
@@ -139,12 +157,12 @@ def _server_counter(control: ControlClient, facts: TargetFacts) -> TokenCounter:
                 raise
         else:
             return TokenCounter(lambda text: control.count_tokens(text, route), route.path)
-    return TokenCounter(_count_by_usage(control, facts), "usage of responses", is_costly=True)
+    return TokenCounter(_count_by_usage(config, control, facts), "usage of responses", is_costly=True)
 
 
-def _count_by_usage(control: ControlClient, facts: TargetFacts) -> CountTokens:
+def _count_by_usage(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> CountTokens:
     """Counts a text by an answer of one token to it."""
-    dialect = DIALECTS[facts.api](Sampling(model=facts.model, streams=False))
+    dialect = DIALECTS[facts.api](_probe_sampling(config, facts))
 
     def count(text: str) -> int:
         status, body = control.post(dialect.path, dialect.body(Prompt("count", text=text, output_tokens=1)))
@@ -226,7 +244,7 @@ def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClien
     if facts.api != "openai-chat":
         with contextlib.suppress(TargetError):
             return open_counter(config, control, facts).count(start)
-    dialect = DIALECTS[facts.api](Sampling(model=facts.model, streams=False))
+    dialect = DIALECTS[facts.api](_probe_sampling(config, facts))
     answer = ParsedAnswer()
     try:
         status, body = control.post(dialect.path, dialect.body(Prompt("probe", text=f"{start}a", output_tokens=1)))

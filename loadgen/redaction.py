@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASK = "***"
+HEADER_FLAG = "--header"
 # A name whose last word is or ends in a word for a secret, or that has one of the unmistakable words anywhere.
 _SECRET = re.compile(
     r"(?:token|keys?|secrets?|password|passwd|passphrase|authorization|credentials?)$"
@@ -58,21 +59,29 @@ def redacted(value: Any) -> Any:
 def redacted_argv(argv: Sequence[str]) -> list[str]:
     """The same command line with the values of secret flags and variables masked.
 
+    A header keeps its name.
+
     >>> redacted_argv(["HF_TOKEN=x", "serve", "--api-key", "abc", "--hf-token=def", "--port", "80"])
     ['HF_TOKEN=***', 'serve', '--api-key', '***', '--hf-token=***', '--port', '80']
+    >>> redacted_argv(["--header", "X-Key=abc", "--header=X-Key=abc"])
+    ['--header', 'X-Key=***', '--header=X-Key=***']
     """
     redacted_words: list[str] = []
-    is_value = False
+    is_value = is_header = False
     for word in argv:
-        name, equals, _ = word.partition("=")
+        name, equals, value = word.partition("=")
         if is_value:
             redacted_words.append(MASK)
+        elif is_header or (name == HEADER_FLAG and equals):
+            start = "" if is_header else f"{HEADER_FLAG}="
+            redacted_words.append(f"{start}{(name if is_header else value.partition('=')[0])}={MASK}")
         elif equals and " " not in name and "://" not in name and is_secret(name):
             redacted_words.append(f"{name}={MASK}")
         elif " " in word:
             redacted_words.append(_redacted_words(redacted_text(word)))
         else:
             redacted_words.append(redacted_text(word))
+        is_header = not is_value and not is_header and word == HEADER_FLAG
         is_value = not is_value and not equals and word.startswith("-") and is_secret(word)
     return redacted_words
 

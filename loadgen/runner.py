@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadgen.config.bench_config import BenchConfig
+from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.config.distribution import Distribution
 from loadgen.config.objectives import objectives_of
-from loadgen.dialects.dialect import Sampling
 from loadgen.errors import MeasurementError, UsageError, WorkerError
 from loadgen.generator.load_process import WORKER_LOG, LoadProcess, log_tail
 from loadgen.generator.messages import WorkerPlan
@@ -102,7 +102,7 @@ def measure(
     write_manifest(out, manifest)
     _write_schedule(out, prepared.work)
     if config.prefix_cache == "warm":
-        _warm_prefix_cache(prepared, replicas, progress)
+        _warm_prefix_cache(config, prepared, replicas, progress)
     telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"), accelerators)
     telemetry.start()
     if not telemetry.has_metrics:
@@ -187,12 +187,14 @@ def make_run_directory(out: Path) -> None:
         )
 
 
-def _warm_prefix_cache(prepared: PreparedRun, replicas: Sequence[Target], progress: ProgressDisplay) -> None:
+def _warm_prefix_cache(
+    config: BenchConfig, prepared: PreparedRun, replicas: Sequence[Target], progress: ProgressDisplay
+) -> None:
     """Send every shared prefix once to each replica, before the load. Raises TargetError if one fails."""
     prefixes = prepared.work.shared_prefixes()
     progress.show(f"warming the prefix cache with {len(prefixes)} prefixes")
     for target, prefix in itertools.product(replicas, prefixes):
-        target.generate_once(prepared.facts.api, prepared.facts.model, prefix)
+        target.generate_once(prepared.facts.api, prepared.facts.model, prefix, config.extra_body)
 
 
 def _wait_for_servers(config: BenchConfig, replicas: Sequence[Target], progress: ProgressDisplay) -> None:
@@ -271,19 +273,14 @@ def _plan(config: BenchConfig, target: Target, prepared: PreparedRun, manifest: 
         parent_pid=os.getpid(),
         url=target.url,
         api=prepared.facts.api,
-        config=config.model_dump(mode="json", exclude={"api_key"}),
-        sampling=Sampling(
-            prepared.facts.kind.length_fields if prepared.length_control == "forced" else (),
-            config.temperature,
-            config.seed,
-            prepared.facts.model,
-            config.stream,
-        ),
+        config=config.model_dump(mode="json", exclude=set(OF_ACCESS)),
+        sampling=prepared.sampling,
         limits=dataclasses.asdict(prepared.facts.limits),
         vocabulary=dataclasses.asdict(prepared.vocabulary) if prepared.vocabulary is not None else None,
         answer_tokens=prepared.answer_tokens,
         cache=dataclasses.asdict(prepared.work.cache),
-        headers=target.headers,
+        headers=dict(target.access.headers),
+        tls=dataclasses.asdict(target.access.tls),
         reuses_connections=prepared.reuses_connections,
         workload_hash=prepared.work.digest,
         schedule_hash=prepared.work.schedule_hash,

@@ -17,12 +17,14 @@ from loadgen.config.bench_settings import (
     DEFAULT_WARMUP_S,
     GENERATED_WORKLOADS,
     NO_SALT,
+    OF_ACCESS,
     TRACE_WORKLOADS,
     BenchSettings,
 )
 from loadgen.config.conflicts import conflicts
 from loadgen.config.durations import parse_stages
 from loadgen.http.response_reader import CallLimits
+from loadgen.redaction import MASK
 from loadgen.workloads.shapes import ConstantShape, Shape, StagedUsers
 
 
@@ -117,7 +119,8 @@ class BenchConfig(BenchSettings):
             filled["turns"] = self.turns or DEFAULT_TURNS
         if self.workload not in (*TRACE_WORKLOADS, "sharegpt") and self.length_pairs is None:
             filled["output_tokens"] = self.output_tokens or DEFAULT_OUTPUT_TOKENS
-        return self.model_dump(mode="json") | filled
+        names = [header.get_secret_value().partition("=")[0] for header in self.header]
+        return self.model_dump(mode="json") | filled | {"header": [f"{name}={MASK}" for name in names]}
 
     def load_description(self) -> dict[str, Any]:
         """The fields that make two loads equal: all but those of the target, the processes and the label."""
@@ -127,7 +130,7 @@ class BenchConfig(BenchSettings):
             "server",
             "model_id",
             "model",
-            "api_key",
+            *OF_ACCESS,
             "ready_timeout",
             "model_files",
             "label",

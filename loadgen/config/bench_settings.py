@@ -1,7 +1,9 @@
 """The fields of a load: TOML keys and flags have their names. `BenchConfig` adds checks and derived values."""
 
+import json
 import re
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -59,6 +61,13 @@ DEFAULT_SHAREGPT_ROWS = 1_000
 EMBEDDED_MODEL_ID = "preset:tiny-llama"
 EMBEDDED_PERMITS = 1_024
 NO_SALT = "off"
+# Settings of the access to one server, with its secrets.
+OF_ACCESS = ("api_key", "api_key_env", "header", "ca_file", "insecure")
+# Fields of a request that other settings determine.
+FIELDS_OF_LOAD = (
+    *("prompt", "messages", "inputs", "stream"),
+    *("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict", "num_predict", "n"),
+)
 
 
 def _as_text(value: object) -> object:
@@ -85,6 +94,27 @@ def _check_departure(value: str) -> str:
     return value
 
 
+def _check_header(value: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+=[ -~]*", value.get_secret_value()):
+        raise ValueError("must be NAME=VALUE in printable ASCII")
+    return value
+
+
+def _parse_body(value: object) -> object:
+    """A JSON object from text, or from the file after an `@`. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = json.loads(Path(value[1:]).read_bytes() if value.startswith("@") else value)
+    except OSError as error:
+        raise ValueError(f"cannot read the file ({error.strerror})") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from error
+    if not isinstance(parsed, dict):
+        raise ValueError("must be a JSON object")
+    return parsed
+
+
 def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -101,6 +131,7 @@ def _check_width(value: str) -> str:
 
 DepartureText = Annotated[str, AfterValidator(_check_departure)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400)]
+HeaderText = Annotated[SecretStr, AfterValidator(_check_header)]
 LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths)]
 ObjectiveText = Annotated[str, AfterValidator(_check_objective)]
 ThinkTimeText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_think_time)]
@@ -351,7 +382,23 @@ class BenchSettings(BaseModel):
         "auto", description="Kind of server, which decides how tokens are counted and lengths forced. Default detected."
     )
     model: str | None = Field(None, description="Model name sent on OpenAI routes. Default the server's first model.")
-    api_key: SecretStr | None = Field(None, description="Sent as a bearer token.")
+    api_key: SecretStr | None = Field(
+        None, description="Sent as a bearer token. --api-key-env keeps it out of the command line."
+    )
+    api_key_env: str | None = Field(None, min_length=1, description="Environment variable that holds the API key.")
+    header: Annotated[tuple[HeaderText, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="Header of every request, as NAME=VALUE; repeatable. The value is stored nowhere."
+    )
+    extra_body: Annotated[dict[str, Any] | None, BeforeValidator(_parse_body)] = Field(
+        None,
+        description="Further fields of every request's body: a JSON object, or @FILE with one. Objects are merged with "
+        """those of the body, as in '{"parameters": {"top_k": 5}}'.""",
+    )
+    ca_file: str | None = Field(
+        None,
+        description="PEM file of the authorities that may have signed the server's certificate. Default the system's.",
+    )
+    insecure: bool = Field(False, description="Whether the server's certificate is not checked.")
     ready_timeout: Seconds = Field(600.0, gt=0, description="How long a started server may take until it answers.")
 
     file_cache: FileCacheState = Field(

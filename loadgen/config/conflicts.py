@@ -3,6 +3,7 @@
 import math
 
 from loadgen.config.bench_settings import (
+    FIELDS_OF_LOAD,
     FILE_WORKLOADS,
     GENERATED_WORKLOADS,
     RATE_MODES,
@@ -32,6 +33,7 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
         *_workload_conflicts(config),
         *_row_conflicts(config),
         *_length_conflicts(config),
+        *_request_conflicts(config),
         *(
             (
                 not config.stream and getattr(config, name) is not None,
@@ -260,4 +262,18 @@ def _length_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
             has_pairs and (config.input_tokens is not None or config.output_tokens is not None),
             "`length_pairs` excludes `input_tokens` and `output_tokens`",
         ),
+    ]
+
+
+def _request_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    body = config.extra_body or {}
+    parts = [body, *(value for value in body.values() if isinstance(value, dict))]
+    own = next((name for part in parts for name in part if name in FIELDS_OF_LOAD), None)
+    return [
+        (own is not None, f"`extra_body` sets `{own}`, which the load determines"),
+        (
+            config.api_key is not None and config.api_key_env is not None,
+            "`api_key` and `api_key_env` exclude each other",
+        ),
+        (config.insecure and config.ca_file is not None, "`insecure` and `ca_file` exclude each other"),
     ]

@@ -4,7 +4,15 @@ import sys
 from collections.abc import Iterator
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import DepartureText, LengthText, ObjectiveText, Seconds, ThinkTimeText, WidthText
+from loadgen.config.bench_settings import (
+    DepartureText,
+    HeaderText,
+    LengthText,
+    ObjectiveText,
+    Seconds,
+    ThinkTimeText,
+    WidthText,
+)
 from loadgen.config.key_table import HEAD, KindNames, cells
 from loadgen.config.load_examples import EXAMPLES
 from reports.text import markdown_table
@@ -16,6 +24,7 @@ KINDS: KindNames = (
     (ObjectiveText, "objective"),
     (WidthText, "metric and %"),
     (DepartureText, "share@tokens"),
+    (HeaderText, "NAME=VALUE"),
 )
 INTRODUCTION = """# Settings of a load
 

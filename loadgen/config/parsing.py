@@ -37,6 +37,8 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel], leave_out: 
         if name not in excluded:
             default = "" if field.default in (None, "", ()) or "Default" in (field.description or "") else field.default
             text = f"{field.description} Default {default}." if default != "" else str(field.description)
+            # A flag of a switch needs no value.
+            switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
             parser.add_argument(
                 flag_name(name),
                 dest=name,
@@ -44,6 +46,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel], leave_out: 
                 action="append" if _is_repeatable(field) else "store",
                 metavar=_metavar(field),
                 help=text.replace("%", "%%"),
+                **switch,
             )
 
 
@@ -52,6 +55,8 @@ def _is_repeatable(field: FieldInfo) -> bool:
 
 
 def _metavar(field: FieldInfo) -> str:
+    if field.annotation is bool:
+        return "true|false"
     choices = _choices(field.annotation)
     return "|".join(choices) if choices else "VALUE"
 
@@ -102,7 +107,7 @@ def describe(error: ValidationError) -> str:
 
 
 def _display(name: str, value: object) -> str:
-    return MASK if is_secret(name) else redacted_text(repr(value))
+    return MASK if is_secret(name) or name.startswith("header") else redacted_text(repr(value))
 
 
 def cache_directory() -> Path:

@@ -22,6 +22,7 @@ class Sampling:
     """Parameters of every request of a run.
 
     `length_fields` of the server request answers of exactly the given length; empty: a length is only a maximum.
+    `extra` are further fields of the body.
     """
 
     length_fields: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class Sampling:
     seed: int = 0
     model: str = "tgi"
     streams: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def exact_length(self, tokens: int) -> dict[str, bool | int]:
         """The fields that request an answer of exactly `tokens` tokens.
@@ -174,6 +176,20 @@ def whole_number(values: Mapping[str, Any], name: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
         return None
     return value
+
+
+def merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """A body with further fields; an object in both is merged, any other value is replaced.
+
+    >>> merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}, "c": 4})
+    {'a': {'b': 1, 'd': 3}, 'c': 4}
+    """
+    both = {
+        name: merged(body[name], value)
+        for name, value in extra.items()
+        if isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
+    }
+    return {**body, **extra, **both}
 
 
 def encode(body: Mapping[str, Any]) -> bytes:

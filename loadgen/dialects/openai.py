@@ -12,6 +12,7 @@ from loadgen.dialects.dialect import (
     Sampling,
     decode_object,
     encode,
+    merged,
     whole_number,
 )
 from loadgen.workloads.prompt import Prompt
@@ -29,7 +30,7 @@ class OpenAiChat:
 
     def body(self, prompt: Prompt) -> bytes:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-        return encode({"messages": list(messages), **_common(prompt, self.sampling)})
+        return _encode({"messages": list(messages)}, prompt, self.sampling)
 
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         _read(payload, at_ns, answer)
@@ -46,7 +47,7 @@ class OpenAiCompletions:
     path: str = "/v1/completions"
 
     def body(self, prompt: Prompt) -> bytes:
-        return encode({"prompt": prompt.text, **_common(prompt, self.sampling)})
+        return _encode({"prompt": prompt.text}, prompt, self.sampling)
 
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         _read(payload, at_ns, answer)
@@ -55,8 +56,9 @@ class OpenAiCompletions:
         _read_whole(payload, answer)
 
 
-def _common(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+def _encode(start: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> bytes:
     body: dict[str, Any] = {
+        **start,
         "model": sampling.model,
         "stream": sampling.streams,
         **({"stream_options": {"include_usage": True}} if sampling.streams else {}),
@@ -67,7 +69,7 @@ def _common(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     if prompt.output_tokens is not None:
         body["max_tokens"] = prompt.output_tokens
         body |= sampling.exact_length(prompt.output_tokens)
-    return body
+    return encode(merged(body, sampling.extra))
 
 
 def _read(payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:

@@ -10,6 +10,7 @@ from loadgen.dialects.dialect import (
     Sampling,
     decode_object,
     encode,
+    merged,
     whole_number,
 )
 from loadgen.workloads.prompt import Prompt
@@ -32,7 +33,7 @@ class Tgi:
         if prompt.output_tokens is not None:
             parameters["max_new_tokens"] = prompt.output_tokens
             parameters |= self.sampling.exact_length(prompt.output_tokens)
-        return encode({"inputs": prompt.text, "parameters": parameters})
+        return encode(merged({"inputs": prompt.text, "parameters": parameters}, self.sampling.extra))
 
     def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
         response = decode_object(payload)

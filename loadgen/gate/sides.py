@@ -16,6 +16,7 @@ from loadgen.config.bench_settings import EMBEDDED_PERMITS
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.progress import ProgressDisplay, SilentProgress
 from loadgen.redaction import redacted_argv
+from loadgen.target.access import Access
 from loadgen.target.file_cache import FileCache
 from loadgen.target.launch import find_launcher, split_command
 from loadgen.target.revision import Revision, build, read_at
@@ -51,7 +52,7 @@ class CommandServer:
             log,
             ready_timeout_s=load.ready_timeout,
             api=load.api,
-            api_key=key_of(load),
+            access=Access.of(load),
             file_cache=FileCache.of(load.file_cache, load.model_files, self.words),
         )
 
@@ -97,7 +98,7 @@ class RunningServer:
 
     @contextlib.contextmanager
     def open(self, load: BenchConfig, log: Path) -> Iterator[Target]:  # noqa: ARG002
-        yield Target(self.url, key_of(load))
+        yield Target(self.url, Access.of(load))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +234,6 @@ def check_relaunch(sides: Sequence[SideSpec], is_accepted: bool) -> None:
                 f"{side.name} cannot be restarted for every run, so its caches affect the result; "
                 "add --no-relaunch to accept this"
             )
-
-
-def key_of(load: BenchConfig) -> str | None:
-    return load.api_key.get_secret_value() if load.api_key else None
 
 
 def _embedded(load: BenchConfig) -> tuple[str, ...]:

@@ -67,6 +67,7 @@ class WorkerPlan:
     answer_tokens: list[int | None] | None = None
     cache: dict[str, int] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
+    tls: dict[str, Any] = field(default_factory=dict)
     reuses_connections: bool = True
     workload_hash: str | None = None
     schedule_hash: str | None = None

@@ -45,6 +45,7 @@ from loadgen.http.connection import ConnectionPool, Origin
 from loadgen.http.hub_connection import HubConnection
 from loadgen.http.replicas import Replicas
 from loadgen.http.timers import Ticker
+from loadgen.http.tls import TlsSettings
 from loadgen.parent_death import end_with_parent
 from loadgen.target.machine import request_realtime
 from loadgen.workloads import workload
@@ -191,7 +192,13 @@ class Worker:
         LoadUser.runner = self.users
 
     def _client(self, plan: WorkerPlan, url: str, dialect: Dialect) -> Client:
-        pool = ConnectionPool(Origin.parse(url), time.perf_counter_ns, HubConnection, reuses=plan.reuses_connections)
+        pool = ConnectionPool(
+            Origin.parse(url),
+            time.perf_counter_ns,
+            HubConnection,
+            reuses=plan.reuses_connections,
+            tls=TlsSettings(**plan.tls),
+        )
         return Client(pool, dialect, plan.headers, self.config.request_limits, time.perf_counter_ns)
 
     def _known_requests(self) -> int:

@@ -5,14 +5,13 @@ Uses the standard socket module: cooperative in locust's process, blocking in an
 
 import contextlib
 import socket
-import ssl
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from loadgen.http.arrival_times import ArrivalTimes, Clock
-from loadgen.http.tls import TlsSocket
+from loadgen.http.tls import SYSTEM_TLS, TlsSettings, TlsSocket
 
 READ_BYTES = 65_536
 # Shorter than the keep-alive timeout of servers, which would otherwise appear as failed requests.
@@ -134,6 +133,7 @@ class ConnectionPool:
         open_connection: type[Connection] = Connection,
         *,
         reuses: bool = True,
+        tls: TlsSettings = SYSTEM_TLS,
     ) -> None:
         self.origin = origin
         self._open_connection = open_connection
@@ -142,7 +142,7 @@ class ConnectionPool:
         self.arrivals = ArrivalTimes(clock_ns)
         self._idle: deque[Connection] = deque()
         self._address: tuple[str, int] | None = None
-        self._tls = ssl.create_default_context() if origin.scheme == "https" else None
+        self._tls = tls.context() if origin.scheme == "https" else None
 
     def take(self, timeout_s: float) -> Connection:
         """An open connection. Raises OSError if none can be opened."""

@@ -3,10 +3,35 @@
 import contextlib
 import socket
 import ssl
+from dataclasses import dataclass
 from typing import Any
+
+from loadgen.errors import UsageError
 
 HANDSHAKE_READ_BYTES = 16_384
 RECORD_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """How a server's certificate is checked: by the system's authorities, by others (PEM text), or not at all."""
+
+    ca_pem: str | None = None
+    is_insecure: bool = False
+
+    def context(self) -> ssl.SSLContext:
+        """Raises UsageError if `ca_pem` has no certificate."""
+        try:
+            context = ssl.create_default_context(cadata=self.ca_pem)
+        except (ssl.SSLError, ValueError) as error:
+            raise UsageError(f"`ca_file` has no certificate in PEM form: {error}") from error
+        if self.is_insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+SYSTEM_TLS = TlsSettings()
 
 
 class TlsSocket:

@@ -21,8 +21,8 @@ LIMITS = CallLimits(total_s=60.0)
 
 def keeps_connections(target: Target, dialect: Dialect) -> bool:
     """Whether a connection is still open a moment after an answer of one token; True if there is no answer."""
-    pool = ConnectionPool(Origin.parse(target.url), time.perf_counter_ns)
-    client = Client(pool, dialect, target.headers, LIMITS, time.perf_counter_ns)
+    pool = ConnectionPool(Origin.parse(target.url), time.perf_counter_ns, tls=target.access.tls)
+    client = Client(pool, dialect, target.access.headers, LIMITS, time.perf_counter_ns)
     call = ClientCall()
     try:
         client.run(dialect.body(Prompt("connection", text="a", output_tokens=1)), call)

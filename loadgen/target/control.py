@@ -6,13 +6,13 @@ import http.client
 import io
 import json
 import socket
-import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from loadgen.errors import TargetError
 from loadgen.http.connection import Origin
+from loadgen.target.access import NO_ACCESS, Access
 from loadgen.target.server_kind import TokenizeRoute
 
 TIMEOUT_S = 30.0
@@ -22,10 +22,11 @@ MAX_BODY_BYTES = 64 * 2**20
 class ControlClient:
     """Calls over one reused connection. Not thread-safe."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str, access: Access = NO_ACCESS) -> None:
         self.url = url
         self.origin = Origin.parse(url)
-        self._headers = dict(headers or {})
+        self._headers = dict(access.headers)
+        self._tls = access.tls
         self._connection: http.client.HTTPConnection | None = None
 
     def get(self, route: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
@@ -93,7 +94,7 @@ class ControlClient:
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         if self.origin.scheme == "https":
-            context = ssl.create_default_context()
+            context = self._tls.context()
             return http.client.HTTPSConnection(self.origin.host, self.origin.port, timeout=timeout_s, context=context)
         return http.client.HTTPConnection(self.origin.host, self.origin.port, timeout=timeout_s)
 

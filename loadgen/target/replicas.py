@@ -9,7 +9,7 @@ from loadgen.target.target import Target, TargetFacts
 
 def replicas_of(config: BenchConfig, target: Target) -> list[Target]:
     """The target and its further replicas, in the order of their URLs."""
-    return [target, *(Target(url, target.api_key) for url in config.replicas)]
+    return [target, *(Target(url, target.access) for url in config.replicas)]
 
 
 def check_replicas(config: BenchConfig, replicas: Sequence[Target], facts: TargetFacts) -> None:

@@ -35,7 +35,8 @@ class ServerKind:
     """A server program. `length_fields` of a request together force the length of its answer; empty: it cannot be.
 
     `metrics_flag` switches its metrics on; empty: they are on by default. `keeps_connections`: known to keep
-    connections open after an answer, so that this is not tested.
+    connections open after an answer, so that this is not tested. `counts_each_event`: a field of its OpenAI routes adds
+    the count of tokens so far to each event of a stream.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ServerKind:
     length_fields: tuple[str, ...] = ()
     metrics_flag: str = ""
     keeps_connections: bool = False
+    counts_each_event: bool = False
 
     @property
     def without_metrics(self) -> str:
@@ -58,8 +60,8 @@ OWN = ServerKind(
     "own", "the bundled server", _TGI_TOKENIZE, ("ignore_eos_token", "min_new_tokens"), keeps_connections=True
 )
 TGI = ServerKind("tgi", "TGI", _TGI_TOKENIZE, keeps_connections=True)
-VLLM = ServerKind("vllm", "vLLM", _PROMPT_TOKENIZE, ("ignore_eos", "min_tokens"))
-SGLANG = ServerKind("sglang", "SGLang", _PROMPT_TOKENIZE, ("ignore_eos",), "--enable-metrics")
+VLLM = ServerKind("vllm", "vLLM", _PROMPT_TOKENIZE, ("ignore_eos", "min_tokens"), counts_each_event=True)
+SGLANG = ServerKind("sglang", "SGLang", _PROMPT_TOKENIZE, ("ignore_eos",), "--enable-metrics", counts_each_event=True)
 LLAMACPP = ServerKind(
     "llamacpp",
     "llama.cpp",
@@ -72,6 +74,7 @@ TRTLLM = ServerKind(
     "TensorRT-LLM",
     TokenizeRoute("/_internal/tokenize", "prompt", "count", {}),
     ("ignore_eos", "min_tokens"),
+    counts_each_event=True,
 )
 OPENAI = ServerKind("openai", "an OpenAI-compatible server")
 

@@ -12,6 +12,7 @@ from loadgen.config.bench_settings import EMBEDDED_PERMITS
 from loadgen.dialects.dialect import Sampling
 from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import StartError, TargetError
+from loadgen.target.access import NO_ACCESS, Access
 from loadgen.target.control import ControlClient
 from loadgen.target.file_cache import NATURAL, FileCache
 from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
@@ -76,18 +77,14 @@ class Target:
     """A server that answers. `launch_argv` is the command that started it, `launch_chosen` the part we added to it."""
 
     url: str
-    api_key: str | None = None
+    access: Access = NO_ACCESS
     launch_argv: tuple[str, ...] | None = None
     launch_chosen: tuple[str, ...] = ()
     process: LaunchedProcess | None = None
     start_up: StartUp | None = None
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-
     def control(self) -> ControlClient:
-        return ControlClient(self.url, self.headers)
+        return ControlClient(self.url, self.access)
 
     def facts(self, api: str = "auto", model: str | None = None, engine: str = "auto") -> TargetFacts:
         """Query the server. Raises TargetError if it does not answer or has no known API."""
@@ -123,10 +120,16 @@ class Target:
             control.close()
         return info if isinstance(info, dict) else {}
 
-    def generate_once(self, api: str = "auto", model: str | None = None, prompt: Prompt = READY_PROMPT) -> None:
-        """Generate once, one token by default. Raises TargetError on failure."""
+    def generate_once(
+        self,
+        api: str = "auto",
+        model: str | None = None,
+        prompt: Prompt = READY_PROMPT,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Generate once, one token by default; `extra` are further fields of the request. Raises TargetError."""
         facts = self.facts(api, model)
-        dialect = DIALECTS[facts.api](Sampling(model=facts.model))
+        dialect = DIALECTS[facts.api](Sampling(model=facts.model, extra=extra or {}))
         control = self.control()
         try:
             status, body = control.post(dialect.path, dialect.body(prompt), timeout_s=300.0)
@@ -155,7 +158,7 @@ class LaunchedTarget:
         chosen: Sequence[str] = (),
         ready_timeout_s: float = 600.0,
         api: str = "auto",
-        api_key: str | None = None,
+        access: Access = NO_ACCESS,
         environment: Mapping[str, str] | None = None,
         on_wait: OnWait | None = None,
         ready_route: str = "/health",
@@ -165,7 +168,7 @@ class LaunchedTarget:
         self._chosen = tuple(chosen)
         self._ready_timeout_s = ready_timeout_s
         self._api = api
-        self._api_key = api_key
+        self._access = access
         self._on_wait = on_wait
         self._ready_route = ready_route
         self._file_cache = file_cache
@@ -190,7 +193,7 @@ class LaunchedTarget:
             launched_s = time.monotonic()
             self.process.start()
             target = Target(
-                self.process.url, self._api_key, tuple(self.process.argv), self._chosen, process=self.process
+                self.process.url, self._access, tuple(self.process.argv), self._chosen, process=self.process
             )
             try:
                 ready_s, first_token_s = self._wait_ready(target, deadline_s)
@@ -253,9 +256,9 @@ def server_command(config: BenchConfig) -> list[str] | None:
 @contextlib.contextmanager
 def open_target(config: BenchConfig, log: Path, on_wait: OnWait | None = None) -> Iterator[Target]:
     """The target of a config: a URL, a command, or the default server."""
-    key = config.api_key.get_secret_value() if config.api_key else None
+    access = Access.of(config)
     if config.url is not None:
-        yield Target(config.url, key)
+        yield Target(config.url, access)
         return
     check_files(config)
     command: str | Sequence[str]
@@ -266,7 +269,7 @@ def open_target(config: BenchConfig, log: Path, on_wait: OnWait | None = None) -
         chosen=chosen,
         ready_timeout_s=config.ready_timeout,
         api=config.api,
-        api_key=key,
+        access=access,
         on_wait=on_wait,
         file_cache=FileCache.of(config.file_cache, config.model_files, split_command(command)),
     )

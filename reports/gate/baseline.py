@@ -27,7 +27,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SKETCHED = {"ttft": "ttft_s", "tpot": "tpot_s"}
 POOLED = ("itl_s", "gap_s")
 SKETCH_PERCENTILES = (0.0, 1.0, 5.0, *(float(each) for each in range(10, 100, 10)), 95.0, 99.0, 99.9, 100.0)
-NOT_LOAD = ("url", "server", "model_id", "model", "api_key", "ready_timeout", "label")
+NOT_LOAD = (
+    *("url", "server", "model_id", "model", "ready_timeout", "label"),
+    *("api_key", "api_key_env", "header", "ca_file", "insecure"),
+)
 
 Text = Annotated[str, Field(max_length=4_000)]
 Number = Annotated[float, Field(allow_inf_nan=False)]

@@ -35,7 +35,7 @@ def test_vllm_is_measured_with_forced_lengths_cached_share_and_server_metrics(tm
 
             assert (result.manifest.target["engine"], result.manifest.length_control) == ("vllm", "forced")
             assert summary["server"]["output_tokens"]["change"] >= 12 * 24
-            assert {"queue_s", "ttft_s", "batch_size", "cache_usage"} <= summary["server"].keys()
+            assert {"queue_s", "prefill_s", "ttft_s", "gap_s"} <= summary["server"].keys()
         shared = LOAD.model_copy(update={"workload": "shared_prefix", "prefix_tokens": 384, "prefix_groups": 1})
         cached = Analysis.of(measure(shared, target, tmp_path / "shared")).summary["cached"]
         assert cached["measured"] == pytest.approx(cached["planned"], abs=0.1)

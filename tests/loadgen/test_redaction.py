@@ -7,6 +7,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.redaction import redacted, redacted_argv
 from loadgen.runner import measure
+from loadgen.target.access import Access
 from loadgen.target.target import Target
 from tests.support.servers.stream_server import ServerState, stream_server
 
@@ -84,7 +85,12 @@ def test_metrics_15_a_manifest_holds_no_secret(tmp_path):
     config = BenchConfig(requests=3, concurrency=1, input_tokens="8", output_tokens="2", api_key="hunter-3")
 
     with stream_server(state) as (url, _):
-        measure(config, Target(url, "hunter-3"), tmp_path / "r", command=["tgi-bench", "run", "--api-key", "hunter-3"])
+        measure(
+            config,
+            Target(url, Access.with_key("hunter-3")),
+            tmp_path / "r",
+            command=["tgi-bench", "run", "--api-key", "hunter-3"],
+        )
 
     texts = [path.read_text(errors="replace") for path in (tmp_path / "r").iterdir() if path.is_file()]
     assert not any("hunter" in text for text in texts)

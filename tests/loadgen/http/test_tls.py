@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import socket
 import ssl
 import statistics
@@ -24,6 +23,7 @@ from loadgen.http.tls import TlsSocket
 from loadgen.selftest.reference_timing_server import HEAD, render_event
 from loadgen.selftest.socket_loop import chunk
 from reports.run_schema import Status
+from tests.support.servers.certificate import self_signed
 
 ROOT = Path(__file__).resolve().parents[3]
 MS = 1_000_000
@@ -32,22 +32,13 @@ ANSWER = [HEAD, *(render_event(index, 3) for index in (1, 2, 3)), chunk(b"")]
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """Files of a certificate for localhost and of its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
-    subprocess.run([*words, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
-    return folder / "cert.pem", folder / "key.pem"
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
 def server_context(certificate, monkeypatch):
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    return context
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.path))
+    return certificate.server_context()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Threaded, on a free loopback port. What a stream says is a `Script`; a test chan
 import itertools
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -261,15 +262,20 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def stream_server(state: ServerState | None = None) -> Iterator[tuple[str, ServerState]]:
+def stream_server(
+    state: ServerState | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, ServerState]]:
     """The URL of a running server, and its state."""
     state = state or ServerState()
     handler = type("ScriptedHandler", (Handler,), {"state": state})
     server = _Server(("127.0.0.1", 0), handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", state
+        scheme, host = ("http", "127.0.0.1") if tls is None else ("https", "localhost")
+        yield f"{scheme}://{host}:{server.server_address[1]}", state
     finally:
         server.shutdown()
         server.server_close()
