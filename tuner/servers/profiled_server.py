@@ -217,14 +217,18 @@ class ProfiledServer:
             note = f"profile {self.profile.name} has no image: export with --image"
             return "\n".join(comment_lines([*comments, note])) + "\n"
         comments = [*comments, *image_note(image)]
-        inside = [word.replace("{port}", str(port)).replace("127.0.0.1", "0.0.0.0") for word in command[1:]]
+        template, program = split_command(self._container_template), self.profile.image_program
+        values = {"{port}": str(port), "{model}": model, "127.0.0.1": "0.0.0.0"}
+        inside = [values.get(word, word) for word in template[1:]]
         if form == "docker":
+            started = [f"--entrypoint {program}"] if program is not None else []
             gpus = ["--gpus all"] if self.section.gpus else []
-            options = [*gpus, "--shm-size 1g", f"-p 127.0.0.1:{port}:{port}", '-v "$PWD/data:/data"']
+            options = [*started, *gpus, "--shm-size 1g", f"-p 127.0.0.1:{port}:{port}", '-v "$PWD/data:/data"']
             return docker_script(image, [*inside, *words], environment, comments, options)
         return k8s_manifest(
             self.profile.name, image, [*inside, *words], environment, comments,
-            port=port, ready=self.profile.ready, gpus=len(self.section.gpus),
+            port=port, ready=self.profile.ready, command=(program,) if program is not None else (),
+            gpus=len(self.section.gpus),
         )  # fmt: skip
 
     def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:
@@ -234,6 +238,12 @@ class ProfiledServer:
     @property
     def _template(self) -> str:
         return self.section.command or self.profile.command
+
+    @property
+    def _container_template(self) -> str:
+        """The command inside a container: that of the profile if the study starts another program."""
+        own = Path(split_command(self._template)[0]).name
+        return self._template if own == split_command(self.profile.command)[0] else self.profile.command
 
     def _words(self, settings: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
         """Flags and variables of the settings."""

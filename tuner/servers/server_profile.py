@@ -134,7 +134,10 @@ class ServerProfile(BaseModel):
     ready: str = Field("/health", pattern="^/", description="Route that answers 200 when the server is ready.")
     api: Literal["openai-chat", "openai-completions"] = Field("openai-completions", description="API of the load.")
     version: str = Field("", description="The release that the profile was checked with.")
-    image: str | None = Field(None, description="Container image of the exports; its entry point is the program.")
+    image: str | None = Field(None, description="Container image of the exports.")
+    image_program: str | None = Field(
+        None, description="Program that the container starts; without it the image's entry point."
+    )
     port: int = Field(8080, gt=0, lt=65536, description="Port of the exports.")
     setting: dict[Name, SettingSection] = Field(min_length=1)
     forbid: tuple[ProfileForbid, ...] = ()

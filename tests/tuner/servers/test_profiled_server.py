@@ -167,6 +167,27 @@ def test_no_export_has_a_flag_of_another_server(profile, form):
     assert "text-generation" not in text
 
 
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("llamacpp", ["ghcr.io/ggml-org/llama.cpp:server", "--host", "0.0.0.0"]),
+        ("vllm", ["vllm/vllm-openai:v0.32.0", "serve", "org/m"]),
+        ("sglang", ["lmsysorg/sglang:latest", "-m", "sglang.launch_server"]),
+    ],
+)
+def test_a_container_starts_the_program_of_the_profile(profile, expected):
+    server = server_of(ServerSection(profile=profile, model_id="org/m", command="/opt/x/run -m y {model} {port}"))
+    program = {"vllm": "vllm", "sglang": "python3"}.get(profile)
+
+    text = server.export("docker", {"model_id": "org/m"}, [])
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    manifest = server.export("k8s", {"model_id": "org/m"}, [])
+
+    assert words[words.index(expected[0]) :][:3] == expected
+    assert (f"--entrypoint {program}" in " ".join(words)) is (program is not None)
+    assert (f'command: ["{program}"]' in manifest) is (program is not None)
+
+
 def test_the_command_of_the_study_replaces_that_of_the_profile():
     section = ServerSection(profile="llamacpp", model_id="m", command="/opt/llama-server --model {model} --port {port}")
 
