@@ -121,7 +121,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
     section = parsing.load(PlanFile, parsing.read_toml(args.plan)).plan
     costs = read_costs(args.cost or newest_cost())
     if costs.is_poor and not args.force:
-        print("the cost model misses held-out steps by more than 8 %: no plan; --force makes one")
+        print(f"no plan: {costs.problem}; --force makes one")
         return TOO_POOR
     chosen = settings_from(args.set)
     values = dict(parsing.read_toml(args.load)) if args.load is not None else dict(DEFAULT_LOAD)
@@ -130,7 +130,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
     is_cached = server.uses_prefix_caching
     law = costs.of(server.settings).law
     fleet = Fleet(
-        server.scheduler_options,
+        server.rule,
         law,
         partial(_requests, config, is_cached),
         server.max_concurrent_requests,
@@ -243,7 +243,7 @@ def _requests(config: BenchConfig, with_ids: bool, seed: int) -> Iterator[Planne
 
 
 def _level_error(costs: Costs) -> float:
-    """Relative uncertainty of predicted times: the largest median error of held-out steps."""
+    """Relative uncertainty of predicted times: the largest median error of held-out steps or loads."""
     errors = [model.errors.median for model in costs.models.values() if model.errors is not None]
     return max((median for each in errors for median in each.values()), default=0.0)
 

@@ -26,10 +26,14 @@ WORDS: Mapping[str, SimulateWord] = {
     "sweep": SimulateWord("Predict many configurations of a space.", add_sweep_flags, sweep),
     "fit": SimulateWord("Fit the cost model to step traces.", add_fit_flags, fit),
     "calibrate": SimulateWord(
-        "Launch the server with designed steps, and fit the cost model.", add_calibrate_flags, calibrate
+        "Fit the cost model to designed steps of a launched server, or to client timings of any server with --url.",
+        add_calibrate_flags,
+        calibrate,
     ),
     "validate": SimulateWord(
-        "Compare predictions with a study's launches, or with new ones.", add_validate_flags, validate
+        "Compare predictions with a study's launches, with new ones, or with loads on a running server with --url.",
+        add_validate_flags,
+        validate,
     ),
     "explain": SimulateWord("Show the time of a configuration by cause.", add_input_flags, explain),
 }

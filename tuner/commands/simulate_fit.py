@@ -8,6 +8,7 @@ from pathlib import Path
 from loadgen.config import parsing
 from loadgen.errors import UsageError
 from tuner.commands.simulate_inputs import COST_FILE
+from tuner.commands.simulate_outside import add_outside_flags, calibrate_url
 from tuner.simulator.client_cost import client_cost_of
 from tuner.simulator.cost_file import Costs, fit_costs
 from tuner.simulator.step_trace import read_steps
@@ -34,10 +35,16 @@ def add_calibrate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-id", metavar="ID", help="Hub id, local directory or preset:NAME.")
     parser.add_argument("--out", type=Path, default=Path("calibration"), metavar="DIR", help="Folder of the traces.")
     _add_output_flag(parser)
+    add_outside_flags(parser)
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Launch the server once for each `quantize` value, run designed steps, and fit the cost model."""
+    """Launch the server once for each `quantize` value, run designed steps, and fit the cost model.
+
+    With --url the server already runs, and the model is fitted to client timings.
+    """
+    if args.url is not None:
+        return calibrate_url(args)
     from loadgen.progress import open_progress
     from tuner.config import TuneConfig
     from tuner.servers.select import server_of

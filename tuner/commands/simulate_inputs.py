@@ -23,6 +23,7 @@ METRICS = (
 )
 COST_FILE = "cost.json"
 FROM_METRICS = "from metrics: fitted to sums over seconds, not to steps"
+FROM_CLIENTS = "from client timings: the server's batching rule is an estimate"
 NOT_MEASURED = "not measured: the cost model was written by hand"
 TOO_POOR = 3
 
@@ -91,13 +92,14 @@ def note_of(costs: Costs, *, is_forced: bool) -> str:
     if not costs.is_measured:
         return NOT_MEASURED
     poor = "poor cost model: printed by --force" if is_forced and costs.is_poor else ""
-    return "; ".join(filter(None, (FROM_METRICS if costs.is_from_metrics else "", poor)))
+    source = FROM_METRICS if costs.is_from_metrics else FROM_CLIENTS if costs.is_from_clients else ""
+    return "; ".join(filter(None, (source, poor)))
 
 
 def exit_code(costs: Costs, *, is_forced: bool) -> int:
     if not costs.is_poor or is_forced:
         return 0
-    sys.stderr.write("the cost model misses held-out steps by more than 8 %: not decided; --force prints predictions\n")
+    sys.stderr.write(f"not decided: {costs.problem}; --force prints predictions\n")
     return TOO_POOR
 
 

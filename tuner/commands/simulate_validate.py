@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from loadgen.config import parsing
 from loadgen.errors import UsageError
 from tuner.commands.simulate_inputs import COST_FILE, TOO_POOR, newest_cost, render_table
+from tuner.commands.simulate_outside import add_outside_flags, validate_url
 from tuner.config import TuneConfig
 from tuner.study.prepare import PreparedStudy, load_of, stored, with_implied
 
@@ -32,10 +33,14 @@ def add_validate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default the study's, or the newest.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Folder of the launches. Default validation/.")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the configurations. Default 0.")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="With --url: runs of each load. Default 3.")
+    add_outside_flags(parser)
 
 
 def validate(args: argparse.Namespace) -> int:
     """Exit code 3 if there are too few launches, or a grade refuses the predictions."""
+    if args.url is not None:
+        return validate_url(args)
     is_stored = args.space is None and args.configs is None
     launches, noise = _launches_of_study(args) if is_stored else _new_launches(args)
     if len(launches) < FEWEST_LAUNCHES:

@@ -4,6 +4,7 @@ A file written by hand may have a single model; outputs then note that nothing w
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from tuner.simulator.step_cost import FORMAT, CostModel, fit, rescaled
 from tuner.simulator.step_trace import TracedSteps, joined, without_first_of_shape
 
 FEWEST_DECODES = 20
-# Largest median error of held-out steps for usable predictions.
-USABLE_STEP_ERROR = 0.08
+# Largest median errors for usable predictions: of held-out steps by phase, of held-out loads by metric.
+USABLE_ERRORS = {"prefill": 0.08, "decode": 0.08, "throughput": 0.15, "tpot": 0.15, "ttft": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,31 @@ class Costs:
 
     @property
     def pool(self) -> KvPool | None:
-        return KvPool.of(self.servers) if self.servers else None
+        has_pool = bool(self.servers) and not self.reference.has_slots
+        return KvPool.of(self.servers) if has_pool else None
 
     @property
     def is_measured(self) -> bool:
         return all(model.is_measured for model in self.models.values())
 
     @property
-    def is_poor(self) -> bool:
-        """Whether a median error of held-out steps is above `USABLE_STEP_ERROR`."""
+    def problem(self) -> str | None:
+        """A held-out error above the usable one; None if predictions are usable."""
         errors = [model.errors for model in self.models.values() if model.errors is not None]
-        return any(median > USABLE_STEP_ERROR for each in errors for median in each.median.values())
+        for name, median in (each for model_errors in errors for each in model_errors.median.items()):
+            most = USABLE_ERRORS.get(name, math.inf)
+            if median > most:
+                return f"the median error of held-out {name} is {median:.1%}, above {most:.0%}"
+        return None
+
+    @property
+    def is_poor(self) -> bool:
+        return self.problem is not None
+
+    @property
+    def is_from_clients(self) -> bool:
+        """Whether a model was fitted to client timings, without the server's steps."""
+        return any(model.is_from_clients for model in self.models.values())
 
     @property
     def is_from_metrics(self) -> bool:

@@ -7,10 +7,11 @@ equal bytes. The scheduling is the router's own (replica.py).
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from reference_server.router.scheduling.scheduler import Decode, Prefill, SchedulerOptions
-from tuner.simulator.replica import Flight, Replica
+from tuner.simulator.replica import Counts, Flight, Replica
+from tuner.simulator.slot_replica import SlotReplica, SlotRule
 from tuner.simulator.step_law import StepLaw
 
 NS_PER_S = 1_000_000_000
@@ -47,10 +48,29 @@ class SimulatedLoad:
     validation_workers: int = 2
 
 
-Policy = Callable[[Flight, Sequence[Replica]], int]
+class SimulatedReplica(Protocol):
+    """A server in virtual time: `Replica` with the router's Scheduler, `SlotReplica` for other servers."""
+
+    counts: Counts
+    in_system: int
+
+    def submit(self, flight: Flight, now_ns: int) -> bool: ...
+
+    def begin(self, now_ns: int) -> int | None: ...
+
+    def cut(self, now_ns: int) -> int | None: ...
+
+    def end(self, now_ns: int) -> list[Flight]: ...
+
+    def waiting_fractions(self) -> dict[str, float]: ...
 
 
-def first_replica(flight: Flight, replicas: Sequence[Replica]) -> int:  # noqa: ARG001 - the signature of policies
+# How a server forms its batches: TGI's scheduler, or slots.
+BatchingRule = SchedulerOptions | SlotRule
+Policy = Callable[[Flight, Sequence[SimulatedReplica]], int]
+
+
+def first_replica(flight: Flight, replicas: Sequence[SimulatedReplica]) -> int:  # noqa: ARG001 - the signature of policies
     """The policy for a single server."""
     return 0
 
@@ -62,7 +82,7 @@ class Simulated:
     flights: list[Flight]
     start_ns: int
     end_ns: int
-    replicas: list[Replica] = field(default_factory=list)
+    replicas: list[SimulatedReplica] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -79,7 +99,7 @@ class Simulation:
     def __init__(
         self,
         load: SimulatedLoad,
-        servers: Sequence[tuple[SchedulerOptions, StepLaw]],
+        servers: Sequence[tuple[BatchingRule, StepLaw]],
         *,
         max_concurrent_requests: int = 128,
         policy: Policy = first_replica,
@@ -92,9 +112,11 @@ class Simulation:
         self._permits = max_concurrent_requests
         self._policy = policy
         self._planned: Iterator[PlannedRequest] = iter(load.planned)
-        self._replicas = [
-            Replica(options, law, with_strides=with_strides, with_gaps=with_gaps, on_call=on_call)
-            for options, law in servers
+        self._replicas: list[SimulatedReplica] = [
+            SlotReplica(rule, law, with_strides=with_strides, with_gaps=with_gaps)
+            if isinstance(rule, SlotRule)
+            else Replica(rule, law, with_strides=with_strides, with_gaps=with_gaps, on_call=on_call)
+            for rule, law in servers
         ]
         self._ends = [-1] * len(servers)
         self._scheduled: Iterator[tuple[int, PlannedRequest]] = zip(load.times_ns or (), self._planned, strict=False)
@@ -134,7 +156,7 @@ class Simulation:
         return taken
 
     @property
-    def replicas(self) -> Sequence[Replica]:
+    def replicas(self) -> Sequence[SimulatedReplica]:
         return self._replicas
 
     def _next_instant(self) -> None:

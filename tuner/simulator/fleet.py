@@ -7,9 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reference_server.router.scheduling.scheduler import SchedulerOptions
-from tuner.simulator.engine import NS_PER_S, PlannedRequest, Policy, Simulated, SimulatedLoad, Simulation
-from tuner.simulator.replica import Flight, Replica
+from tuner.simulator.engine import (
+    NS_PER_S,
+    BatchingRule,
+    PlannedRequest,
+    Policy,
+    Simulated,
+    SimulatedLoad,
+    SimulatedReplica,
+    Simulation,
+)
+from tuner.simulator.replica import Flight
 from tuner.simulator.simulated_metrics import Moments, within_limits
 from tuner.simulator.step_law import StepLaw
 
@@ -33,7 +41,7 @@ def two_choices(seed: int) -> Policy:
     """The replica with fewer requests of two random ones."""
     rng = random.Random(f"policy:{seed}")
 
-    def choose(_: Flight, replicas: Sequence[Replica]) -> int:
+    def choose(_: Flight, replicas: Sequence[SimulatedReplica]) -> int:
         first, second = rng.randrange(len(replicas)), rng.randrange(len(replicas))
         return second if replicas[second].in_system < replicas[first].in_system else first
 
@@ -60,7 +68,7 @@ class Fleet:
     The runs of a fleet have the seeds from `first_seed` on.
     """
 
-    options: SchedulerOptions
+    rule: BatchingRule
     law: StepLaw
     planned: Callable[[int], Iterator[PlannedRequest]]
     max_concurrent_requests: int = 128
@@ -116,7 +124,7 @@ class FleetRun:
         self._limits_ms = limits_ms
         self._simulation = Simulation(
             SimulatedLoad(fleet.planned(seed), times_ns=poisson(rate, seed)),
-            [(fleet.options, fleet.law)] * replicas,
+            [(fleet.rule, fleet.law)] * replicas,
             max_concurrent_requests=fleet.max_concurrent_requests * replicas,
             policy=POLICIES[policy](seed),
         )

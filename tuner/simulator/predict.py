@@ -10,6 +10,7 @@ from tuner.simulator.cost_file import Costs
 from tuner.simulator.engine import Simulated, SimulatedLoad, Simulation
 from tuner.simulator.server import KvPool, SimulatedServer
 from tuner.simulator.simulated_metrics import metrics_of
+from tuner.simulator.slot_replica import SlotRule
 from tuner.simulator.step_cost import CostModel
 
 CHUNK = 8
@@ -21,7 +22,7 @@ def run(
     """Simulate a load on one server."""
     return Simulation(
         load,
-        [(server.scheduler_options, cost.law)],
+        [(server.rule, cost.law)],
         max_concurrent_requests=server.max_concurrent_requests,
         with_gaps=with_gaps,
         with_strides=with_strides,
@@ -36,7 +37,9 @@ def predict(
     limits_ms: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Metrics of a load on a server; empty if its K/V pool is too small for the router to start."""
-    options = server.scheduler_options
+    options = server.rule
+    if isinstance(options, SlotRule):
+        return metrics_of(run(server, cost, load), names, limits_ms)
     longest = server.settings.get("max_total_tokens") or 2 * options.block_size
     if options.max_batch_total_tokens < max(int(longest), options.max_batch_prefill_tokens):
         return {}

@@ -7,17 +7,23 @@ from typing import Any
 from loadgen.config.bench_config import BenchConfig
 from reference_server.router.scheduling.scheduler import SchedulerOptions, WireVersion
 from tuner.errors import NotSimulatedError
+from tuner.simulator.engine import BatchingRule
 from tuner.simulator.load import shares_prefixes
+from tuner.simulator.slot_replica import UNLIMITED_TOKENS, SlotRule
 
 NOT_MODELLED = ("lora_adapters", "speculate", "num_shard")
 GIB = 2**30
 OPTION_NAMES = tuple(each.name for each in fields(SchedulerOptions))
+SLOT_NAMES = tuple(each.name for each in fields(SlotRule))
 MAX_CONCURRENT = 128
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedServer:
-    """A launched server: its scheduler options, its settings, and the bytes of its memory by use."""
+    """A launched server: its scheduler options, its settings, and the bytes of its memory by use.
+
+    The options of a server with slots are those of its `SlotRule`.
+    """
 
     options: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -34,6 +40,8 @@ class SimulatedServer:
 
     def with_settings(self, settings: Mapping[str, Any], pool: "KvPool | None" = None) -> "SimulatedServer":
         """The server with other settings; the K/V pool is recomputed from the memory that they leave."""
+        if self.has_slots:
+            return self._with_slot_settings(settings)
         if unmodelled := [name for name in NOT_MODELLED if settings.get(name) not in (None, 0, 1, "", (), [], "none")]:
             raise NotSimulatedError(f"`{unmodelled[0]}` is not simulated")
         known = {name: settings[name] for name in OPTION_NAMES if settings.get(name) is not None}
@@ -48,11 +56,29 @@ class SimulatedServer:
             options["max_batch_total_tokens"] = pool.tokens({**self.settings, **changed, **budget})
         return SimulatedServer(options, {**self.settings, **settings}, self.memory)
 
+    def _with_slot_settings(self, settings: Mapping[str, Any]) -> "SimulatedServer":
+        if unknown := [name for name in settings if name not in SLOT_NAMES]:
+            raise NotSimulatedError(
+                f"`{unknown[0]}` is not simulated: the costs are from client timings of a server with slots, whose "
+                f"settings are {', '.join(SLOT_NAMES)}"
+            )
+        return SimulatedServer({**self.options, **settings}, {**self.settings, **settings}, self.memory)
+
     def for_load(self, config: BenchConfig) -> "SimulatedServer":
         """The server without prefix caching if the load has no shared prefixes; decisions are the same."""
-        if shares_prefixes(config):
+        if self.has_slots or shares_prefixes(config):
             return self
         return SimulatedServer({**self.options, "use_prefix_caching": False}, self.settings, self.memory)
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the server was calibrated from client timings, as one with slots."""
+        return "slots" in self.options
+
+    @property
+    def rule(self) -> BatchingRule:
+        """How the server forms its batches. Raises NotSimulatedError."""
+        return slot_rule(self.options) if self.has_slots else self.scheduler_options
 
     @property
     def scheduler_options(self) -> SchedulerOptions:
@@ -64,7 +90,20 @@ class SimulatedServer:
 
     @property
     def max_concurrent_requests(self) -> int:
-        return int(self.settings.get("max_concurrent_requests") or MAX_CONCURRENT)
+        """Requests that the server accepts at once; one with slots queues all others."""
+        most = UNLIMITED_TOKENS if self.has_slots else MAX_CONCURRENT
+        return int(self.settings.get("max_concurrent_requests") or most)
+
+
+def slot_rule(options: Mapping[str, Any]) -> SlotRule:
+    """The rule of a cost file or of settings. Raises NotSimulatedError."""
+    for name, least in (("slots", 1), ("prefill_tokens", 1), ("prefill_prompts", 1), ("steps_between", 0)):
+        value = options.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise NotSimulatedError(f"`{name}` is {value!r}, but must be a whole number of at least {least}")
+    if not isinstance(options.get("mixes_prefill", True), bool):
+        raise NotSimulatedError(f"`mixes_prefill` is {options['mixes_prefill']!r}, but must be true or false")
+    return SlotRule(**options)
 
 
 @dataclass(frozen=True, slots=True)

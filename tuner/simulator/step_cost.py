@@ -31,7 +31,7 @@ SAME = 1e-4
 BOOTSTRAPS = 200
 FEWEST_STEPS = 4
 # The source of a model.
-BY_HAND, FROM_STEPS, FROM_METRICS = "by hand", "step trace", "from_metrics"
+BY_HAND, FROM_STEPS, FROM_METRICS, FROM_CLIENTS = "by hand", "step trace", "from_metrics", "client timings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,10 @@ class LinearLaw:
 
 @dataclass(frozen=True, slots=True)
 class StepErrors:
-    """Relative errors of held-out steps: median and 90th percentile by phase."""
+    """Relative errors of held-out steps: median and 90th percentile by phase.
+
+    Of a model from client timings: errors of held-out loads, by `throughput`, `ttft` and `tpot`.
+    """
 
     median: Mapping[str, float]
     p90: Mapping[str, float]
@@ -96,6 +99,10 @@ class CostModel:
     @property
     def is_from_metrics(self) -> bool:
         return self.source == FROM_METRICS
+
+    @property
+    def is_from_clients(self) -> bool:
+        return self.source == FROM_CLIENTS
 
     def scaled(self, prefill: float, decode: float) -> "CostModel":
         """The model with its prefill and decode times multiplied by factors."""

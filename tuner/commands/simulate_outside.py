@@ -1,0 +1,145 @@
+"""`tgi-tune simulate calibrate --url` and `validate --url`: costs from client timings of a server that already runs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import UsageError
+from loadgen.target.target import open_target
+from tuner.commands.simulate_inputs import COST_FILE, TOO_POOR, render_table
+from tuner.simulator.cost_file import Costs, read_costs
+from tuner.simulator.slot_replica import UNLIMITED_TOKENS
+
+# Settings of the target, with the flags of `tgi-bench run`.
+TARGET_FIELDS = ("url", "api", "engine", "model", "api_key", "tokenizer")
+DEFAULT_USERS, DEFAULT_TOKENS = 32, 512
+# Largest median errors of predictions that are reported as accurate.
+ACCURATE = {"output_tokens_per_s": 0.1, "tpot_mean_ms": 0.1, "ttft_p95_ms": 0.2}
+HELD_OUT = "held-out"
+
+
+def add_outside_flags(parser: argparse.ArgumentParser) -> None:
+    parsing.add_flags(parser, BenchConfig, [name for name in BenchConfig.model_fields if name not in TARGET_FIELDS])
+    parser.add_argument(
+        "--users",
+        type=int,
+        default=DEFAULT_USERS,
+        metavar="N",
+        help=f"With --url: the largest concurrency of the loads. Default {DEFAULT_USERS}.",
+    )
+    parser.add_argument(
+        "--max-total-tokens",
+        type=int,
+        default=DEFAULT_TOKENS,
+        metavar="N",
+        help=f"With --url: the largest sum of prompt and answer tokens; the server must accept it. Default "
+        f"{DEFAULT_TOKENS}.",
+    )
+
+
+def calibrate_url(args: argparse.Namespace) -> int:
+    """Measure the designed loads, fit the costs, and write the cost file."""
+    from loadgen.progress import open_progress
+    from tuner.simulator.outside.designed_loads import designed_loads, measure_loads
+    from tuner.simulator.outside.fit import fit_runs
+    from tuner.simulator.outside.outside_costs import outside_costs
+
+    if args.space is not None or args.model_id is not None:
+        raise UsageError("--url is a server that already runs: leave out SPACE.toml and --model-id")
+    base, progress = _base(args), open_progress()
+    loads = designed_loads(args.users, args.max_total_tokens)
+    with open_target(base, args.out) as target:
+        facts = target.facts(base.api, base.model, base.engine)
+        runs = measure_loads(loads, target, base, args.out, progress)
+    progress.show("fitting the costs")
+    fit = fit_runs(runs)
+    costs = outside_costs(fit, loads, {"model_id": facts.model, "engine": facts.kind.name, "url": base.url})
+    costs.write(args.output)
+    if args.json:
+        print(json.dumps(costs.to_json(), indent=2))
+    else:
+        print("\n".join(_described(costs)))
+    print(f"wrote {args.output}", file=sys.stderr)
+    return 0
+
+
+def _described(costs: Costs) -> list[str]:
+    """The lines of calibrated costs: the rule, each figure with its interval, and held-out errors."""
+    model, options = costs.of({}), costs.reference.options
+    users = model.facts["measured_users"]
+    slots, tokens = options["slots"], options["prefill_tokens"]
+    prefill = [
+        "shares steps with decode" if options["mixes_prefill"] else "decode waits for it",
+        "one prompt a step" if options["prefill_prompts"] == 1 else "several prompts a step",
+        f"{options['steps_between']} decode steps between prefills",
+        "no limit of tokens found" if tokens == UNLIMITED_TOKENS else f"at most {tokens} tokens a step",
+    ]
+    lines = [
+        f"slots: {slots}" if slots <= users else f"slots: at least {users}, the largest measured concurrency",
+        "prefill: " + "; ".join(prefill),
+    ]
+    figures: dict[str, tuple[float, Sequence[float]]]
+    figures = {name: (value, model.intervals[name]) for name, value in model.coefficients.items()}
+    figures = {"client": (costs.client.client_ns, model.facts["client_interval_ns"]), **figures}
+    lines += [
+        f"{name:<10}{value / 1e3:12.3f} us  [{low / 1e3:.3f}, {high / 1e3:.3f}]"
+        for name, (value, (low, high)) in figures.items()
+    ]
+    if model.errors is not None:
+        lines += [
+            f"held-out loads, {kind}: median error {median:.1%}, p90 {model.errors.p90[kind]:.1%}"
+            for kind, median in model.errors.median.items()
+        ]
+    if costs.problem is not None:
+        lines.append(f"not usable without --force: {costs.problem}")
+    return lines
+
+
+def validate_url(args: argparse.Namespace) -> int:
+    """Predict held-out loads, measure them, and print both. Exit code 3 if a median error is above `ACCURATE`."""
+    from loadgen.progress import open_progress
+    from tuner.simulator.outside.held_out_loads import held_out_loads, measure_held_out
+    from tuner.simulator.validate import Errors, PredictedLaunch, summary
+
+    if args.repeats < 1:
+        raise UsageError(f"--repeats is {args.repeats}, but must be at least 1")
+    base = _base(args)
+    costs = read_costs(args.cost or Path(COST_FILE))
+    if not costs.is_from_clients:
+        raise UsageError(f"{args.cost or COST_FILE} is not from client timings: make one with `calibrate --url`")
+    loads = held_out_loads(costs, base, args.users, args.max_total_tokens)
+    folder = args.out or Path(HELD_OUT)
+    with open_target(base, folder) as target:
+        found: list[PredictedLaunch] = measure_held_out(costs, loads, target, folder, args.repeats, open_progress())
+    errors: dict[str, Errors] = summary(found)
+    is_accurate = {name: errors[name].median <= most for name, most in ACCURATE.items()}
+    rows = [_row(each) for each in found]
+    if args.json:
+        medians = {name: {"median": each.median, "p90": each.p90} for name, each in errors.items()}
+        print(json.dumps({"loads": rows, "errors": medians, "accurate": is_accurate}, indent=2))
+    else:
+        print(render_table(rows))
+        for name, most in ACCURATE.items():
+            verdict = "within" if is_accurate[name] else "above"
+            print(f"{name:<22}median error {errors[name].median:.1%}, {verdict} {most:.0%}; p90 {errors[name].p90:.1%}")
+    return 0 if all(is_accurate.values()) else TOO_POOR
+
+
+def _row(launch: Any) -> dict[str, Any]:
+    """One load: each metric as measured and predicted."""
+    values = {
+        f"{name} {kind}": each[name]
+        for name in ACCURATE
+        for kind, each in (("measured", launch.measured), ("predicted", launch.predicted))
+    }
+    return {"load": launch.settings["load"], **values}
+
+
+def _base(args: argparse.Namespace) -> BenchConfig:
+    """The settings of the target."""
+    return parsing.load(BenchConfig, {name: getattr(args, name) for name in TARGET_FIELDS})

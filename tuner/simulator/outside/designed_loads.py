@@ -1,0 +1,114 @@
+"""The loads that a server is calibrated with from outside, and their measurement.
+
+Lone prompts of several lengths, rounds of equal requests at growing concurrency, prompts without decoding, and mixes of
+lengths. Each is a closed loop with requests of forced length, measured by the load generator in a run directory.
+"""
+
+import csv
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadgen import runner
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import UsageError
+from loadgen.progress import ProgressDisplay
+from loadgen.target.target import Target
+from tuner.simulator.outside.client_run import ClientRun
+
+REPEATS = 3
+SHORT_INPUT, DECODED = 16, 48
+# Rounds of a load: requests of each user.
+ROUNDS, LONE_REQUESTS = 4, 30
+FEWEST_TOKENS, FEWEST_USERS = 160, 2
+LENGTHS_FILE = "lengths.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class DesignedLoad:
+    """A closed loop of `users`; each request draws one of `lengths`, input and output tokens."""
+
+    name: str
+    users: int
+    lengths: tuple[tuple[int, int], ...]
+    requests: int
+
+
+def designed_loads(most_users: int, most_tokens: int) -> list[DesignedLoad]:
+    """The loads for concurrencies up to `most_users` and up to `most_tokens` of prompt and answer. Raises UsageError.
+
+    >>> [load.name for load in designed_loads(4, 512)]
+    ['lone', 'decode-2', 'decode-4', 'context-2', 'prefill-2', 'prefill-4', 'mixed-2', 'mixed-4']
+    """
+    if most_users < FEWEST_USERS:
+        raise UsageError(f"--users is {most_users}, but at least {FEWEST_USERS} are needed")
+    if most_tokens < FEWEST_TOKENS:
+        raise UsageError(f"--max-total-tokens is {most_tokens}, but at least {FEWEST_TOKENS} are needed")
+    return list(_loads(_doubled(most_users), most_tokens - DECODED))
+
+
+def _loads(users: list[int], longest: int) -> Iterator[DesignedLoad]:
+    middle = longest // 3
+    yield DesignedLoad("lone", 1, ((SHORT_INPUT, DECODED), (middle, 16), (longest, 24)), LONE_REQUESTS)
+    for each in users:
+        yield DesignedLoad(f"decode-{each}", each, ((SHORT_INPUT, DECODED),), ROUNDS * each)
+    yield DesignedLoad(f"context-{users[0]}", users[0], ((longest, DECODED),), 5 * users[0])
+    for each in (users[0], users[len(users) // 2]):
+        yield DesignedLoad(f"prefill-{each}", each, ((longest, 1), (middle, 1)), 8 * each)
+    for each in sorted(users[::-2][:2]) if len(users) > 2 else users:
+        lengths = ((SHORT_INPUT, 8), (middle, 24), (longest, 16), (2 * middle, DECODED))
+        yield DesignedLoad(f"mixed-{each}", each, lengths, max(6 * each, 24))
+
+
+def _doubled(most: int) -> list[int]:
+    """2, 4, 8 and so on up to `most`, which is the last.
+
+    >>> _doubled(24)
+    [2, 4, 8, 16, 24]
+    """
+    found = []
+    users = FEWEST_USERS
+    while users < most:
+        found.append(users)
+        users *= 2
+    return [*found, most]
+
+
+def measure_loads(
+    loads: list[DesignedLoad], target: Target, base: BenchConfig, folder: Path, progress: ProgressDisplay
+) -> list[ClientRun]:
+    """Measure every load `REPEATS` times, each time in another order.
+
+    Raises UsageError if the server cannot force lengths or the folder has runs, MeasurementError if a request fails or
+    has an answer of another length.
+    """
+    rng = random.Random(base.seed)
+    order = [(load, repeat) for repeat in range(REPEATS) for load in rng.sample(loads, len(loads))]
+    found = []
+    for number, (load, repeat) in enumerate(order):
+        directory = folder / f"{load.name}-{repeat}"
+        progress.show(f"load {number + 1} of {len(order)}: {load.name}")
+        runner.measure(_config(load, base, folder, number), target, directory)
+        found.append(ClientRun.read(directory, load.name))
+    return found
+
+
+def _config(load: DesignedLoad, base: BenchConfig, folder: Path, seed: int) -> BenchConfig:
+    lengths = folder / f"{load.name}-{LENGTHS_FILE}"
+    lengths.parent.mkdir(parents=True, exist_ok=True)
+    with lengths.open("w", newline="") as file:
+        csv.writer(file).writerows([("input_tokens", "output_tokens"), *load.lengths])
+    values = {
+        **base.model_dump(exclude_unset=True),
+        "workload": "synthetic",
+        "concurrency": load.users,
+        "requests": load.requests,
+        "length_pairs": str(lengths),
+        "length_control": "forced",
+        "prefix_cache": "cold",
+        "warmup": 0.0,
+        "seed": base.seed + seed,
+    }
+    return parsing.load(BenchConfig, values)

@@ -1,0 +1,90 @@
+"""Loads that a server was not calibrated with, each predicted before it is measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from loadgen import runner
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.progress import ProgressDisplay
+from loadgen.target.target import Target
+from reports.metrics.summary import metric_value, summarize
+from tuner.simulator.cost_file import Costs
+from tuner.simulator.load import load_of
+from tuner.simulator.predict import predict
+from tuner.simulator.validate import NAMES, PredictedLaunch
+
+# Requests of a closed loop, and seconds of an open one.
+ROUNDS, FEWEST_REQUESTS, OPEN_LOOP_S = 5, 40, 10
+# Rates of the open loops, as fractions of the predicted closed-loop throughput.
+OPEN_FRACTIONS = (0.4, 0.7)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutLoad:
+    """A named load with its config."""
+
+    name: str
+    config: BenchConfig
+
+
+def held_out_loads(costs: Costs, base: BenchConfig, most_users: int, most_tokens: int) -> list[HeldOutLoad]:
+    """Closed loops of 1 to `most_users` users between the calibrated ones, with other lengths, and open loops."""
+    long_tokens, answers = most_tokens // 2, max(8, most_tokens // 8)
+    lengths = (
+        {"input_tokens": f"uniform:24,{long_tokens}", "output_tokens": f"uniform:8,{answers}"},
+        {"input_tokens": f"{most_tokens // 5}", "output_tokens": f"{most_tokens // 10}"},
+    )
+    users = sorted({1, *(count for count in (3, 6, 12, 24, 48) if count < most_users), most_users})
+    found = []
+    for number, count in enumerate(users):
+        values = {"concurrency": count, "requests": max(FEWEST_REQUESTS, ROUNDS * count), **lengths[number % 2]}
+        found.append(HeldOutLoad(f"closed-{count}", _config(base, values)))
+    most = predicted_load(costs, found[-1].config, ("requests_per_s",))["requests_per_s"]
+    for fraction in OPEN_FRACTIONS:
+        rate = round(fraction * most, 3)
+        values = {"mode": "poisson", "rate": rate, "duration": OPEN_LOOP_S, **lengths[(len(users) - 1) % 2]}
+        found.append(HeldOutLoad(f"poisson-{rate:g}", _config(base, values)))
+    return found
+
+
+def _config(base: BenchConfig, values: Mapping[str, object]) -> BenchConfig:
+    common = {"workload": "synthetic", "length_control": "forced", "prefix_cache": "cold", "warmup": 0.0}
+    return parsing.load(BenchConfig, {**base.model_dump(exclude_unset=True), **common, **values})
+
+
+def predicted_load(costs: Costs, config: BenchConfig, names: Sequence[str] = NAMES) -> dict[str, float]:
+    """The metrics of a load on the server of a cost file."""
+    server = costs.reference.for_load(config)
+    with_ids = server.uses_prefix_caching
+    return predict(server, costs.of(server.settings), load_of(config, with_ids=with_ids, client=costs.client), names)
+
+
+def measure_held_out(
+    costs: Costs,
+    loads: Sequence[HeldOutLoad],
+    target: Target,
+    folder: Path,
+    repeats: int,
+    progress: ProgressDisplay,
+) -> list[PredictedLaunch]:
+    """Predict and then measure every load `repeats` times; the values are the medians of the repeats."""
+    found = []
+    for number, load in enumerate(loads):
+        configs = [load.config.model_copy(update={"seed": load.config.seed + repeat}) for repeat in range(repeats)]
+        predicted = [predicted_load(costs, config) for config in configs]
+        measured = []
+        for repeat, config in enumerate(configs):
+            progress.show(f"load {number + 1} of {len(loads)}: {load.name}, run {repeat + 1} of {repeats}")
+            summary = summarize(runner.measure(config, target, folder / f"{load.name}-{repeat}"))
+            measured.append({name: metric_value(summary, name, config.is_open_loop) or 0.0 for name in NAMES})
+        launch = PredictedLaunch({"load": load.name}, _medians(measured), _medians(predicted), number)
+        if all(value > 0 for each in (launch.measured, launch.predicted) for value in each.values()):
+            found.append(launch)
+    return found
+
+
+def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: median(row.get(name, 0.0) for row in rows) for name in NAMES}
