@@ -21,7 +21,7 @@ from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads import workload
 from loadgen.workloads.planned_cache import CacheFacts
 from loadgen.workloads.prompt import Prompt
-from loadgen.workloads.prompts_file import marker_text
+from loadgen.workloads.prompts_file import FilePrompts, marker_text
 from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabulary, calibrate, calibrate_sparingly
 from loadgen.workloads.workload import Workload
 
@@ -83,6 +83,7 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
         cache = cache_facts(config, facts, control, vocabulary)
         work = workload.build(config, vocabulary, facts.limits, answer_tokens, cache)
         length_check = _length_check(work, counter)
+        check_fields(work, facts)
     finally:
         control.close()
     if length_control == "capped":
@@ -98,6 +99,20 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
     return PreparedRun(
         facts, work, vocabulary, counter, answer_tokens, length_check, length_control, sampling, reuses_connections
     )
+
+
+def check_fields(work: Workload, facts: TargetFacts) -> None:
+    """Raises UsageError if a row of a prompts file has a part that the API cannot carry."""
+    if not isinstance(work.prompts, FilePrompts):
+        return
+    dialect = DIALECTS[facts.api](Sampling())
+    for number, prompt in enumerate(work.first(len(work.prompts.rows)), start=1):
+        refused = dialect.refused(prompt)
+        if refused is not None:
+            raise UsageError(
+                f"prompt {number} of {work.prompts.name!r} has {refused}, which API {facts.api!r} does not take; "
+                "remove it, or give another --api"
+            )
 
 
 def make_sampling(config: BenchConfig, facts: TargetFacts, length_control: str) -> Sampling:

@@ -137,6 +137,9 @@ class Dialect(Protocol):
     def body(self, prompt: Prompt) -> bytes:
         """The JSON of a request."""
 
+    def refused(self, prompt: Prompt) -> str | None:
+        """The part of a prompt that requests of this API cannot carry, for a message; None if they carry all of it."""
+
     def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
         """Read a blocking response into the answer. Raises BadPayloadError or NotThisApiError."""
 
@@ -190,6 +193,20 @@ def merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
     }
     return {**body, **extra, **both}
+
+
+def other_parts(prompt: Prompt) -> str | None:
+    """The first part of a prompt's messages that is not a text, which a route for texts cannot carry."""
+    for message in prompt.messages or ():
+        name = next((name for name in message if name not in ("role", "content", "name")), None)
+        if name is not None:
+            return f"`{name}` of a message"
+        content = message.get("content")
+        kinds = [part.get("type") for part in content] if isinstance(content, list) else []
+        kind = next((kind for kind in kinds if kind != "text"), None)
+        if kind is not None:
+            return f"a message with `{kind}`"
+    return None
 
 
 def encode(body: Mapping[str, Any]) -> bytes:

@@ -13,11 +13,13 @@ from loadgen.dialects.dialect import (
     decode_object,
     encode,
     merged,
+    other_parts,
     whole_number,
 )
 from loadgen.workloads.prompt import Prompt
 
 DONE = b"[DONE]"
+CHAT_FIELDS = frozenset(("tools", "tool_choice", "parallel_tool_calls", "tool_prompt", "chat_template_kwargs"))
 REASONING_KEYS = ("reasoning_content", "reasoning")
 
 
@@ -31,6 +33,9 @@ class OpenAiChat:
     def body(self, prompt: Prompt) -> bytes:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
         return _encode({"messages": list(messages)}, prompt, self.sampling)
+
+    def refused(self, prompt: Prompt) -> str | None:  # noqa: ARG002
+        return None
 
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         _read(payload, at_ns, answer)
@@ -48,6 +53,10 @@ class OpenAiCompletions:
 
     def body(self, prompt: Prompt) -> bytes:
         return _encode({"prompt": prompt.text}, prompt, self.sampling)
+
+    def refused(self, prompt: Prompt) -> str | None:
+        name = next((name for name in prompt.fields if name in CHAT_FIELDS), None)
+        return other_parts(prompt) if name is None else f"`{name}`"
 
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         _read(payload, at_ns, answer)
@@ -69,7 +78,7 @@ def _encode(start: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> byt
     if prompt.output_tokens is not None:
         body["max_tokens"] = prompt.output_tokens
         body |= sampling.exact_length(prompt.output_tokens)
-    return encode(merged(body, sampling.extra))
+    return encode(merged(merged(body, prompt.fields), sampling.extra))
 
 
 def _read(payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:

@@ -75,6 +75,9 @@ class StructuredDialect:
         STRUCTURES[self.api, constraint.kind](fields, constraint)
         return encode(fields)
 
+    def refused(self, prompt: Prompt) -> str | None:
+        return self.plain.refused(prompt)
+
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         self.plain.read(payload, at_ns, answer)
 

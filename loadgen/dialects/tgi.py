@@ -11,9 +11,18 @@ from loadgen.dialects.dialect import (
     decode_object,
     encode,
     merged,
+    other_parts,
     whole_number,
 )
 from loadgen.workloads.prompt import Prompt
+
+# The fields of `parameters` that a row of prompts may set: TGI ignores any other.
+PARAMETERS = frozenset(
+    (
+        *("adapter_id", "do_sample", "frequency_penalty", "grammar", "repetition_penalty", "return_full_text", "seed"),
+        *("stop", "temperature", "top_k", "top_n_tokens", "top_p", "truncate", "typical_p", "watermark"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,12 @@ class Tgi:
         if prompt.output_tokens is not None:
             parameters["max_new_tokens"] = prompt.output_tokens
             parameters |= self.sampling.exact_length(prompt.output_tokens)
+        parameters |= prompt.fields
         return encode(merged({"inputs": prompt.text, "parameters": parameters}, self.sampling.extra))
+
+    def refused(self, prompt: Prompt) -> str | None:
+        name = next((name for name in prompt.fields if name not in PARAMETERS), None)
+        return other_parts(prompt) if name is None else f"`{name}`"
 
     def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
         response = decode_object(payload)

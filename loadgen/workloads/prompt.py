@@ -1,7 +1,9 @@
 """`Prompt`: one request as a workload plans it, and clipping of its lengths to the server's limits."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,12 +14,13 @@ class Prompt:
     if unknown or not set. `arrival_ns` is the trace's time. The turns of a session are consecutive in a workload;
     `turns_left` is the number of turns after this one. `parts` are the leading (tokens, key) that other prompts may
     share, `answer_key` continues them in the next turn; `planned_cached_tokens` are those of an unlimited prefix cache,
-    at least, and `planned_cached_share` is the share of a text of unknown length.
+    at least, and `planned_cached_share` is the share of a text of unknown length. `fields` are further fields of the
+    request's body.
     """
 
     prompt_id: str
     text: str = ""
-    messages: tuple[dict[str, str], ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
     planned_input_tokens: int | None = None
     planned_output_tokens: int | None = None
     input_tokens: int | None = None
@@ -30,6 +33,7 @@ class Prompt:
     answer_key: str | None = None
     planned_cached_tokens: int | None = None
     planned_cached_share: float = 0.0
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 MARKER_TOKENS = 8

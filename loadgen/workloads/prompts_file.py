@@ -6,8 +6,9 @@ import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.workloads.lengths import Lengths
@@ -16,6 +17,17 @@ from loadgen.workloads.prompt import Prompt, ServerLimits
 
 TEXT_KEYS = ("prompt", "text", "inputs")
 MESSAGES_KEY = "messages"
+ROW_NAME = "id"
+LENGTH_KEYS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+# Fields of a request that a row cannot set, and why.
+REFUSED_KEYS = {
+    "stream": "--stream sets it for all requests",
+    "n": "each request has one answer",
+    "best_of": "each request has one answer",
+    "parameters": "its fields stand in the row itself",
+}
+# A CSV file has only texts, so its columns of these names are refused.
+API_COLUMNS = (*LENGTH_KEYS, "tools", "tool_choice", "response_format", "adapter_id", "temperature", "stop", "grammar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +44,48 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One prompt of a file: a text or chat messages, and the length of its answer if the file has it."""
+    """One prompt of a file: a text or chat messages, the length of its answer if the file has it, and further fields.
+
+    A message's content is a text, a list of parts, or absent beside tool calls.
+    """
 
     text: str = ""
-    messages: tuple[dict[str, str], ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
     output_tokens: int | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def with_prefix(self, prefix: str) -> "PromptRow":
         """The row with a prefix before its text, or before the text of its first message."""
         if self.messages is None:
             return replace(self, text=prefix + self.text)
         first = self.messages[0]
-        return replace(self, messages=({**first, "content": prefix + first["content"]}, *self.messages[1:]))
+        return replace(
+            self, messages=({**first, "content": _prefixed(prefix, first.get("content"))}, *self.messages[1:])
+        )
 
     def as_text(self) -> str:
         """The prompt for a text route; roles of messages are dropped."""
         if self.messages is None:
             return self.text
-        return "\n".join(message["content"] for message in self.messages)
+        return "\n".join(text_of(message.get("content")) for message in self.messages)
+
+    def described(self) -> dict[str, Any]:
+        """The row for the digest of a workload. A row without further fields has that of earlier versions."""
+        parts = asdict(self)
+        return parts if self.fields else {name: value for name, value in parts.items() if name != "fields"}
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content, without its other parts."""
+    if isinstance(content, list):
+        return "".join(text_of(part.get("text")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
+
+
+def _prefixed(prefix: str, content: Any) -> Any:
+    if not prefix:
+        return content
+    return [{"type": "text", "text": prefix}, *content] if isinstance(content, list) else prefix + (content or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +118,7 @@ class FilePrompts:
                 planned_output_tokens=planned,
                 output_tokens=output_tokens,
                 parts=() if self.is_cold else text_parts(row.as_text()),
+                fields=row.fields,
             )
 
     def _marker(self, index: int) -> str:
@@ -134,38 +171,60 @@ def _row_of(row: object, columns: Columns, where: str) -> PromptRow:
         return PromptRow(row)
     if not isinstance(row, Mapping):
         raise UsageError(f"{where}: neither a string nor an object")
+    key = _prompt_key(row, columns, where)
     output_tokens = _output_tokens(row, columns, where)
-    messages = row.get(MESSAGES_KEY) if columns.text is None else row.get(columns.text)
-    if (columns.text is None and messages is not None) or isinstance(messages, list):
-        return PromptRow(messages=_messages(messages, where), output_tokens=output_tokens)
+    own = {key, ROW_NAME, *LENGTH_KEYS, columns.output_tokens}
+    fields = {name: value for name, value in row.items() if name not in own}
+    refused = next((name for name in fields if name in (*TEXT_KEYS, MESSAGES_KEY, *REFUSED_KEYS)), None)
+    if refused is not None:
+        reason = REFUSED_KEYS.get(refused, f"the prompt is in `{key}`")
+        raise UsageError(f"{where}: `{refused}` cannot be sent: {reason}; remove it")
+    if isinstance(row[key], list):
+        return PromptRow(messages=_messages(row[key], where), output_tokens=output_tokens, fields=fields)
+    return PromptRow(row[key], output_tokens=output_tokens, fields=fields)
+
+
+def _prompt_key(row: Mapping[str, object], columns: Columns, where: str) -> str:
+    """The key of the prompt: messages before a text. Raises UsageError if there is none."""
+    if columns.text is None and row.get(MESSAGES_KEY) is not None:
+        if not isinstance(row[MESSAGES_KEY], list):
+            raise UsageError(f"{where}: `messages` is not a list of messages")
+        return MESSAGES_KEY
     for key in columns.texts:
-        if isinstance(row.get(key), str):
-            return PromptRow(row[key], output_tokens=output_tokens)
+        if isinstance(row.get(key), str) or (columns.text is not None and isinstance(row.get(key), list)):
+            return key
     wanted = (*TEXT_KEYS, MESSAGES_KEY) if columns.text is None else columns.texts
     raise UsageError(f"{where}: it has none of {', '.join(wanted)}")
 
 
 def _output_tokens(row: Mapping[str, object], columns: Columns, where: str) -> int | None:
-    """The length of the answer, if the file has a column for it. Raises UsageError."""
-    if columns.output_tokens is None:
+    """The length of the answer, if the file has a column or a field of the API for it. Raises UsageError."""
+    names = [columns.output_tokens, *LENGTH_KEYS] if columns.output_tokens is not None else LENGTH_KEYS
+    given = [name for name in names if name is not None and row.get(name) not in (None, "")]
+    if len(given) > 1:
+        raise UsageError(f"{where}: both `{given[0]}` and `{given[1]}` set the length of the answer; remove one")
+    if not given:
         return None
-    value = row.get(columns.output_tokens)
-    if value is None or value == "":
-        return None
+    value = row[given[0]]
     if isinstance(value, bool) or not str(value).isascii() or not str(value).isdigit() or int(str(value)) < 1:
-        raise UsageError(f"{where}: `{columns.output_tokens}` is {value!r}, not a number of tokens")
+        raise UsageError(f"{where}: `{given[0]}` is {value!r}, not a number of tokens")
     return int(str(value))
 
 
-def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
-    if not isinstance(messages, list) or not messages:
+def _messages(messages: list[Any], where: str) -> tuple[dict[str, Any], ...]:
+    if not messages:
         raise UsageError(f"{where}: `messages` is not a list of messages")
     for message in messages:
-        if not isinstance(message, Mapping) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
-            raise UsageError(f"{where}: a message needs `role` and `content` as strings")
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not _has_content(message):
+            raise UsageError(f"{where}: a message needs `role`, and `content` as a string or as a list of parts")
+    return tuple(dict(message) for message in messages)
+
+
+def _has_content(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, Mapping) for part in content)
+    return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
 
 
 def _read_csv(path: Path, columns: Columns) -> list[PromptRow]:
@@ -177,6 +236,9 @@ def _read_csv(path: Path, columns: Columns) -> list[PromptRow]:
             raise UsageError(f"{path}: it has none of the columns {', '.join(columns.texts)}")
         if columns.output_tokens is not None and columns.output_tokens not in names:
             raise UsageError(f"{path}: it has no column {columns.output_tokens!r}")
+        unread = next((name for name in names if name in API_COLUMNS and name != columns.output_tokens), None)
+        if unread is not None:
+            raise UsageError(f"{path}: column `{unread}` is a field of a request; use JSONL, or rename the column")
         return [
             PromptRow(row[key] or "", output_tokens=_output_tokens(row, columns, f"{path}:{number}"))
             for number, row in enumerate(reader, start=2)

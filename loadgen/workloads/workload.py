@@ -181,7 +181,7 @@ def _from_file(
     output = Lengths.parse(config.output_tokens or DEFAULT_OUTPUT_TOKENS)
     salt = None if config.salt == NO_SALT else config.salt
     prompts = FilePrompts(path.stem, rows, output, limits, config.seed, salt, config.prefix_cache == "cold")
-    return prompts, [_described(output), *output.values, [asdict(row) for row in rows]]
+    return prompts, [_described(output), *output.values, [row.described() for row in rows]]
 
 
 def _conversations(config: BenchConfig, answer_tokens: Sequence[int | None] | None) -> list[PromptRow]:

@@ -42,7 +42,18 @@ def test_messages_keep_their_roles(tmp_path):
         ("{", ":1: not JSON"),
         ("[1]", "neither a string nor an object"),
         ('{"q": "x"}', "none of prompt, text, inputs, messages"),
-        ('{"messages": [{"role": 1}]}', "a message needs `role` and `content`"),
+        ('{"messages": [{"role": 1}]}', "a message needs `role`, and `content`"),
+        ('{"messages": [{"role": "user"}]}', "a message needs `role`, and `content`"),
+        ('{"messages": [{"role": "user", "content": []}]}', "a message needs `role`, and `content`"),
+        ('{"messages": "hi"}', "`messages` is not a list"),
+        (
+            '{"prompt": "x", "messages": [{"role": "user", "content": "y"}]}',
+            "`prompt` cannot be sent: the prompt is in",
+        ),
+        ('{"prompt": "x", "stream": false}', "`stream` cannot be sent: --stream sets it"),
+        ('{"prompt": "x", "n": 2}', "`n` cannot be sent"),
+        ('{"prompt": "x", "max_tokens": 0}', "`max_tokens` is 0, not a number of tokens"),
+        ('{"prompt": "x", "max_tokens": 1, "max_new_tokens": 2}', "both `max_tokens` and `max_new_tokens`"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path, text, message):
@@ -53,6 +64,36 @@ def test_a_wrong_file_is_refused(tmp_path, text, message):
         read_prompts(file)
 
     assert message in str(refused.value)
+
+
+def test_further_fields_of_a_row_are_kept_and_its_length_is_read(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"id": 7, "prompt": "one", "max_tokens": 5, "adapter_id": "a"}\n{"prompt": "two"}\n')
+
+    rows = read_prompts(file)
+    first, second = itertools.islice(FilePrompts("a", rows, Lengths.parse("9"), ServerLimits(), 0), 2)
+
+    assert (first.fields, first.output_tokens) == ({"adapter_id": "a"}, 5)
+    assert (second.fields, second.output_tokens) == ({}, 9)
+
+
+def test_a_marker_stands_before_the_parts_of_a_message(tmp_path):
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": [image, {"type": "text", "text": "hi"}]}]}))
+
+    (row,) = read_prompts(file)
+
+    assert row.as_text() == "hi"
+    assert row.with_prefix("m ").messages[0]["content"] == [{"type": "text", "text": "m "}, *row.messages[0]["content"]]
+
+
+def test_a_column_that_is_a_field_of_a_request_is_refused(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("prompt,temperature\none,0.5\n")
+
+    with pytest.raises(UsageError, match="column `temperature` is a field of a request; use JSONL"):
+        read_prompts(file)
 
 
 def test_prompts_repeat_from_the_start_with_new_ids(tmp_path):
