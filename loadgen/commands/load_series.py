@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,13 @@ class LoadSeries:
 
     def measure(self, point: Point, *, shares_stream: bool) -> Analysis:
         """One run, which goes on until it has the requests it needs."""
-        self.progress.show(point.name)
-        directory = self.out / point.name
-        measure(point.load(self.load, self.time, shares_stream=shares_stream), self.target, directory, self.progress)
+        return self.measure_as(self.load, point, point.name, shares_stream=shares_stream)
+
+    def measure_as(self, load: BenchConfig, point: Point, name: str, *, shares_stream: bool = True) -> Analysis:
+        """One run of another load than that of the series, in a directory of this name."""
+        self.progress.show(name)
+        directory = self.out / name
+        measure(point.load(load, self.time, shares_stream=shares_stream), self.target, directory, self.progress)
         analysis = analyse_run(directory)
         time.sleep(self.time.cool_down_s)
         return analysis
@@ -102,12 +106,18 @@ def series_load(args: argparse.Namespace, first: float) -> tuple[BenchConfig, st
 
 
 @contextlib.contextmanager
-def open_series(args: argparse.Namespace, config: BenchConfig, quantity: str) -> Iterator[LoadSeries]:
-    """The series of a command line; its server is started once for all loads."""
+def open_series(
+    args: argparse.Namespace, config: BenchConfig, quantity: str, claim: Callable[[Path], bool] | None = None
+) -> Iterator[LoadSeries]:
+    """The series of a command line; its server is started once for all loads.
+
+    `claim` marks the directory for a series that may be continued, and returns whether it was marked before.
+    """
     point_time = _point_time(args, config)
     out: Path = args.out or Path("runs") / new_run_id()
     make_run_directory(out)
-    if (out / SWEEP_FILE).exists():
+    is_continued = claim is not None and claim(out)
+    if (out / SWEEP_FILE).exists() and not is_continued:
         raise UsageError(f"{out} already holds a series; choose another --out or remove it")
     progress = open_progress()
     if config.url is None:

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from loadgen import cli, program
-from loadgen.commands.sweep import parse_points
+from loadgen.capacity.load_list import parse_points
 from loadgen.errors import UsageError
 from reports.saved_run import load_run
 from tests.support.measured_requests import measured

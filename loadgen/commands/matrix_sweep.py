@@ -1,0 +1,104 @@
+"""The points of a sweep over two settings: measured in any order, those that an earlier command finished read again."""
+
+import argparse
+import json
+import random
+import shutil
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from loadgen.capacity.load_list import parse_points
+from loadgen.capacity.matrix import Cell, Matrix, claim, is_measured, parse_settings, parse_values
+from loadgen.capacity.point_time import independent_requests_needed
+from loadgen.commands.load_series import SWEEP_FILE, LoadSeries, open_series, series_load
+from loadgen.commands.present import render_table
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
+from loadgen.errors import UsageError
+from loadgen.program import COULD_NOT_MEASURE
+from reports.metrics.summary import Analysis, analyse_run
+from reports.metrics.sweep import LoadPoint, Sweep
+from reports.pages.matrix_page import MatrixResult, build_matrix_report, matrix_json, matrix_table, matrix_verdict
+from reports.renderers.write import write_report
+from reports.run_store import SCHEMA_VERSION, write_json
+
+
+def run_matrix(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Measure every point that is not measured yet; one report for all."""
+    (quantity, loads), (setting, values) = parse_settings(args.points)
+    matrix = Matrix(quantity, parse_points(loads), setting, parse_values(setting, values))
+    config = _first_load(args, matrix)
+    cells = list(matrix.cells(independent_requests_needed(args.attainment if config.slo else None)))
+    check_cells(config, cells)
+    with open_series(args, config, quantity, lambda out: claim(out, matrix.plan(config))) as series:
+        reused = [cell for cell in cells if is_measured(series.out / cell.name)]
+        if reused:
+            series.progress.show(f"{len(reused)} of {len(cells)} points are measured already")
+        order = [cell for cell in cells if cell not in reused]
+        if args.order == "random":
+            random.Random(f"order:{config.seed}").shuffle(order)
+        found = {cell: _analyse(series, cell) for cell in reused} | {cell: _measure(series, cell) for cell in order}
+        result = MatrixResult(setting, _facets(matrix, found, args), ("tgi-bench", *words), len(reused))
+        print(_report(series, result, is_json=args.json))
+    return COULD_NOT_MEASURE if any(sweep.invalid for _, sweep in result.facets) else 0
+
+
+def _first_load(args: argparse.Namespace, matrix: Matrix) -> BenchConfig:
+    """The load of the first point. Raises UsageError."""
+    if getattr(args, matrix.setting, None) is not None:
+        raise UsageError(f"`{matrix.setting}` is set, but --points sets it for every run; leave it out")
+    setattr(args, matrix.setting, matrix.values[0])
+    config, quantity = series_load(args, matrix.loads[0])
+    if quantity != matrix.quantity:
+        raise UsageError(f"`points` sets {matrix.quantity}, but the load of mode {config.mode!r} is {quantity}")
+    return config
+
+
+def check_cells(config: BenchConfig, cells: Sequence[Cell]) -> None:
+    """Raises UsageError for a value that does not fit, before anything is measured."""
+    for cell in cells:
+        try:
+            cell.load(config)
+        except ValidationError as error:
+            raise UsageError(parsing.describe(error)) from error
+
+
+def _measure(series: LoadSeries, cell: Cell) -> Analysis:
+    directory = series.out / cell.name
+    if directory.exists():
+        series.progress.show(f"{cell.name}: not finished, measured again")
+        shutil.rmtree(directory)
+    return series.measure_as(cell.load(series.load), cell.point, cell.name)
+
+
+def _analyse(series: LoadSeries, cell: Cell) -> Analysis:
+    return analyse_run(series.out / cell.name)
+
+
+def _facets(matrix: Matrix, found: dict[Cell, Analysis], args: argparse.Namespace) -> tuple[tuple[str, Sweep], ...]:
+    """A sweep for each value of the setting."""
+    by_name = {(cell.value, cell.point.amount): analysis for cell, analysis in found.items()}
+    return tuple(
+        (
+            value,
+            Sweep(
+                matrix.quantity,
+                tuple(LoadPoint(load, (by_name[value, load],)) for load in matrix.loads),
+                args.attainment,
+            ),
+        )
+        for value in matrix.values
+    )
+
+
+def _report(series: LoadSeries, result: MatrixResult, *, is_json: bool) -> str:
+    """Write the report of all points; returns the text for stdout."""
+    content = {"schema_version": SCHEMA_VERSION, **matrix_json(result)}
+    write_json(series.out / SWEEP_FILE, content)
+    report = write_report(build_matrix_report(result), series.out)
+    series.progress.show(f"report: {report.html}")
+    if is_json:
+        return json.dumps(content, indent=2, allow_nan=False)
+    line = matrix_verdict(result)
+    return "\n".join((f"{line.word}. {line.sentence}", *line.reasons, "", render_table(matrix_table(result))))
