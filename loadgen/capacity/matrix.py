@@ -19,7 +19,7 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixPoint:
     """One point of a matrix: a load at a value of the other setting."""
 
     setting: str
@@ -46,11 +46,11 @@ class Matrix:
     setting: str
     values: Sequence[str]
 
-    def cells(self, needed: int) -> Iterator[Cell]:
+    def cells(self, needed: int) -> Iterator[MatrixPoint]:
         """Every point, the loads of the first value first."""
         for value in self.values:
             for load in self.loads:
-                yield Cell(self.setting, value, Point(self.quantity, load, needed=needed))
+                yield MatrixPoint(self.setting, value, Point(self.quantity, load, needed=needed))
 
     def plan(self, load: BenchConfig) -> dict[str, Any]:
         """Everything that the points of a directory have in common; equal plans may share a directory."""

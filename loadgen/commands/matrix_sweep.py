@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from loadgen.capacity.load_list import parse_points
-from loadgen.capacity.matrix import Cell, Matrix, claim, is_measured, parse_settings, parse_values
+from loadgen.capacity.matrix import Matrix, MatrixPoint, claim, is_measured, parse_settings, parse_values
 from loadgen.capacity.point_time import independent_requests_needed
 from loadgen.commands.load_series import SWEEP_FILE, LoadSeries, open_series, series_load
 from loadgen.commands.present import render_table
@@ -30,7 +30,7 @@ def run_matrix(args: argparse.Namespace, words: Sequence[str]) -> int:
     matrix = Matrix(quantity, parse_points(loads), setting, parse_values(setting, values))
     config = _first_load(args, matrix)
     cells = list(matrix.cells(independent_requests_needed(args.attainment if config.slo else None)))
-    check_cells(config, cells)
+    check_points(config, cells)
     with open_series(args, config, quantity, lambda out: claim(out, matrix.plan(config))) as series:
         reused = [cell for cell in cells if is_measured(series.out / cell.name)]
         if reused:
@@ -55,7 +55,7 @@ def _first_load(args: argparse.Namespace, matrix: Matrix) -> BenchConfig:
     return config
 
 
-def check_cells(config: BenchConfig, cells: Sequence[Cell]) -> None:
+def check_points(config: BenchConfig, cells: Sequence[MatrixPoint]) -> None:
     """Raises UsageError for a value that does not fit, before anything is measured."""
     for cell in cells:
         try:
@@ -64,7 +64,7 @@ def check_cells(config: BenchConfig, cells: Sequence[Cell]) -> None:
             raise UsageError(parsing.describe(error)) from error
 
 
-def _measure(series: LoadSeries, cell: Cell) -> Analysis:
+def _measure(series: LoadSeries, cell: MatrixPoint) -> Analysis:
     directory = series.out / cell.name
     if directory.exists():
         series.progress.show(f"{cell.name}: not finished, measured again")
@@ -72,11 +72,13 @@ def _measure(series: LoadSeries, cell: Cell) -> Analysis:
     return series.measure_as(cell.load(series.load), cell.point, cell.name)
 
 
-def _analyse(series: LoadSeries, cell: Cell) -> Analysis:
+def _analyse(series: LoadSeries, cell: MatrixPoint) -> Analysis:
     return analyse_run(series.out / cell.name)
 
 
-def _facets(matrix: Matrix, found: dict[Cell, Analysis], args: argparse.Namespace) -> tuple[tuple[str, Sweep], ...]:
+def _facets(
+    matrix: Matrix, found: dict[MatrixPoint, Analysis], args: argparse.Namespace
+) -> tuple[tuple[str, Sweep], ...]:
     """A sweep for each value of the setting."""
     by_name = {(cell.value, cell.point.amount): analysis for cell, analysis in found.items()}
     return tuple(

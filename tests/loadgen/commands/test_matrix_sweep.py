@@ -5,7 +5,7 @@ import json
 import pytest
 
 from loadgen import cli, program
-from loadgen.capacity.matrix import PLAN_FILE, Cell, parse_settings, parse_values
+from loadgen.capacity.matrix import PLAN_FILE, MatrixPoint, parse_settings, parse_values
 from loadgen.capacity.point_load import Point
 from loadgen.errors import UsageError
 from reports.metrics.front import front
@@ -118,7 +118,7 @@ def test_servers_6_settings_and_values_are_parsed():
     assert parse_values("input_tokens", "uniform:8,16;512") == ["uniform:8,16", "512"]
     with pytest.raises(UsageError):
         parse_values("input_tokens", "8,8")
-    names = {Cell("workload", value, Point("rate", 2.5)).name for value in ("uniform:8,16", "uniform:8,17")}
+    names = {MatrixPoint("workload", value, Point("rate", 2.5)).name for value in ("uniform:8,16", "uniform:8,17")}
     assert len(names) == 2
     assert all("/rate-2.5" in name and ":" not in name for name in names)
 
