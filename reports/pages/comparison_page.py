@@ -1,5 +1,6 @@
 """The report of a comparison: verdict, metrics, pairs, notes, and a description of the runs."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,16 +41,21 @@ STORED_STATISTIC = "difference of mean ln of the runs; Welch's bounds, Holm's or
 VERDICT_LEVELS = {GateDecision.NOT_MEASURED: "invalid"}
 
 
+DIFFERENCE = "Difference of the sides"
+
+
 def build_comparison_report(
     comparison: Comparison, reproduce: Sequence[str] = (), of_runs: Sequence[Section] = ()
 ) -> Report:
     """The report of a comparison; `reproduce` holds command lines that repeat it, `of_runs` sections about its runs."""
-    sections = [Section("Metrics", _metric_blocks(comparison))] if comparison.metrics else []
+    sections = [each for each in of_runs if each.title == DIFFERENCE]
+    if comparison.metrics:
+        sections.append(Section("Metrics", _metric_blocks(comparison)))
     if comparison.requirements:
         sections.append(Section("Requirements", (Table("", requirements_table(comparison)),)))
     sections += _noise_sections(comparison)
     sections.append(Section("Method", (_design(comparison), *(Text(_as_sentence(note)) for note in comparison.notes))))
-    sections += of_runs
+    sections += [each for each in of_runs if each.title != DIFFERENCE]
     if reproduce:
         sections.append(Section("Reproduce", tuple(Text(line, is_code=True) for line in reproduce)))
     title = f"{comparison.label_b} against {comparison.label_a}"
@@ -87,13 +93,36 @@ def _sentence(comparison: Comparison) -> str:
         case GateDecision.REGRESSION:
             return f"B is worse than A in {names}, by {bound} % or more."
         case GateDecision.INCONCLUSIVE:
-            return f"These runs neither show nor exclude a change of {bound} % in {names}."
+            sentence = f"These runs neither show nor exclude a change of {bound} % in {names}."
+            needed = pairs_needed(comparison)
+            return sentence if needed is None else f"{sentence} About {needed:,} pairs would detect it."
         case GateDecision.IMPROVEMENT:
             return f"B is better than A in {names}, and no gated metric is worse by {bound} %."
         case GateDecision.PASS:
             return f"No gated metric is worse by {bound} %."
         case GateDecision.NOT_MEASURED:
             return f"A gated metric was not measured: {names}."
+
+
+def pairs_needed(comparison: Comparison) -> int | None:
+    """The pairs that would detect the smallest effect of interest in every undecided gated metric, by its noise here.
+
+    The detectable effect falls with the root of the number of pairs. None for stored runs and without an estimate.
+    """
+    if comparison.is_stored or not comparison.num_pairs:
+        return None
+    bounds = {
+        True: 100 * comparison.options.error_points,
+        False: 100 * max(comparison.options.min_effect, MIN_EFFECT),
+    }
+    ratios = [
+        metric.smallest_effect / bounds[metric.is_fraction]
+        for metric in comparison.gated
+        if metric.decision is GateDecision.INCONCLUSIVE and bounds[metric.is_fraction] > 0
+    ]
+    if not ratios or not all(math.isfinite(ratio) for ratio in ratios):
+        return None
+    return max(math.ceil(comparison.num_pairs * max(ratios) ** 2), comparison.num_pairs + 1)
 
 
 def _percent(comparison: Comparison) -> str:
@@ -167,9 +196,9 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
         f"bounds{looks}. Detectable: the change that these {over} detect with a power of 80 %."
     )
     table = Table("", metrics_table(comparison), note)
-    frame = pairs_frame(comparison)
+    decided, frame = _forest(comparison), pairs_frame(comparison)
     if not len(frame):
-        return (table,)
+        return (*decided, table)
     bound = 100 * max(comparison.options.min_effect, MIN_EFFECT)
     metrics = frame["metric"].nunique()
     plot = Plot(
@@ -180,7 +209,69 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
         lambda size: run_plots.pair_dots(frame, bound, size),
         is_full_width=True,
     )
-    return (table, plot)
+    return (*decided, table, plot)
+
+
+def forest_frame(comparison: Comparison) -> pd.DataFrame:
+    """The gated metrics that are ratios with their change: name, value, lo, hi, worse, decided."""
+    rows = []
+    for metric in comparison.gated:
+        change = metric.change
+        if metric.is_fraction or not math.isfinite(change.value):
+            continue
+        lo, hi = (end if math.isfinite(end) else math.nan for end in (change.lo, change.hi))
+        rows.append(
+            {
+                "name": f"{metric.name} {metric.direction.mark}",
+                "value": change.value,
+                "lo": lo,
+                "hi": hi,
+                "worse": metric.decision is GateDecision.REGRESSION,
+                "decided": metric.decision in (GateDecision.REGRESSION, GateDecision.IMPROVEMENT, GateDecision.PASS),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _forest(comparison: Comparison) -> tuple[Block, ...]:
+    frame = forest_frame(comparison)
+    if not len(frame):
+        return ()
+    bound = 100 * max(comparison.options.min_effect, MIN_EFFECT)
+    changes = "; ".join(f"{metric.name} {change_text(metric)}" for metric in comparison.gated if not metric.is_fraction)
+    return (
+        Plot(
+            "forest",
+            "Change of the gated metrics",
+            f"Change of B with its bounds; red: worse, green: decided and not worse, grey: undecided. The band is "
+            f"±{_percent(comparison)} %.",
+            f"Forest plot of the change of B against A: {changes}.",
+            lambda size: run_plots.forest(frame, bound, "%", size),
+            is_full_width=True,
+            height=0.28 + 0.1 * len(frame),
+        ),
+    )
+
+
+def _difference(sides: tuple[Side, Side]) -> tuple[Section, ...]:
+    """The facts of the servers and loads that differ between the sides; empty without a difference."""
+    a, b = (
+        {
+            (group.partition(" · ")[0], name): value
+            for group, facts in run_facts(side.analyses[0]).groups
+            for name, value in facts
+        }
+        for side in sides
+    )
+    names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name) and name[1] not in VARYING]
+    if not names:
+        return ()
+    frame = pd.DataFrame({"": name, "A": a.get((group, name)), "B": b.get((group, name))} for group, name in names)
+    return (Section(DIFFERENCE, (Table("", frame),)),)
+
+
+# Facts that differ between two runs of one server.
+VARYING = ("address", "started", "window", "arrival times", "seed", "notes", "cached, % of prompt tokens")
 
 
 NOISE_NOTE = (
@@ -243,7 +334,7 @@ def runs_sections(
     if not a or not b:
         return ()
     sides = _side(a, label_a), _side(b, label_b)
-    setup = (Section("Setup", (_facts(sides), _sizes(sides, "slices" if is_sliced else "runs"))),)
+    setup = (*_difference(sides), Section("Setup", (_facts(sides), _sizes(sides, "slices" if is_sliced else "runs"))))
     if is_sliced or min(len(side.analyses) for side in sides) < MIN_RUNS:
         return setup
     effects, spread = effect_table(*sides), spread_table(sides)

@@ -40,7 +40,7 @@ def objective_results(analysis: Analysis) -> tuple[ObjectiveResult, ...]:
 
 def _result(analysis: Analysis, objective: Mapping[str, Any]) -> ObjectiveResult:
     text = objective_text(objective)
-    measured = _statistic(analysis, objective["metric"])
+    measured = statistic(analysis, objective["metric"])
     if measured is None:
         met = meets_objective(analysis.measured.judged, objective, analysis.run.manifest.is_open_loop)
         if met is None or not len(met):
@@ -67,7 +67,7 @@ def _is_within(value: float, objective: Mapping[str, Any]) -> bool:
     return (most is None or value <= most) and (least is None or value >= least)
 
 
-def _statistic(analysis: Analysis, name: str) -> Estimate | None:
+def statistic(analysis: Analysis, name: str) -> Estimate | None:
     """A statistic of a latency in ms with its interval, or a rate; None for the metric of one request."""
     summary = analysis.summary
     if name in summary["rates"]:

@@ -13,6 +13,7 @@ from reports.metrics.per_request import request_metric_of
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.facts import load_sentence, run_facts, start_time
+from reports.pages.objectives import statistic
 from reports.pages.tables import failed_requests, scaled
 from reports.pages.time_split import time_section
 from reports.plots import sweep_plots
@@ -28,7 +29,7 @@ def build_sweep_report(sweep: Sweep) -> Report:
     loads = f"{len(sweep.points)} loads from {sweep.points[0].load:g} to {sweep.points[-1].load:g} {_unit(sweep)}"
     word = "Search" if sweep.search else "Sweep"
     sections = (
-        Section("Summary", (Table("", points_table(sweep), _note(sweep)), *_plots(sweep))),
+        Section("Summary", _summary(sweep)),
         *time_section([point.first.named(_load(sweep, point.load)) for point in sweep.points]),
         Section("Setup", (run_facts(_without_load(sweep)), Text(_order(sweep)))),
         *(() if not sweep.command else (Section("Reproduce", (Text(shlex.join(sweep.command), is_code=True),)),)),
@@ -59,17 +60,36 @@ def verdict(sweep: Sweep) -> VerdictLine:
         if reason["level"] == "invalid"
     )
     level = "invalid" if reasons else "valid"
-    sentences = [] if sweep.search is None else [sweep.search[1]]
+    sentences = [_answer(sweep) if sweep.search is None else sweep.search[1]]
     knee = sweep.knee
     if knee is not None:
         speed = format_number(knee.value("output_tokens_per_s") or 0.0)
         sentences.append(f"The knee is at {_load(sweep, knee.load)} with {speed} output tokens/s.")
-    elif sweep.search is None:
-        sentences.append("The curve has no knee.")
     if sweep.has_objectives and sweep.search is None:
         sentences.append(_within_sentence(sweep))
+    if sweep.search is None and _still_grows(sweep):
+        sentences.append(f"The server is not saturated: try more than {_load(sweep, sweep.points[-1].load)}.")
     words = {"valid": "Valid measurements", "invalid": "Some points are not valid measurements"}
     return VerdictLine(level, words[level], " ".join(sentences), reasons)
+
+
+def _answer(sweep: Sweep) -> str:
+    """The numbers at the best load: the highest one within the objectives, else the one with the most tokens/s."""
+    best = sweep.within or max(sweep.points, key=lambda point: point.value("output_tokens_per_s") or 0.0)
+    parts = [f"{format_number(best.value('output_tokens_per_s') or 0.0)} output tokens/s"]
+    curve = _curve(sweep)
+    latency = best.value(curve)
+    if latency is not None:
+        parts.append(f"{CURVES[curve]} {format_number(latency)} ms")
+    return f"{_load(sweep, best.load)}: {', '.join(parts)}."
+
+
+def _still_grows(sweep: Sweep) -> bool:
+    """Whether the intervals of the last two points show that throughput still grows with load."""
+    if len(sweep.points) < 2 or sweep.points[-1].is_overloaded:
+        return False
+    before, last = (point.first.summary["rates"]["output_tokens_per_s"] for point in sweep.points[-2:])
+    return before["hi"] is not None and last["lo"] is not None and bool(last["lo"] > before["hi"])
 
 
 def _within_sentence(sweep: Sweep) -> str:
@@ -99,8 +119,8 @@ def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
     rates = {name: scaled(summary["rates"][name], 1.0) for name in RATES}
     row: dict[str, object] = {
         _unit(sweep): f"{point.load:g}",
-        "output tokens/s ↑": rates["output_tokens_per_s"],
-        "requests/s ↑": rates["requests_per_s"].value,
+        "Output tokens/s ↑": rates["output_tokens_per_s"],
+        "Requests/s ↑": rates["requests_per_s"].value,
         **{f"{title} ms ↓": point.value(name) for title, name in LATENCIES.items()},
         "failed ↓": f"{failed_requests(point.first):,} of {sum(summary['counts'].values()):,}",
     }
@@ -140,8 +160,12 @@ def _unit(sweep: Sweep) -> str:
     return LOAD_NAMES[sweep.quantity]
 
 
-def _plots(sweep: Sweep) -> tuple[Block, ...]:
-    return (*_attainment_plot(sweep), *_throughput_plots(sweep))
+def _summary(sweep: Sweep) -> tuple[Block, ...]:
+    """The curve that shows the answer, the table, and the other figures."""
+    answer, other = _throughput_plots(sweep), _attainment_plot(sweep)
+    if sweep.search is not None and other:
+        answer, other = other, answer
+    return (*answer, Table("", points_table(sweep), _note(sweep)), *other, *_latency_plots(sweep))
 
 
 def _attainment_plot(sweep: Sweep) -> tuple[Block, ...]:
@@ -224,17 +248,65 @@ def _quantity(sweep: Sweep) -> tuple[str, float | None]:
 
 
 def sweep_frame(sweep: Sweep) -> pd.DataFrame:
-    """One row per point with both values: load, output_tokens_per_s, lo, hi, value_ms and marks."""
+    """One row per point with both values: load, output_tokens_per_s, lo, hi, value_ms, lo_ms, hi_ms, marks, text."""
     knee, curve = sweep.knee, _curve(sweep)
     rows = []
     for point in sweep.points:
         rate, latency = point.first.summary["rates"]["output_tokens_per_s"], point.value(curve)
-        if rate["value"] is not None and latency is not None:
-            ends = {end: math.nan if rate[end] is None else rate[end] for end in ("lo", "hi")}
-            found = {"load": point.load, "output_tokens_per_s": rate["value"], **ends}
-            marks = {"is_knee": point is knee, "is_highest_within": point is sweep.within, "is_valid": point.is_valid}
-            rows.append(found | {"value_ms": latency} | marks)
+        if rate["value"] is None or latency is None:
+            continue
+        found = statistic(point.first, curve)
+        ends = {"lo": rate["lo"], "hi": rate["hi"]}
+        ends |= {"lo_ms": found and found.lo, "hi_ms": found and found.hi}
+        marks = {"is_knee": point is knee, "is_highest_within": point is sweep.within, "is_valid": point.is_valid}
+        text = f"{_load(sweep, point.load)}: {format_number(rate['value'])} output tokens/s, "
+        text += f"{CURVES[curve]} {format_number(latency)} ms"
+        row = {"load": point.load, "output_tokens_per_s": rate["value"], "value_ms": latency}
+        rows.append(
+            row | {name: math.nan if end is None else end for name, end in ends.items()} | marks | {"text": text}
+        )
     return pd.DataFrame(rows)
+
+
+def _latency_plots(sweep: Sweep) -> tuple[Block, ...]:
+    """Every latency against load, and the speed of one request against that of the server."""
+    frame = pd.DataFrame({"load": [point.load for point in sweep.points]})
+    for title, name in LATENCIES.items():
+        values = pd.Series([point.value(name) for point in sweep.points], dtype=float)
+        if values.notna().all() and (values > 0).all():
+            frame[title] = values
+    names = [title for title in LATENCIES if title in frame and title != "TTFT p50"]
+    if len(frame) < 2 or not names:
+        return ()
+    unit = _unit(sweep)
+    blocks: list[Block] = [
+        Plot(
+            "latency_by_load",
+            "Latency against load",
+            "One line per latency, on a logarithmic axis.",
+            f"Line chart of {', '.join(names)} in milliseconds against {unit}.",
+            lambda size: sweep_plots.latencies_by_load(frame, names, unit, size),
+        )
+    ]
+    if "TPOT p50" in frame:
+        speeds = frame.assign(
+            output_tokens_per_s=[point.value("output_tokens_per_s") or math.nan for point in sweep.points],
+            per_user=1e3 / frame["TPOT p50"],
+        ).dropna()
+        speeds["text"] = [
+            f"{_load(sweep, load)}: {format_number(per_user)} tokens/s of one request, {format_number(total)} in total"
+            for load, per_user, total in speeds[["load", "per_user", "output_tokens_per_s"]].to_numpy().tolist()
+        ]
+        blocks.append(
+            Plot(
+                "speed_per_user",
+                "Speed of one request against throughput",
+                f"1 / TPOT p50 against output tokens/s. Numbers are {unit}.",
+                "Line chart of tokens per second of one request against output tokens per second, one dot per load.",
+                lambda size: sweep_plots.speed_per_user(speeds, size),
+            )
+        )
+    return tuple(blocks)
 
 
 def attainment_frame(sweep: Sweep) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from reports.document import Size, format_number
+from reports.document import Size, format_number, signed
 from reports.plots.figure import (
     MARGIN_NAMES,
     MARGIN_RIGHT,
@@ -374,3 +374,43 @@ def _worker_lines(axes: Axes, frame: pd.DataFrame, column: str) -> None:
     spread = frame.groupby("t_s")[column].agg(["min", "median", "max"])
     axes.fill_between(spread.index, spread["min"], spread["max"], color=series_colour(0), alpha=0.2, linewidth=0)
     axes.plot(spread.index, spread["median"], color=series_colour(0))
+
+
+def forest(frame: pd.DataFrame, bound: float, unit: str, size: Size) -> Figure:
+    """The change of each quantity with its interval, one row each; the smallest effect of interest as a band.
+
+    frame: name, value, lo, hi, worse, decided, from the first row down. Missing bounds are NaN; `unit` is that of all.
+    """
+    with styled():
+        left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES
+        figure, [axes] = new_figure(size, gridspec_kw={"left": left / size.width})
+        rows = frame.iloc[::-1].reset_index(drop=True)
+        axes.axvspan(-bound, bound, color=PALETTE["shade"], linewidth=0, zorder=0)
+        axes.axvline(0, color=PALETTE["muted"], linewidth=0.8)
+        colours = [
+            PALETTE["muted"] if not decided else PALETTE["bad" if worse else "good"]
+            for worse, decided in zip(rows["worse"], rows["decided"], strict=True)
+        ]
+        axes.hlines(rows.index, rows["lo"], rows["hi"], colors=colours, linewidth=2.0)
+        axes.scatter(rows["value"], rows.index, c=colours, s=34, zorder=3)
+        texts = [
+            f"{name}: {signed_percent(value)} ({signed_percent(lo)} to {signed_percent(hi)}) {unit}"
+            for name, value, lo, hi in rows[["name", "value", "lo", "hi"]].itertuples(index=False)
+        ]
+        add_hovers(axes, rows["value"], rows.index, texts)
+        ends = np.concatenate([rows[["value", "lo", "hi"]].to_numpy(dtype=float).ravel(), [-1.6 * bound, 1.6 * bound]])
+        ends = ends[np.isfinite(ends)]
+        pad = 0.06 * (ends.max() - ends.min())
+        axes.set_xlim(ends.min() - pad, ends.max() + pad)
+        name_rows(axes, [str(name) for name in rows["name"]], size)
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: signed_percent(value)))
+        axes.set_xlabel(f"change of B against A, {unit}")
+        return figure
+
+
+def signed_percent(value: float) -> str:
+    """`+4.2`, `−1.5`, `0`."""
+    return signed(format_number(float(f"{value:.2g}")), is_change=True)

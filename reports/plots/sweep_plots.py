@@ -1,15 +1,28 @@
 """Figures of a sweep; each takes a frame and returns a `Figure`."""
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from reports.document import Size, format_number
-from reports.plots.figure import PALETTE, label_axis, new_figure, series_colour, styled, tick_number
+from reports.plots.figure import (
+    PALETTE,
+    add_hovers,
+    axis_from_zero,
+    label_axis,
+    name_series,
+    new_figure,
+    series_colour,
+    styled,
+    tick_number,
+)
 from reports.stats.estimators import Interval
 
 # Latencies that differ by more than this factor have a logarithmic axis: beyond the knee queues grow without bound.
@@ -19,11 +32,16 @@ MAX_LINEAR_RATIO = 12.0
 def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float | None, size: Size) -> Figure:
     """Latency against throughput: one dot per load, joined in the order of loads, and the objective as a line.
 
-    frame: load, output_tokens_per_s, value_ms, is_knee, is_valid. Invalid points are hollow.
+    frame: load, output_tokens_per_s, lo, hi, value_ms, lo_ms, hi_ms, is_knee, is_valid, text. Bars are 95 % intervals;
+    invalid points are hollow.
     """
     with styled():
         figure, [axes] = new_figure(size)
         axes.plot(frame["output_tokens_per_s"], frame["value_ms"], color=series_colour(0), linewidth=1.2)
+        bars: dict[str, Any] = {"color": series_colour(0), "linewidth": 0.9, "alpha": 0.7}
+        axes.hlines(frame["value_ms"], frame["lo"], frame["hi"], **bars)
+        axes.vlines(frame["output_tokens_per_s"], frame["lo_ms"], frame["hi_ms"], **bars)
+        add_hovers(axes, frame["output_tokens_per_s"], frame["value_ms"], frame["text"])
         for is_valid, fill in ((True, series_colour(0)), (False, "white")):
             rows = frame[frame["is_valid"] == is_valid]
             axes.plot(
@@ -38,7 +56,7 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float |
             _name_point(axes, row, float(frame["output_tokens_per_s"].max()))
         _axes(axes, "output tokens/s  → better", size)
         values = frame["value_ms"]
-        low, top = float(values.min()), float(values.max())
+        low, top = float(values.min()), float(frame[["value_ms", "hi_ms"]].max().max())
         if objective_ms is not None and objective_ms <= 3 * top:
             _objective(axes, objective_ms, is_low=objective_ms < 1.3 * float(values.iloc[0]))
             low, top = min(low, objective_ms), max(top, objective_ms)
@@ -51,13 +69,13 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float |
 def _latency_axis(axes: Axes, low: float, top: float) -> str:
     """Linear from zero, or logarithmic for a wide range. Returns the suffix of the axis title."""
     if low <= 0 or top <= MAX_LINEAR_RATIO * low:
-        axes.set_ylim(bottom=0, top=1.12 * top)
+        axis_from_zero(axes, 1.05 * top)
         return ""
     axes.set_yscale("log")
     axes.set_ylim(low / 1.5, top * 1.6)
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if top > 200 * low else (1.0, 3.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
     return " (log scale)"
 
 
@@ -81,6 +99,7 @@ def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
         figure, [axes] = new_figure(size)
         axes.fill_between(frame["load"], frame["lo"], frame["hi"], color=series_colour(0), alpha=0.15, linewidth=0)
         axes.plot(frame["load"], frame["output_tokens_per_s"], "o-", color=series_colour(0), markersize=4)
+        add_hovers(axes, frame["load"], frame["output_tokens_per_s"], frame["text"])
         for load_value, speed in frame.loc[frame["is_knee"], ["load", "output_tokens_per_s"]].to_numpy():
             axes.annotate(
                 "knee",
@@ -102,9 +121,8 @@ def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
                 ha="right" if is_right else "left",
                 color=PALETTE["muted"],
             )
-        _axes(axes, load, size)
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0, top=1.08 * float(frame[["output_tokens_per_s", "hi"]].max().max()))
+        axis_from_zero(axes, 1.05 * float(frame[["output_tokens_per_s", "hi"]].max().max()))
+        _load_axis(axes, frame["load"], load, size)
         label_axis(axes, "output tokens/s  ↑ better")
         return figure
 
@@ -129,13 +147,86 @@ def attainment(
         for is_overloaded, fill in ((False, series_colour(0)), (True, "white")):
             rows = points[points["is_overloaded"] == is_overloaded]
             axes.plot(rows["load"], rows["value"], "o", color=series_colour(0), markerfacecolor=fill, markersize=5)
-        _axes(axes, load, size)
-        axes.set_xlim(left=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+        _load_axis(axes, points["load"], load, size)
         counted = points.loc[~points["is_overloaded"], ["value", "lo"]].min(axis=1)
         least = min([target, *counted.dropna()])
         axes.set_ylim(bottom=max(0.0, least - 0.2 * (100 - least) - 1), top=100.0 + 0.04 * (100 - least) + 0.1)
         label_axis(axes, "requests within the objectives, %  ↑ better")
         return figure
+
+
+def latencies_by_load(frame: pd.DataFrame, names: Sequence[str], load: str, size: Size) -> Figure:
+    """Latencies in ms against load on a logarithmic axis. frame: load, and a column per name."""
+    with styled():
+        figure, [axes] = new_figure(size)
+        for index, name in enumerate(names):
+            axes.plot(frame["load"], frame[name], "o-", color=series_colour(index), markersize=4)
+            texts = [
+                f"{row:g} {load}: {name} {format_number(value)} ms"
+                for row, value in zip(frame["load"], frame[name], strict=True)
+            ]
+            add_hovers(axes, frame["load"], frame[name], texts)
+        values = frame[list(names)].to_numpy(dtype=float)
+        low, top = float(np.nanmin(values)), float(np.nanmax(values))
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.5, top * 1.6)
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if top > 200 * low else (1.0, 3.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+        axes.yaxis.set_minor_locator(NullLocator())
+        _load_axis(axes, frame["load"], load, size)
+        name_series(axes, list(names), size)
+        label_axis(axes, "ms (log scale)  ↓ better")
+        return figure
+
+
+def speed_per_user(frame: pd.DataFrame, size: Size) -> Figure:
+    """Tokens/s of one request against output tokens/s in total. frame: load, output_tokens_per_s, per_user, text."""
+    with styled():
+        figure, [axes] = new_figure(size)
+        axes.plot(
+            frame["output_tokens_per_s"], frame["per_user"], "o-", color=series_colour(0), markersize=5, linewidth=1.2
+        )
+        # Beyond the knee dots are close to each other: their names alternate above and below the line.
+        points = frame[["load", "output_tokens_per_s", "per_user"]].to_numpy(dtype=float).tolist()
+        for index, (load, total, per_user) in enumerate(points):
+            place = (0, -14 if index % 2 else 6)
+            axes.annotate(
+                f"{load:g}",
+                (total, per_user),
+                xytext=place,
+                textcoords="offset points",
+                ha="center",
+                color=PALETTE["muted"],
+            )
+        add_hovers(axes, frame["output_tokens_per_s"], frame["per_user"], frame["text"])
+        _axes(axes, "output tokens/s  → better", size)
+        axis_from_zero(axes, 1.1 * float(frame["per_user"].max()))
+        axes.margins(x=0.08)
+        label_axis(axes, "tokens/s of one request  ↑ better")
+        return figure
+
+
+def _load_axis(axes: Axes, loads: "pd.Series[float]", label: str, size: Size) -> None:
+    """The load from its lowest to its highest point, with ticks at the points; log2 for geometric loads."""
+    places = sorted({float(load) for load in loads})
+    is_geometric = len(places) > 2 and places[0] > 0 and all(b >= 1.5 * a for a, b in pairwise(places))
+    if is_geometric:
+        axes.set_xscale("log", base=2)
+        margin = (places[-1] / places[0]) ** 0.05
+        axes.set_xlim(places[0] / margin, places[-1] * margin)
+    else:
+        margin = 0.05 * (places[-1] - places[0]) or 0.5
+        axes.set_xlim(places[0] - margin, places[-1] + margin)
+    most = 6 if size.is_narrow else 10
+    if is_geometric or len(places) <= most:
+        ticks = places if len(places) <= most else places[:: math.ceil(len(places) / most)]
+        axes.set_xticks(ticks, [tick_number(tick) for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(most - 1))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
+    axes.set_xlabel(label)
 
 
 def _name_point(axes: Axes, row: Any, most: float) -> None:

@@ -44,10 +44,9 @@ class Cost:
     change: Interval | None
 
     def __str__(self) -> str:
-        values = f"{format_number(float(self.before))} → {format_number(float(self.after))}"
-        if self.change is None:
-            return f"{metric_title(self.metric)} {values}"
-        return f"{metric_title(self.metric)} {values} ({_percent(self.change)})"
+        title, _, unit = metric_title(self.metric).partition(", ")
+        values = f"{title} {format_number(float(self.before))} → {format_number(float(self.after))} {unit}".rstrip()
+        return values if self.change is None else f"{values} ({_percent(self.change)})"
 
 
 def _percent(ratio: Interval) -> str:

@@ -191,7 +191,7 @@ def test_comparison_is_written_as_a_report(regression: Comparison, tmp_path: Pat
     page = paths.html.read_text()
     assert "B is worse than A in tpot_p50_ms" in page
     assert "<b>1</b>" not in page
-    assert [path.name for path in paths.figures] == ["pairs.png", "pairs.svg"]
+    assert [path.name for path in paths.figures] == ["forest.png", "forest.svg", "pairs.png", "pairs.svg"]
 
 
 def test_refused_comparison_is_written_as_a_report(tmp_path: Path) -> None:

@@ -1,13 +1,24 @@
 """The sections on runs in the report of a comparison: per-request effects and setup."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from reports.document import Facts, Section, Table, Text
-from reports.pages.comparison_page import runs_sections
+from reports.document import Facts, Plot, Section, Table, Text
+from reports.gate.compare import CompareOptions, Comparison, judge
+from reports.gate.decide import GateDecision
+from reports.gate.side_run import Pair, SideRun
+from reports.pages.comparison_page import (
+    build_comparison_report,
+    forest_frame,
+    pairs_needed,
+    runs_sections,
+    verdict_line,
+)
+from reports.plots.figure import HALF
 from reports.run_store import load_manifest, write_manifest
 from tests.support.samples.sample_run import SampleLoad, write_sample_run
 
@@ -70,3 +81,53 @@ def test_fewer_than_three_runs_per_side_have_only_the_setup(runs: dict[str, list
 
     assert [each.title for each in few] == ["Setup"]
     assert runs_sections(runs["a"], [], "main", "change") == ()
+
+
+def noisy(pairs: int, noise: float = 0.06, change: float = 0.02) -> Comparison:
+    """Pairs whose logarithmic changes of TPOT alternate around `change`."""
+    made = []
+    for number in range(pairs):
+        ratio = math.exp(change + (noise if number % 2 else -noise))
+        made.append(Pair(side(20.0), side(20.0 * ratio)))
+    return judge(made, CompareOptions(gated=("tpot_p50_ms",), shown=()))
+
+
+def side(tpot_ms: float) -> SideRun:
+    return SideRun("x", {"tpot_p50_ms": tpot_ms})
+
+
+def test_an_inconclusive_verdict_states_the_pairs_that_would_detect_the_effect() -> None:
+    few = noisy(6)
+    needed = pairs_needed(few)
+
+    assert few.verdict is GateDecision.INCONCLUSIVE
+    assert needed is not None
+    assert f"About {needed} pairs would detect it." in verdict_line(few).sentence
+    [metric] = noisy(needed).gated
+    assert metric.smallest_effect == pytest.approx(100 * few.options.min_effect, rel=0.25)
+
+
+def test_the_page_opens_with_the_difference_of_the_sides_and_a_forest_plot(runs: dict[str, list[Path]]) -> None:
+    directory = runs["b"][0]
+    manifest = load_manifest(directory)
+    changed = manifest.target | {"launch_argv": ["serve", "--fast"]}
+    write_manifest(directory, dataclasses.replace(manifest, target=changed))
+
+    report = build_comparison_report(noisy(6), of_runs=runs_sections(runs["a"], runs["b"], "main", "change"))
+    write_manifest(directory, manifest)
+
+    first, metrics, *_ = report.sections
+    [table] = first.blocks
+    assert isinstance(table, Table)
+    assert table.frame.set_index("").loc["launched with", "B"] == "serve --fast"
+    assert [type(block) for block in metrics.blocks][:2] == [Plot, Table]
+    [axes] = report.plots[0].draw(HALF).axes
+    assert axes.get_xlabel() == "change of B against A, %"
+
+
+def test_forest_frame_has_the_bounds_of_each_gated_ratio() -> None:
+    frame = forest_frame(noisy(6))
+    [metric] = noisy(6).gated
+
+    assert frame.loc[0, ["value", "lo", "hi"]].tolist() == [metric.change.value, metric.change.lo, metric.change.hi]
+    assert not frame.loc[0, "decided"]

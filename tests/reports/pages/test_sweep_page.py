@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reports.document import Table
+from reports.document import Table, format_number
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep, find_knee, highest_within
 from reports.pages.sweep_page import build_sweep_report, curve_frame, points_table, sweep_json, verdict
@@ -173,3 +173,33 @@ def test_the_report_of_a_sweep_has_no_curve(sweep: Sweep) -> None:
 
     assert "curve" not in plot.caption
     assert sweep_json(sweep)["capacity"] is None
+
+
+def test_the_verdict_of_a_sweep_starts_with_the_numbers_of_the_best_load(sweep: Sweep) -> None:
+    best = sweep.within
+    assert best is not None
+    speed, latency = (format_number(best.value(name) or 0.0) for name in ("output_tokens_per_s", "ttft_p95_ms"))
+
+    sentence = verdict(sweep).sentence
+
+    assert sentence.startswith(f"{best.load:g} requests/s: {speed} output tokens/s, TTFT p95 {latency} ms.")
+    assert "not saturated" not in sentence
+    below = verdict(replace(sweep, points=sweep.points[:3])).sentence
+    assert "The server is not saturated: try more than 8 requests/s." in below
+
+
+def test_geometric_loads_have_a_log2_axis_with_ticks_at_the_points(sweep: Sweep) -> None:
+    [plot] = [plot for plot in build_sweep_report(sweep).plots if plot.name == "throughput_by_load"]
+    [axes] = plot.draw(HALF).axes
+
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "4", "8", "16", "32"]
+    assert axes.get_ylim()[1] >= 1_226
+
+
+def test_latencies_and_the_speed_of_one_request_are_drawn_against_load(sweep: Sweep) -> None:
+    plots = {plot.name: plot for plot in build_sweep_report(sweep).plots}
+
+    assert plots["latency_by_load"].alt.startswith("Line chart of TTFT p95, TPOT p50, E2E p95")
+    [axes] = plots["speed_per_user"].draw(HALF).axes
+    assert axes.get_title(loc="left") == "tokens/s of one request  ↑ better"

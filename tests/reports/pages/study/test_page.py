@@ -263,7 +263,7 @@ def test_the_change_of_the_objective_is_the_gain_that_allows_for_the_choice(stud
 def test_a_metric_that_gets_worse_by_more_than_five_percent_is_named_in_the_verdict(report: Report) -> None:
     sentence = report.verdicts[0].sentence
 
-    assert re.search(r"It costs: TTFT p95, ms \d+ → \d+ \(\+\d+ %, 95 % interval \+\d+ to \+\d+\)\.", sentence)
+    assert re.search(r"It costs: TTFT p95 \d+ → \d+ ms \(\+\d+ %, 95 % interval \+\d+ to \+\d+\)\.", sentence)
     assert "TPOT" not in sentence
     assert sentence.endswith("This holds for the load of the study: closed, 8 users, 64 in, 24 out.")
 
