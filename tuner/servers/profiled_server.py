@@ -158,6 +158,10 @@ class ProfiledServer:
                 return failure.cause
         return cause_of(log_tail, exit_code=exit_code)
 
+    def failure_line(self, log: str) -> str | None:
+        patterns = [re.compile(each.match, re.IGNORECASE) for each in self.profile.failure]
+        return next((line.strip() for line in log.splitlines() if any(each.search(line) for each in patterns)), None)
+
     def facts_of(self, log: str) -> dict[str, float]:
         """The last number that each pattern of the profile finds; thousands may be separated by commas."""
         found = {}

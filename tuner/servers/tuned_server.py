@@ -155,6 +155,10 @@ class TunedServer(Protocol):
         """The cause of the server's end, from the tail of its log and its exit code."""
         ...
 
+    def failure_line(self, log: str) -> str | None:
+        """The first line of a log that names a known failure; None if there is none."""
+        ...
+
     def facts_of(self, log: str) -> dict[str, float]:
         """Numbers that the log states, by name."""
         ...

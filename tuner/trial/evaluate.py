@@ -113,7 +113,8 @@ def _measured(
             exit_code = _exit_code(process.exit_code, warm)
             events.begin("stopping")
     except StartError as error:
-        tail = "\n".join(filter(None, (error.log_tail, warm.log_tail() if warm is not None else "")))
+        tails = (error.log_tail, warm.log_tail() if warm is not None else "")
+        tail = _with_failure("\n".join(filter(None, tails)), server, log)
         code = _exit_code(process.exit_code if process is not None else None, warm)
         if warm is not None:
             warm.stop()
@@ -125,6 +126,7 @@ def _measured(
     if exit_code is not None:
         if warm is not None:
             warm.stop()
+        tail = _with_failure(tail, server, log)
         reason = f"the server ended with exit code {exit_code} during the measurement"
         # The kernel kills a process when memory is exhausted.
         cause = "memory" if exit_code in KILLED else server.cause_of(tail, exit_code=exit_code)
@@ -142,6 +144,12 @@ def _salted(load: BenchConfig) -> BenchConfig:
 def _exit_code(code: int | None, warm: WarmParts | None) -> int | None:
     """The exit code of the server, or of its warm part; None while both run."""
     return code if code is not None or warm is None else warm.exit_code
+
+
+def _with_failure(tail: str, server: TunedServer, log: Path) -> str:
+    """The end of a log, then the line that names the cause: some servers end with the traceback of another process."""
+    line = server.failure_line(log.read_text(errors="replace")) if log.exists() else None
+    return tail if line is None else f"{tail}\n{line}"
 
 
 def first_line(error: Exception) -> str:

@@ -24,7 +24,7 @@ def short_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "STOP_S", 1.0)
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
     monkeypatch.setenv("PYTHONPATH", str(SERVER.parents[2]))
-    monkeypatch.setattr("tuner.trial.device_lock.tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tuner.trial.device_lock.lock_folder", lambda: tmp_path)
 
 
 def attempt(tmp_path, how, ready_timeout_s=20.0):
@@ -117,3 +117,18 @@ port = "'PORT': '([0-9]+)'"
     assert result.outcome == "measured", result.reason
     assert result.measured["tpot_mean_ms"] >= 15
     assert result.attributes["facts"]["port"] > 0
+
+
+def test_the_cause_is_found_above_a_long_traceback_of_another_process(tmp_path):
+    line = "(Worker pid=1) ValueError: Available memory on node 0 is less than desired CPU memory utilization (0.92)"
+    script = tmp_path / "server.py"
+    traceback = "  File x\n" * 80 + "RuntimeError: initialization failed"
+    script.write_text(f"import sys\nprint({line!r})\nprint({traceback!r})\nsys.exit(1)\n")
+    command = f"{sys.executable} {script} {{model}} {{port}}"
+    server = server_of(ServerSection(profile="vllm", model_id="m", command=command))
+
+    outcome = evaluate({"model_id": "m"}, TrialSetup(LOAD, 20.0, SilentProgress(), server), tmp_path / "trial")
+
+    assert isinstance(outcome, Infeasible)
+    assert outcome.cause == "memory"
+    assert outcome.log_tail.splitlines()[-1] == line

@@ -129,6 +129,10 @@ class TgiServer:
         is_full = any(word in log_tail.lower() for word in _NO_CACHE_WORDS)
         return "no_cache" if is_full else cause_of(log_tail, exit_code=exit_code)
 
+    def failure_line(self, _log: str) -> str | None:
+        """None: the end of the log has the cause."""
+        return None
+
     def facts_of(self, log: str) -> dict[str, float]:
         found = POOL.findall(log)
         return {"kv_tokens": float(found[-1])} if found else {}
