@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.peers.trap_peers import PEERS, Peer
 from loadgen.errors import MeasurementError
-from loadgen.selftest.trap_check import RunCase, check_traps, run_own
+from loadgen.selftest.trap_check import HONEST_RUNS, RunCase, check_traps, run_own
 from loadgen.selftest.trap_companions import run_tool
 from loadgen.selftest.trap_judgement import ToolReport, render_result, shown
 from loadgen.selftest.trap_rows import TrapCase, select_traps
@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, metavar="DIR", help="A directory of environments named as the peers.")
     parser.add_argument("--traps", metavar="N,…", help="Only these rows.")
     parser.add_argument("--no-own", action="store_true", help="Run the peers only.")
+    parser.add_argument("--honest", action="store_true", help="Peers run the honest loads too: twice the time.")
     parser.add_argument("--results", type=Path, default=RESULTS, help="The result file, which is updated.")
     parser.add_argument("--page", action="store_true", help="Only write the table of docs/comparison.md.")
     args = parser.parse_args()
@@ -49,7 +50,15 @@ def main() -> int:
         peer = next((each for each in PEERS if each.name == name), None)
         run = run_own if peer is None else run_peer(peer, python)
         version = product_version() if peer is None else package_version(peer, python)
-        for result in check_traps(traps, run, with_honest=peer is None, honest_runs=10 if peer is None else 1):
+        is_peer = peer is not None
+        rows = check_traps(
+            traps,
+            run,
+            is_peer=is_peer,
+            with_honest=args.honest or not is_peer,
+            honest_runs=1 if is_peer else HONEST_RUNS,
+        )
+        for result in rows:
             print(f"{name}: {render_result(result)}", flush=True)
             store(args.results, name, version, result.to_json())
     return 0
@@ -123,7 +132,8 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     number = ", ".join(shown(value) for value in values) if 0 < len(values) < 3 else ""
     findings = ", ".join(name for name in row["findings"] if name != UNCHECKED)
     verdict = findings if row["verdict"] == "valid" else f"{row['verdict']}: {findings}"
-    text = "; ".join(part for part in (number, verdict) if part) or ("right" if row["passes"] else "no number")
+    honest = "" if row.get("honest_load", "right") == "right" else f"honest load {row['honest_load']}"
+    text = "; ".join(part for part in (number, verdict, honest) if part) or ("right" if row["passes"] else "no number")
     return f"{'✓' if row['passes'] else '✗'} {text}"
 
 

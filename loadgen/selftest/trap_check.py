@@ -25,11 +25,17 @@ RunCase = Callable[[str, TrapCase, Path], ToolReport]
 
 
 def check_traps(
-    traps: Sequence[Trap], run: RunCase, *, with_honest: bool = True, honest_runs: int = HONEST_RUNS
+    traps: Sequence[Trap],
+    run: RunCase,
+    *,
+    is_peer: bool = False,
+    with_honest: bool = True,
+    honest_runs: int = HONEST_RUNS,
 ) -> Iterator[TrapResult]:
-    """The result of each trap; row 0 runs `honest_runs` times. Peers have no honest loads to pass."""
+    """The result of each trap; row 0 runs `honest_runs` times. A peer cannot run honest loads with flags of our own."""
     for trap in traps:
-        runs = honest_runs - 1 if trap.number == 0 else int(with_honest)
+        can_run = with_honest and not (is_peer and trap.honest.load.own_flags)
+        runs = honest_runs - 1 if trap.number == 0 else int(can_run)
         deceptive = measure_case(trap.deceptive, run)
         yield TrapResult(trap, deceptive, [measure_case(trap.honest, run) for _ in range(runs)])
 

@@ -3,6 +3,8 @@ from pathlib import Path
 
 from benchmarks.peers import traps
 from benchmarks.peers.trap_peers import PEERS, num_requests
+from loadgen.selftest import trap_check
+from loadgen.selftest.trap_judgement import ToolReport
 from loadgen.selftest.trap_rows import TRAPS, TrapLoad
 
 
@@ -24,6 +26,25 @@ def test_a_row_names_the_number_the_verdict_and_what_was_not_run(tmp_path: Path)
     assert "| 8 usage counts half more tokens than were streamed | 32 | ✓ 48; invalid: token_count | ✗ 48 |" in lines
     assert "| 7 a role-only event long before the first token | 250 | not run | not run |" in lines
     assert "| **passed**, of the traps that were run | | 1 of 1 | 0 of 1 |" in lines
+
+
+def test_a_peer_runs_the_honest_loads_that_need_no_flags_of_our_own(monkeypatch):
+    report = ToolReport({})
+    monkeypatch.setattr(trap_check, "measure_case", lambda case, run: report)
+
+    rows = list(trap_check.check_traps(TRAPS[:3], lambda *_: report, is_peer=True))
+
+    assert [len(row.honest) for row in rows] == [0, 0, 1]
+
+
+def test_an_honest_load_that_is_wrong_is_named_in_the_table(tmp_path: Path):
+    path = tmp_path / "traps.json"
+    row = {"trap": 8, "passes": False, "values": {"output_tokens_mean": 48.0}, "verdict": "valid", "findings": []}
+    traps.store(path, "vllm", "0.32", {**row, "honest_load": "output_tokens_mean 8 instead of 32 (-75 %)"})
+
+    assert "✗ 48; honest load output_tokens_mean 8 instead of 32 (-75 %) |" in traps.table(
+        json.loads(path.read_bytes())
+    )
 
 
 def test_every_peer_has_a_command_for_every_load(tmp_path: Path):
