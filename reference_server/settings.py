@@ -188,7 +188,7 @@ def _read_file(config_class: type[HubConfig], path: Path, parser: _Parser) -> di
     """The keys of a TOML file that this command has; a file may have the keys of all commands."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         parser.error(f"--config-file {path}: {error}")
     known = {name for command in COMMANDS.values() for name in command.model_fields}
     for key in content:

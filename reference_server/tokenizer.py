@@ -4,7 +4,6 @@ Reads `tokenizer.json` with `tokenizers`; transformers, which imports torch, is 
 Streaming is in decoding/detokenize.py.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from reference_server.errors import StartupError
+from reference_server.json_files import read_json
 from reference_server.token_bytes import longest_token, token_bytes
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -184,7 +184,7 @@ def _special_tokens(directory: Path) -> dict[str, str]:
         file = directory / name
         if not file.is_file():
             continue
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = read_json(file)
         tokens |= _texts((key, settings.get(key)) for key in _SPECIAL_TOKENS)
         for key in ("additional_special_tokens", "extra_special_tokens"):
             extra = settings.get(key) or []

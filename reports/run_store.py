@@ -214,7 +214,7 @@ def read_jsonl(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
                     break
                 try:
                     yield json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise RunDirectoryError(f"{path}:{number}: not a JSON record ({error})") from error
 
 
@@ -222,7 +222,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises RunDirectoryError."""
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path}: not JSON ({error})") from error
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path}: not a JSON object")

@@ -38,7 +38,7 @@ class ControlClient:
         status, body = self.get(route)
         if status != 200:
             return None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             return json.loads(body)
         return None
 
@@ -53,7 +53,7 @@ class ControlClient:
             raise TargetError(f"{self.url}{route.path}: status {status}", status)
         try:
             count = route.count(json.loads(body))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TargetError(f"{self.url}{route.path}: not JSON ({error})") from error
         if count is None:
             raise TargetError(f"{self.url}{route.path}: neither a count nor a list of tokens")

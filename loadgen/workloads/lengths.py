@@ -129,7 +129,7 @@ def _read_rows(path: Path, columns: int) -> list[list[int]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a file of lengths: {getattr(error, 'strerror', None) or error}") from error
     if rows and not any(cell.strip().isdigit() for cell in rows[0]):
         rows = rows[1:]

@@ -160,7 +160,7 @@ def _read_jsonl(path: Path, columns: Columns) -> list[PromptRow]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}:{number}: not JSON ({error})") from error
         rows.append(_row_of(row, columns, f"{path}:{number}"))
     return rows

@@ -50,7 +50,7 @@ class Constraint:
         """Whether a text is JSON of the schema."""
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Validity.CUT if finish_reason == "length" else Validity.NOT_JSON
         return Validity.VALID if self._validator.is_valid(value) else Validity.NOT_IN_SCHEMA
 

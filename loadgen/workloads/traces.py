@@ -216,7 +216,10 @@ def _open(path: Path) -> TextIO:
 
 
 def _in_order(rows: Iterable[TraceRow], path: Path) -> list[TraceRow]:
-    ordered = sorted(rows, key=lambda row: row.arrival_ns)
+    try:
+        ordered = sorted(rows, key=lambda row: row.arrival_ns)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path}: {error}") from error
     if not ordered:
         raise UsageError(f"{path}: the trace has no requests, or none passes the filters")
     return ordered
@@ -225,7 +228,7 @@ def _in_order(rows: Iterable[TraceRow], path: Path) -> list[TraceRow]:
 def _json_object(line: str, where: str) -> dict[str, object]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict):
         raise UsageError(f"{where}: not a JSON object")
@@ -253,7 +256,7 @@ def _seconds_ns(text: str | None, where: str) -> int:
 def _count(value: object, name: str, where: str, least: int = 1) -> int:
     try:
         number = int(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{where}: `{name}` is {value!r}, not a whole number") from None
     if number < least:
         raise UsageError(f"{where}: `{name}` is {number}, below {least}")

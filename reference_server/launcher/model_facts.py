@@ -128,7 +128,7 @@ def read_model_config(
         else:
             text = (local.directory / "config.json").read_text(encoding="utf-8")
         content = json.loads(text)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, RecursionError, ImportError) as error:
         logger.warning("Could not read the config.json of %s: %s", model_id, _first_line(error))
         return None
     return content if isinstance(content, dict) else None

@@ -1,6 +1,5 @@
 """One rank's model made ready to serve: load, prepare, size the K/V cache. `stepper` runs it, `intake` feeds it."""
 
-import json
 import logging
 import os
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from reference_server.errors import ArgumentError, ShardError
+from reference_server.json_files import read_json
 from reference_server.messages import ModelInfo, WarmupReply, WarmupRequest
 from reference_server.model_server.decoding.grammar import Grammars
 from reference_server.model_server.decoding.watermark import Watermark
@@ -265,5 +265,5 @@ def _tokenizer_max_len(directory: Path) -> int | None:
     path = directory / "tokenizer_config.json"
     if not path.is_file():
         return None
-    length = json.loads(path.read_text()).get("model_max_length")
+    length = read_json(path).get("model_max_length")
     return int(length) if length else None

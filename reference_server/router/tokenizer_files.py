@@ -91,7 +91,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         logger.warning("ignoring %s, which is not valid JSON: %s", path, error)
         return {}
     return value if isinstance(value, dict) else {}

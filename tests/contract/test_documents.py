@@ -90,6 +90,24 @@ def test_classes_that_the_architecture_page_names_exist():
     assert named - _defined_names() - LIBRARY_NAMES == set()
 
 
+def test_every_promise_of_the_security_page_names_a_test_that_exists():
+    page = _text("SECURITY.md")
+    sources = [name for name in FILES if name.startswith("tests/") and name.endswith(".py")]
+    tests = {name for source in sources for name in re.findall(r"def (test_\w+)", _text(source))}
+    named = re.findall(r"`(test_\w+)(…?)`", page)
+
+    absent = [
+        name + dots
+        for name, dots in named
+        if not any(test.startswith(name) if dots else test == name for test in tests)
+    ]
+    assert absent == []
+    promises = page[page.index("## Promises") : page.index("## Trust")].split("\n* ")[1:]
+    assert [promise for promise in promises if "`test_" not in promise] == []
+    rows = [line for line in page[page.index("## Trust") : page.index("## Out")].splitlines() if line.startswith("|")]
+    assert [row for row in rows[2:] if "`test_" not in row] == []
+
+
 LIBRARY_NAMES = {"AutoTokenizer", "AttentionInterface", "DataFrame"}
 
 

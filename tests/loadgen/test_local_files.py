@@ -65,6 +65,11 @@ class ClosesAtOnce(http.server.BaseHTTPRequestHandler):
     """A server that is no TGI: HTTP/1.0, so that every answer ends its connection."""
 
     def do_GET(self) -> None:
+        if self.server.server_name == "nested" and self.path == "/info":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[" * 200_000)
+            return
         self.send_error(404)
 
     def log_message(self, *_: object) -> None:
@@ -83,6 +88,12 @@ def foreign_server() -> Iterator[str]:
 
 def test_hardening_S7_a_server_that_is_no_tgi_is_named(foreign_server: str):
     with pytest.raises(TargetError, match="neither /info nor /v1/models answers as in TGI or OpenAI; give --api"):
+        Target(foreign_server).facts()
+
+
+def test_hardening_R26_a_nested_info_is_no_info(foreign_server: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http.server.HTTPServer, "server_name", "nested", raising=False)
+    with pytest.raises(TargetError, match="neither /info nor"):
         Target(foreign_server).facts()
 
 

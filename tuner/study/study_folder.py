@@ -110,7 +110,10 @@ class StudyFolder:
         path = self.path / name
         if not path.exists():
             return {}
-        content = json.loads(path.read_text())
+        try:
+            content = json.loads(path.read_text())
+        except (ValueError, RecursionError) as error:
+            raise StudyError(f"{path}: not JSON ({error})") from None
         return content if isinstance(content, dict) else {}
 
     def update(self, name: str, values: Mapping[str, Any]) -> None:

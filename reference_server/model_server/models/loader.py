@@ -4,7 +4,6 @@ The model is built without memory and cut to this rank's part before it gets wei
 weights of another rank.
 """
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from reference_server import model_files
 from reference_server.errors import StartupError, UnsupportedError
+from reference_server.json_files import read_json
 from reference_server.model_files import ModelPaths
 from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
@@ -77,7 +77,7 @@ def load(
     """
     register()
     transformers_compat.quiet()
-    raw = json.loads((files.directory / "config.json").read_text())
+    raw = read_json(files.directory / "config.json")
     family = find_family(raw, trust_remote_code=options.trust_remote_code)
     if family.own_class is not None:
         names = (family.own_class, options.model_id, files.directory)
@@ -121,7 +121,7 @@ def load(
 
 def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
     """Bytes of all parameters of the whole model, computed from its config."""
-    raw = json.loads((files.directory / "config.json").read_text())
+    raw = read_json(files.directory / "config.json")
     family = find_family(raw, trust_remote_code=options.trust_remote_code)
     config = _config(files, family)
     device, tier = choose_device(), options.tier or family.tier
@@ -184,7 +184,7 @@ def _refuse_unloaded(model: Any) -> None:
 def _eos_ids(directory: Path, config: PretrainedConfig) -> frozenset[int]:
     """Ids that end a generation: from the generation config, else from the config."""
     path = directory / "generation_config.json"
-    listed = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    listed = read_json(path).get("eos_token_id") if path.is_file() else None
     if listed is None:
         listed = getattr(config, "eos_token_id", None)
     if listed is None:

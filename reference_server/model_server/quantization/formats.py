@@ -9,7 +9,6 @@ Tensors of a linear `P`:
     compressed-tensors  P.weight_packed with P.weight_scale (integers), or P.weight in int8 or e4m3 with P.weight_scale
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from reference_server.errors import UnsupportedError
+from reference_server.json_files import read_json
 from reference_server.model_server.quantization.exl2 import MixedBits, runs_of
 from reference_server.model_server.quantization.fp8 import FLOAT8, ScaledFloats, block_size
 from reference_server.model_server.quantization.int4 import WORD_BITS, GroupedIntegers, unpack
@@ -116,8 +116,7 @@ def _legacy_settings(directory: Path) -> dict[str, Any] | None:
     for name in ("quantize_config.json", "quant_config.json"):
         path = directory / name
         if path.is_file():
-            content = json.loads(path.read_text())
-            return content if isinstance(content, dict) else None
+            return read_json(path)
     return None
 
 

@@ -3,7 +3,6 @@
 source: peft, tuners/lora. Anything beyond `W + s * B @ A` is refused by name.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from reference_server.errors import StartupError, UnsupportedError
+from reference_server.json_files import read_json
 from reference_server.model_server.weights.checkpoint import open_weights
 from reference_server.model_server.weights.files import ADAPTER_CONFIG, ADAPTER_FILES
 
@@ -72,13 +72,7 @@ class Adapter:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise StartupError(f"{path} is no table of settings")
-    return config
+    return read_json(path)
 
 
 def _rank_and_scaling(path: Path, config: Mapping[str, Any]) -> tuple[int, float]:

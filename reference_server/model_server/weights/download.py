@@ -248,7 +248,7 @@ def _adapter(directory: Path) -> "Adapter":
 def _parent(config: Path) -> str | None:
     try:
         parent = json.loads(config.read_bytes()).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         return None
     return parent if isinstance(parent, str) and parent else None
 

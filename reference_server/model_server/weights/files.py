@@ -3,12 +3,12 @@
 Only files at the top level count, without those whose name marks other content.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from reference_server.errors import StartupError
+from reference_server.json_files import read_json
 
 SAFETENSORS = ".safetensors"
 PICKLED = (".bin", ".pt")
@@ -119,8 +119,8 @@ def pickled_names(directory: Path, names: Iterable[str]) -> list[str]:
 def indexed_names(index: Path, present: Iterable[str]) -> list[str]:
     """The files that an index lists: plain names, all of them in `present`. Raises StartupError."""
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError) as error:
         raise StartupError(f"{index} is no index of weights: {error}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
