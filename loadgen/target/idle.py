@@ -7,10 +7,12 @@ from loadgen.target.control import ControlClient
 from loadgen.target.telemetry import ROUTE, Scrape, parse_prometheus
 
 POLL_S = 0.1
-# Gauges of running and waiting requests, by server.
+# Gauges of running and waiting requests, by server. Those of SGLang and TensorRT-LLM keep their values when idle.
 GAUGES = (
     ("tgi_batch_current_size", "tgi_queue_size"),
     ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+    ("dynamo_frontend_inflight_requests", "dynamo_frontend_queued_requests"),
 )
 
 

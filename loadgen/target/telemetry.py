@@ -17,7 +17,9 @@ ROUTE = "/metrics"
 REQUEST_COUNTS = (
     ("tgi_request_success", "tgi_request_failure"),
     ("tgi_request_count",),
-    ("vllm:request_success_total",),
+    ("vllm:request_success_total", "vllm:request_success"),
+    ("trtllm_request_success_total", "trtllm_request_success"),
+    ("dynamo_frontend_requests_total", "dynamo_frontend_requests"),
 )
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")

@@ -23,8 +23,9 @@ class ServerMetric:
     """A server metric and the series that may contain it; the first series present is used.
 
     `kind`: histogram (mean and percentiles over the window), counter (difference), gauge (mean and maximum of the sum
-    over label sets), average (mean and maximum of the mean over label sets). A histogram series may be a sum `a + b`, a
-    gauge a quotient `a / b` at each scrape, a counter a quotient of differences. Gauges are multiplied by `scale`.
+    over label sets), average (mean and maximum of the mean over label sets). A histogram or counter series may be a sum
+    `a + b`, a gauge a quotient `a / b` at each scrape, a counter a quotient of differences. Gauges are multiplied by
+    `scale`. The suffix `_total` of a counter is optional.
     """
 
     name: str
@@ -41,10 +42,25 @@ SERVER_METRICS = (
         "Request duration",
         "s",
         "histogram",
-        ("tgi_request_duration", "vllm:e2e_request_latency_seconds"),
+        (
+            "tgi_request_duration",
+            "vllm:e2e_request_latency_seconds",
+            "sglang:e2e_request_latency_seconds",
+            "trtllm_e2e_request_latency_seconds",
+            "dynamo_frontend_request_duration_seconds",
+        ),
     ),
     ServerMetric(
-        "queue_s", "Queue time", "s", "histogram", ("tgi_request_queue_duration", "vllm:request_queue_time_seconds")
+        "queue_s",
+        "Queue time",
+        "s",
+        "histogram",
+        (
+            "tgi_request_queue_duration",
+            "vllm:request_queue_time_seconds",
+            "sglang:queue_time_seconds",
+            "trtllm_request_queue_time_seconds",
+        ),
     ),
     ServerMetric(
         "inference_s",
@@ -55,19 +71,54 @@ SERVER_METRICS = (
             "tgi_request_inference_duration",
             "vllm:request_prefill_time_seconds + vllm:request_decode_time_seconds",
             "vllm:request_inference_time_seconds",
+            "trtllm_request_prefill_time_seconds + trtllm_request_decode_time_seconds",
+            "trtllm_request_inference_time_seconds",
         ),
     ),
-    ServerMetric("prefill_s", "Prefill of a request", "s", "histogram", ("vllm:request_prefill_time_seconds",)),
+    ServerMetric(
+        "prefill_s",
+        "Prefill of a request",
+        "s",
+        "histogram",
+        ("vllm:request_prefill_time_seconds", "trtllm_request_prefill_time_seconds"),
+    ),
     ServerMetric("validation_s", "Validation time", "s", "histogram", ("tgi_request_validation_duration",)),
-    ServerMetric("ttft_s", "TTFT (server)", "s", "histogram", ("vllm:time_to_first_token_seconds",)),
+    ServerMetric(
+        "ttft_s",
+        "TTFT (server)",
+        "s",
+        "histogram",
+        (
+            "vllm:time_to_first_token_seconds",
+            "sglang:time_to_first_token_seconds",
+            "trtllm_time_to_first_token_seconds",
+            "dynamo_frontend_time_to_first_token_seconds",
+        ),
+    ),
     ServerMetric(
         "tpot_s",
         "TPOT (server)",
         "s",
         "histogram",
-        ("tgi_request_mean_time_per_token_duration", "vllm:request_time_per_output_token_seconds"),
+        (
+            "tgi_request_mean_time_per_token_duration",
+            "vllm:request_time_per_output_token_seconds",
+            "sglang:request_time_per_output_token_seconds",
+            "sglang:time_per_output_token_seconds",
+            "trtllm_time_per_output_token_seconds",
+        ),
     ),
-    ServerMetric("gap_s", "Gap (server)", "s", "histogram", ("vllm:inter_token_latency_seconds",)),
+    ServerMetric(
+        "gap_s",
+        "Gap (server)",
+        "s",
+        "histogram",
+        (
+            "vllm:inter_token_latency_seconds",
+            "sglang:inter_token_latency_seconds",
+            "dynamo_frontend_inter_token_latency_seconds",
+        ),
+    ),
     ServerMetric(
         "prefill_step_s", "Prefill call", "s", "histogram", ('tgi_batch_inference_duration{method="prefill"}',)
     ),
@@ -92,45 +143,103 @@ SERVER_METRICS = (
         ('tgi_batch_decode_duration{method="decode"}',),
     ),
     ServerMetric(
-        "queue_size", "Waiting requests", "requests", "gauge", ("tgi_queue_size", "vllm:num_requests_waiting")
+        "queue_size",
+        "Waiting requests",
+        "requests",
+        "gauge",
+        (
+            "tgi_queue_size",
+            "vllm:num_requests_waiting",
+            "sglang:num_queue_reqs",
+            "llamacpp:requests_deferred",
+            "trtllm_num_requests_waiting",
+            "dynamo_frontend_queued_requests",
+        ),
     ),
     ServerMetric(
-        "batch_size", "Running requests", "requests", "gauge", ("tgi_batch_current_size", "vllm:num_requests_running")
+        "batch_size",
+        "Running requests",
+        "requests",
+        "gauge",
+        (
+            "tgi_batch_current_size",
+            "vllm:num_requests_running",
+            "sglang:num_running_reqs",
+            "llamacpp:requests_processing",
+            "trtllm_num_requests_running",
+            "dynamo_frontend_inflight_requests",
+        ),
     ),
     ServerMetric("batch_tokens", "Tokens in the batch", "tokens", "gauge", ("tgi_batch_current_max_tokens",)),
     ServerMetric(
         "cache_usage",
         "Token budget in use",
         "fraction",
-        "gauge",
+        "average",
         (
             "tgi_batch_current_max_tokens / tgi_batch_max_total_tokens",
             "vllm:kv_cache_usage_perc",
             "vllm:gpu_cache_usage_perc",
+            "sglang:token_usage",
+            "trtllm_kv_cache_utilization",
         ),
     ),
     ServerMetric("gpu_utilization", "GPU utilization", "fraction", "average", ("accelerator_utilization_ratio",)),
     ServerMetric("gpu_memory", "GPU memory", "GiB", "gauge", ("accelerator_memory_used_bytes",), 2**-30),
     ServerMetric("gpu_power", "GPU power", "W", "gauge", ("accelerator_power_watts",)),
     ServerMetric("gpu_clock", "GPU clock", "GHz", "average", ("accelerator_clock_hertz",), 1e-9),
-    ServerMetric("requests", "Requests", "requests", "counter", ("tgi_request_count",)),
     ServerMetric(
-        "successes", "Successes", "requests", "counter", ("tgi_request_success", "vllm:request_success_total")
+        "requests",
+        "Requests",
+        "requests",
+        "counter",
+        ("tgi_request_count", "sglang:num_requests_total", "dynamo_frontend_requests_total"),
     ),
-    ServerMetric("failures", "Failures", "requests", "counter", ("tgi_request_failure",)),
+    ServerMetric(
+        "successes",
+        "Successes",
+        "requests",
+        "counter",
+        ("tgi_request_success", "vllm:request_success_total", "trtllm_request_success_total"),
+    ),
+    ServerMetric(
+        "failures", "Failures", "requests", "counter", ("tgi_request_failure", "sglang:num_aborted_requests_total")
+    ),
     ServerMetric(
         "input_tokens",
         "Input tokens",
         "tokens",
         "counter",
-        ("tgi_request_input_length_sum", "vllm:prompt_tokens_total"),
+        (
+            "tgi_request_input_length_sum",
+            "vllm:prompt_tokens_total",
+            "sglang:prompt_tokens_total",
+            "llamacpp:prompt_tokens_total + llamacpp:prompt_tokens_cached_total",
+            "llamacpp:prompt_tokens_total",
+            "trtllm_prompt_tokens_total",
+            "dynamo_frontend_input_sequence_tokens_sum",
+        ),
     ),
     ServerMetric(
         "output_tokens",
         "Output tokens",
         "tokens",
         "counter",
-        ("tgi_request_generated_tokens_sum", "vllm:generation_tokens_total"),
+        (
+            "tgi_request_generated_tokens_sum",
+            "vllm:generation_tokens_total",
+            "sglang:generation_tokens_total",
+            "llamacpp:tokens_predicted_total",
+            "trtllm_generation_tokens_total",
+            "dynamo_frontend_output_sequence_tokens_sum",
+        ),
+    ),
+    ServerMetric(
+        "preemptions",
+        "Preemptions",
+        "requests",
+        "counter",
+        ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
     ),
     ServerMetric("batch_joins", "Batch joins", "joins", "counter", ("tgi_batch_concat",)),
     ServerMetric(
@@ -142,6 +251,9 @@ SERVER_METRICS = (
             "tgi_prefix_hit_tokens / tgi_prompt_tokens",
             "vllm:prefix_cache_hits_total / vllm:prefix_cache_queries_total",
             "vllm:gpu_prefix_cache_hits_total / vllm:gpu_prefix_cache_queries_total",
+            "sglang:cached_tokens_total / sglang:prompt_tokens_total",
+            "llamacpp:prompt_tokens_cached_total / llamacpp:prompt_tokens_total + llamacpp:prompt_tokens_cached_total",
+            "trtllm_kv_cache_reused_blocks / trtllm_kv_cache_reused_blocks + trtllm_kv_cache_missed_blocks",
         ),
     ),
     ServerMetric(
@@ -152,6 +264,7 @@ SERVER_METRICS = (
         (
             "tgi_accepted_tokens / tgi_draft_tokens",
             "vllm:spec_decode_num_accepted_tokens_total / vllm:spec_decode_num_draft_tokens_total",
+            "llamacpp:spec_decode_num_accepted_tokens_total / llamacpp:spec_decode_num_draft_tokens_total",
         ),
     ),
 )
@@ -181,7 +294,7 @@ def gauge_series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[flo
     metric = next(each for each in SERVER_METRICS if each.name == name)
     samples = _by_series(rows)
     for series in metric.series:
-        points = _levels(samples, series)
+        points = _gauge_points(metric, samples, series)
         if points:
             return sorted(points), [points[t_s] for t_s in sorted(points)]
     return [], []
@@ -232,10 +345,8 @@ def _reduce(metric: ServerMetric, samples: Samples, series: str, window: Window)
             return _histogram(samples, series, window)
         case "counter":
             return _counter(samples, series, window)
-        case "gauge":
-            return _gauge(_levels(samples, series), metric.scale, window)
         case _:
-            return _gauge(_averaged(samples, series), metric.scale, window)
+            return _gauge(_gauge_points(metric, samples, series), metric.scale, window)
 
 
 def _histogram(samples: Samples, series: str, window: Window) -> dict[str, Any] | None:
@@ -301,7 +412,33 @@ def _counter(samples: Samples, series: str, window: Window) -> dict[str, Any] | 
 
 
 def _counted(samples: Samples, series: str) -> dict[float, float]:
-    return _summed(samples, series) or _summed(samples, f"{series}_total")
+    """A counter, or the sum of several, at each scrape that has all of them."""
+    parts = [_summed(samples, part) or _summed(samples, _other_name(part)) for part in series.split(" + ")]
+    times = set.intersection(*(set(part) for part in parts))
+    return {t_s: sum(part[t_s] for part in parts) for t_s in times}
+
+
+def _other_name(counter: str) -> str:
+    """A counter's name with the suffix `_total`, or without it if it has it."""
+    return counter.removesuffix("_total") if counter.endswith("_total") else f"{counter}_total"
+
+
+# The gauges of these servers change only while they decode, and keep their last value when idle. The first counter that
+# a server has shows whether it decoded.
+STALE_WHEN_IDLE = {
+    "sglang:": ("sglang:realtime_tokens_total", "sglang:generation_tokens_total"),
+    "trtllm_": ("trtllm_generation_tokens_total",),
+}
+
+
+def _gauge_points(metric: ServerMetric, samples: Samples, series: str) -> dict[float, float]:
+    """A gauge at each scrape, without values that an idle server left."""
+    is_mean = metric.kind == "average" and " / " not in series
+    points = _averaged(samples, series) if is_mean else _levels(samples, series)
+    counters = next((names for prefix, names in STALE_WHEN_IDLE.items() if series.startswith(prefix)), ())
+    counted = next((found for name in counters if (found := _counted(samples, name))), {})
+    idle = {b for a, b in pairwise(sorted(counted)) if counted[b] == counted[a]}
+    return {t_s: value for t_s, value in points.items() if t_s not in idle}
 
 
 def _gauge(points: Mapping[float, float], scale: float, window: Window) -> dict[str, Any] | None:

@@ -65,7 +65,7 @@ def test_the_token_budget_in_use_is_a_quotient_at_each_scrape():
     rows += samples("tgi_batch_max_total_tokens", {10: 2_000.0, 15: 2_000.0})
 
     assert server_summary(rows, WINDOW)["cache_usage"] == {
-        "kind": "gauge",
+        "kind": "average",
         "unit": "fraction",
         "series": "tgi_batch_current_max_tokens / tgi_batch_max_total_tokens",
         "mean": 0.375,
@@ -96,3 +96,53 @@ def test_gpu_metrics_are_summed_or_averaged_by_unit():
     assert found["gpu_power"]["mean"] == 800.0
     assert found["gpu_utilization"]["mean"] == pytest.approx(0.7)
     assert found["gpu_memory"]["max"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "counters", "change"),
+    [
+        ("output_tokens", {"vllm:generation_tokens": 30.0}, 30.0),
+        ("output_tokens", {"sglang:generation_tokens_total": 30.0}, 30.0),
+        ("output_tokens", {"llamacpp:tokens_predicted_total": 30.0}, 30.0),
+        ("input_tokens", {"llamacpp:prompt_tokens_total": 30.0, "llamacpp:prompt_tokens_cached_total": 10.0}, 40.0),
+        ("input_tokens", {"llamacpp:prompt_tokens_total": 30.0}, 30.0),
+        ("output_tokens", {"trtllm_generation_tokens_total": 30.0}, 30.0),
+        ("output_tokens", {"dynamo_frontend_output_sequence_tokens_sum": 30.0}, 30.0),
+        ("preemptions", {"sglang:num_retracted_requests_total": 3.0}, 3.0),
+    ],
+)
+def test_counters_of_every_server_have_our_name_with_or_without_their_suffix(name, counters, change):
+    rows = [row for series, grown in counters.items() for row in samples(series, {10: 5.0, 20: 5.0 + grown})]
+
+    assert server_summary(rows, WINDOW)[name]["change"] == change
+
+
+@pytest.mark.parametrize(
+    ("cached", "others"),
+    [
+        ("llamacpp:prompt_tokens_cached_total", {"llamacpp:prompt_tokens_total": 30.0}),
+        ("sglang:cached_tokens_total", {"sglang:prompt_tokens_total": 40.0}),
+        ("trtllm_kv_cache_reused_blocks_total", {"trtllm_kv_cache_missed_blocks_total": 30.0}),
+    ],
+)
+def test_the_cached_share_of_every_server_is_one_of_all_prompt_tokens(cached, others):
+    rows = samples(cached, {10: 0.0, 20: 10.0})
+    rows += [row for series, grown in others.items() for row in samples(series, {10: 0.0, 20: grown})]
+
+    assert server_summary(rows, WINDOW)["prefix_hits"]["mean"] == 0.25
+
+
+def test_gauges_of_an_idle_sglang_are_stale_and_left_out():
+    rows = samples("sglang:num_running_reqs", {10: 4.0, 12: 4.0, 14: 4.0, 16: 2.0})
+    rows += samples("sglang:realtime_tokens_total", {10: 100.0, 12: 100.0, 14: 100.0, 16: 200.0})
+
+    found = server_summary(rows, WINDOW)["batch_size"]
+
+    assert found["mean"] == 3.0
+
+
+def test_the_cache_in_use_of_several_replicas_is_their_mean():
+    rows = samples("vllm:kv_cache_usage_perc", {10: 0.5}, 'engine="0"')
+    rows += samples("vllm:kv_cache_usage_perc", {10: 0.7}, 'engine="1"')
+
+    assert server_summary(rows, WINDOW)["cache_usage"]["max"] == pytest.approx(0.6)
