@@ -24,6 +24,7 @@ COMMANDS = {
     "baseline": command_in("loadgen.commands.baseline", "Store runs under a name; show and list what is stored."),
     "history": command_in("loadgen.commands.history", "Store results per commit; find the commits that changed them."),
     "report": command_in("loadgen.commands.report", "Report on stored runs, or on a stored comparison."),
+    "import": command_in("loadgen.commands.import_runs", "Read results of vllm bench serve, guidellm and aiperf."),
     "sweep": command_in("loadgen.commands.sweep", "Measure several loads on one server."),
     "search": command_in("loadgen.commands.search", "Find the highest load that meets the objectives."),
     "selftest": command_in("loadgen.commands.selftest", "Measure the accuracy and capacity of this machine's client."),

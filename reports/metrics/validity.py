@@ -29,6 +29,7 @@ def judge_run(
     findings += [found for check in CHECKS if (found := check(facts)) is not None]
     findings += [Finding("overloaded", Level.VALID, overload.message)] if overload else []
     findings += abandoned.findings if abandoned else []
+    findings += _imported(run)
     identity = _identity(run)
     findings += identity
     # Latencies of an overloaded server grow as long as the run lasts, and a server that restarted starts anew: neither
@@ -92,6 +93,12 @@ def _prefix_cache(cached: CachedShare) -> list[Finding]:
         f"{100 * cached.planned:.1f} % planned; restart the server or use a new --salt"
     )
     return [Finding("prompts_known", level, message)] if level is not None else []
+
+
+def _imported(run: RunResult) -> list[Finding]:
+    """The setup of the report names what the file of another tool lacks."""
+    imported = run.manifest.target.get("imported")
+    return [Finding("imported", Level.VALID, f"imported from {imported['tool']}")] if imported else []
 
 
 IDENTITY = ("model_id", "model_sha", "version", "sha", "docker_label")

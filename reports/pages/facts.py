@@ -114,6 +114,15 @@ def _start_up(times: Mapping[str, Any] | None) -> str | None:
     )
 
 
+def _imported(source: Mapping[str, Any] | None) -> str | None:
+    """The tool and the file of a run that another load generator made, and what the file lacks."""
+    if not source:
+        return None
+    return (
+        f"{source['tool']} {source['version']}".strip() + f", {source['file']}; not in it: {'; '.join(source['lacks'])}"
+    )
+
+
 def _load(analysis: Analysis) -> dict[str, Any]:
     manifest, window = analysis.run.manifest, analysis.measured.window
     config = manifest.config
@@ -122,6 +131,7 @@ def _load(analysis: Analysis) -> dict[str, Any]:
     return {
         "profile": config.get("profile"),
         "mode": load_sentence(manifest),
+        "imported": _imported(manifest.target.get("imported")),
         "workload": config.get("workload"),
         "trace": _trace(config),
         "input tokens": config.get("input_tokens"),
