@@ -1,7 +1,8 @@
 """Progress of a run on stderr: one updated line on a terminal, plain lines elsewhere."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, TextIO
 
 from reports.text import plain_text
@@ -69,17 +70,16 @@ class _Rate:
         return (now[1] - previous[1]) / (now[0] - previous[0])
 
 
-class PlainProgress:
-    """One line every `PLAIN_EVERY_S`, for logs."""
+class LineProgress:
+    """One line every `PLAIN_EVERY_S`, for logs and for callers. write: receives each line."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
         self._shown_s = 0.0
         self._rate = _Rate()
 
     def show(self, text: str) -> None:
-        self._stream.write(plain_text(text) + "\n")
-        self._stream.flush()
+        self._write(plain_text(text))
 
     def update(self, message: Mapping[str, Any]) -> None:
         if message["t_s"] - self._shown_s >= PLAIN_EVERY_S:
@@ -88,7 +88,6 @@ class PlainProgress:
 
     def close(self) -> None:
         self._shown_s, self._rate = 0.0, _Rate()
-        self._stream.flush()
 
 
 class TerminalProgress:
@@ -124,4 +123,9 @@ class TerminalProgress:
 def open_progress(stream: TextIO | None = None) -> ProgressDisplay:
     """The display for a stream, stderr by default: a terminal or a log."""
     stream = stream or sys.stderr
-    return TerminalProgress(stream) if stream.isatty() else PlainProgress(stream)
+    return TerminalProgress(stream) if stream.isatty() else LineProgress(partial(print, file=stream, flush=True))
+
+
+def progress_to(write: Callable[[str], object] | None) -> ProgressDisplay:
+    """The display of a call: its lines go to `write`; without one nothing is shown."""
+    return SilentProgress() if write is None else LineProgress(write)

@@ -7,7 +7,9 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from loadgen.commands.present import render_table
 from loadgen.commands.shared_flags import (
@@ -109,20 +111,47 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Measure until decided and write the files."""
-    load = load_config(args)
-    options = options_of(args, load)
-    sides = sides_of(args)
-    check_contention(args.equal_contention, sides)
-    check_interleaving(args.interleave, sides, load, num_gpus())
+    """Measure until decided, write the files, and print the table."""
     if args.dry_run:
+        load, _, sides = _checked(args)
         print(describe_sides(sides, load))
         return 0
+    measured = measure_comparison(args, words, open_progress())
+    comparison = measured.result.comparison
+    annotations = ci.write_ci(comparison, ci_environment(parsing.environment(*GITHUB)), measured.reproduce)
+    if args.json:
+        print(json.dumps(measured.content, indent=2, allow_nan=False))
+    else:
+        print("\n".join(filter(None, (render(comparison), annotations))))
+    return measured.result.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredComparison:
+    """A comparison with its stored form, its directory, and the commands that repeat it."""
+
+    result: GateResult
+    content: dict[str, Any]
+    directory: Path
+    reproduce: tuple[str, ...]
+
+
+def _checked(args: argparse.Namespace) -> tuple[BenchConfig, CompareOptions, tuple[SideSpec, SideSpec]]:
+    """Load, options and sides of a command line. Raises UsageError."""
+    load = load_config(args)
+    options, sides = options_of(args, load), sides_of(args)
+    check_contention(args.equal_contention, sides)
+    check_interleaving(args.interleave, sides, load, num_gpus())
+    return load, options, sides
+
+
+def measure_comparison(args: argparse.Namespace, words: Sequence[str], progress: ProgressDisplay) -> MeasuredComparison:
+    """Measure until decided and write the files."""
+    load, options, sides = _checked(args)
     out: Path = args.out or Path("runs") / new_run_id()
     make_run_directory(out)
     if (out / COMPARISON_FILE).exists():
         raise UsageError(f"{out} already holds a comparison; choose another --out or remove it")
-    progress = open_progress()
     started_s = time.monotonic()
     try:
         result = _judged(sides, load, options, args, out, progress)
@@ -140,13 +169,8 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         _write(args.md, ci.comment(comparison, reproduce).encode())
     if args.metrics is not None:
         _write(args.metrics, ci.gitlab_metrics(comparison).encode())
-    annotations = ci.write_ci(comparison, ci_environment(parsing.environment(*GITHUB)), reproduce)
     progress.show(f"report: {report}")
-    if args.json:
-        print(json.dumps(content, indent=2, allow_nan=False))
-    else:
-        print("\n".join(filter(None, (render(comparison), annotations))))
-    return result.exit_code
+    return MeasuredComparison(result, content, out, reproduce)
 
 
 def sides_of(args: argparse.Namespace) -> tuple[SideSpec, SideSpec]:

@@ -19,7 +19,7 @@ from loadgen.config.bench_settings import RATE_MODES
 from loadgen.config.durations import parse_duration
 from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError
-from loadgen.progress import ProgressDisplay, open_progress
+from loadgen.progress import ProgressDisplay
 from loadgen.runner import make_run_directory, measure, new_run_id
 from loadgen.target.target import Target, open_target
 from reports.metrics.summary import Analysis, analyse_run
@@ -107,7 +107,11 @@ def series_load(args: argparse.Namespace, first: float) -> tuple[BenchConfig, st
 
 @contextlib.contextmanager
 def open_series(
-    args: argparse.Namespace, config: BenchConfig, quantity: str, claim: Callable[[Path], bool] | None = None
+    args: argparse.Namespace,
+    config: BenchConfig,
+    quantity: str,
+    progress: ProgressDisplay,
+    claim: Callable[[Path], bool] | None = None,
 ) -> Iterator[LoadSeries]:
     """The series of a command line; its server is started once for all loads.
 
@@ -119,7 +123,6 @@ def open_series(
     is_continued = claim is not None and claim(out)
     if (out / SWEEP_FILE).exists() and not is_continued:
         raise UsageError(f"{out} already holds a series; choose another --out or remove it")
-    progress = open_progress()
     if config.url is None:
         progress.show(f"starting {config.server or config.model_id}; log: {out / 'server.log'}")
     try:

@@ -17,6 +17,7 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
+from loadgen.progress import open_progress
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.matrix_page import MatrixResult, build_matrix_report, matrix_json, matrix_table, matrix_verdict
@@ -31,7 +32,7 @@ def run_matrix(args: argparse.Namespace, words: Sequence[str]) -> int:
     config = _first_load(args, matrix)
     cells = list(matrix.cells(independent_requests_needed(args.attainment if config.slo else None)))
     check_points(config, cells)
-    with open_series(args, config, quantity, lambda out: claim(out, matrix.plan(config))) as series:
+    with open_series(args, config, quantity, open_progress(), lambda out: claim(out, matrix.plan(config))) as series:
         reused = [cell for cell in cells if is_measured(series.out / cell.name)]
         if reused:
             series.progress.show(f"{len(reused)} of {len(cells)} points are measured already")

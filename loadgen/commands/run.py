@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from loadgen.commands.join import join, join_address, join_key
@@ -20,7 +20,7 @@ from loadgen.config.distribution import (
     new_join_key,
 )
 from loadgen.errors import LoadgenError, UsageError
-from loadgen.progress import open_progress
+from loadgen.progress import ProgressDisplay, open_progress
 from loadgen.runner import InterruptedRun, make_run_directory, measure, new_run_id
 from loadgen.target.target import open_target, server_command
 
@@ -44,37 +44,46 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     if args.dry_run:
         print(json.dumps({"server": server_command(config), "load": config.resolved()}, indent=2))
         return 0
-    out: Path = args.out or Path("runs") / new_run_id()
-    make_run_directory(out)
+    progress = open_progress()
+    exit_code = None
+    with new_run_directory(args.out) as out:
+        try:
+            measure_server(config, distribution, out, words, progress)
+        except InterruptedRun as interrupted:
+            progress.show("interrupted; reporting the requests measured so far")
+            exit_code = interrupted.exit_code
+        verdict_code = show_runs([out], out, is_json=args.json)
+    export_runs([out], args.export)
+    return exit_code if exit_code is not None else verdict_code
+
+
+@contextlib.contextmanager
+def new_run_directory(out: Path | None) -> Iterator[Path]:
+    """A run directory, by default runs/<id>; removed again if a run fails before it writes a file."""
+    directory = out or Path("runs") / new_run_id()
+    make_run_directory(directory)
     try:
-        exit_code = _run(config, distribution, out, words, is_json=args.json)
+        yield directory
     except LoadgenError:
         with contextlib.suppress(OSError):
-            out.rmdir()  # fails where files were written
+            directory.rmdir()  # fails where files were written
         raise
-    export_runs([out], args.export)
-    return exit_code
 
 
-def _run(config: BenchConfig, distribution: Distribution, out: Path, words: Sequence[str], *, is_json: bool) -> int:
-    progress = open_progress()
+def measure_server(
+    config: BenchConfig, distribution: Distribution, out: Path, words: Sequence[str], progress: ProgressDisplay
+) -> None:
+    """One run in its directory, of a running server or of one that is started for it."""
     for warning in warnings_of(distribution):
         progress.show(f"warning: {warning}")
     if config.url is None:
         progress.show(f"starting {config.server or config.model_id}; log: {out / 'server.log'}")
-    exit_code = None
     opened = open_target(
         config, out / "server.log", lambda waited_s: progress.show(f"waiting for the server, {waited_s:.0f} s")
     )
     with opened as target:
         progress.show(f"measuring {target.url}")
-        try:
-            measure(config, target, out, progress, ["tgi-bench", *words], distribution)
-        except InterruptedRun as interrupted:
-            progress.show("interrupted; reporting the requests measured so far")
-            exit_code = interrupted.exit_code
-    verdict_code = show_runs([out], out, is_json=is_json)
-    return exit_code if exit_code is not None else verdict_code
+        measure(config, target, out, progress, ["tgi-bench", *words], distribution)
 
 
 def add_distribution_flags(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from loadgen.capacity.search_policy import CapacitySearch, SearchGoal
 from loadgen.capacity.search_result import search_result
 from loadgen.commands.load_series import LoadSeries, add_series_flags, open_series, series_load
 from loadgen.errors import MeasurementError, UsageError
+from loadgen.progress import open_progress
 from reports.metrics.findings import Level
 from reports.metrics.summary import Analysis, metric_value
 from reports.metrics.sweep import SHORT_OF_REQUESTS, LoadPoint, Sweep
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise UsageError(f"`tolerance` is {args.tolerance:g} but must be above 0 and at most 100 percent")
     is_whole = quantity == "concurrency"
     goal = SearchGoal(args.low, args.high, args.attainment, args.tolerance / 100, is_whole, args.max_runs)
-    with open_series(args, config, quantity) as series:
+    with open_series(args, config, quantity, open_progress()) as series:
         measured = MeasuredSearch(series, CapacitySearch(goal, series.time))
         began_s = time.monotonic()
         measured.run()

@@ -3,6 +3,7 @@
 import argparse
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 from loadgen.capacity.load_list import parse_points
 from loadgen.capacity.point_load import Point
@@ -10,6 +11,7 @@ from loadgen.capacity.point_time import independent_requests_needed
 from loadgen.commands.load_series import add_series_flags, open_series, series_load
 from loadgen.commands.matrix_sweep import run_matrix
 from loadgen.program import COULD_NOT_MEASURE
+from loadgen.progress import ProgressDisplay, open_progress
 from reports.metrics.sweep import LoadPoint, Sweep
 
 
@@ -31,12 +33,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     if len(args.points) > 1 or "=" in args.points[0]:
         return run_matrix(args, words)
+    sweep, text, _ = measure_sweep(args, words, open_progress())
+    print(text)
+    return COULD_NOT_MEASURE if sweep.invalid else 0
+
+
+def measure_sweep(args: argparse.Namespace, words: Sequence[str], progress: ProgressDisplay) -> tuple[Sweep, str, Path]:
+    """The measured loads of a sweep over one setting, the text for stdout, and the directory of the report."""
     loads = parse_points(args.points[0])
     config, quantity = series_load(args, loads[0])
     order = list(loads)
     if args.order == "random":
         random.Random(f"order:{config.seed}").shuffle(order)
-    with open_series(args, config, quantity) as series:
+    with open_series(args, config, quantity, progress) as series:
         needed = independent_requests_needed(args.attainment if config.slo else None)
         measured = {
             load: LoadPoint(load, (series.measure(Point(quantity, load, needed=needed), shares_stream=True),))
@@ -44,5 +53,4 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         }
         points = tuple(measured[load] for load in loads)
         sweep = Sweep(quantity, points, args.attainment, ("tgi-bench", *words), order=tuple(order))
-        print(series.report(sweep, is_json=args.json))
-        return COULD_NOT_MEASURE if sweep.invalid else 0
+        return sweep, series.report(sweep, is_json=args.json), series.out

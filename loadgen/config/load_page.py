@@ -29,7 +29,8 @@ KINDS: KindNames = (
 INTRODUCTION = """# Settings of a load
 
 Every setting is a flag of `tgi-bench run`, and of `sweep`, `search`, `compare`, `noise` and `bisect` where it does not
-contradict the command; and a key of the file of `--config` and of `[load]` in a [space file](space.md).
+contradict the command; a key of the file of `--config` and of `[load]` in a [space file](space.md); and an argument of
+[`loadgen.measure`](python.md).
 `max_in_flight` is `--max-in-flight` as a flag. A flag overrides the file, which overrides the default. A list is a
 repeated flag on the command line, and a list in TOML.
 

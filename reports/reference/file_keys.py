@@ -147,6 +147,7 @@ SUMMARY_KEYS = {
     "client.arrival_times": "Source of arrival times: `kernel`, `read` or `mixed`.",
     "client.full_reads": "Reads that filled the buffer of 64 KiB.",
     "client.read_late_p99_s": "99th percentile of the longest time from arrival to read.",
+    "client.read_interval_s": "Mean time between two reads of a stream.",
     "client.loop_lag_max_s": "Longest delay of the event loop.",
     "client.cpu_share_max": "Largest CPU use of a worker, as a fraction of one core.",
     "client.gc_pause_max_s": "Longest pause of garbage collection.",
@@ -187,7 +188,7 @@ SUMMARY_KEYS = {
 MANIFEST_KEYS = {
     "run_id": "The run; also the default name of its directory.",
     "started_at": "Start of the run, UTC.",
-    "command": "Command line, without secrets; empty for a call from Python.",
+    "command": "Command line without secrets; of a call from Python the one that does the same.",
     "config": "Every [setting of the load](load.md), with derived defaults filled in and secrets masked.",
     "mode": "How requests start.",
     "open_loop": "Whether requests start at scheduled times.",

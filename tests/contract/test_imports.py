@@ -35,6 +35,8 @@ SCHEDULING = tuple(
             {"torch", "locust", "gevent"},
         ),
         (("tuner.cli",), {"optuna", "pandas"}),
+        (("loadgen", "tuner"), {"pydantic", "pandas", "numpy", "locust", "gevent", "optuna", "loadgen.library"}),
+        (("loadgen.library", "tuner.library"), {"torch", "locust", "gevent"}),
         (
             ("reports.pages.run_page", "reports.gate.compare"),
             {"torch", "locust", "gevent", "loadgen", "tuner", "reference_server"},

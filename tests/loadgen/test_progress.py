@@ -1,6 +1,6 @@
 import io
 
-from loadgen.progress import PlainProgress
+from loadgen.progress import open_progress
 
 
 def message(t_s):
@@ -9,7 +9,7 @@ def message(t_s):
 
 def test_plain_progress_is_a_line_every_few_seconds():
     stream = io.StringIO()
-    progress = PlainProgress(stream)
+    progress = open_progress(stream)
 
     for second in range(1, 12):
         progress.update(message(second))
@@ -19,7 +19,7 @@ def test_plain_progress_is_a_line_every_few_seconds():
 
 def test_a_second_run_is_shown_like_the_first():
     stream = io.StringIO()
-    progress = PlainProgress(stream)
+    progress = open_progress(stream)
     progress.update(message(30.0))
     progress.close()
 
@@ -31,6 +31,6 @@ def test_a_second_run_is_shown_like_the_first():
 def test_what_a_server_wrote_cannot_steer_the_terminal():
     stream = io.StringIO()
 
-    PlainProgress(stream).show("the server ended:\n\x1b[2Jgone \u202etxt.exe")
+    open_progress(stream).show("the server ended:\n\x1b[2Jgone \u202etxt.exe")
 
     assert stream.getvalue() == "the server ended:\n\N{REPLACEMENT CHARACTER}[2Jgone \N{REPLACEMENT CHARACTER}txt.exe\n"

@@ -44,9 +44,9 @@ class PreparedStudy:
         return self.folder.name
 
 
-def prepare(args: argparse.Namespace) -> PreparedStudy:
-    """The study of a space file and flags. Raises UsageError, SpaceError."""
-    config = read_config(args)
+def prepare(args: argparse.Namespace, space: Mapping[str, Any] | None = None) -> PreparedStudy:
+    """The study of a space, by default of the file of `args`, and flags. Raises UsageError, SpaceError."""
+    config = read_config(args, space)
     load = load_of(config)
     config = with_implied(config, load)
     name = config.study.name or _name(config, load)
@@ -117,9 +117,12 @@ def load_of(config: TuneConfig) -> BenchConfig:
     return parsing.load(BenchConfig, {"api": api, **values, "model_id": config.server.model_id})
 
 
-def read_config(args: argparse.Namespace) -> TuneConfig:
-    """The config of a space file and flags; flags take precedence. Raises UsageError naming the key."""
-    content = parsing.read_toml(args.space) if args.space is not None else {}
+def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None) -> TuneConfig:
+    """The config of a space and flags; flags take precedence. Raises UsageError naming the key.
+
+    space: the sections of a space, instead of the file of `args`.
+    """
+    content = dict(space) if space is not None else parsing.read_toml(args.space) if args.space is not None else {}
     sections: dict[str, dict[str, Any]] = {}
     for name in SECTIONS:
         section = content.get(name, {})
@@ -155,7 +158,7 @@ def read_config(args: argparse.Namespace) -> TuneConfig:
         _beside_space(sections["load"], "file", args.space.parent)
         if args.server_profile is None:
             _beside_space(sections["server"], "profile", args.space.parent)
-    _limit_memory(sections, is_derived=args.space is None)
+    _limit_memory(sections, is_derived=args.space is None and space is None)
     try:
         return parsing.load(TuneConfig, {**content, **sections})
     except UsageError as error:

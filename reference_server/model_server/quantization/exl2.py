@@ -30,7 +30,7 @@ def unpack_stream(words: Tensor, bits: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BitRun:
     """Adjacent groups with equal bits. `rows`: inputs of each group. `first_word`: of the first group."""
 
     bits: int
@@ -42,13 +42,13 @@ class Run:
         return slice(self.first_word, self.first_word + sum(self.rows) * self.bits // WORD_BITS)
 
 
-def runs_of(groups: Sequence[int], num_words: int, prefix: str) -> tuple[Run, ...]:
+def runs_of(groups: Sequence[int], num_words: int, prefix: str) -> tuple[BitRun, ...]:
     """Runs of `groups`, which lists the bits and the first word of each group.
 
     Raises UnsupportedError, with the linear `prefix`, if a run does not fill whole words.
 
     >>> runs_of([4, 0, 4, 4, 2, 8], 10, "up")
-    (Run(bits=4, first_word=0, rows=(32, 32)), Run(bits=2, first_word=8, rows=(32,)))
+    (BitRun(bits=4, first_word=0, rows=(32, 32)), BitRun(bits=2, first_word=8, rows=(32,)))
     """
     starts = [*groups[1::2], num_words]
     sizes = [
@@ -58,7 +58,7 @@ def runs_of(groups: Sequence[int], num_words: int, prefix: str) -> tuple[Run, ..
     runs = []
     for bits, same in itertools.groupby(sizes, key=lambda group: group[0]):
         members = list(same)
-        runs.append(Run(bits, members[0][1], tuple(rows for _, _, rows in members)))
+        runs.append(BitRun(bits, members[0][1], tuple(rows for _, _, rows in members)))
         if sum(runs[-1].rows) % WORD_BITS:
             raise UnsupportedError(
                 f"{prefix}: {sum(runs[-1].rows)} adjacent inputs of {bits} bits are not supported: must be a multiple "
@@ -79,7 +79,7 @@ class MixedBits:
     steps: Tensor
     largest: Tensor
     order: Tensor
-    runs: tuple[Run, ...]
+    runs: tuple[BitRun, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
