@@ -31,6 +31,9 @@ def test_tuning_9_without_a_file_two_calls_make_one_study_and_the_second_launche
     assert sorted(path.relative_to(folder) for path in folder.rglob("events.jsonl")) == launches
     assert len(launches) >= 6 + 2 + 3
     assert (folder / "report.html").exists()
+    # Also without the simulator as proposer, `simulate` and `plan` can follow.
+    predicted = json.loads(tune(tmp_path, "simulate", "run", "--requests", "40", "--json", "--force"))
+    assert predicted["metrics"]["output_tokens_per_s"] > 0
 
 
 @pytest.mark.slow

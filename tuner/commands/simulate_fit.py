@@ -7,10 +7,9 @@ from pathlib import Path
 
 from loadgen.config import parsing
 from loadgen.errors import UsageError
-from tuner.commands.simulate_inputs import COST_FILE
 from tuner.commands.simulate_outside import add_outside_flags, calibrate_url
 from tuner.simulator.client_cost import client_cost_of
-from tuner.simulator.cost_file import Costs, fit_costs
+from tuner.simulator.cost_file import COST_FILE, Costs, fit_costs
 from tuner.simulator.step_trace import read_steps
 
 RUN = "run"

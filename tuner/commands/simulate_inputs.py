@@ -11,7 +11,7 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from tuner.errors import NotSimulatedError
-from tuner.simulator.cost_file import Costs, read_costs
+from tuner.simulator.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.load import load_of
 from tuner.simulator.server import SimulatedServer
@@ -21,7 +21,6 @@ METRICS = (
     *("output_tokens_per_s", "requests_per_s", "ttft_p50_ms", "ttft_p95_ms"),
     *("tpot_mean_ms", "e2e_p95_ms", "error_rate"),
 )
-COST_FILE = "cost.json"
 FROM_METRICS = "from metrics: fitted to sums over seconds, not to steps"
 FROM_CLIENTS = "from client timings: the server's batching rule is an estimate"
 NOT_MEASURED = "not measured: the cost model was written by hand"

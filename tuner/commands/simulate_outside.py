@@ -11,8 +11,8 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.target.target import open_target
-from tuner.commands.simulate_inputs import COST_FILE, TOO_POOR, render_table
-from tuner.simulator.cost_file import Costs, read_costs
+from tuner.commands.simulate_inputs import TOO_POOR, render_table
+from tuner.simulator.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS
 
 # Settings of the target, with the flags of `tgi-bench run`.

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from loadgen.config import parsing
 from loadgen.errors import UsageError
-from tuner.commands.simulate_inputs import COST_FILE, TOO_POOR, newest_cost, render_table
+from tuner.commands.simulate_inputs import TOO_POOR, newest_cost, render_table
 from tuner.commands.simulate_outside import add_outside_flags, validate_url
 from tuner.config import TuneConfig
+from tuner.simulator.cost_file import COST_FILE, read_costs
 from tuner.study.prepare import PreparedStudy, load_of, stored, with_implied
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], Noi
     """Launch configurations of a space file, or of the study if there is no file."""
     from loadgen.progress import open_progress
     from tuner.servers.select import server_of
-    from tuner.simulator.cost_file import read_costs
     from tuner.simulator.new_launches import launch_new
     from tuner.simulator.validate import LEDGER_FILE, compared_predictions, write_ledger
     from tuner.study.study_folder import TRIALS, StudyFolder

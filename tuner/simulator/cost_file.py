@@ -16,6 +16,7 @@ from tuner.simulator.server import KvPool, SimulatedServer, scheme_of
 from tuner.simulator.step_cost import FORMAT, CostModel, fit, rescaled
 from tuner.simulator.step_trace import TracedSteps, joined, without_first_of_shape
 
+COST_FILE = "cost.json"
 FEWEST_DECODES = 20
 # Largest median errors for usable predictions: of held-out steps by phase, of held-out loads by metric.
 USABLE_ERRORS = {"prefill": 0.08, "decode": 0.08, "throughput": 0.15, "tpot": 0.15, "ttft": 0.3}

@@ -18,7 +18,7 @@ from tuner.errors import CostModelError, NotSimulatedError, TraceError
 from tuner.proposers.proposal import Decline, Proposal
 from tuner.servers.tgi.settings import resolved
 from tuner.simulator.client_cost import ClientCost, client_cost_of
-from tuner.simulator.cost_file import Costs, fit_costs
+from tuner.simulator.cost_file import COST_FILE, Costs, fit_costs
 from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.load import load_of
 from tuner.simulator.metric_steps import steps_of
@@ -32,7 +32,6 @@ from tuner.space.search_space import SearchSpace
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 
-COST_FILE = "cost.json"
 LEDGER_FILE = "ledger.jsonl"
 # Fewer than the 2,000 of `simulate sweep`: all candidates are predicted again after each refit.
 NUM_CANDIDATES = 600

@@ -56,6 +56,17 @@ class TracedLaunch:
     number: int = 0
 
 
+def write_costs(path: Path, launches: Sequence[TracedLaunch]) -> bool:
+    """Write the costs fitted to all launches; False if none has steps that can be fitted."""
+    try:
+        costs = fit_costs([each.steps for each in launches], [each.client for each in launches])
+    except (CostModelError, NotSimulatedError):
+        return False
+    if costs.models:
+        costs.write(path)
+    return bool(costs.models)
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedPrediction:
     """One metric of one launch. `how`: predicted before the launch, or held out of the fit."""
@@ -169,9 +180,11 @@ def compared_predictions(
     return found
 
 
-def compare_predictions(folder: Path, results: Sequence[TrialResult], load: BenchConfig) -> list[ComparedPrediction]:
+def compare_predictions(
+    folder: Path, results: Sequence[TrialResult], launches: Sequence[TracedLaunch], load: BenchConfig
+) -> list[ComparedPrediction]:
     """Write the ledger of a study's folder and return its rows."""
-    found = compared_predictions(results, held_out(traced_launches(folder, results, load), load))
+    found = compared_predictions(results, held_out(launches, load))
     if found:
         write_ledger(folder / LEDGER_FILE, found)
     return found

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.simulator.validate import compare_predictions
+from tuner.simulator.cost_file import COST_FILE
+from tuner.simulator.validate import compare_predictions, traced_launches, write_costs
 from tuner.study.artefacts import render_table, write_artefacts
 from tuner.study.confirm import confirm
 from tuner.study.drift_check import drift_of
@@ -48,7 +49,9 @@ def finish(search: StudySearch, results: Sequence[TrialResult]) -> FinishedStudy
         is_confirmed=is_confirmed and confirmation.winner is not None,
         guard_off=guard.off,
     )
-    compare_predictions(search.folder, results, search.setup.load)
+    launches = traced_launches(search.folder, results, search.setup.load)
+    compare_predictions(search.folder, results, launches, search.setup.load)
+    write_costs(search.folder / COST_FILE, launches)
     return FinishedStudy(verdict, render_table(search, results, confirmation), write_study_report(search))
 
 

@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from loadgen.config.bench_config import BenchConfig
 from tests.tuner.commands.test_simulate import write_trace
 from tests.tuner.simulator.test_metric_steps import SETTINGS, play
 from tuner.config import ParamSection
 from tuner.proposers.proposal import Decline, Proposal
 from tuner.servers.tgi.settings import known_settings
-from tuner.simulator.cost_file import fit_costs
+from tuner.simulator.cost_file import fit_costs, read_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
 from tuner.simulator.proposer import SimulatorProposer, observations_of
@@ -24,6 +26,7 @@ from tuner.simulator.validate import (
     held_out,
     read_ledger,
     summary,
+    write_costs,
     write_ledger,
 )
 from tuner.space.search_space import SearchSpace
@@ -64,6 +67,23 @@ def test_the_best_prediction_is_proposed_and_written_to_the_ledger(tmp_path: Pat
     noted = json.loads((tmp_path / "ledger.jsonl").read_text())
     assert noted["settings"] == dict(proposal.settings)
     assert (tmp_path / "cost.json").exists()
+
+
+def test_pages_4_a_study_leaves_the_costs_of_all_its_launches(tmp_path: Path):
+    launches = [
+        TracedLaunch({}, {}, read_steps(write_trace(tmp_path / str(number))), number=number) for number in range(3)
+    ]
+
+    assert write_costs(tmp_path / "cost.json", launches)
+
+    costs = read_costs(tmp_path / "cost.json")
+    assert len(costs.servers) == 3
+    assert costs.models["none"].coefficients["rows"] == pytest.approx(2e5, rel=0.02)
+
+
+def test_pages_4_a_study_without_steps_leaves_no_costs(tmp_path: Path):
+    assert not write_costs(tmp_path / "cost.json", [])
+    assert not (tmp_path / "cost.json").exists()
 
 
 def test_a_study_without_step_traces_declines(tmp_path: Path):
