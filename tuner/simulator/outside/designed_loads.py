@@ -20,6 +20,8 @@ from tuner.simulator.outside.client_run import ClientRun
 
 REPEATS = 3
 SHORT_INPUT, DECODED = 16, 48
+# Answers of the loads that mostly prefill: the first token of some servers has no text, and then no event.
+PREFILLED = 4
 # Rounds of a load: requests of each user.
 ROUNDS, LONE_REQUESTS = 4, 30
 FEWEST_TOKENS, FEWEST_USERS = 160, 2
@@ -56,7 +58,7 @@ def _loads(users: list[int], longest: int) -> Iterator[DesignedLoad]:
         yield DesignedLoad(f"decode-{each}", each, ((SHORT_INPUT, DECODED),), ROUNDS * each)
     yield DesignedLoad(f"context-{users[0]}", users[0], ((longest, DECODED),), 5 * users[0])
     for each in (users[0], users[len(users) // 2]):
-        yield DesignedLoad(f"prefill-{each}", each, ((longest, 1), (middle, 1)), 8 * each)
+        yield DesignedLoad(f"prefill-{each}", each, ((longest, PREFILLED), (middle, PREFILLED)), 8 * each)
     for each in sorted(users[::-2][:2]) if len(users) > 2 else users:
         lengths = ((SHORT_INPUT, 8), (middle, 24), (longest, 16), (2 * middle, DECODED))
         yield DesignedLoad(f"mixed-{each}", each, lengths, max(6 * each, 24))
