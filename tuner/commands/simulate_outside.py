@@ -9,6 +9,7 @@ from typing import Any
 
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
+from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.errors import UsageError
 from loadgen.target.target import open_target
 from tuner.commands.simulate_inputs import TOO_POOR, render_table
@@ -16,7 +17,7 @@ from tuner.simulator.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS
 
 # Settings of the target, with the flags of `tgi-bench run`.
-TARGET_FIELDS = ("url", "api", "engine", "model", "api_key", "tokenizer")
+TARGET_FIELDS = ("url", "api", "engine", "model", "tokenizer", "extra_body", *OF_ACCESS)
 DEFAULT_USERS, DEFAULT_TOKENS = 32, 512
 # Largest median errors of predictions that are reported as accurate.
 ACCURATE = {"output_tokens_per_s": 0.1, "tpot_mean_ms": 0.1, "ttft_p95_ms": 0.2}

@@ -238,7 +238,10 @@ def _describe(rule: SlotRule) -> str:
 
 
 def _judged(problem: Problem, rule: SlotRule, units: Array, at: Array, losses: Mapping[str, float]) -> OutsideFit:
-    """The fit with intervals and held-out errors: every load left out once, with the simulation made linear."""
+    """The fit with intervals and held-out errors: every load left out once, with the simulation made linear.
+
+    A figure at its bound of 0 moves beyond it, so that its interval has a width.
+    """
 
     def function(scaled: Array) -> Array:
         return problem.residuals(rule, _figures(scaled, units))
@@ -252,7 +255,6 @@ def _judged(problem: Problem, rule: SlotRule, units: Array, at: Array, losses: M
         is_out = np.asarray([load == name for load in problem.loads])
         kept = slopes[~is_out] * robust[~is_out, None]
         move = -np.linalg.lstsq(kept, residuals[~is_out] * robust[~is_out], rcond=1e-6)[0]
-        move = np.maximum(move, -at)
         moves.append(move)
         held_out[is_out] = (residuals[is_out] + slopes[is_out] @ move) / problem.weights[is_out]
     moved = np.asarray(moves)

@@ -58,12 +58,13 @@ def test_servers_3_every_batching_rule_is_told_from_the_others(rule: SlotRule):
 
 @pytest.mark.slow
 def test_servers_3_intervals_contain_the_true_costs_under_noise():
-    fits = [fit_runs(synthetic_runs(MIXED, noise=0.05, repeats=3, users=8, seed=seed)) for seed in range(8)]
+    fits = [fit_runs(synthetic_runs(MIXED, noise=0.05, repeats=3, users=8, seed=seed)) for seed in range(6)]
 
     covered = [low <= FIGURES[name] <= high for fit in fits for name, (low, high) in fit.intervals.items()]
-    assert len(covered) == 8 * len(FIGURES)
-    # 64 intervals of 95 %, not independent within a fit.
+    assert len(covered) == 6 * len(FIGURES)
+    # 48 intervals of 95 %, not independent within a fit.
     assert np.mean(covered) >= 0.85
+    assert all(low < high for fit in fits for low, high in fit.intervals.values())
     for name in ("decode", "rows"):
         assert np.median([fit.figures[name] for fit in fits]) == pytest.approx(FIGURES[name], rel=0.03)
 
