@@ -170,7 +170,11 @@ def _ours(grid: Grid, seen: Mapping[Point, float], seed: int) -> Iterator[tuple[
     settings: Mapping[str, Any] = dict(grid.defaults)
     while len(launched) < max(LOOKS):
         value = seen[tuple(settings[name] for name in grid.levels)]
-        launched.append(TrialResult(len(launched), dict(settings), "measured", value=max(value, 1e-3)))
+        launched.append(
+            TrialResult(len(launched), dict(settings), "measured", value=value)
+            if value > 0
+            else TrialResult(len(launched), dict(settings), "infeasible", phase="measure", cause="crash")
+        )
         if len(launched) in LOOKS:
             best = proposer.best_first(launched)[0]
             yield len(launched), tuple(best[name] for name in grid.levels)

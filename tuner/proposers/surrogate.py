@@ -29,6 +29,8 @@ SPREAD = 6
 # Likely run-to-run deviation of ln(value) if noise was not measured, and its limits: few runs may show none by chance.
 NOISE, LEAST_NOISE, MOST_NOISE = 0.03, 0.01, 0.2
 LEAST_CHANCE = 0.02
+# ln(best / value) beyond which a value is not taken as it is: a starved server can be a thousand times slower.
+FAR_BELOW = 2.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class SurrogateProposer:
             return [each.settings for each in sorted(measured, key=self._merit, reverse=True)]
         rng = np.random.default_rng([self.seed, len(results)])
         settings = [each.settings for each in measured]
-        mean = self._posterior(measured, settings, [self._merit(each) for each in measured], rng).average
+        mean = self._posterior(measured, settings, self._values(measured), rng).average
         return [settings[index] for index in np.argsort(-mean)]
 
     def _worth(
@@ -85,7 +87,7 @@ class SurrogateProposer:
         measured = [each for each in launched if each.outcome == "measured" and each.value is not None]
         chance = self._chances(launched, measured, candidates, rng)
         points = [*candidates, *(each.settings for each in measured), *busy]
-        values = [self._merit(each) for each in measured]
+        values = self._values(measured)
         found = self._posterior(measured, points, values, rng)
         if busy:
             # Running launches count as measured at their expected value.
@@ -144,6 +146,11 @@ class SurrogateProposer:
 
     def _merit(self, result: TrialResult) -> float:
         return math.log(max(self.objective.merit(result.value, result.second), 1e-12))
+
+    def _values(self, measured: Sequence[TrialResult]) -> list[float]:
+        """ln of the objective; far below the best, values say no more than that they are poor."""
+        values = [self._merit(each) for each in measured]
+        return [max(value, max(values) - FAR_BELOW) for value in values]
 
     def _rank(self, result: TrialResult) -> tuple[bool, float]:
         return result.is_feasible, self._merit(result)
