@@ -128,7 +128,7 @@ def make_sampling(config: BenchConfig, facts: TargetFacts, length_control: str) 
     )
 
 
-def _probe_sampling(config: BenchConfig, facts: TargetFacts) -> Sampling:
+def probe_sampling(config: BenchConfig, facts: TargetFacts) -> Sampling:
     """The parameters of requests before the run, which are not streamed."""
     return Sampling(model=facts.model, streams=False, extra=config.extra_body or {})
 
@@ -177,7 +177,7 @@ def _server_counter(config: BenchConfig, control: ControlClient, facts: TargetFa
 
 def _count_by_usage(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> CountTokens:
     """Counts a text by an answer of one token to it."""
-    dialect = DIALECTS[facts.api](_probe_sampling(config, facts))
+    dialect = DIALECTS[facts.api](probe_sampling(config, facts))
 
     def count(text: str) -> int:
         status, body = control.post(dialect.path, dialect.body(Prompt("count", text=text, output_tokens=1)))
@@ -259,7 +259,7 @@ def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClien
     if facts.api != "openai-chat":
         with contextlib.suppress(TargetError):
             return open_counter(config, control, facts).count(start)
-    dialect = DIALECTS[facts.api](_probe_sampling(config, facts))
+    dialect = DIALECTS[facts.api](probe_sampling(config, facts))
     answer = ParsedAnswer()
     try:
         status, body = control.post(dialect.path, dialect.body(Prompt("probe", text=f"{start}a", output_tokens=1)))

@@ -21,17 +21,19 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.config.distribution import Distribution
 from loadgen.config.objectives import objectives_of
+from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import MeasurementError, UsageError, WorkerError
 from loadgen.generator.load_process import WORKER_LOG, LoadProcess, log_tail
 from loadgen.generator.messages import WorkerPlan
 from loadgen.http.arrival_times import total_arrival_times
 from loadgen.interrupts import Interrupted, TwoStageInterrupt
-from loadgen.preparation import PreparedRun, prepare_run
+from loadgen.preparation import PreparedRun, prepare_run, probe_sampling
 from loadgen.progress import ProgressDisplay, SilentProgress
 from loadgen.redaction import redacted, redacted_argv
 from loadgen.selftest.client_capacity import stored_capacity
 from loadgen.target import machine
 from loadgen.target.accelerator import open_accelerators
+from loadgen.target.cache_reset import reset_cache
 from loadgen.target.health_probe import HealthProbe
 from loadgen.target.idle import wait_until_idle
 from loadgen.target.replicas import check_replicas, replicas_of
@@ -99,6 +101,8 @@ def measure(
     if accelerators is not None:
         manifest.target["accelerator"] = accelerators.description
         manifest.target["driver"] = accelerators.driver
+    if config.reset_cache:
+        manifest.target["cache_reset"] = _reset_caches(config, prepared, replicas, progress)
     write_manifest(out, manifest)
     _write_schedule(out, prepared.work)
     if config.prefix_cache == "warm":
@@ -185,6 +189,17 @@ def make_run_directory(out: Path) -> None:
         raise MeasurementError(
             f"{out} has {free_bytes / 2**20:.0f} MiB free, but a run needs {MIN_FREE_BYTES // 2**20} MiB"
         )
+
+
+def _reset_caches(
+    config: BenchConfig, prepared: PreparedRun, replicas: Sequence[Target], progress: ProgressDisplay
+) -> str:
+    """Empty the prefix cache of each replica. Returns the last result. Raises UsageError, TargetError."""
+    facts, result = prepared.facts, ""
+    for target in replicas:
+        result = reset_cache(target, facts.kind, DIALECTS[facts.api](probe_sampling(config, facts)))
+        progress.show(f"cache reset of {target.url}: {result}")
+    return result
 
 
 def _warm_prefix_cache(

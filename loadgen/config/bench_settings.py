@@ -394,6 +394,11 @@ class BenchSettings(BaseModel):
         description="Further fields of every request's body: a JSON object, or @FILE with one. Objects are merged with "
         """those of the body, as in '{"parameters": {"top_k": 5}}'.""",
     )
+    reset_cache: bool = Field(
+        False,
+        description="Whether the server's prefix cache is emptied before the load (vLLM, SGLang, llama.cpp), and a "
+        "request confirms it. Both sides of a comparison then send the same texts to running servers.",
+    )
     ca_file: str | None = Field(
         None,
         description="PEM file of the authorities that may have signed the server's certificate. Default the system's.",

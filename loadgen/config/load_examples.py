@@ -97,6 +97,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "api_key_env": "--url https://llm.example --api-key-env LLM_KEY",
         "header": "--url http://127.0.0.1:8000 --header X-Team=blue",
         "extra_body": """--url http://127.0.0.1:8000 --extra-body '{"top_k": 5}'""",
+        "reset_cache": "--url http://127.0.0.1:8000 --reset-cache",
         "ca_file": "--url https://llm.example --ca-file authority.pem",
         "insecure": "--url https://llm.example --insecure",
         "ready_timeout": "--server 'vllm serve models/llama --port {port}' --ready-timeout 20m",

@@ -68,10 +68,9 @@ class LiveMeasure:
     base: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __call__(self, side: LiveSide, directory: Path) -> SideRun:
-        """Both runs of a pair send the same texts, unless a side's server is not restarted: it would know them."""
-        salt = self.load.salt or (
-            None if isinstance(side.server, RunningServer) else f"{self.base}:{directory.name.split('-')[0]}"
-        )
+        """Both runs of a pair send the same texts, unless a server that is not restarted would know them."""
+        knows_texts = isinstance(side.server, RunningServer) and not self.load.reset_cache
+        salt = self.load.salt or (None if knows_texts else f"{self.base}:{directory.name.split('-')[0]}")
         with self.launch(side, directory / "server.log") as server:
             return server.run(directory, salt)
 

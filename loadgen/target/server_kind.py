@@ -31,12 +31,24 @@ class TokenizeRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetRoute:
+    """A route that empties the prefix cache, for each `{slot}` of its path; `needs` is a setting that it requires."""
+
+    path: str
+    needs: str = ""
+
+    @property
+    def is_per_slot(self) -> bool:
+        return "{slot}" in self.path
+
+
+@dataclass(frozen=True, slots=True)
 class ServerKind:
     """A server program. `length_fields` of a request together force the length of its answer; empty: it cannot be.
 
     `metrics_flag` switches its metrics on; empty: they are on by default. `keeps_connections`: known to keep
     connections open after an answer, so that this is not tested. `counts_each_event`: a field of its OpenAI routes adds
-    the count of tokens so far to each event of a stream.
+    the count of tokens so far to each event of a stream. `hit_counter`: the metric of cached prompt tokens.
     """
 
     name: str
@@ -46,6 +58,14 @@ class ServerKind:
     metrics_flag: str = ""
     keeps_connections: bool = False
     counts_each_event: bool = False
+    reset: ResetRoute | None = None
+    hit_counter: str = ""
+
+    @property
+    def reset_hint(self) -> str:
+        """The end of a message about a failed reset."""
+        needs = self.reset.needs if self.reset is not None else ""
+        return f"; start {self.title} with {needs}" if needs else ""
 
     @property
     def without_metrics(self) -> str:
@@ -60,14 +80,33 @@ OWN = ServerKind(
     "own", "the bundled server", _TGI_TOKENIZE, ("ignore_eos_token", "min_new_tokens"), keeps_connections=True
 )
 TGI = ServerKind("tgi", "TGI", _TGI_TOKENIZE, keeps_connections=True)
-VLLM = ServerKind("vllm", "vLLM", _PROMPT_TOKENIZE, ("ignore_eos", "min_tokens"), counts_each_event=True)
-SGLANG = ServerKind("sglang", "SGLang", _PROMPT_TOKENIZE, ("ignore_eos",), "--enable-metrics", counts_each_event=True)
+VLLM = ServerKind(
+    "vllm",
+    "vLLM",
+    _PROMPT_TOKENIZE,
+    ("ignore_eos", "min_tokens"),
+    counts_each_event=True,
+    reset=ResetRoute("/reset_prefix_cache", "VLLM_SERVER_DEV_MODE=1"),
+    hit_counter="vllm:prefix_cache_hits_total",
+)
+SGLANG = ServerKind(
+    "sglang",
+    "SGLang",
+    _PROMPT_TOKENIZE,
+    ("ignore_eos",),
+    "--enable-metrics",
+    counts_each_event=True,
+    reset=ResetRoute("/flush_cache"),
+    hit_counter="sglang:cached_tokens_total",
+)
 LLAMACPP = ServerKind(
     "llamacpp",
     "llama.cpp",
     TokenizeRoute("/tokenize", "content", "tokens", {"add_special": True}),
     ("ignore_eos",),
     "--metrics",
+    reset=ResetRoute("/slots/{slot}?action=erase", "--slot-save-path DIR --cache-ram 0"),
+    hit_counter="llamacpp:prompt_tokens_cached_total",
 )
 TRTLLM = ServerKind(
     "trtllm",

@@ -86,6 +86,7 @@ def _server(manifest: RunManifest) -> dict[str, Any]:
         "API": target.get("api"),
         "kind": _kind(target),
         "server metrics": target.get("server_metrics"),
+        "cache reset": target.get("cache_reset"),
         "connections": "a new one for each request" if target.get("reuses_connections") is False else None,
         "limits": _limits(info),
         "tuned": engine.get("tuned"),

@@ -53,6 +53,8 @@ class Script:
 
 @dataclass
 class ServerState:
+    """`known_prompts` are cached; None: responses have no cached tokens. `reset` answers the routes of a reset."""
+
     script: Callable[[dict[str, Any]], Script] = lambda body: Script()
     requests: list[dict[str, Any]] = field(default_factory=list)
     connections: int = 0
@@ -65,6 +67,8 @@ class ServerState:
     has_metrics: bool = True
     config: dict[str, Any] = field(default_factory=lambda: {"max_waiting_tokens": 20})
     metrics: str | None = None
+    known_prompts: set[str] | None = None
+    reset: Callable[["ServerState"], tuple[int, dict[str, Any]]] | None = None
     health: Iterator[int] = field(default_factory=lambda: itertools.repeat(200))
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,6 +97,8 @@ class Handler(BaseHTTPRequestHandler):
             self._json(200, info)
         elif self.path == "/config" and self.state.has_info:
             self._json(200, self.state.config)
+        elif self.path == "/props" and self.state.owner == "llamacpp":
+            self._json(200, {"total_slots": 2})
         elif self.path == "/health":
             self._json(next(self.state.health), {})
         elif self.path == "/v1/models":
@@ -111,6 +117,9 @@ class Handler(BaseHTTPRequestHandler):
             self.state.requests.append({"path": self.path, "body": body, "headers": dict(self.headers)})
         if self.path == "/tokenize":
             self._tokenize(body)
+            return
+        if self.path.startswith(("/reset_prefix_cache", "/flush_cache", "/slots/")):
+            self._json(*(self.state.reset(self.state) if self.state.reset else (404, {})))
             return
         script = self.state.script(body)
         if script.drops:
@@ -144,7 +153,15 @@ class Handler(BaseHTTPRequestHandler):
         details = {"finish_reason": "length", "generated_tokens": tokens, "prefill": [], "tokens": []}
         prompt = body.get("prompt") or "".join(each["content"] for each in body.get("messages", ()))
         count = len(tokenize(prompt)) if prompt else 7
-        usage = {"prompt_tokens": count, "completion_tokens": tokens, "total_tokens": tokens + count}
+        usage: dict[str, Any] = {
+            "prompt_tokens": count,
+            "completion_tokens": tokens,
+            "total_tokens": tokens + count,
+        }
+        if self.state.known_prompts is not None:
+            cached = count if prompt in self.state.known_prompts else 0
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+            self.state.known_prompts.add(prompt)
         choice = {"index": 0, "message": {"content": "x"}, "text": "x", "finish_reason": "length"}
         native = {"generated_text": "x", "details": details}
         content = json.dumps(native if is_native else {"choices": [choice], "usage": usage}).encode()
