@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabula
 from loadgen.workloads.workload import Workload
 
 CHECKED_PROMPTS = 16
+ESTIMATED_LENGTHS = (32, 128)
+LEAST_ESTIMATE_PERCENT = 3
 OPENAI_APIS = ("openai-chat", "openai-completions")
 COUNT_EACH_EVENT = {"stream_options": {"continuous_usage_stats": True}}
 
@@ -68,6 +71,7 @@ class PreparedRun:
     length_control: str
     sampling: Sampling
     reuses_connections: bool
+    estimate: str | None = None
 
 
 def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) -> PreparedRun:
@@ -79,6 +83,7 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
     try:
         counter = open_counter(config, control, facts) if workload.needs_vocabulary(config) else None
         vocabulary = make_vocabulary(counter) if counter is not None else None
+        estimate = length_estimate(counter, vocabulary, config.text_key) if counter and vocabulary else None
         answer_tokens = _answer_tokens(config, control, facts)
         cache = cache_facts(config, facts, control, vocabulary)
         work = workload.build(config, vocabulary, facts.limits, answer_tokens, cache)
@@ -90,6 +95,8 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
         progress.show("answer lengths are capped, not forced: the server may end an answer earlier")
     if length_check is not None and not length_check.is_exact:
         progress.show(f"prompt lengths differ by up to {length_check.largest_error} tokens with this tokenizer")
+    if estimate is not None:
+        progress.show(f"prompt lengths {estimate}")
     if work.times_ns is not None and not work.times_ns:
         raise UsageError("the schedule has no requests: the duration is shorter than the first arrival")
     sampling = make_sampling(config, facts, length_control)
@@ -97,7 +104,16 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
     if not reuses_connections:
         progress.show("the server closes connections after its answers: every request opens a new one")
     return PreparedRun(
-        facts, work, vocabulary, counter, answer_tokens, length_check, length_control, sampling, reuses_connections
+        facts,
+        work,
+        vocabulary,
+        counter,
+        answer_tokens,
+        length_check,
+        length_control,
+        sampling,
+        reuses_connections,
+        estimate,
     )
 
 
@@ -189,6 +205,15 @@ def _count_by_usage(config: BenchConfig, control: ControlClient, facts: TargetFa
         return answer.input_tokens
 
     return count
+
+
+def length_estimate(counter: TokenCounter, vocabulary: Vocabulary, key: str) -> str | None:
+    """How far prompts may be from their planned length, by two texts not of the run; None if all are counted."""
+    if not counter.is_costly:
+        return None
+    texts = {tokens: vocabulary.write(tokens, f"estimate:{key}:{tokens}") for tokens in ESTIMATED_LENGTHS}
+    error = max(abs(counter.count(text) - tokens) / tokens for tokens, text in texts.items())
+    return f"estimated (±{max(LEAST_ESTIMATE_PERCENT, math.ceil(100 * error))} %)"
 
 
 def _length_check(work: Workload, counter: TokenCounter | None) -> LengthCheck | None:

@@ -272,6 +272,7 @@ def _manifest(
             "start_up": dataclasses.asdict(target.start_up) if target.start_up is not None else None,
             "token_counter": counter.source if counter is not None else None,
             "prefix_cache": dataclasses.asdict(prepared.work.cache),
+            "prompt_lengths": prepared.estimate,
             "prompts_verified": length_check.checked if length_check is not None else 0,
             "prompt_length_error": length_check.largest_error if length_check is not None else None,
         },

@@ -138,6 +138,7 @@ def _load(analysis: Analysis) -> dict[str, Any]:
         "input tokens": config.get("input_tokens"),
         "output tokens": config.get("output_tokens"),
         "length control": manifest.length_control,
+        "prompt lengths": manifest.target.get("prompt_lengths"),
         "clipped": f"{requests:,} requests, {tokens:,} tokens" if requests else "none",
         "prefix cache": manifest.prefix_cache,
         "cached, % of prompt tokens": _cached(analysis.summary["cached"]),

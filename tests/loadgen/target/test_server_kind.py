@@ -7,9 +7,11 @@ import pytest
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
-from loadgen.preparation import make_vocabulary, open_counter
+from loadgen.preparation import TokenCounter, length_estimate, make_vocabulary, open_counter
+from loadgen.runner import measure
 from loadgen.target.server_kind import KINDS, TokenizeRoute, detect
 from loadgen.target.target import Target
+from loadgen.workloads.vocabulary import Vocabulary, Word
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,6 +79,26 @@ def test_without_a_route_tokens_are_counted_by_usage_with_few_requests(api):
         assert counter.is_costly
         assert len(vocabulary.write(50, "key").split()) == 49
         assert len(state.requests) <= 20
+
+
+def test_lengths_that_no_tokenizer_counts_are_stated_as_estimated(tmp_path):
+    with stream_server(ServerState(has_info=False, has_tokenize=False)) as (url, _):
+        result = measure(BenchConfig(requests=1, concurrency=1, output_tokens="2"), Target(url), tmp_path / "r")
+
+    assert result.manifest.target["prompt_lengths"] == "estimated (±3 %)"
+
+
+@pytest.mark.parametrize(("factor", "percent"), [(1.0, 3), (1.1, 11), (0.8, 21)])
+def test_an_estimate_states_the_error_of_texts_that_were_counted(factor, percent):
+    vocabulary = Vocabulary(0, (Word("a", 1),), (Word(" b", 1),), " b")
+
+    def count(text):
+        return round(factor * len(text.split()))
+
+    counted = TokenCounter(count, "usage of responses", is_costly=True)
+
+    assert length_estimate(counted, vocabulary, "key") == f"estimated (±{percent} %)"
+    assert length_estimate(TokenCounter(count, "file"), vocabulary, "key") is None
 
 
 def test_a_server_that_counts_nothing_needs_a_tokenizer():
