@@ -98,6 +98,10 @@ class RunningServer:
 
     @contextlib.contextmanager
     def open(self, load: BenchConfig, log: Path) -> Iterator[Target]:  # noqa: ARG002
+        if load.file_cache != "natural":
+            raise UsageError(
+                f"`file_cache` is {load.file_cache!r} but {self.url} already runs and is not launched; leave it out"
+            )
         yield Target(self.url, Access.of(load))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
+from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError
 from tuner.config import STUDY_NAME, TuneConfig, study_name
 from tuner.errors import StudyError
@@ -27,7 +28,10 @@ DEFAULT_LOAD: Mapping[str, Any] = {
 }
 DEFAULT_PRESET = "preset:tiny-llama"
 # Keys of a load that a study sets itself.
-NOT_LOAD = ("url", "replicas", "server", "model_id", "model", "ready_timeout", "seed", "label")
+NOT_LOAD = (
+    *("url", "replicas", "balance", "server", "model_id", "model", "ready_timeout", "seed", "label"),
+    *("file_cache", "model_files"),
+)
 SECTIONS = ("study", "server", "confirm", "load", "objective", "quality")
 
 
@@ -102,7 +106,7 @@ def checked_name(name: str) -> str:
 
 def load_of(config: TuneConfig) -> BenchConfig:
     """The load of a study; without objectives of its own, requests are judged by the study's limits."""
-    values = {**DEFAULT_LOAD, **config.load}
+    values = {**DEFAULT_LOAD, **with_profile(config.load)}
     file = values.pop("file", None)
     if file is not None:
         values = {**parsing.read_toml(Path(file)), **config.load}

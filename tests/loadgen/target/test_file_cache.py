@@ -9,6 +9,7 @@ import pytest
 from loadgen.cli import main
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
+from loadgen.gate.sides import RunningServer
 from loadgen.runner import measure
 from loadgen.target.file_cache import FileCache, cached_bytes, weight_files
 from loadgen.target.target import open_target
@@ -56,6 +57,13 @@ def test_servers_6_weight_files_are_found_in_folders_and_words(model):
         FileCache.of("cold", (str(model / "missing"),), [])
     with pytest.raises(ValueError, match="already runs"):
         BenchConfig(url="http://a:1", file_cache="cold")
+
+
+def test_servers_6_the_file_cache_of_a_server_that_already_runs_is_refused(tmp_path):
+    load = BenchConfig(file_cache="cold")
+
+    with pytest.raises(UsageError, match="already runs and is not launched"):
+        RunningServer("http://a:1").open(load, tmp_path / "log").__enter__()
 
 
 @pytest.mark.parametrize("slow_s", [0.0, 1.5])
