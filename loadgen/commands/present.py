@@ -18,6 +18,7 @@ from reports.metrics.summary import Analysis, analyse_run
 from reports.pages import tables
 from reports.pages.run_page import build_run_report
 from reports.renderers.write import write_report
+from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import RunDirectoryError
 from reports.text import legible
 
@@ -74,13 +75,15 @@ def _verdict(analysis: Analysis, is_one_of_many: bool) -> str:
 def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
     summary = analysis.summary
     window, rates, counts = summary["window"], summary["rates"], summary["counts"]
-    failed = {status: count for status, count in counts.items() if status != "ok" and count}
+    failed = {status: count for status, count in counts.items() if status not in NOT_FAILED and count}
+    left = counts.get(Status.ABANDONED, 0)
     listed = f" ({', '.join(f'{count} {status}' for status, count in failed.items())})" if failed else ""
     rows = [
         ("requests/s", _value(rates["requests_per_s"]["value"])),
         ("output tokens/s", _value(rates["output_tokens_per_s"]["value"])),
         ("requests", f"{sum(counts.values())} started in the window, {len(analysis.run.records)} in all"),
         ("failed", f"{sum(failed.values())}{listed}"),
+        *([("clients left", f"{left}, as planned")] if left else []),
         ("window", f"{window['end_s'] - window['start_s']:.1f} s, ended by {window['stop_reason'] or 'a crash'}"),
         *([("latencies", "grow with time: the server is overloaded")] if latencies_grow(summary) else []),
         *_cached(summary["cached"]),

@@ -1,7 +1,10 @@
 """`--cancel`: clients that leave after a number of tokens, against scripted servers."""
 
+import re
+
 import pytest
 
+from loadgen.commands.present import render_summary
 from loadgen.config.bench_config import BenchConfig
 from loadgen.runner import measure
 from loadgen.target.target import Target
@@ -50,6 +53,9 @@ def test_servers_6_abandoned_requests_are_counted_and_enter_no_latency_error_or_
     row = tables.abandoned_table([Analysis.of(result)]).iloc[0]
     assert (row["left"], row["tokens received, mean"]) == (left, 4)
     assert tables.failed_requests(Analysis.of(result)) == 0
+    text = render_summary([Analysis.of(result)])
+    assert re.search(r"failed +0\n", text)
+    assert re.search(rf"clients left +{left}, as planned", text)
 
 
 def test_servers_6_an_answer_that_ends_with_the_limit_is_complete(url, tmp_path):
