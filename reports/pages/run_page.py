@@ -139,7 +139,7 @@ def _throughput_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     plot = Plot(
         "load_over_time",
         "Requests in flight and TTFT over time",
-        f"TTFT of the requests that started at the time. {run_figures.shade_note(analyses)}",
+        f"Crosses: failed requests. TTFT is that of requests that started then. {run_figures.shade_note(analyses)}",
         "Two line charts over the run: requests in flight with failures, and TTFT p50 and p95 in milliseconds.",
         lambda size: run_plots.load_timeline(frame, run_figures.windows_of(analyses), size),
         is_full_width=True,

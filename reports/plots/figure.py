@@ -108,7 +108,7 @@ def styled() -> Iterator[None]:
 
 
 # Pixels around the axes: left for tick labels, below for tick labels and the axis title, above for the title row.
-MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM, MARGIN_TOP = 48, 12, 46, 32
+MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM, MARGIN_TOP = 48, 18, 46, 32
 
 
 MARGIN_NAMES = 150

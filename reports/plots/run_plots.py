@@ -77,7 +77,7 @@ def load_timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], s
         axis_from_zero(top, float(frame["in_flight"].max()), headroom=LABEL_ROOM, is_count=True)
         slowest = float(frame["ttft_p95_ms"].max())
         axis_from_zero(bottom, slowest if slowest == slowest else 0.0)
-        label_axis(top, "requests in flight" + ("; cross: failed" if (frame["failed"] > 0).any() else ""))
+        label_axis(top, "requests in flight")
         label_axis(bottom, "TTFT, ms: line p50, dashed p95  ↓ better")
         bottom.set_xlabel("seconds since the run's start")
         return figure

@@ -97,7 +97,9 @@ def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) ->
         _setting_axis(axes, "y", y, frame["y"], size)
         at_x, at_y, value = _places(x, frame["x"]), _places(y, frame["y"]), np.asarray(frame["value"], dtype=float)
         if "category" not in (x.scale, y.scale) and _spans_a_plane(at_x, at_y) and np.ptp(value) > 0:
-            lines = axes.tricontour(at_x, at_y, value, levels=6, colors=[PALETTE["series-0"]], linewidths=0.9)
+            lines = axes.tricontour(
+                at_x, at_y, value, levels=3 if size.is_narrow else 6, colors=[PALETTE["series-0"]], linewidths=0.9
+            )
             axes.clabel(lines, fmt=lambda level: tick_number(float(f"{level:.3g}")), fontsize=7.5)
         fraction = (value - value.min()) / (np.ptp(value) or 1.0)
         axes.scatter(at_x, at_y, s=18 + 60 * fraction, color=PALETTE["series-0"], alpha=0.55, linewidths=0)
@@ -328,21 +330,32 @@ def _outcome_legend(axes: Axes, frame: pd.DataFrame, size: Size) -> None:
     if not size.is_narrow:
         name_series(axes, names, size, colours)
         return
+    lines = _name_lines(names, size)
     box, line = axes.get_position(), 15 / size.height
-    axes.set_position((box.x0, box.y0, box.width, box.height - line))
-    offset = 0.0
-    for name, colour in zip(names, colours, strict=True):
+    axes.set_position((box.x0, box.y0, box.width, box.height - line * (1 + max(row for row, _ in lines))))
+    for name, colour, (row, offset) in zip(names, colours, lines, strict=True):
         axes.annotate(
             name,
             (0.0, 1.0),
             xycoords="axes fraction",
-            xytext=(offset * 72 / PIXELS_PER_INCH, 26 * 72 / PIXELS_PER_INCH),
+            xytext=(offset * 72 / PIXELS_PER_INCH, (26 + 15 * row) * 72 / PIXELS_PER_INCH),
             textcoords="offset points",
             color=colour,
             fontweight="bold",
             fontsize=8.0,
         )
-        offset += (len(name) + 1.5) * 0.9 * CHARACTER_PIXELS
+
+
+def _name_lines(names: Sequence[str], size: Size) -> list[tuple[int, float]]:
+    """The line, counted from the axes, and the offset in pixels of each name above a narrow figure."""
+    room, row, offset, found = size.width - 90, 0, 0.0, []
+    for name in names:
+        width = len(name) * CHARACTER_PIXELS
+        if offset and offset + width > room:
+            row, offset = row + 1, 0.0
+        found.append((row, offset))
+        offset += width + 1.5 * CHARACTER_PIXELS
+    return found
 
 
 def _left_margin(knob: Knob, size: Size) -> dict[str, float]:

@@ -110,9 +110,11 @@ def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
                 color=PALETTE["ink"],
                 fontweight="bold",
             )
+        axis_from_zero(axes, 1.05 * float(frame[["output_tokens_per_s", "hi"]].max().max()))
+        _load_axis(axes, frame["load"], load, size)
         for load_value in frame.loc[frame["is_highest_within"], "load"]:
             axes.axvline(load_value, color=PALETTE["muted"], linewidth=0.8, linestyle=(0, (4, 3)))
-            is_right = load_value > frame["load"].max() / 2
+            is_right = axes.transAxes.inverted().transform(axes.transData.transform((load_value, 0)))[0] > 0.45
             axes.annotate(
                 "highest within objectives",
                 (load_value, 0),
@@ -121,8 +123,6 @@ def against_load(frame: pd.DataFrame, load: str, size: Size) -> Figure:
                 ha="right" if is_right else "left",
                 color=PALETTE["muted"],
             )
-        axis_from_zero(axes, 1.05 * float(frame[["output_tokens_per_s", "hi"]].max().max()))
-        _load_axis(axes, frame["load"], load, size)
         label_axis(axes, "output tokens/s  ↑ better")
         return figure
 
