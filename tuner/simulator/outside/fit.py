@@ -7,7 +7,7 @@ fit made linear at its result: they cover the noise of the runs and the misfit o
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ OUTLIER = 0.1
 # Relative step of a derivative, in units of a figure's typical time.
 DERIVATIVE_STEP = 0.02
 SEARCH_STEPS, FINAL_STEPS = 6, 15
+SEARCH_ROUNDS = 3
 # A rule with more parameters has to lower the loss by this fraction; any other rule by more than rounding.
 CLEARLY_LOWER = 0.05
 ROUNDING = 1e-5
@@ -65,33 +66,11 @@ def fit_runs(runs: Sequence[ClientRun]) -> OutsideFit:
     search = Problem.of([next(run for run in runs if run.name == name) for name in names])
     rule = SlotRule(slots_of(runs))
     units, start = start_of(runs)
-    losses: dict[str, float] = {}
-
-    def fitted(rule: SlotRule, start: Array) -> tuple[float, Array]:
-        loss, found = search.minimum(rule, _free(units, rule), start, SEARCH_STEPS)
-        losses[_describe(rule)] = loss
-        return loss, found
-
-    best = (*fitted(rule, start), rule)
-
-    def improved(rules: Iterable[SlotRule], margin: float) -> tuple[float, Array, SlotRule]:
-        result = best
-        for rule in rules:
-            loss, found = fitted(rule, result[1])
-            if loss < result[0] * (1 - margin) - ROUNDING:
-                result = (loss, found, rule)
-        return result
-
-    best = improved(_phases(rule), 0.0)
-    best = improved([replace(best[2], steps_between=steps) for steps in PAUSES], CLEARLY_LOWER)
-    budgets = [each for each in reversed(BUDGETS) if each < search.most_prompt_tokens]
-    best = improved([replace(best[2], prefill_tokens=budget) for budget in budgets], CLEARLY_LOWER)
-    if best[2] not in _phases(rule):
-        best = improved(_phases(best[2]), 0.0)
-    _, at, rule = best
+    candidates = RuleSearch(search, units)
+    rule, at = candidates.best(rule, start)
     whole, free = Problem.of(runs), _free(units, rule)
     _, at = whole.minimum(rule, free, at, FINAL_STEPS)
-    return _judged(whole, rule, free, at, losses)
+    return _judged(whole, rule, free, at, candidates.losses)
 
 
 def slots_of(runs: Sequence[ClientRun]) -> int:
@@ -215,11 +194,58 @@ def start_of(runs: Sequence[ClientRun]) -> tuple[Array, Array]:
     return units, start
 
 
-def _phases(rule: SlotRule) -> Iterable[SlotRule]:
-    """The rule with other ways to prefill."""
+@dataclass(slots=True)
+class RuleSearch:
+    """Searches the batching rule one part after the other; each rule is fitted once."""
+
+    problem: Problem
+    units: Array
+    _fitted: dict[SlotRule, tuple[float, Array]] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> dict[str, float]:
+        return {_describe(rule): loss for rule, (loss, _) in self._fitted.items()}
+
+    def best(self, rule: SlotRule, start: Array) -> tuple[SlotRule, Array]:
+        """The rule with the lowest loss, and its figures in units."""
+        self._loss(rule, start)
+        for _ in range(SEARCH_ROUNDS):
+            before = rule
+            first, *others = [self._with_budget(phase, start) for phase in _phases(rule)]
+            rule = self._lowest(first, others, 0.0)
+            rule = self._lowest(rule, [replace(rule, steps_between=steps) for steps in PAUSES], CLEARLY_LOWER)
+            for simpler in (replace(rule, steps_between=0), replace(rule, prefill_tokens=UNLIMITED_TOKENS)):
+                rule = self._lowest(rule, [simpler], -CLEARLY_LOWER)
+            if rule == before:
+                break
+        return rule, self._fitted[rule][1]
+
+    def _with_budget(self, rule: SlotRule, start: Array) -> SlotRule:
+        """The rule with the best number of prompt tokens of a step."""
+        rule = replace(rule, prefill_tokens=UNLIMITED_TOKENS)
+        self._loss(rule, start)
+        budgets = [each for each in reversed(BUDGETS) if each < self.problem.most_prompt_tokens]
+        return self._lowest(rule, [replace(rule, prefill_tokens=budget) for budget in budgets], CLEARLY_LOWER)
+
+    def _lowest(self, rule: SlotRule, others: Iterable[SlotRule], margin: float) -> SlotRule:
+        """The rule, or another whose loss is lower by a fraction; a negative one allows a higher loss."""
+        best = rule
+        for other in others:
+            at = self._fitted[best][1]
+            if other != best and self._loss(other, at) < self._loss(best, at) * (1 - margin) - ROUNDING:
+                best = other
+        return best
+
+    def _loss(self, rule: SlotRule, start: Array) -> float:
+        if rule not in self._fitted:
+            self._fitted[rule] = self.problem.minimum(rule, _free(self.units, rule), start, SEARCH_STEPS)
+        return self._fitted[rule][0]
+
+
+def _phases(rule: SlotRule) -> list[SlotRule]:
+    """The rule with every way to prefill."""
     ways = [(mixes, prompts) for mixes in (True, False) for prompts in (None, 1)]
-    found = [replace(rule, mixes_prefill=mixes, prefill_prompts=prompts) for mixes, prompts in ways]
-    return [each for each in found if each != rule]
+    return [replace(rule, mixes_prefill=mixes, prefill_prompts=prompts) for mixes, prompts in ways]
 
 
 def _describe(rule: SlotRule) -> str:
