@@ -91,6 +91,7 @@ def find_format(config: Mapping[str, Any], directory: Path) -> Format | None:
                 raise UnsupportedError(f"AWQ weights in the {layout!r} layout are not supported: save them as 'gemm'")
             return AWQ()
         case "fp8" | "fbgemm_fp8":
+            _check_blocks(settings.get("weight_block_size"))
             return Float8()
         case "exl2":
             return EXL2(float(settings.get("bits") or 4))
@@ -135,6 +136,13 @@ def _check_bits(settings: Mapping[str, Any], supported: tuple[int, ...]) -> None
         )
 
 
+def _check_blocks(sizes: Any) -> None:
+    """The number of scales determines the size of a block only if it is a power of two."""
+    for size in sizes if isinstance(sizes, list) else ():
+        if not isinstance(size, int) or size < 1 or size & (size - 1):
+            raise UnsupportedError(f"blocks of {sizes} weights are not supported: their sizes must be powers of two")
+
+
 def _compressed_tensors(settings: Mapping[str, Any]) -> "CompressedTensors":
     status = settings.get("quantization_status", "compressed")
     if status not in SUPPORTED_STATUSES:
@@ -153,6 +161,8 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> "CompressedTensors":
         raise UnsupportedError(
             f"compressed-tensors weights of {unsupported[0]} bits are not supported: only of 2, 4, 8"
         )
+    for scheme in schemes:
+        _check_blocks(scheme.get("block_structure"))
     return CompressedTensors(min(bits))
 
 
