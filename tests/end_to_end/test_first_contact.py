@@ -48,3 +48,14 @@ def test_llama_server_is_measured_with_forced_lengths_and_cached_share(tmp_path)
 
             assert (result.manifest.target["engine"], result.manifest.length_control) == ("llamacpp", "forced")
             assert result.manifest.target["server_metrics"] == "none; start llama.cpp with --metrics"
+
+
+def test_llama_server_reports_its_metrics_and_empties_its_cache(tmp_path):
+    flags = ("--metrics", "--slot-save-path", str(tmp_path), "--cache-ram", "0")
+    with llama_server(tmp_path, *flags) as target:
+        result, summary = measured_at(target.url, tmp_path / "r", LOAD.model_copy(update={"reset_cache": True}))
+
+    assert result.manifest.target["cache_reset"].startswith("confirmed: ")
+    # It counts the tokens of a request after its response, so the last scrape may miss the last requests.
+    assert summary["server"]["output_tokens"]["change"] >= 8 * 24
+    assert "prefix_hits" in summary["server"]
