@@ -16,14 +16,19 @@ from reports.run_schema import Status
 from reports.run_store import RunResult
 
 
+LATE_SEND_S = 0.025
+
+
 def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
     """The generator's measurements of itself and of its records; None for what was not measured."""
     requests, population = measured.requests, measured.population
     series = _window_series(run, measured)
     workers: list[Mapping[str, Any]] = run.client.get("workers") or []
     lag = population["schedule_lag_s"] - population["limit_wait_s"].fillna(0)
-    offered = int(measured.window.contains(requests["t_intended_ns"] / 1e9).sum())
-    sent = int(measured.window.contains(requests["t_sent_ns"] / 1e9).sum())
+    is_offered = measured.window.contains(requests["t_intended_ns"] / 1e9)
+    offered = int(is_offered.sum())
+    # A request that is due at the window's end is sent a moment after it.
+    sent = int((is_offered & (requests["t_sent_ns"] / 1e9 <= measured.window.end_s + LATE_SEND_S)).sum())
     events = float(population["events"].sum())
     differences = (requests["client_output_tokens"] - requests["output_tokens"]).abs() / requests["output_tokens"]
     gaps = measured.counted_events.gaps.values

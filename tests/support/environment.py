@@ -1,7 +1,9 @@
 """The environment that tests run in: the machine's own variables, and none that changes how the product behaves."""
 
+import contextlib
 import locale
 import os
+import signal
 import time
 
 #: Variables as they were when the suite started. Only what reaches outside the machine (pip) needs them.
@@ -22,7 +24,10 @@ _FIXED = {
 
 
 def isolate() -> None:
-    """Keep the machine's variables and fix locale, time zone, width and threads, here and for child processes."""
+    """Keep the machine's variables and fix locale, time zone, width and threads, here and for child processes.
+
+    SIGINT acts as in a terminal: jobs that a shell starts in the background ignore it.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -32,3 +37,5 @@ def isolate() -> None:
     os.environ.update(kept | _FIXED)
     locale.setlocale(locale.LC_ALL, "C.UTF-8")
     time.tzset()
+    with contextlib.suppress(ValueError):  # Not the main thread.
+        signal.signal(signal.SIGINT, signal.default_int_handler)

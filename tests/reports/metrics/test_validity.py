@@ -106,6 +106,15 @@ def test_sample_run_is_valid() -> None:
     assert verdict_of(sample_run(SampleLoad(mode="closed"))) == {"status": "valid", "reasons": [], "findings": []}
 
 
+def test_a_request_that_is_due_at_the_end_of_the_window_is_sent_on_time() -> None:
+    run = sample_run(SampleLoad(rate=2.0, duration_s=15))
+    end_ns = round(run.manifest.window_end_s * 1e9)
+    last = max((each for each in run.records if each.t_intended_ns <= end_ns), key=lambda each: each.t_intended_ns)
+    last.t_intended_ns, last.t_dispatch_ns, last.t_sent_ns = end_ns, end_ns, end_ns + 300_000
+
+    assert summarize(run)["client"]["sent_over_offered"] == 1.0
+
+
 def test_trust_W13_a_run_of_few_requests_is_valid_and_has_no_intervals() -> None:
     summary = summarize(sample_run(SampleLoad(mode="closed", concurrency=2, duration_s=8, warmup_s=0)))
 
