@@ -15,7 +15,6 @@ from reports.metrics.restarts import UNREACHABLE, restarted_s
 from reports.run_schema import Status
 from reports.run_store import RunResult
 
-
 LATE_SEND_S = 0.025
 
 

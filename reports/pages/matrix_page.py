@@ -77,7 +77,7 @@ def matrix_table(result: MatrixResult) -> pd.DataFrame:
         speeds = [own["user_tokens_per_s"].get(point.load) for point in sweep.points]
         table.insert(3, "tokens/s per user ↑", speeds)
         table["front"] = ["yes" if own["is_front"].get(point.load) else "" for point in sweep.points]
-        tables.append(table.drop(columns="requests/s ↑"))
+        tables.append(table.drop(columns="Requests/s ↑"))
     found = pd.concat(tables, ignore_index=True)
     # A sweep has the column only if one of its points is invalid.
     return found.fillna({"measurement": "valid"}) if "measurement" in found else found

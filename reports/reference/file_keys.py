@@ -139,7 +139,7 @@ SUMMARY_KEYS = {
     "client.planned_input_tokens": "Median of the planned prompt tokens.",
     "client.input_tokens_excess": "Prompt tokens by the server beyond the planned ones and those of a template.",
     "client.other_length_share": "Fraction of the answers that do not have exactly the forced length.",
-    "client.sent_over_offered": "Fraction of the requests that an open loop scheduled in the window and that were sent in it.",
+    "client.sent_over_offered": "Fraction of the requests due in the window of an open loop that were sent in it.",
     "client.schedule_lag_p99_s": "99th percentile of the delay of starts, without waits at the in-flight limit.",
     "client.ttft_median_s": "Median TTFT.",
     "client.gap_median_s": "Median gap.",

@@ -25,7 +25,7 @@ def test_every_method_for_plain_checkpoints_is_launched_here() -> None:
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        ("eetq", "preset:tiny-llama"),
+        pytest.param("eetq", "preset:tiny-llama", marks=pytest.mark.slow),
         pytest.param("bitsandbytes-nf4", "preset:tiny-llama", marks=pytest.mark.slow),
         *(pytest.param(method, LARGE, marks=pytest.mark.slow) for method in KERNELS),
     ],

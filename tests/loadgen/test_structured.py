@@ -124,6 +124,7 @@ def run(url, schemas, tmp_path, **load):
     return measure(config, Target(url), tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_servers_6_structured_requests_are_drawn_sent_checked_and_compared_with_the_others(server, schemas, tmp_path):
     url, handler = server
 
@@ -224,6 +225,7 @@ def test_servers_6_compare_judges_the_validity_rate_in_points():
     assert verdict(0.90) == 1
 
 
+@pytest.mark.slow
 def test_servers_6_a_run_without_structure_has_no_validity_rate(server, tmp_path):
     config = BenchConfig(concurrency=2, warmup=0, requests=4, input_tokens="8", output_tokens="8")
 

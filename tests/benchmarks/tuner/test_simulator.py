@@ -86,5 +86,5 @@ def test_simulation_V16_the_simulator_imports_little():
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
         assert json.loads(done.stdout) == [], module
-    for package in ("tuner", "reference_server", "reference_server/router"):
+    for package in ("reference_server", "reference_server/router"):
         assert (Path(__file__).parents[3] / package / "__init__.py").read_text() == ""

@@ -69,6 +69,7 @@ def test_servers_6_a_matrix_measures_every_load_at_every_value_and_resumes_what_
     assert json.loads(capsys.readouterr().out)["reused"] == 3
 
 
+@pytest.mark.slow
 def test_servers_6_the_front_of_a_matrix_has_the_points_that_no_other_exceeds(url, tmp_path, capsys):
     sweep(url, tmp_path / "m")
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -33,6 +34,8 @@ from tests.support.samples.sample_study import sample_study
 HOSTILE = (
     "=cmd|' /C calc'!A0 </title><script>alert(1)</script> \"onload='x' \x1b[31mred \ud800 \u202eexe.gnp ]]> &amp; $x$ |"
 )
+# The script of the copy buttons, on pages that have one. Its hash is in the page's policy.
+COPY_SCRIPT = (files("reports.renderers") / "copy.js").read_text()
 MARK = "⟨1B⟩[31mred ⟨D800⟩ ⟨202E⟩exe.gnp"
 
 
@@ -86,6 +89,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: set[str] = set()
         self.handlers: list[str] = []
+        self.scripts: list[str] = []
         self.shown = ""
         self.feed(text)
 
@@ -94,7 +98,10 @@ class Page(HTMLParser):
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
 
     def handle_data(self, data: str) -> None:
-        self.shown += data
+        if self.lasttag == "script":
+            self.scripts.append(data)
+        else:
+            self.shown += data
 
 
 def test_the_page_has_no_script_and_shows_the_text_as_text(written: ReportPaths) -> None:
@@ -153,7 +160,7 @@ def test_legible_text_keeps_every_script(written: ReportPaths) -> None:
 def _is_inert(paths: ReportPaths) -> None:
     """Asserts that a page is inert and legible in every format."""
     page = Page(paths.html.read_text(encoding="utf-8"))
-    assert "script" not in page.tags
+    assert {text for text in page.scripts if text.strip()} <= {COPY_SCRIPT}
     assert page.handlers == []
     assert MARK in page.shown
     for path in (paths.html, paths.markdown, *paths.others, *paths.figures):
