@@ -2,6 +2,8 @@
 
 import urllib.request
 
+import pytest
+
 from loadgen.config.bench_config import BenchConfig
 from loadgen.runner import measure
 from loadgen.target.idle import wait_until_idle
@@ -17,6 +19,7 @@ def samples(server):
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
+@pytest.mark.slow
 def test_servers_6_the_blocks_of_clients_that_left_are_freed_before_their_answers_would_have_ended(server, tmp_path):
     steps = 'tgi_batch_inference_count{method="decode"}'
     before = samples(server).get(steps, 0.0)

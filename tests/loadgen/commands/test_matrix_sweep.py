@@ -41,6 +41,7 @@ def started(out):
     return {str(path.relative_to(out)): load_run(path).manifest.started_at for path in paths}
 
 
+@pytest.mark.slow
 def test_servers_6_a_matrix_measures_every_load_at_every_value_and_resumes_what_is_missing(url, tmp_path, capsys):
     out = tmp_path / "m"
 

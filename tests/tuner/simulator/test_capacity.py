@@ -33,6 +33,7 @@ def test_simulation_V15_replicas_never_fall_when_the_rate_rises():
     assert counts[-1] > counts[0]
 
 
+@pytest.mark.slow
 def test_simulation_V15_a_lost_replica_never_improves_attainment():
     sized = size_fleet(FLEET, SLO, 40, "round_robin", effort=0.05)
 

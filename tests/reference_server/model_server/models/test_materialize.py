@@ -163,11 +163,11 @@ class OwnTensorBytes(PeakTensorBytes):  # type: ignore[no-untyped-call]
 _LARGE = {"num_hidden_layers": 8, "vocab_size": 8000, "num_key_value_heads": 4}
 
 
-@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("load_format", ["auto", pytest.param("dummy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("llama", {"hidden_size": 512, "intermediate_size": 2048, **_LARGE}),
+        pytest.param("llama", {"hidden_size": 512, "intermediate_size": 2048, **_LARGE}, marks=pytest.mark.slow),
         ("mixtral", {"hidden_size": 256, "intermediate_size": 1024, **_LARGE}),
     ],
 )
