@@ -57,6 +57,7 @@ def test_tuning_12_5_a_server_of_a_third_of_the_speed_is_a_regression(tmp_path: 
     assert ("same prompts" in page and "Server A" in page) or code == 4
 
 
+@pytest.mark.slow
 def test_reliability_F48_a_side_that_does_not_start_is_never_a_pass_and_the_pairs_stay(tmp_path: Path) -> None:
     started = f"command:{server(tmp_path, 'a', 0.005)}"
 

@@ -79,6 +79,7 @@ def most_in_flight(records, worker):
     return max(itertools.accumulate(change for _, change in moments))
 
 
+@pytest.mark.slow
 def test_two_workers_send_the_one_schedule_and_their_records_are_one_run(url, state, tmp_path):
     config = BenchConfig(
         mode="poisson", rate=40, duration=1.5, warmup=0.2, input_tokens="8", output_tokens="4", workers=2

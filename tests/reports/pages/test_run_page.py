@@ -203,6 +203,7 @@ def test_csv_and_json_hold_the_tables(written: ReportPaths) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     load = SampleLoad(mode="closed", duration_s=6, warmup_s=0, label=EVIL)
     run = write_sample_run(tmp_path, load)
