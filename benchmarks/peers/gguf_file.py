@@ -1,19 +1,27 @@
-"""Writes a Llama saved by Transformers as a GGUF file for llama.cpp, with its tokenizer.
+"""Writes a Llama saved by Transformers as a GGUF file, version 3, for llama.cpp, with its tokenizer.
 
     python -m benchmarks.peers.gguf_file MODEL_DIRECTORY MODEL.gguf
 
-Weights are bfloat16. The tokenizer must be a byte-level BPE that splits digits, as that of `preset:tiny-llama`. The
-packages `gguf` and `numpy` are enough, so that it runs in the environment of a peer.
+Weights stay bfloat16. The tokenizer must be a byte-level BPE that splits digits, as that of `preset:tiny-llama`.
+Source: llama.cpp's specification of the format, ggml/docs/gguf.md.
 """
 
 import argparse
 import json
+import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf  # type: ignore[import-not-found]
 import numpy as np
+import numpy.typing as npt
 
+ALIGNMENT = 32
+# Types of metadata values, of tokens and of tensors.
+UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5
+NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
+TENSOR_TYPES = {"float32": 0, "uint16": 30}
+"""The type of a tensor by the type of its array: 16-bit integers hold the bits of bfloat16."""
 NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -38,43 +46,45 @@ def main() -> None:
     write_gguf(args.directory, args.file)
 
 
-def write_gguf(directory: Path, path: Path) -> None:
-    """Convert the model of a directory; the file appears when it is complete."""
+def write_gguf(directory: Path, path: Path, tokenizer_directory: Path | None = None) -> Path:
+    """Convert the model of a directory; the file appears when it is complete. Returns its path."""
     config = json.loads((directory / "config.json").read_text())
     if config["model_type"] != "llama":
         raise SystemExit(f"only Llama can be converted to GGUF, not {config['model_type']}")
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    weights: dict[str, npt.NDArray[Any]] = {}
+    for name, bits in tensors(directory / "model.safetensors"):
+        rotated = next((count for projection, count in heads.items() if name.endswith(f".{projection}.weight")), None)
+        weight = bits if rotated is None else pairs_together(bits, rotated)
+        # llama.cpp requires norms in 32 bits.
+        weights[gguf_name(name)] = weight if weight.ndim > 1 else (weight.astype(np.uint32) << 16).view(np.float32)
     unfinished = path.with_suffix(".unfinished")
-    writer = gguf.GGUFWriter(unfinished, "llama")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    add_tokenizer(writer, directory, config)
-    for name, weight in tensors(directory / "model.safetensors"):
-        if name.endswith((".q_proj.weight", ".k_proj.weight")):
-            weight = pairs_together(weight, heads if ".q_proj" in name else kv_heads)
-        if weight.ndim == 1:
-            writer.add_tensor(gguf_name(name), weight)
-            continue
-        kind = gguf.GGMLQuantizationType.BF16
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(weight, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    unfinished.rename(path)
+    unfinished.write_bytes(
+        file_bytes(architecture(config) | vocabulary(config, tokenizer_directory or directory), weights)
+    )
+    return unfinished.rename(path)
 
 
-def add_tokenizer(writer: Any, directory: Path, config: dict[str, Any]) -> None:
+def architecture(config: Mapping[str, Any]) -> dict[str, tuple[int, Any]]:
+    rope = config.get("rope_parameters") or config
+    return {
+        "general.architecture": (STRING, "llama"),
+        "llama.block_count": (UINT32, config["num_hidden_layers"]),
+        "llama.context_length": (UINT32, config["max_position_embeddings"]),
+        "llama.embedding_length": (UINT32, config["hidden_size"]),
+        "llama.feed_forward_length": (UINT32, config["intermediate_size"]),
+        "llama.attention.head_count": (UINT32, config["num_attention_heads"]),
+        "llama.attention.head_count_kv": (UINT32, config["num_key_value_heads"]),
+        "llama.attention.key_length": (UINT32, config["head_dim"]),
+        "llama.attention.value_length": (UINT32, config["head_dim"]),
+        "llama.rope.dimension_count": (UINT32, config["head_dim"]),
+        "llama.rope.freq_base": (FLOAT32, rope["rope_theta"]),
+        "llama.attention.layer_norm_rms_epsilon": (FLOAT32, config["rms_norm_eps"]),
+        "llama.vocab_size": (UINT32, config["vocab_size"]),
+    }
+
+
+def vocabulary(config: Mapping[str, Any], directory: Path) -> dict[str, tuple[int, Any]]:
     """Vocabulary and merges of tokenizer.json, special tokens, and the chat template."""
     content = json.loads((directory / "tokenizer.json").read_text())
     steps = [each["type"] for each in content["pre_tokenizer"].get("pretokenizers", ())]
@@ -83,24 +93,26 @@ def add_tokenizer(writer: Any, directory: Path, config: dict[str, Any]) -> None:
     special = {each["id"]: each["content"] for each in content["added_tokens"]}
     texts = {token: text for text, token in content["model"]["vocab"].items()} | special
     tokens = [texts.get(token, f"[unused{token}]") for token in range(config["vocab_size"])]
-    kinds = [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in range(len(tokens))]
-    merges = content["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(DIGITS_THEN_GPT2)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_pad_token_id(config["pad_token_id"])
-    writer.add_add_bos_token(value=True)
-    template = json.loads((directory / "tokenizer_config.json").read_text()).get("chat_template")
-    if template:
-        writer.add_chat_template(template)
+    kinds = [CONTROL_TOKEN if token in special else NORMAL_TOKEN for token in range(len(tokens))]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
+    found: dict[str, tuple[int, Any]] = {
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, DIGITS_THEN_GPT2),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+        "tokenizer.ggml.token_type": (ARRAY, (INT32, kinds)),
+        "tokenizer.ggml.merges": (ARRAY, (STRING, merges)),
+        "tokenizer.ggml.add_bos_token": (BOOL, True),
+    }
+    for name, key in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id")):
+        if config.get(key) is not None:
+            found[f"tokenizer.ggml.{name}_token_id"] = (UINT32, config[key])
+    settings = directory / "tokenizer_config.json"
+    template = json.loads(settings.read_text()).get("chat_template") if settings.exists() else None
+    return found | ({"tokenizer.chat_template": (STRING, template)} if template else {})
 
 
-def tensors(path: Path) -> list[tuple[str, Any]]:
-    """Name and float32 values of every bfloat16 tensor of a safetensors file."""
+def tensors(path: Path) -> list[tuple[str, npt.NDArray[np.uint16]]]:
+    """Name and bits of every bfloat16 tensor of a safetensors file."""
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
@@ -109,8 +121,7 @@ def tensors(path: Path) -> list[tuple[str, Any]]:
     for name, entry in header.items():
         assert entry["dtype"] == "BF16", f"{name} is {entry['dtype']}"
         first, last = entry["data_offsets"]
-        bits = np.frombuffer(content[start + first : start + last], np.uint16).astype(np.uint32) << 16
-        found.append((name, bits.view(np.float32).reshape(entry["shape"])))
+        found.append((name, np.frombuffer(content[start + first : start + last], np.uint16).reshape(entry["shape"])))
     return found
 
 
@@ -126,6 +137,39 @@ def pairs_together(weight: Any, heads: int) -> Any:
     """Reorder rows: llama.cpp rotates neighbouring elements of a head, Transformers those half a head apart."""
     halves = weight.reshape(heads, 2, -1, weight.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
+
+
+def file_bytes(metadata: Mapping[str, tuple[int, Any]], weights: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(weights), len(metadata))
+    head += b"".join(
+        _text(key) + struct.pack("<I", kind) + _value(kind, value) for key, (kind, value) in metadata.items()
+    )
+    data = b""
+    for name, weight in weights.items():
+        shape = weight.shape[::-1]
+        head += _text(name) + struct.pack(
+            f"<I{len(shape)}QIQ", len(shape), *shape, TENSOR_TYPES[str(weight.dtype)], len(data)
+        )
+        data += _padded(weight.tobytes())
+    return _padded(head) + data
+
+
+def _value(kind: int, value: Any) -> bytes:
+    if kind == STRING:
+        return _text(value)
+    if kind == ARRAY:
+        inner, items = value
+        return struct.pack("<IQ", inner, len(items)) + b"".join(_value(inner, item) for item in items)
+    return struct.pack({UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}[kind], value)
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % ALIGNMENT)
 
 
 if __name__ == "__main__":

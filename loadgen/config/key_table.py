@@ -26,6 +26,14 @@ def key_table(model: type[BaseModel], kinds: KindNames = (), only: Iterable[str]
     )
 
 
+def key_tables(introduction: str, sections: Iterable[tuple[str, type[BaseModel]]]) -> Iterator[str]:
+    """The lines of a page: an introduction, then a heading and a table for each model."""
+    yield introduction
+    for title, model in sections:
+        yield f"## {title}\n"
+        yield from key_table(model)
+
+
 def cells(model: type[BaseModel], name: str, kinds: KindNames = ()) -> tuple[str, str, str]:
     """Values, default and meaning of one field."""
     field = model.model_fields[name]

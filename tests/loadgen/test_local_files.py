@@ -1,4 +1,4 @@
-"""What a command leaves on this machine, and the messages where its files or packages are missing."""
+"""Folders and files of a command: their modes, links and leftovers; and messages about missing files or packages."""
 
 import http.server
 import os

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from loadgen.config.key_table import key_table
+from loadgen.config.key_table import key_tables
 from tuner.commands.plan import PlanSection, RateProfileSection
 from tuner.config import LimitSection
 
@@ -55,10 +55,7 @@ def main() -> int:
 
 def render_page() -> Iterator[str]:
     """The lines of the page: a table for each section."""
-    yield INTRODUCTION
-    for title, model in SECTIONS:
-        yield f"## {title}\n"
-        yield from key_table(model)
+    return key_tables(INTRODUCTION, SECTIONS)
 
 
 if __name__ == "__main__":

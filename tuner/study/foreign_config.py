@@ -1,7 +1,7 @@
 """The parts of a study's config that act on the machine of a worker: commands, images, volumes, paths.
 
-A study in a shared storage is written by whoever can write that storage, so that a worker accepts these parts only from
-a file of its own machine, or with `--allow-command`.
+Every user with write access to a storage can change its studies. A worker therefore accepts these parts only from a
+file of its own machine, or with `--allow-command`.
 """
 
 from collections.abc import Iterator, Mapping
