@@ -20,7 +20,7 @@ from loadgen.errors import UsageError
 from loadgen.progress import progress_to
 from reports.gate.compare import Comparison
 from reports.gate.decide import GateDecision
-from reports.metrics.findings import Level
+from reports.metrics.checks.findings import Level
 from reports.metrics.summary import Analysis, analyse_run, metric_value
 from reports.metrics.sweep import Sweep
 from reports.pages.comparison_page import metrics_table

@@ -13,7 +13,7 @@ import pandas as pd
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
 from reports.document import Estimate, format_number
-from reports.metrics.findings import finding_messages, latencies_grow
+from reports.metrics.checks.findings import finding_messages, latencies_grow
 from reports.metrics.summary import Analysis, analyse_run
 from reports.pages import tables
 from reports.pages.run_page import build_run_report

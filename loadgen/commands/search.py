@@ -12,7 +12,7 @@ from loadgen.capacity.search_result import search_result
 from loadgen.commands.load_series import LoadSeries, add_series_flags, open_series, series_load
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.progress import open_progress
-from reports.metrics.findings import Level
+from reports.metrics.checks.findings import Level
 from reports.metrics.summary import Analysis, metric_value
 from reports.metrics.sweep import SHORT_OF_REQUESTS, LoadPoint, Sweep
 from reports.stats.capacity import RunEvidence

@@ -20,7 +20,7 @@ from loadgen.progress import ProgressDisplay
 from loadgen.target.launch import port_in
 from loadgen.target.process_memory import memory_of
 from reports.gate.side_run import Pair, SideRun
-from reports.metrics.findings import Level
+from reports.metrics.checks.findings import Level
 
 MOST_SLICES = 50
 MEMORY_FLAG = "--cuda-memory-fraction"

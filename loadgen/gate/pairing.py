@@ -17,7 +17,7 @@ from loadgen.interrupts import Interrupted
 from loadgen.progress import ProgressDisplay
 from reports.gate.compare import CompareOptions, Comparison, judge
 from reports.gate.side_run import GateRefusal, Pair, SideRun
-from reports.metrics.findings import Level
+from reports.metrics.checks.findings import Level
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from loadgen.capacity.point_time import PointTime
 from loadgen.capacity.search_policy import CapacitySearch, SearchGoal
 from loadgen.generator.stop_rules import DOUBLING, FIRST_LOOK, FREQUENT, queue_grows
-from reports.metrics.overload import is_growing
+from reports.metrics.checks.overload import is_growing
 from reports.metrics.windows import Window
 from reports.stats.capacity import RunEvidence
 from reports.stats.queue_intervals import Dependence, state_time

@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from reports.metrics.findings import Level, is_overloaded
+from reports.metrics.checks.findings import Level, is_overloaded
 from reports.metrics.per_request import meets_objectives
 from reports.metrics.request_series import run_dependence
 from reports.metrics.summary import Analysis, metric_value

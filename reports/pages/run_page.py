@@ -16,7 +16,7 @@ from reports.document import (
     about,
     format_number,
 )
-from reports.metrics.findings import finding_messages
+from reports.metrics.checks.findings import finding_messages
 from reports.metrics.per_request import primary_latency
 from reports.metrics.replicas import replicas_table
 from reports.metrics.summary import Analysis

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.document import Block, Plot, Table, Tile, Tiles, format_duration, format_number, format_percent
-from reports.metrics.findings import latencies_grow
+from reports.metrics.checks.findings import latencies_grow
 from reports.metrics.per_request import primary_latency
 from reports.metrics.summary import Analysis
 from reports.pages import run_figures, tables

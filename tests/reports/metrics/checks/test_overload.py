@@ -8,8 +8,8 @@ import pytest
 from loadgen.commands.present import render_summary
 from reports.gate.compare import judge
 from reports.gate.side_run import Pair, SideRun
-from reports.metrics.findings import is_overloaded
-from reports.metrics.overload import is_growing
+from reports.metrics.checks.findings import is_overloaded
+from reports.metrics.checks.overload import is_growing
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, highest_within
 from reports.pages.run_page import build_run_report

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from reports.metrics.answer_facts import answer_facts
+from reports.metrics.checks.answer_facts import answer_facts
 from reports.metrics.measured import Measured
 from reports.run_schema import RequestRecord, TokensSource
 from reports.run_store import RunManifest, RunResult

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.metrics.findings import Finding, Level
+from reports.metrics.checks.findings import Finding, Level
 from reports.metrics.measured import Measured
 from reports.metrics.server import gauge_series
 from reports.metrics.windows import Concurrency, Window

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.metrics.answer_facts import answer_facts
+from reports.metrics.checks.answer_facts import answer_facts
+from reports.metrics.checks.findings import Finding, Level, above, finding
+from reports.metrics.checks.restarts import UNREACHABLE, restarted_s
 from reports.metrics.counted import is_cut_off
-from reports.metrics.findings import Finding, Level, above, finding
 from reports.metrics.measured import Measured
-from reports.metrics.restarts import UNREACHABLE, restarted_s
 from reports.run_schema import Status
 from reports.run_store import RunResult
 

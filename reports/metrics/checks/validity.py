@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from reports.metrics.abandoned import Abandoned
-from reports.metrics.client_checks import CHECKS
-from reports.metrics.findings import RANK, Finding, Level, Verdict, above
+from reports.metrics.checks.abandoned import Abandoned
+from reports.metrics.checks.client_checks import CHECKS
+from reports.metrics.checks.findings import RANK, Finding, Level, Verdict, above
+from reports.metrics.checks.overload import Overload
+from reports.metrics.checks.restarts import START_TIME_SERIES, UNREACHABLE, restarted_s
 from reports.metrics.measured import Measured
-from reports.metrics.overload import Overload
 from reports.metrics.prefix_cache import CachedShare
-from reports.metrics.restarts import START_TIME_SERIES, UNREACHABLE, restarted_s
 from reports.metrics.steadiness import series_between
 from reports.metrics.windows import UNEVEN_MODES
 from reports.run_store import RunResult

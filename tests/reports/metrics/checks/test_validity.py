@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from reports.metrics.client_checks import CHECKS, client_facts
-from reports.metrics.findings import Level
+from reports.metrics.checks.client_checks import CHECKS, client_facts
+from reports.metrics.checks.findings import Level
+from reports.metrics.checks.restarts import restarted_s
 from reports.metrics.measured import Measured
-from reports.metrics.restarts import restarted_s
 from reports.metrics.summary import summarize
 from reports.run_schema import Status
 from reports.run_store import RunResult
