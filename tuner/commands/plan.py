@@ -18,13 +18,13 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.program import Command
 from tuner.commands.simulate_inputs import TOO_POOR, newest_cost, note_of, server_of, settings_from
 from tuner.config import LimitSection
-from tuner.simulator.attainment import FleetVerdict
-from tuner.simulator.capacity import RUNS, LatencySlo, SizedFleet, size_fleet
-from tuner.simulator.cost_file import Costs, read_costs
+from tuner.simulator.capacity_planning.attainment import FleetVerdict
+from tuner.simulator.capacity_planning.capacity import RUNS, LatencySlo, SizedFleet, size_fleet
+from tuner.simulator.capacity_planning.fleet import POLICIES, Fleet
+from tuner.simulator.capacity_planning.replica_schedule import ReplicaSchedule, replica_schedule
 from tuner.simulator.engine import PlannedRequest
-from tuner.simulator.fleet import POLICIES, Fleet
+from tuner.simulator.fitting.cost_file import Costs, read_costs
 from tuner.simulator.load import load_of
-from tuner.simulator.replica_schedule import ReplicaSchedule, replica_schedule
 from tuner.simulator.simulated_metrics import LATENCY
 from tuner.study.prepare import DEFAULT_LOAD
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from loadgen.config import parsing
 from loadgen.errors import UsageError
 from tuner.commands.simulate_outside import add_outside_flags, calibrate_url
-from tuner.simulator.client_cost import client_cost_of
-from tuner.simulator.cost_file import COST_FILE, Costs, fit_costs
-from tuner.simulator.step_trace import read_steps
+from tuner.simulator.fitting.client_cost import client_cost_of
+from tuner.simulator.fitting.cost_file import COST_FILE, Costs, fit_costs
+from tuner.simulator.fitting.step_trace import read_steps
 
 RUN = "run"
 
@@ -47,7 +47,7 @@ def calibrate(args: argparse.Namespace) -> int:
     from loadgen.progress import open_progress
     from tuner.config import TuneConfig
     from tuner.servers.select import server_of
-    from tuner.simulator.calibrate import run_calibration
+    from tuner.simulator.fitting.calibrate import run_calibration
     from tuner.space.search_space import SearchSpace
     from tuner.study.identity import params_of
 

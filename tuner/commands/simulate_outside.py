@@ -13,7 +13,7 @@ from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.errors import UsageError
 from loadgen.target.target import open_target
 from tuner.commands.simulate_inputs import TOO_POOR, render_table
-from tuner.simulator.cost_file import COST_FILE, Costs, read_costs
+from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS
 
 # Settings of the target, with the flags of `tgi-bench run`.

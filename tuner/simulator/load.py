@@ -15,8 +15,8 @@ from loadgen.workloads.think_time import parse_think_time
 from loadgen.workloads.vocabulary import Vocabulary, Word
 from loadgen.workloads.workload import build
 from tuner.errors import NotSimulatedError
-from tuner.simulator.client_cost import NO_COST, ClientCost
 from tuner.simulator.engine import NS_PER_S, PlannedRequest, SimulatedLoad
+from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
 
 # Workloads whose prompts share no prefix.
 UNSHARED_WORKLOADS = ("synthetic", "azure_llm", "burstgpt")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.servers.select import server_of
 from tuner.servers.tuned_server import why_rejected
-from tuner.simulator.cost_file import Costs
+from tuner.simulator.fitting.cost_file import Costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
 from tuner.simulator.server import scheme_of

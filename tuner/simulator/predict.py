@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from tuner.simulator.cost_file import Costs
 from tuner.simulator.engine import Simulated, SimulatedLoad, Simulation
+from tuner.simulator.fitting.cost_file import Costs
+from tuner.simulator.fitting.step_cost import CostModel
 from tuner.simulator.server import KvPool, SimulatedServer
 from tuner.simulator.simulated_metrics import metrics_of
 from tuner.simulator.slot_replica import SlotRule
-from tuner.simulator.step_cost import CostModel
 
 CHUNK = 8
 

@@ -16,14 +16,14 @@ import numpy as np
 from loadgen.config.bench_config import BenchConfig
 from reports.metrics.summary import metric_value
 from tuner.errors import CostModelError, NotSimulatedError, TraceError
-from tuner.simulator.client_cost import NO_COST, ClientCost, client_cost_of
-from tuner.simulator.cost_file import fit_costs
+from tuner.simulator.fitting.client_cost import NO_COST, ClientCost, client_cost_of
+from tuner.simulator.fitting.cost_file import fit_costs
+from tuner.simulator.fitting.metric_steps import steps_of
+from tuner.simulator.fitting.step_trace import TracedSteps
 from tuner.simulator.load import load_of
-from tuner.simulator.metric_steps import steps_of
 from tuner.simulator.predict import predict
 from tuner.simulator.residual_model import Grade, accuracy_of
 from tuner.simulator.server import SimulatedServer
-from tuner.simulator.step_trace import TracedSteps
 from tuner.trial.outcome import TrialResult
 
 NAMES = ("output_tokens_per_s", "ttft_p50_ms", "ttft_p95_ms", "tpot_mean_ms")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.simulator.cost_file import COST_FILE
+from tuner.simulator.fitting.cost_file import COST_FILE
 from tuner.simulator.validate import compare_predictions, traced_launches, write_costs
 from tuner.study.artefacts import render_table, write_artefacts
 from tuner.study.confirm import confirm

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from loadgen.progress import SilentProgress
 from reports.metrics.summary import analyse_run
-from tests.tuner.simulator.test_metric_steps import LOAD, POOL, play
+from tests.tuner.simulator.fitting.test_metric_steps import LOAD, POOL, play
 from tuner.config import TuneConfig
-from tuner.simulator.cost_file import fit_costs
+from tuner.simulator.fitting.cost_file import fit_costs
 from tuner.simulator.new_launches import launch_new
 from tuner.simulator.validate import NAMES, summary
 from tuner.study.prepare import PreparedStudy

@@ -8,15 +8,15 @@ import pytest
 
 from loadgen.config.bench_config import BenchConfig
 from tests.tuner.commands.test_simulate import write_trace
-from tests.tuner.simulator.test_metric_steps import SETTINGS, play
+from tests.tuner.simulator.fitting.test_metric_steps import SETTINGS, play
 from tuner.config import ParamSection
 from tuner.proposers.proposal import Decline, Proposal
 from tuner.servers.tgi.settings import known_settings
-from tuner.simulator.cost_file import fit_costs, read_costs
+from tuner.simulator.fitting.cost_file import fit_costs, read_costs
+from tuner.simulator.fitting.step_trace import read_steps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
 from tuner.simulator.proposer import SimulatorProposer, observations_of
-from tuner.simulator.step_trace import read_steps
 from tuner.simulator.validate import (
     NAMES,
     ComparedPrediction,

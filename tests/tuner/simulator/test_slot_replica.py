@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tuner.simulator.engine import PlannedRequest, Simulated, SimulatedLoad, Simulation
+from tuner.simulator.fitting.step_cost import LinearLaw
 from tuner.simulator.slot_replica import SlotRule
-from tuner.simulator.step_cost import LinearLaw
 
 TOY = LinearLaw((10e6, 0.0, 1e5, 0.0, 0.0, 5e6, 1e6, 0.0, 0.0, 0.0))
 WITH_KV = LinearLaw((10e6, 0.0, 1e5, 3.0, 20.0, 5e6, 1e6, 0.0, 0.0, 1e3))

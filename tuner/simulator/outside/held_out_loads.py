@@ -11,7 +11,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.progress import ProgressDisplay
 from loadgen.target.target import Target
 from reports.metrics.summary import metric_value, summarize
-from tuner.simulator.cost_file import Costs
+from tuner.simulator.fitting.cost_file import Costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
 from tuner.simulator.validate import NAMES, PredictedLaunch

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tuner.simulator.client_cost import ClientCost
-from tuner.simulator.cost_file import Costs
+from tuner.simulator.fitting.client_cost import ClientCost
+from tuner.simulator.fitting.cost_file import Costs
+from tuner.simulator.fitting.step_cost import COLUMNS, FROM_CLIENTS, CostModel, StepErrors
 from tuner.simulator.outside.designed_loads import REPEATS, DesignedLoad
 from tuner.simulator.outside.fit import CLIENT, OutsideFit
 from tuner.simulator.server import SimulatedServer
-from tuner.simulator.step_cost import COLUMNS, FROM_CLIENTS, CostModel, StepErrors
 
 
 def outside_costs(fit: OutsideFit, loads: Sequence[DesignedLoad], server: Mapping[str, Any]) -> Costs:

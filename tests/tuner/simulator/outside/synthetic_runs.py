@@ -8,10 +8,10 @@ import numpy as np
 
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.simulator.engine import BatchingRule, Simulation
+from tuner.simulator.fitting.step_cost import LinearLaw
 from tuner.simulator.outside.client_run import ClientRun
 from tuner.simulator.outside.designed_loads import DesignedLoad, designed_loads
 from tuner.simulator.outside.fit import CLIENT, law_of
-from tuner.simulator.step_cost import LinearLaw
 
 FIGURES = {
     "client": 1e6,

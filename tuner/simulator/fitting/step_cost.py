@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import CostModelError
-from tuner.simulator.step_trace import TracedSteps, joined
+from tuner.simulator.fitting.step_trace import TracedSteps, joined
 
 FORMAT = 1
 Array = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tuner.simulator.client_cost import NO_COST, ClientCost, client_cost_of
+from tuner.simulator.fitting.client_cost import NO_COST, ClientCost, client_cost_of
 
 MS = 1_000_000
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.simulator.replica_schedule import ReplicaSchedule, replica_schedule
+from tuner.simulator.capacity_planning.replica_schedule import ReplicaSchedule, replica_schedule
 
 
 def test_a_replica_starts_before_its_hour_and_is_kept_for_its_dwell():

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import CostModelError, NotSimulatedError
-from tuner.simulator.client_cost import NO_COST, ClientCost
+from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
+from tuner.simulator.fitting.step_cost import FORMAT, CostModel, fit, rescaled
+from tuner.simulator.fitting.step_trace import TracedSteps, joined, without_first_of_shape
 from tuner.simulator.server import KvPool, SimulatedServer, scheme_of
-from tuner.simulator.step_cost import FORMAT, CostModel, fit, rescaled
-from tuner.simulator.step_trace import TracedSteps, joined, without_first_of_shape
 
 COST_FILE = "cost.json"
 FEWEST_DECODES = 20

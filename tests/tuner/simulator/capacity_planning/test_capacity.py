@@ -7,10 +7,10 @@ import pytest
 
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from tests.tuner.simulator.test_engine import ToyLaw
-from tuner.simulator.attainment import FleetVerdict
-from tuner.simulator.capacity import LatencySlo, attained, size_fleet
+from tuner.simulator.capacity_planning.attainment import FleetVerdict
+from tuner.simulator.capacity_planning.capacity import LatencySlo, attained, size_fleet
+from tuner.simulator.capacity_planning.fleet import POLICIES, Fleet, FleetRun
 from tuner.simulator.engine import PlannedRequest
-from tuner.simulator.fleet import POLICIES, Fleet, FleetRun
 
 SLO = LatencySlo({"ttft": 1000.0, "tpot": 60.0}, 0.95)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tuner.simulator.attainment import Attainment, FleetVerdict
+from tuner.simulator.capacity_planning.attainment import Attainment, FleetVerdict
 
 RUNS, REQUESTS = 10, 1500
 LEVEL = 0.05

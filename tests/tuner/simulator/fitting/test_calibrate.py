@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tuner.cli import main
-from tuner.simulator.calibrate import DECODED, REPEATS, designed
+from tuner.simulator.fitting.calibrate import DECODED, REPEATS, designed
 
 
 @pytest.mark.parametrize(("budget", "pool", "longest", "most"), [(4096, 20_000, 1024, 128), (256, 600, 4000, 8)])

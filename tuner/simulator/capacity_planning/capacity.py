@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.errors import NoFleetError
-from tuner.simulator.attainment import Attainment, FleetVerdict, after_transient
-from tuner.simulator.fleet import Fleet, FleetRun, ServedRequests
+from tuner.simulator.capacity_planning.attainment import Attainment, FleetVerdict, after_transient
+from tuner.simulator.capacity_planning.fleet import Fleet, FleetRun, ServedRequests
 
 LEAST_SECONDS, LEAST_REQUESTS = 400, 4000
 RUNS = 10
