@@ -25,7 +25,7 @@ from scipy import special
 from loadgen.selftest.queue_models import MODELS
 from loadgen.target.machine import describe_machine
 from reports.stats.estimators import mean_interval
-from tuner.study.judgement import judge
+from tuner.study.statistics.judgement import judge
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 

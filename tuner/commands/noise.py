@@ -11,7 +11,7 @@ from tuner.study.prepare import prepare
 
 def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Exit code 3 if fewer than two runs were measured."""
-    from tuner.study.noise import render
+    from tuner.study.statistics.noise import render
 
     prepared = prepare(args)
     if args.dry_run:

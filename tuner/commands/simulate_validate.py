@@ -21,7 +21,7 @@ from tuner.study.prepare import PreparedStudy, load_of, stored, with_implied
 
 if TYPE_CHECKING:
     from tuner.simulator.validate import PredictedLaunch
-    from tuner.study.noise import NoiseFloor
+    from tuner.study.statistics.noise import NoiseFloor
 
 FEWEST_LAUNCHES = 3
 DEFAULT_CONFIGS, VALIDATION = 8, "validation"

@@ -34,8 +34,8 @@ def serve_database(args: argparse.Namespace, _words: Sequence[str]) -> int:
             f"the storage {redacted_text(args.storage)!r} cannot be served: give one of {', '.join(PROXIED)}; "
             "a journal is shared as a file"
         )
-    from tuner.study.storage import open_storage
-    from tuner.study.storage_proxy import TOKEN_VARIABLE, new_token, serve_storage, token_of_environment
+    from tuner.study.shared_storage.storage import open_storage
+    from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE, new_token, serve_storage, token_of_environment
 
     backing = open_storage(args.storage, Path())
     address = f"grpc://{args.host}:{args.port}"

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from tuner.errors import CannotMeasureError
-from tuner.study.judgement import Confirmation, judge
 from tuner.study.search import StudySearch
+from tuner.study.statistics.judgement import Confirmation, judge
 from tuner.study.study_folder import CONFIRM
 from tuner.trial.measure import Measurer, describe
 from tuner.trial.outcome import TrialResult, read_result

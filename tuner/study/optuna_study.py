@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from tuner.errors import StudyError
 from tuner.space.search_space import SearchSpace
 from tuner.study.samplers import distribution_of, inside, make_sampler
-from tuner.study.storage import open_storage, with_retries
+from tuner.study.shared_storage.storage import open_storage, with_retries
 from tuner.trial.outcome import TrialResult, parse_result
 
 LAUNCH = "launch"

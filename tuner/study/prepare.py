@@ -80,8 +80,8 @@ def stored_in(storage: str, name: str | None, studies: Path = STUDIES, *, is_all
 
     Raises StudyError, also for commands and paths of the storage unless they are allowed.
     """
-    from tuner.study.foreign_config import check_allowed
     from tuner.study.optuna_study import stored_study
+    from tuner.study.shared_storage.foreign_config import check_allowed
     from tuner.study.study_folder import STUDY_FILE, StudyFolder
 
     found, content = stored_study(storage, name, studies)

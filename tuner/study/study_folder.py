@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from tuner.errors import StudyError
 from tuner.study.identity import BUILD, DEVICE, LOAD, SPACE
-from tuner.study.noise import NoiseFloor
+from tuner.study.statistics.noise import NoiseFloor
 from tuner.trial.outcome import TrialResult, read_result
 
 STUDY_FILE = "study.json"

@@ -16,10 +16,10 @@ from tuner.servers.launch_command import CIDFILE, remove_container
 from tuner.servers.tuned_server import why_rejected
 from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
-from tuner.study.foreign_result import why_foreign
 from tuner.study.identity import RANGES
 from tuner.study.optuna_study import Lease, OptunaStudy
 from tuner.study.search import DECLINED, StudySearch, describe_settings, launches_since_gain
+from tuner.study.shared_storage.foreign_result import why_foreign
 from tuner.study.study_folder import TRIALS
 from tuner.trial.evaluate import EVENTS_FILE, Events
 from tuner.trial.measure import describe

@@ -6,8 +6,8 @@ import pytest
 from benchmarks.tuner.confirmation import MOST, NOMINAL, before, cells, now
 from tests.tuner.studies import FormulaServer, open_search
 from tuner.study.confirm import confirm
-from tuner.study.judgement import judge
 from tuner.study.search import best_of
+from tuner.study.statistics.judgement import judge
 from tuner.study.worker import run_search
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult

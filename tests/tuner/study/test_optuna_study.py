@@ -6,8 +6,8 @@ import pytest
 from tuner.config import ParamSection
 from tuner.space.search_space import SearchSpace
 from tuner.study.optuna_study import RESULT, OptunaStudy, is_alive
-from tuner.study.storage import open_storage
-from tuner.study.storage_proxy import TOKEN_VARIABLE, make_server
+from tuner.study.shared_storage.storage import open_storage
+from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE, make_server
 from tuner.trial.outcome import TrialResult
 
 SPACE = SearchSpace.of(

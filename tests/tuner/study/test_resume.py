@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.samples.formula_study import STEPS
 from tests.tuner.studies import FormulaServer, open_search
-from tuner.study.storage import DRIVERS
+from tuner.study.shared_storage.storage import DRIVERS
 
 ROOT = Path(__file__).parents[3]
 TRIALS = 8

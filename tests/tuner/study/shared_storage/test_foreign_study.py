@@ -10,10 +10,10 @@ from tests.tuner.studies import FormulaServer, open_search
 from tuner.cli import main
 from tuner.config import TuneConfig
 from tuner.errors import StudyError
-from tuner.study.foreign_config import local_parts
-from tuner.study.foreign_result import why_foreign
 from tuner.study.optuna_study import OptunaStudy
 from tuner.study.prepare import stored, stored_in
+from tuner.study.shared_storage.foreign_config import local_parts
+from tuner.study.shared_storage.foreign_result import why_foreign
 from tuner.study.worker import SearchWorker
 from tuner.trial.outcome import TrialResult
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.stats.estimators import student_quantile
-from tuner.study.dunnett import critical_value
+from tuner.study.statistics.dunnett import critical_value
 from tuner.trial.outcome import TrialResult
 
 # Power of the confirmation.

@@ -44,7 +44,7 @@ def open_storage(text: str, folder: Path) -> BaseStorage:
                 raise StudyError(
                     f"`storage` is {redacted_text(text)!r}, but the address of a proxy is grpc://HOST:PORT"
                 )
-            from tuner.study.storage_proxy import open_proxy
+            from tuner.study.shared_storage.storage_proxy import open_proxy
 
             return open_proxy(host, int(port))
     raise StudyError(

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from reports.stats.estimators import Interval
-from tuner.study.dunnett import RoundComparison
+from tuner.study.statistics.dunnett import RoundComparison
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tuner.errors import StudyError
-from tuner.study.storage import open_storage
+from tuner.study.shared_storage.storage import open_storage
 from tuner.study.study_folder import StudyFolder
 
 
