@@ -39,6 +39,7 @@ class ModelFacts:
     has_vision: bool = False
     quantize: str | None = None
     rope_type: str | None = None
+    rope_original_max: int | None = None
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "ModelFacts":
@@ -63,6 +64,7 @@ class ModelFacts:
             has_vision=config.get("vision_config") is not None,
             quantize=method if method in get_args(Quantize) else None,
             rope_type=_rope_type(config),
+            rope_original_max=_rope_original_max(config),
         )
 
     @property
@@ -163,9 +165,19 @@ def _first(config: Mapping[str, Any], *names: str) -> int | None:
 
 def _rope_type(config: Mapping[str, Any]) -> str | None:
     """The kind of scaling, under any of its names."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    found = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, dict) else None
+    rope = _rope(config)
+    found = rope.get("rope_type") or rope.get("type")
     return found if isinstance(found, str) else None
+
+
+def _rope_original_max(config: Mapping[str, Any]) -> int | None:
+    name = "original_max_position_embeddings"
+    return _first(_rope(config), name) or _first(config, name)
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    return rope if isinstance(rope, dict) else {}
 
 
 def _head_dim(config: Mapping[str, Any], hidden: int | None, heads: int | None) -> int | None:

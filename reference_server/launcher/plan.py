@@ -147,6 +147,8 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
     rope_type = config.rope_scaling or (None if facts is None else facts.rope_type)
     if rope_type == "dynamic":
         prefix_off("dynamic rope scaling")
+    if rope_type in ("longrope", "su") and _may_exceed_original_maximum(config, facts):
+        prefix_off("long rope: the keys depend on whether the request is longer than the original maximum")
     if facts is not None:
         head_dim = facts.head_dim
         if facts.has_vision:
@@ -168,6 +170,11 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
     if attention == "paged":
         prefix_off("paged attention")
     return attention or "flashinfer", True if prefix is None else prefix, reason if prefix is not None else "default"
+
+
+def _may_exceed_original_maximum(config: ServerConfig, facts: ModelFacts | None) -> bool:
+    original = None if facts is None else facts.rope_original_max
+    return original is None or config.max_total_tokens is None or config.max_total_tokens > original
 
 
 def prefill_tokens(

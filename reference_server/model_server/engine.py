@@ -169,6 +169,7 @@ class Engine:
             self.allocate_cache(num_blocks)
         capacity = num_blocks * block_size
         max_total = request.max_total_tokens or self._default_max_total(capacity, prompt_tokens)
+        self._check_prefix_caching(max_total)
         logger.info("K/V cache: %d blocks of %d tokens", num_blocks, block_size)
         if self.model.requires_padding:
             self._check_capacity(capacity, max_total)
@@ -203,6 +204,15 @@ class Engine:
             graphs.capture(sizes, max_total)
         self.release_memory()
         logger.info("captured %d CUDA graphs in %.1f s", len(graphs.sizes), time.perf_counter() - started)
+
+    def _check_prefix_caching(self, max_total: int) -> None:
+        longest = self.model.longest_prefix
+        if self.info.use_prefix_caching and longest is not None and max_total > longest:
+            raise ShardError(
+                f"`max_total_tokens` is {max_total}, but with long rope the keys of a request longer than {longest} "
+                f"differ from those of its prefix: lower `--max-total-tokens` to {longest} or set "
+                "`--prefix-caching false`"
+            )
 
     def _check_capacity(self, capacity: int, max_total: int) -> None:
         """The router's check for a model that reports its cache; the router does not know a padded model's capacity."""

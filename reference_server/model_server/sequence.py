@@ -54,7 +54,12 @@ class Sequence:
     @property
     def is_sampled(self) -> bool:
         """Whether the next forward computes the last known token, so that the token after it is chosen."""
-        return self.cache_len + self.input_len == len(self.ids) + self.unread
+        return self.cache_len + self.input_len == self.known_len
+
+    @property
+    def known_len(self) -> int:
+        """The tokens so far, with those that were chosen and are not read."""
+        return len(self.ids) + self.unread
 
     @property
     def generated_ids(self) -> list[int]:

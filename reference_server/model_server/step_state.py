@@ -26,7 +26,8 @@ class StepMetadata:
     slots: [tokens] int64, where each token's K/V is stored. block_table: [rows, blocks] int64, padded with block 0.
     seqlen_q, seqlen_k: [rows] int64: new tokens, and tokens whose K/V exist after the store.
     num_single_rows: rows of one token, which the decode kernel attends; the prefill kernel attends the others.
-    prompt_len: [rows] int64, None if no row has prompt tokens left.
+    known_len: [rows] int64, each request's tokens so far; a prompt counts as a whole from its first chunk on. None if
+    every row computes the last token of its request.
     """
 
     slots: IntArray
@@ -34,7 +35,7 @@ class StepMetadata:
     seqlen_q: IntArray
     seqlen_k: IntArray
     num_single_rows: int
-    prompt_len: IntArray | None = None
+    known_len: IntArray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -43,11 +44,6 @@ class StepMetadata:
     @property
     def max_k(self) -> int:
         return int(self.seqlen_k.max())
-
-    @property
-    def request_len(self) -> IntArray:
-        """[rows]: each request's length so far; a prompt counts as a whole from its first chunk on."""
-        return self.seqlen_k if self.prompt_len is None else np.maximum(self.seqlen_k, self.prompt_len)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _mixed_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], prompt_
             seqlen_q=seqlen_q,
             seqlen_k=cache_len + seqlen_q,
             num_single_rows=int((seqlen_q == 1).sum()),
-            prompt_len=np.array([sequence.prompt_len for sequence in ordered], dtype=np.int64),
+            known_len=np.array([sequence.known_len for sequence in ordered], dtype=np.int64),
         ),
     )
 

@@ -11,6 +11,7 @@ from reference_server.model_server.attention.select import AttentionChoice, choo
 from reference_server.model_server.forward.cuda_graph import CudaGraphs, GraphedForward, refuse_graphs
 from reference_server.model_server.forward.encoder_decoder import EncoderDecoderForward
 from reference_server.model_server.forward.inputs import Forward
+from reference_server.model_server.forward.long_rope import RecomputingForward
 from reference_server.model_server.forward.padded import PaddedForward
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.forward.recurrent import RecurrentForward
@@ -32,7 +33,8 @@ class PreparedModel:
     """A forward, the K/V geometry of its cache, and the facts that the server reports.
 
     added_bytes: memory that fusing adds to the weights. start_id: the first token of a decoder behind an encoder.
-    graphs: the forward, if its decode steps can be captured.
+    graphs: the forward, if its decode steps can be captured. longest_prefix: the longest request whose K/V does not
+    depend on its length; None without such a limit.
     """
 
     tier: Tier
@@ -44,6 +46,7 @@ class PreparedModel:
     added_bytes: int = 0
     start_id: int | None = None
     graphs: GraphedForward | None = None
+    longest_prefix: int | None = None
 
     @property
     def requires_padding(self) -> bool:
@@ -110,14 +113,17 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
         added_bytes = pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
     forward = RaggedForward(loaded.model, state, loaded.device, decoder)
     graphs = _graphed(forward, loaded, choice, options)
+    own = graphs or forward
+    original = rotary.original_maximum(loaded.model)
     return PreparedModel(
         tier="ragged",
-        forward=graphs or forward,
+        forward=own if original is None else RecomputingForward(own, original, choice.block_size),
         shapes=tuple(layer.shape for layer in layers),
         choice=choice,
         kernels="modules" if decoder is None else "fused",
         added_bytes=added_bytes,
         graphs=graphs,
+        longest_prefix=original,
     )
 
 

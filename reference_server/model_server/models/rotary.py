@@ -50,7 +50,7 @@ def install(model: nn.Module, state: StepState, prefix_caching: bool) -> None:
                 "the length of the whole prompt"
             )
         parent, _, child = name.rpartition(".")
-        own = DynamicRotary(module, state) if rope_type == "dynamic" else LongRotary(module)
+        own = DynamicRotary(module, state) if rope_type == "dynamic" else LongRotary(module, state)
         _refuse_another_form(module, own)
         setattr(model.get_submodule(parent), child, own)
 
@@ -62,8 +62,13 @@ def refuse(model: nn.Module) -> None:
 
 
 def needs_lengths(model: nn.Module) -> bool:
-    """Whether a module of the model reads the request lengths of a step."""
+    """Whether a decode step of the model reads the request lengths on the host."""
     return any(isinstance(module, DynamicRotary) for module in model.modules())
+
+
+def original_maximum(model: nn.Module) -> int | None:
+    """The length after which `longrope` rotates all positions of a request by other factors; None without it."""
+    return min((module.original for module in model.modules() if isinstance(module, LongRotary)), default=None)
 
 
 def _length_dependent(model: nn.Module) -> list[tuple[str, Any]]:
@@ -88,29 +93,27 @@ class DynamicRotary(nn.Module):
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """position_ids: [1, tokens]. Cosines and sines, each [1, tokens, rotary size]."""
         frequencies, scaling = ROPE_INIT_FUNCTIONS["dynamic"](
-            self._config, hidden.device, seq_len=self._lengths(position_ids[0])[:, None]
+            self._config, hidden.device, seq_len=_lengths(self._state, position_ids[0])[:, None]
         )
         return _cos_sin(position_ids, frequencies, scaling, hidden.dtype)
 
-    def _lengths(self, positions: Tensor) -> Tensor:
-        if self._state.step is None:
-            return positions + 1
-        metadata = self._state.step.metadata
-        return torch.from_numpy(np.repeat(metadata.request_len, metadata.seqlen_q)).to(positions.device)
-
 
 class LongRotary(nn.Module):
-    """`longrope`: short factors for positions within the original maximum, long ones after it."""
+    """`longrope`: short factors for a request within the original maximum, long ones for all tokens of a longer one.
 
-    def __init__(self, rotary: Any) -> None:
+    A request that grows past the maximum needs its K/V again: forward/long_rope.py.
+    """
+
+    def __init__(self, rotary: Any, state: StepState) -> None:
         super().__init__()
         self.rope_type = "longrope"
+        self._state = state
         config = rotary.config
         device = rotary.inv_freq.device
         parameters = config.rope_parameters
-        self._original: int = parameters["original_max_position_embeddings"]
+        self.original: int = parameters["original_max_position_embeddings"]
         short, scaling = ROPE_INIT_FUNCTIONS["longrope"](config, device)
-        long, _ = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=self._original + 1)
+        long, _ = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=self.original + 1)
         self._frequencies = torch.stack((short, long))
         # PhiMoE configures two scalings; the others have one, computed from the maxima.
         scalings = [parameters.get("short_mscale", scaling), parameters.get("long_mscale", scaling)]
@@ -118,8 +121,17 @@ class LongRotary(nn.Module):
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """position_ids: [1, tokens]. Cosines and sines, each [1, tokens, rotary size]."""
-        is_long = (position_ids[0] >= self._original).long()
+        is_long = (_lengths(self._state, position_ids[0]) > self.original).long()
         return _cos_sin(position_ids, self._frequencies[is_long], self._scalings[is_long], hidden.dtype)
+
+
+def _lengths(state: StepState, positions: Tensor) -> Tensor:
+    """[tokens]: the length so far of each token's request."""
+    metadata = None if state.step is None else state.step.metadata
+    if metadata is None or metadata.known_len is None:
+        # The last token of its request: no length is read from the host, so that the step can be captured.
+        return positions + 1
+    return torch.from_numpy(np.repeat(metadata.known_len, metadata.seqlen_q)).to(positions.device)
 
 
 def _cos_sin(

@@ -136,6 +136,14 @@ def test_hardening_R14_dynamic_rope_turns_prefix_caching_off() -> None:
     assert reason(launches[0], "prefix_caching") == "dynamic rope scaling"
 
 
+def test_hardening_R15_long_rope_caches_prefixes_within_its_original_maximum() -> None:
+    rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    facts = ModelFacts.parse({"model_type": "phi3", "rope_scaling": rope, "original_max_position_embeddings": 4096})
+    launches = [plan(facts), plan(facts, max_total_tokens=4097), plan(facts, max_total_tokens=4096)]
+
+    assert [launch.config.prefix_caching for launch in launches] == [False, False, True]
+
+
 def test_launcher_L11_falcon_asks_for_flashdecoding() -> None:
     launch = plan(dataclasses.replace(FACTS, head_dim=64, model_type="falcon"), Devices((H100,)))
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from reference_server.errors import ArgumentError, UnsupportedError
+from reference_server.errors import ArgumentError, ShardError, UnsupportedError
 from reference_server.model_server.engine import Engine
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import rotary
 from reference_server.model_server.options import RopeOverride
 from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
+from reference_server.model_server.stepper import RunAhead
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model
 from tests.support.models.tiny_shards import tiny_options, warm_up
@@ -29,9 +30,9 @@ def installed(model: PreTrainedModel, state: StepState | None = None) -> nn.Modu
 
 
 def step_of(*rows: tuple[int, int, int]) -> Step:
-    """Of rows (prompt_len, first position, one past the last)."""
-    prompt_len, first, end = np.array(rows).T
-    metadata = StepMetadata(np.empty(0), np.empty((0, 0)), end - first, end, 0, prompt_len)
+    """Of rows (tokens of the request so far, first position, one past the last)."""
+    known_len, first, end = np.array(rows).T
+    metadata = StepMetadata(np.empty(0), np.empty((0, 0)), end - first, end, 0, known_len)
     return Step(metadata, StepTensors.of_host(metadata))
 
 
@@ -46,7 +47,7 @@ def test_model_server_D7_dynamic_rope_follows_the_length_of_each_request() -> No
     state = StepState()
     module = installed(make_tiny_model("llama-dynamic-rope"), state)
     # A chunk of a prompt of 60, a whole short one, and a row that decodes its 31st token. The maximum is 16.
-    rows = [(60, 10, 15), (6, 0, 6), (20, 30, 31)]
+    rows = [(60, 10, 15), (6, 0, 6), (31, 30, 31)]
     positions = [torch.arange(first, end) for _, first, end in rows]
 
     with state.use(step_of(*rows)):
@@ -57,14 +58,45 @@ def test_model_server_D7_dynamic_rope_follows_the_length_of_each_request() -> No
     torch.testing.assert_close(sin[0], torch.cat([each[1] for each in expected]))
 
 
-def test_model_server_D7_longrope_chooses_the_factors_by_position() -> None:
-    positions = torch.arange(120, 140)
+def test_hardening_R15_longrope_chooses_the_factors_by_the_length_of_each_request() -> None:
+    state = StepState()
+    module = installed(make_tiny_model("phi3-longrope"), state)
+    # A chunk of a prompt of 200, and a prompt that ends at the original maximum.
+    rows = [(200, 100, 120), (128, 120, 128)]
+    positions = [torch.arange(first, end) for _, first, end in rows]
 
-    cos, _ = installed(make_tiny_model("phi3-longrope"))(HIDDEN, positions[None])
+    with state.use(step_of(*rows)):
+        cos, _ = module(HIDDEN, torch.cat(positions)[None])
 
-    short, _ = alone("phi3-longrope", 128, positions[:8])
-    long, _ = alone("phi3-longrope", 200, positions[8:])
-    torch.testing.assert_close(cos[0], torch.cat((short, long)))
+    expected = [alone("phi3-longrope", length, each)[0] for length, each in zip((200, 128), positions, strict=True)]
+    torch.testing.assert_close(cos[0], torch.cat(expected))
+
+
+@pytest.mark.parametrize("run_ahead", list(RunAhead))
+async def test_hardening_R15_a_request_past_the_original_maximum_is_as_in_transformers(
+    tmp_path: Path, run_ahead: RunAhead
+) -> None:
+    shard = LocalShard.load(tiny_options(save_tiny_model(tmp_path, "phi3-longrope"), cpu_memory_gib=0.02))
+    shard.engine.stepper.run_ahead = run_ahead
+    await warm_up(shard, 256)
+    driver = ShardDriver(shard)
+    prompts = [random_prompt(length) for length in (20, 122, 128, 150)]
+
+    outcomes = await driver.run(*(driver.request(row, prompt, 16) for row, prompt in enumerate(prompts)))
+    shard.close()
+
+    model = make_tiny_model("phi3-longrope")
+    assert [outcome.ids for outcome in outcomes] == [generate_alone(model, prompt, 16) for prompt in prompts]
+
+
+async def test_hardening_R15_prefix_caching_ends_at_the_original_maximum(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path, "phi3-longrope")
+    shard = LocalShard.load(tiny_options(directory, prefix_caching=True, cpu_memory_gib=0.02))
+
+    await warm_up(shard, max_total_tokens=128)
+    with pytest.raises(ShardError, match="a request longer than 128 differ"):
+        await warm_up(shard, max_total_tokens=129)
+    shard.close()
 
 
 def test_phimoe_has_a_scaling_for_each_side_of_the_original_maximum() -> None:
