@@ -1,40 +1,62 @@
-"""`tgi-tune export`: the winner's settings for another launcher."""
+"""`tgi-tune export`: the winner's settings for another launcher, or the workers of a load or a study as pods."""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from loadgen.errors import UsageError
 from loadgen.program import Command
 from tuner.commands.study_flags import add_stored_flags
 from tuner.servers.select import server_of
-from tuner.study.prepare import stored
+from tuner.study.prepare import PreparedStudy, stored
+
+# Flags that belong to only some forms; `image` has a default for exported settings.
+OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = ("trial", "infeasible"), ("workers", "out"), ("url",), ("storage",)
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     add_stored_flags(parser)
     parser.add_argument(
-        "--as", dest="form", metavar="FORM", default="toml", help="toml (default), env, cli, docker or k8s."
+        "--as",
+        dest="form",
+        metavar="FORM",
+        default="toml",
+        help="Settings: toml (default), env, cli, docker or k8s. Kubernetes Jobs: load-jobs, the study's load from "
+        "several pods; study-jobs, several workers of the study.",
     )
     parser.add_argument("--trial", type=int, metavar="N", help="Another trial than the winner.")
-    parser.add_argument("--image", metavar="IMAGE", help="Image of docker and k8s. Default the server's.")
+    parser.add_argument("--image", metavar="IMAGE", help="Image of docker and k8s. Default the server's. Jobs need it.")
     parser.add_argument(
         "--infeasible",
         action="store_true",
         help="Export the configuration of the smallest violation if none meets the limits.",
     )
+    parser.add_argument("--workers", type=int, metavar="N", help="Jobs: number of pods that make the load or search.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Jobs: folder of the kustomization.")
+    parser.add_argument("--url", metavar="URL", help="load-jobs: the server, as pods reach it.")
+    parser.add_argument(
+        "--storage", metavar="URL", help="study-jobs: grpc://HOST:PORT of `tgi-tune storage`. Default the study's."
+    )
 
 
 def export(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Exit code 1 if no configuration meets every limit."""
+    prepared = stored(args.study)
+    if args.form in JOBS:
+        return _write_jobs(args, prepared)
+    _refuse(args, (*OF_JOBS, *OF_LOAD_JOBS, *OF_STUDY_JOBS))
+    return _export_settings(args, prepared)
+
+
+def _export_settings(args: argparse.Namespace, prepared: PreparedStudy) -> int:
     from tuner.study.artefacts import comments_of, read_verdict
     from tuner.study.study_folder import TRIALS, StudyFolder
 
-    prepared = stored(args.study)
     server = server_of(prepared.config.server)
     if args.form not in server.forms:
-        raise UsageError(f"--as is {args.form}, but this server has {', '.join(server.forms)}")
+        raise UsageError(f"--as is {args.form}, but this server has {', '.join((*server.forms, *JOBS))}")
     verdict = read_verdict(prepared.folder)
     if not verdict:
         raise UsageError(f"{prepared.folder} has no verdict yet: finish it with `tgi-tune run` or `tgi-tune confirm`")
@@ -56,5 +78,54 @@ def export(args: argparse.Namespace, _words: Sequence[str]) -> int:
         print(text, end="")
     return 0
 
+
+def _write_jobs(args: argparse.Namespace, prepared: PreparedStudy) -> int:
+    """Write the files of a kustomization; existing files of these names are replaced."""
+    if args.image is None or args.out is None or args.workers is None:
+        raise UsageError(f"--as {args.form} needs --workers N, --image IMAGE and --out DIR")
+    if args.workers < 1:
+        raise UsageError(f"--workers is {args.workers}, but must be at least 1")
+    _refuse(args, OF_SETTINGS)
+    files = JOBS[args.form](args, prepared)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (args.out / name).write_text(text, encoding="utf-8")
+    if args.json:
+        print(json.dumps({"format": args.form, "files": [str(args.out / name) for name in files]}))
+    else:
+        print(f"wrote {args.out}: {', '.join(files)}")
+    return 0
+
+
+def _load_jobs(args: argparse.Namespace, prepared: PreparedStudy) -> Mapping[str, str]:
+    from tuner.jobs.load_jobs import load_jobs
+    from tuner.study.artefacts import load_toml
+
+    _refuse(args, OF_STUDY_JOBS)
+    if args.url is None:
+        raise UsageError("--as load-jobs needs --url URL, the server as pods reach it")
+    text = load_toml(prepared.load, prepared.name)
+    return load_jobs(prepared.load, text, args.url, args.workers, args.image)
+
+
+def _study_jobs(args: argparse.Namespace, prepared: PreparedStudy) -> Mapping[str, str]:
+    from tuner.jobs.study_jobs import study_jobs
+
+    _refuse(args, OF_LOAD_JOBS)
+    storage = args.storage or prepared.config.study.storage
+    return study_jobs(prepared.name, prepared.config, storage, args.workers, args.image)
+
+
+def _refuse(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raises UsageError naming a flag that the form does not have."""
+    for name in names:
+        if getattr(args, name) not in (None, False):
+            raise UsageError(f"--{name} does not go with --as {args.form}")
+
+
+JOBS: Mapping[str, Callable[[argparse.Namespace, PreparedStudy], Mapping[str, str]]] = {
+    "load-jobs": _load_jobs,
+    "study-jobs": _study_jobs,
+}
 
 COMMAND = Command("Print the settings for another launcher.", add_export_flags, export)

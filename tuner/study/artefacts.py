@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadgen.config.bench_config import BenchConfig
 from tuner.errors import SpaceError
 from tuner.servers.exported_text import toml_value
 from tuner.study.best_file import BEST_FILE, tuned_by, write_best
@@ -40,7 +41,7 @@ def write_artefacts(
     replace_text(folder / TRIALS_FILE, table)
     _write_parquet(folder / PARQUET_FILE, table)
     write_json(folder / VERDICT_FILE, verdict)
-    replace_text(folder / LOAD_FILE, load_toml(search))
+    replace_text(folder / LOAD_FILE, load_toml(search.setup.load, search.folder.name))
     winner = confirmation.winner
     if winner is None:
         for name in (BEST_FILE, REPRODUCE, *search.server.artefacts):
@@ -184,12 +185,12 @@ def trials_csv(search: StudySearch, results: Sequence[TrialResult]) -> str:
     return text.getvalue()
 
 
-def load_toml(search: StudySearch) -> str:
+def load_toml(load: BenchConfig, study: str) -> str:
     """The study's load as a file for `tgi-bench run --config`."""
-    values = search.setup.load.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    values = load.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     left_out = ("model_id", "url", "server", "api_key")
     lines = [f"{name} = {toml_value(value)}" for name, value in values.items() if name not in left_out]
-    return "\n".join([f"# The load of study {search.folder.name}.", *lines]) + "\n"
+    return "\n".join([f"# The load of study {study}.", *lines]) + "\n"
 
 
 def _write_parquet(path: Path, table: str) -> None:
