@@ -72,14 +72,7 @@ proto: $(STAMP)  ## write the descriptor set after a change of proto/
 
 docs: $(STAMP)  ## write the generated pages under docs/ and the tree of docs/architecture.md
 	$(BIN)/python docs/tree.py
-	$(BIN)/python -m reference_server.launcher.settings_page > docs/settings.md
-	$(BIN)/python -m reference_server.model_server.support_page > docs/support.md
-	$(BIN)/python -m tuner.servers.profiles_page > docs/profiles.md
-	$(BIN)/python -m loadgen.config.load_page > docs/load.md
-	$(BIN)/python -m tuner.space.space_page > docs/space.md
-	$(BIN)/python -m tuner.commands.plan_page > docs/plan.md
-	$(BIN)/python -m reports.reference.metrics_page > docs/metrics.md
-	$(BIN)/python -m reports.reference.files_page > docs/files.md
+	$(BIN)/python docs/pages.py
 
 run-bloom-560m: $(STAMP)  ## serve bloom-560m (its preset with seeded random weights when the hub is closed)
 	$(BIN)/text-generation-launcher --port $(PORT) --model-id $$( \

@@ -1,6 +1,5 @@
-"""Writes docs/settings.md from the fields: `python -m reference_server.launcher.settings_page > docs/settings.md`."""
+"""The page docs/settings.md, from the fields of the configs."""
 
-import sys
 from collections.abc import Iterator
 
 from reference_server.config import HubConfig, ServerConfig, tunables
@@ -22,12 +21,6 @@ environment only.
 
 A setting marked **not served yet** is refused by name, unless it has the value that the note allows.
 """
-
-
-def main() -> int:
-    """Print the page."""
-    sys.stdout.write("\n".join(render_page()) + "\n")
-    return 0
 
 
 def render_page() -> Iterator[str]:
@@ -117,7 +110,3 @@ def _differs(config_class: type[HubConfig], name: str) -> bool:
         or field.annotation != in_launcher.annotation
         or default_of(config_class, name) != default_of(ServerConfig, name)
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

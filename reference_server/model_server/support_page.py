@@ -1,6 +1,5 @@
-"""Print docs/support.md from the tables: `python -m reference_server.model_server.support_page > docs/support.md`."""
+"""The page docs/support.md, from the tables of families, quantization methods and devices."""
 
-import sys
 from collections.abc import Iterator
 
 from reference_server.config_support import UNSUPPORTED_SETTINGS
@@ -37,12 +36,6 @@ are not quantized, except with `bitsandbytes` and with fp8 on tensor cores. `/in
 The GPU column has not been run on a GPU: its products are torch's, chosen by device and compute capability. ROCm is the
 same, except that fp8 weights are dequantized for each product.
 """
-
-
-def main() -> int:
-    """Print the page."""
-    sys.stdout.write("\n".join(render_page()) + "\n")
-    return 0
 
 
 def render_page() -> Iterator[str]:
@@ -102,7 +95,3 @@ def _row_of(scheme: QuantizationScheme) -> str:
 
 def _setting(name: str) -> str:
     return "refused" if name in UNSUPPORTED_SETTINGS else "served"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

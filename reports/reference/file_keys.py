@@ -189,7 +189,7 @@ MANIFEST_KEYS = {
     "run_id": "The run; also the default name of its directory.",
     "started_at": "Start of the run, UTC.",
     "command": "Command line without secrets; of a call from Python the one that does the same.",
-    "config": "Every [setting of the load](load.md), with derived defaults filled in and secrets masked.",
+    "config": "Every [setting of the load](load-settings.md), with derived defaults filled in and secrets masked.",
     "mode": "How requests start.",
     "open_loop": "Whether requests start at scheduled times.",
     "label": "Name of the run in tables and reports.",

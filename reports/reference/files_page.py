@@ -1,6 +1,5 @@
-"""Writes docs/files.md from the schemas of a run's files: `python -m reports.reference.files_page > docs/files.md`."""
+"""The page docs/files.md, from the schemas of a run's files."""
 
-import sys
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
@@ -44,12 +43,6 @@ TABLES: tuple[tuple[str, Mapping[str, str]], ...] = (
 )
 
 
-def main() -> int:
-    """Print the page."""
-    sys.stdout.write("\n".join(render_page()) + "\n")
-    return 0
-
-
 def render_page() -> Iterator[str]:
     """The lines of the page: the columns of each table, then the keys of the JSON files."""
     yield INTRODUCTION
@@ -73,7 +66,3 @@ def render_page() -> Iterator[str]:
 
 def _type(kind: pa.DataType) -> str:
     return f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

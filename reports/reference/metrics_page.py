@@ -1,6 +1,5 @@
-"""Writes docs/metrics.md from the metrics' records: `python -m reports.reference.metrics_page > docs/metrics.md`."""
+"""The page docs/metrics.md, from the records of the metrics."""
 
-import sys
 from collections.abc import Iterator, Sequence
 
 from reports.metrics.catalog import PER_RUN, POOLED, PooledMetric, RunMetric
@@ -28,12 +27,6 @@ SECTIONS: tuple[tuple[str, Sequence[RequestMetric | PooledMetric | RunMetric]], 
 BETTER = {Direction.LOWER: "↓", Direction.HIGHER: "↑", Direction.NONE: ""}
 
 
-def main() -> int:
-    """Print the page."""
-    sys.stdout.write("\n".join(render_page()) + "\n")
-    return 0
-
-
 def render_page() -> Iterator[str]:
     """The lines of the page: the client's metrics, then the server's."""
     yield INTRODUCTION
@@ -52,7 +45,3 @@ def render_page() -> Iterator[str]:
             for each in SERVER_METRICS
         ],
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

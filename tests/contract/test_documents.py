@@ -1,6 +1,5 @@
 """The documents agree with the code: generated pages are current; files, classes and commands that they name exist."""
 
-import importlib
 import re
 import runpy
 import subprocess
@@ -13,6 +12,7 @@ from loadgen.config.load_examples import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 TREE = runpy.run_path(str(ROOT / "docs" / "tree.py"))
+DOCS = runpy.run_path(str(ROOT / "docs" / "pages.py"))
 FILES = subprocess.run(
     ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
     cwd=ROOT,
@@ -37,22 +37,13 @@ def test_the_tree_of_the_architecture_page_is_the_tree_of_the_repository():
     assert TREE["replace_tree"](page, TREE["render_tree"]()) == page, "run `make docs`"
 
 
-GENERATED = {
-    "settings.md": "reference_server.launcher.settings_page",
-    "profiles.md": "tuner.servers.profiles_page",
-    "load.md": "loadgen.config.load_page",
-    "space.md": "tuner.space.space_page",
-    "plan.md": "tuner.commands.plan_page",
-    "metrics.md": "reports.reference.metrics_page",
-    "files.md": "reports.reference.files_page",
-}
+GENERATED = [page for page in DOCS["MODULES"] if page != "support.md"]
+"""Without the page of the model server: tests/reference_server/model_server/test_support_page.py."""
 
 
 @pytest.mark.parametrize("page", GENERATED)
 def test_a_generated_page_is_what_make_docs_writes(page: str):
-    rendered = importlib.import_module(GENERATED[page]).render_page()
-
-    assert _text(f"docs/{page}") == "\n".join(rendered) + "\n", "run `make docs`"
+    assert _text(f"docs/{page}") == DOCS["render"](page), "run `make docs`"
 
 
 def test_every_setting_of_a_load_has_an_example():

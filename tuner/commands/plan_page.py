@@ -1,6 +1,5 @@
-"""Writes docs/plan.md from the sections of a plan file: `python -m tuner.commands.plan_page > docs/plan.md`."""
+"""The page docs/plan.md, from the sections of a plan file."""
 
-import sys
 from collections.abc import Iterator
 
 from pydantic import BaseModel
@@ -47,16 +46,6 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
 )
 
 
-def main() -> int:
-    """Print the page."""
-    sys.stdout.write("\n".join(render_page()) + "\n")
-    return 0
-
-
 def render_page() -> Iterator[str]:
     """The lines of the page: a table for each section."""
     return key_tables(INTRODUCTION, SECTIONS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,5 @@
-"""Writes docs/profiles.md from the models and the shipped profiles: `python -m tuner.servers.profiles_page`."""
+"""The page docs/profiles.md, from the models of a profile and the shipped profiles."""
 
-import sys
 from collections.abc import Iterator
 
 from pydantic import BaseModel
@@ -53,12 +52,6 @@ number that the log states; the last match counts. They are the columns `log_NAM
 """
 
 
-def main() -> int:
-    """Print the page."""
-    sys.stdout.write("\n".join(render_page()) + "\n")
-    return 0
-
-
 def render_page() -> Iterator[str]:
     """The lines of the page."""
     yield INTRODUCTION
@@ -87,7 +80,3 @@ def _row(setting: SettingSection) -> tuple[str, ...]:
     default = "" if setting.default is None else f"`{setting.default}`"
     flags = f"`{set_by(setting)}`".replace(" or ", "` or `")
     return flags, values_of(setting), default, "yes" if setting.searched else "", setting.help
-
-
-if __name__ == "__main__":
-    sys.exit(main())
