@@ -23,7 +23,7 @@ COMMANDS = {
     "bisect": command_in("loadgen.commands.bisect", "Find the revision that changed a metric."),
     "baseline": command_in("loadgen.commands.baseline", "Store runs under a name; show and list what is stored."),
     "history": command_in("loadgen.commands.history", "Store results per commit; find the commits that changed them."),
-    "report": command_in("loadgen.commands.report", "Report on stored runs, or on a stored comparison."),
+    "report": command_in("loadgen.commands.report", "Report on stored runs or a comparison; or the index of a folder."),
     "import": command_in("loadgen.commands.import_runs", "Read results of vllm bench serve, guidellm and aiperf."),
     "sweep": command_in("loadgen.commands.sweep", "Measure several loads on one server."),
     "search": command_in("loadgen.commands.search", "Find the highest load that meets the objectives."),

@@ -26,6 +26,17 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """Text that links to another page; `href` is a relative, quoted address."""
+
+    text: str
+    href: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """A number in a table with its interval. A change has its sign.
 
@@ -166,11 +177,15 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame of text, numbers and `Estimate`s; the first column holds the row names."""
+    """A frame of text, numbers, `Estimate`s and `Link`s; the first column holds the row names.
+
+    A page sorts the rows of a sortable table by the column that is clicked.
+    """
 
     title: str
     frame: pd.DataFrame
     note: str = ""
+    is_sortable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +235,13 @@ class VerdictLine:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report: the input of every renderer."""
+    """A report: the input of every renderer. `up` links to the page of the series or the folder that holds it."""
 
     title: str
     subtitle: str
     verdicts: tuple[VerdictLine, ...]
     sections: tuple[Section, ...] = field(default=())
+    up: Link | None = None
 
     @property
     def plots(self) -> tuple[Plot, ...]:
@@ -236,6 +252,11 @@ class Report:
     def has_copy(self) -> bool:
         """Whether a command of the report has a button that copies it."""
         return any(isinstance(each, Text) and each.has_copy for section in self.sections for each in section.blocks)
+
+    @property
+    def has_sorting(self) -> bool:
+        """Whether a table of the report can be sorted."""
+        return any(isinstance(each, Table) and each.is_sortable for section in self.sections for each in section.blocks)
 
 
 def legible_report(report: Report) -> Report:
@@ -248,6 +269,7 @@ def legible_report(report: Report) -> Report:
             Section(legible(section.title), tuple(_block(block) for block in section.blocks), section.is_closed)
             for section in report.sections
         ),
+        legible_values(report.up),
     )
 
 
@@ -262,7 +284,7 @@ def _block(block: Block) -> Block:
             found: Block = legible_values(block)
             return found
         case Table():
-            return Table(legible(block.title), _frame(block.frame), legible(block.note))
+            return Table(legible(block.title), _frame(block.frame), legible(block.note), block.is_sortable)
         case Plot():
             title, caption, alt = (legible(text) for text in (block.title, block.caption, block.alt))
             return dataclasses.replace(block, name=file_name(block.name), title=title, caption=caption, alt=alt)
@@ -271,7 +293,7 @@ def _block(block: Block) -> Block:
 def _frame(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with its texts legible; columns of numbers do not change."""
     texts = {
-        name: pd.Series([legible(each) if isinstance(each, str) else each for each in frame[name]], dtype=object)
+        name: pd.Series([legible_values(each) for each in frame[name]], dtype=object)
         for name in frame.columns
         if not pd.api.types.is_numeric_dtype(frame[name])
     }

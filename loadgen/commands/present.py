@@ -1,5 +1,6 @@
 """Output of finished runs: summary and report files, exports, and the table in the terminal."""
 
+import dataclasses
 import json
 import numbers
 import sys
@@ -12,11 +13,12 @@ import pandas as pd
 
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
-from reports.document import Estimate, format_number
+from reports.document import Estimate, Link, format_number
 from reports.metrics.checks.findings import finding_messages, latencies_grow
 from reports.metrics.summary import Analysis, analyse_run
 from reports.pages import tables
 from reports.pages.run_page import build_run_report
+from reports.pages.run_pages import way_up
 from reports.renderers.write import write_report
 from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import RunDirectoryError
@@ -35,7 +37,7 @@ def show_runs(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
         analyses = [analyse_run(directory) for directory in directories]
     except RunDirectoryError as error:
         raise UsageError(str(error)) from error
-    report = write_report(build_run_report(analyses), out)
+    report = write_report(dataclasses.replace(build_run_report(analyses), up=way_up(out)), out)
     summaries = [analysis.summary for analysis in analyses]
     if is_json:
         print(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2, allow_nan=False))
@@ -130,6 +132,6 @@ def render_table(frame: pd.DataFrame) -> str:
 def _value(value: Any) -> str:
     if value is None or value != value:
         return NOTHING
-    if isinstance(value, str | Estimate):
+    if isinstance(value, str | Estimate | Link):
         return str(value)
     return format_number(int(value) if isinstance(value, numbers.Integral) else float(value))

@@ -247,22 +247,23 @@ PNG_SCALE = 2
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One figure as files: SVG at both widths, and a PNG."""
+    """One figure as files: SVG at both widths, and a PNG, which is empty if only a page is written."""
 
     wide_svg: str
     narrow_svg: str
     png: bytes
 
 
-def draw_all(report: Report) -> dict[str, Drawn]:
+def draw_all(report: Report, *, has_png: bool = True) -> dict[str, Drawn]:
     """Every figure of a report, by name."""
-    return {plot.name: _draw(plot) for plot in report.plots}
+    return {plot.name: _draw(plot, has_png=has_png) for plot in report.plots}
 
 
-def _draw(plot: Plot) -> Drawn:
+def _draw(plot: Plot, *, has_png: bool) -> Drawn:
     size, narrow = (_scaled(each, plot.height) for each in (WIDE if plot.is_full_width else HALF, NARROW))
     wide = plot.draw(size)
-    return Drawn(_saved(wide, "svg").decode(), _saved(plot.draw(narrow), "svg").decode(), _saved(wide, "png"))
+    png = _saved(wide, "png") if has_png else b""
+    return Drawn(_saved(wide, "svg").decode(), _saved(plot.draw(narrow), "svg").decode(), png)
 
 
 def _scaled(size: Size, height: float) -> Size:

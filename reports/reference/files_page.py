@@ -33,6 +33,7 @@ moment that did not occur is null. [notebook.md](notebook.md) reads them as fram
 | `schedule.parquet` | the scheduled start of each request of an open loop: `t_intended_ns`, `prompt_id` |
 | `client.json` | the load generator's measurements of itself |
 | `report.html`, `report.md` | the report |
+| `index.html` | in a folder of results: their index, by `tgi-bench report FOLDER` |
 | `requests.csv`, `events.parquet`, `otel.json` | written by `--export csv`, `events`, `otel` |
 | `server.log`, `worker.log` | output of a launched server, and of the load generator if it wrote any |
 """

@@ -1,6 +1,6 @@
 """A report as one self-contained HTML file: no external request, light and dark, wide and narrow.
 
-A page has no script, except a page with a button that copies a command.
+A page has no script, except to copy a command and to sort a table.
 
 Figures are inline SVG; their colours become CSS variables. Style attributes become presentation attributes, so that the
 content security policy can allow only the one style sheet of the page, by its hash.
@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from reports.document import Block, Estimate, Plot, Report, Section, Table
+from reports.document import Block, Estimate, Link, Plot, Report, Section, Table
 from reports.plots.figure import PALETTE, Drawn
 from reports.renderers.markdown import cell_text, is_numeric
 
@@ -27,7 +27,8 @@ SHORT_TEXT = 16
 
 def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
     """The report as UTF-8 HTML, with the figures of `draw_all`."""
-    style, script = _resource("report.css"), _resource("copy.js")
+    style = _resource("report.css")
+    scripts = [_resource(name) for name, is_used in _scripts(report) if is_used]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
     def svg(plot: Plot, width: str) -> Markup:
@@ -44,9 +45,14 @@ def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
         sections=_anchored(report.sections),
         style=Markup(style),
         style_hash=_digest(style),
-        script=Markup(script),
-        script_hash=_digest(script),
+        scripts=[Markup(script) for script in scripts],
+        script_hashes=[_digest(script) for script in scripts],
     ).encode()
+
+
+def _scripts(report: Report) -> tuple[tuple[str, bool], ...]:
+    """The scripts, and whether the report uses each."""
+    return (("copy.js", report.has_copy), ("sort.js", report.has_sorting))
 
 
 def _digest(text: str) -> str:
@@ -113,11 +119,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`style` holds CSS classes: n for a number, doubtful for an unsupported one, short for unbroken text."""
+    """`style` holds CSS classes: n for a number, doubtful for an unsupported one, short for unbroken text.
+
+    `key` is the number that the table is sorted by, empty for a text.
+    """
 
     text: str
     style: str
     interval: str = ""
+    href: str = ""
+    key: str = ""
 
 
 def _columns(table: Table) -> list[Column]:
@@ -135,9 +146,11 @@ def _rows(table: Table) -> Iterator[list[Cell]]:
 def _cell(value: Any, column: Column) -> Cell:
     if isinstance(value, Estimate) and value.value is not None:
         style = "n" if value.is_supported else "n doubtful"
-        return Cell(value.text, style, value.interval)
+        return Cell(value.text, style, value.interval, key=repr(float(value.value)))
     text = cell_text(value)
-    return Cell(text, "n" if column.is_numeric else "short" if len(text) <= SHORT_TEXT else "")
+    style = "n" if column.is_numeric else "short" if len(text) <= SHORT_TEXT else ""
+    is_number = isinstance(value, int | float) and value == value
+    return Cell(text, style, "", value.href if isinstance(value, Link) else "", repr(float(value)) if is_number else "")
 
 
 @dataclass(frozen=True, slots=True)

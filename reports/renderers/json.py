@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from reports.document import Block, Estimate, Facts, Plot, Report, Table, Text, Tiles
+from reports.document import Block, Estimate, Facts, Link, Plot, Report, Table, Text, Tiles
 
 
 def render(report: Report) -> bytes:
@@ -39,4 +39,6 @@ def _block(block: Block) -> dict[str, Any]:
 def _value(value: Any) -> Any:
     if isinstance(value, Estimate):
         return asdict(value)
+    if isinstance(value, Link):
+        return value.text
     return None if isinstance(value, float) and value != value else value

@@ -10,6 +10,7 @@ from reports.document import (
     Block,
     Estimate,
     Facts,
+    Link,
     Plot,
     Report,
     Table,
@@ -92,7 +93,8 @@ def cell_text(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    return _escape(cell_text(value)).replace("|", "\\|")
+    text = _escape(cell_text(value)).replace("|", "\\|")
+    return f"[{text}]({value.href})" if isinstance(value, Link) else text
 
 
 def _escape(text: str) -> str:

@@ -47,3 +47,10 @@ def write_report(report: Report, out: Path, extra_formats: Sequence[str] = ()) -
             replace_file(out / f"report.{name}", renderer.render(report))
             others.append(out / f"report.{name}")
     return ReportPaths(out / "report.html", out / "report.md", tuple(paths), tuple(others))
+
+
+def write_page(report: Report, path: Path) -> Path:
+    """Write the page alone, without its figures as files."""
+    report = legible_report(report)
+    replace_file(path, html.render(report, draw_all(report, has_png=False)))
+    return path

@@ -1,0 +1,239 @@
+"""Finds the results below a folder: runs, series of runs, comparisons, studies and plans, each from its small files.
+
+No run is measured again. A folder that is incomplete or unreadable is a result with the reason.
+"""
+
+import csv
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reports.document import Estimate, format_percent
+from reports.gate.saved_comparison import COMPARISON_FILE, load_comparison
+from reports.metrics.summary import metric_value
+from reports.pages.comparison_page import metric_sentence
+from reports.pages.facts import load_sentence
+from reports.pages.sweep_page import LOAD_NAMES
+from reports.run_schema import NOT_FAILED
+from reports.run_store import MANIFEST_FILE, SUMMARY_FILE, RunDirectoryError, load_manifest, read_json
+
+# Folders inside folders that are no result themselves are searched to this depth.
+MAX_DEPTH = 4
+MAX_JSON_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SavedResult:
+    """One result: its folder, kind, verdict, load and key numbers. `problem` says why a folder could not be read.
+
+    `started` is the start in UTC; of a result whose files do not record it, the last change of its file.
+    """
+
+    path: Path
+    kind: str
+    started: datetime.datetime
+    label: str = ""
+    verdict: str = ""
+    load: str = ""
+    output_tokens_per_s: float | None = None
+    ttft_p95_ms: float | None = None
+    found: str = ""
+    problem: str = ""
+
+    @property
+    def has_page(self) -> bool:
+        return (self.path / "report.html").is_file()
+
+
+def saved_results(root: Path) -> list[SavedResult]:
+    """Every result below a folder, the newest first; a folder of one result alone has no others."""
+    return sorted(_below(root, 0), key=lambda each: (each.started, str(each.path)), reverse=True)
+
+
+def _below(directory: Path, depth: int) -> Iterator[SavedResult]:
+    for child in sorted(directory.iterdir()):
+        if child.is_symlink() or not child.is_dir() or child.name.startswith(".") or child.name == "figures":
+            continue
+        known = read_result(child)
+        if known is not None:
+            yield known
+            continue
+        inner = list(_below(child, depth + 1)) if depth < MAX_DEPTH else []
+        if inner:
+            yield from inner
+        else:
+            yield SavedResult(child, "unknown", _changed(child), problem=NOTHING)
+
+
+NOTHING = f"no {MANIFEST_FILE} or other result: nothing was measured, or it is another folder"
+
+
+def read_result(directory: Path) -> SavedResult | None:
+    """The result of one folder, by the first of its files in `KINDS`; None for a folder without one."""
+    for name, kind, read in KINDS:
+        if (directory / name).is_file():
+            bare = SavedResult(directory, kind, _changed(directory / name))
+            try:
+                return read(bare)
+            except RunDirectoryError as error:
+                return replace(bare, problem=str(error))
+            except OSError as error:
+                return replace(bare, problem=f"{directory / name}: {error.strerror}")
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+                return replace(bare, problem=f"{directory / name}: not readable ({type(error).__name__}: {error})")
+    return None
+
+
+def _changed(path: Path) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+
+
+def _run(bare: SavedResult) -> SavedResult:
+    manifest = load_manifest(bare.path)
+    known = replace(
+        bare, started=_time(manifest.started_at, bare.started), label=manifest.label, load=load_sentence(manifest)
+    )
+    if not (bare.path / SUMMARY_FILE).is_file():
+        problem = f"no {SUMMARY_FILE}: the run did not end; `tgi-bench report {bare.path}` reads its records"
+        return replace(known, problem=problem)
+    summary = _json(bare.path / SUMMARY_FILE)
+    failed = sum(count for name, count in summary["counts"].items() if name not in NOT_FAILED)
+    return replace(
+        known,
+        verdict=str(summary["verdict"]["status"]),
+        output_tokens_per_s=summary["rates"]["output_tokens_per_s"]["value"],
+        ttft_p95_ms=metric_value(summary, "ttft_p95_ms", manifest.is_open_loop),
+        found=f"{failed:,} of {sum(summary['counts'].values()):,} requests failed",
+    )
+
+
+def _series(bare: SavedResult) -> SavedResult:
+    """A sweep, a search or a matrix: the numbers of the load with the most tokens/s among those within objectives."""
+    content = _json(bare.path / "sweep.json")
+    facets = content.get("facets") or [content]
+    points = [point for facet in facets for point in facet["points"]]
+    unit = LOAD_NAMES[content["quantity"]]
+    highest = content.get("highest_within")
+    within = [point for point in points if point["load"] == highest] or points
+    best = max(within, key=lambda point: point["metrics"]["output_tokens_per_s"] or 0.0)
+    loads = sorted({point["load"] for point in points})
+    is_valid = all(point["is_valid"] for point in points)
+    setting = f", {len(facets)} values of {content['setting']}" if "facets" in content else ""
+    return replace(
+        _dated(bare, [bare.path / run for run in points[0]["runs"]]),
+        kind="matrix" if setting else "search" if content.get("capacity") else "sweep",
+        verdict="valid" if is_valid else "some points invalid",
+        load=f"{loads[0]:g} to {loads[-1]:g} {unit}{setting}",
+        output_tokens_per_s=best["metrics"]["output_tokens_per_s"],
+        ttft_p95_ms=best["metrics"]["ttft_p95_ms"],
+        found=_capacity(content, unit) or f"at {best['load']:g} {unit}" + (", within objectives" if highest else ""),
+    )
+
+
+def _capacity(content: Mapping[str, Any], unit: str) -> str:
+    """`41.0 (38–43) requests/s within objectives`; empty without a search."""
+    found = content.get("capacity")
+    if not found or found["value"] is None:
+        return ""
+    return f"{Estimate(found['value'], found['lo'], found['hi'])} {unit} within objectives"
+
+
+def _comparison(bare: SavedResult) -> SavedResult:
+    saved = load_comparison(bare.path)
+    comparison = saved.comparison
+    deciding = [metric for metric in comparison.gated if metric.decision is comparison.verdict] or comparison.gated
+    return replace(
+        _dated(bare, (*saved.runs_a, *saved.runs_b)),
+        label=f"{comparison.label_b} against {comparison.label_a}",
+        verdict=str(comparison.verdict).replace("_", " "),
+        found="not compared" if comparison.refusals else "; ".join(map(metric_sentence, deciding[:2])),
+    )
+
+
+def _noise(bare: SavedResult) -> SavedResult:
+    content = _json(bare.path / "noise.json")
+    parts = []
+    for name, metric in content["metrics"].items():
+        effects = {int(pairs): effect for pairs, effect in metric["smallest_effect"].items()}
+        if metric["gated"] and effects:
+            parts.append(f"{max(effects)} pairs detect {format_percent(effects[max(effects)])} of {name}")
+    return replace(bare, label=str(content["side"]), verdict=f"{content['runs']} runs", found="; ".join(parts))
+
+
+def _study(bare: SavedResult) -> SavedResult:
+    path = bare.path / "verdict.json"
+    if not path.is_file():
+        return replace(bare, verdict="not finished", found="nothing is confirmed yet")
+    verdict = _json(path)
+    gain = verdict.get("gain")
+    parts = [f"{verdict.get('trials', 0):,} launches"]
+    if gain and None not in gain:
+        value, lo, hi = (100 * (each - 1) for each in gain)
+        change = Estimate(value, lo, hi, is_change=True)
+        parts.insert(0, f"{verdict['objective']} {change.text} % ({change.interval})")
+    return replace(bare, verdict=_advice(verdict), found=", ".join(parts))
+
+
+def _advice(verdict: Mapping[str, Any]) -> str:
+    if verdict["winner"] is None:
+        return "no result"
+    if verdict["winner"] == 0:
+        return "keep the defaults"
+    return "change the settings" if verdict["confirmed"] else "not confirmed"
+
+
+def _plan(bare: SavedResult) -> SavedResult:
+    with (bare.path / "plan.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    rates = sorted({float(row["rate"]) for row in rows})
+    largest = max((row for row in rows if float(row["rate"]) == rates[-1]), key=lambda row: -int(row["replicas"]))
+    return replace(
+        bare,
+        verdict="predicted",
+        load=f"{rates[0]:g} to {rates[-1]:g} requests/s",
+        found=f"{largest['replicas']} replicas for {rates[-1]:g} requests/s",
+    )
+
+
+def _predictions(bare: SavedResult) -> SavedResult:
+    return replace(bare, verdict="predicted")
+
+
+# The file that marks each kind of result, in the order of the search: a study has a noise.json too.
+KINDS: tuple[tuple[str, str, Callable[[SavedResult], SavedResult]], ...] = (
+    (COMPARISON_FILE, "comparison", _comparison),
+    ("sweep.json", "sweep", _series),
+    ("study.json", "study", _study),
+    ("noise.json", "noise", _noise),
+    ("plan.csv", "plan", _plan),
+    ("predictions.parquet", "predictions", _predictions),
+    (MANIFEST_FILE, "run", _run),
+)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise RunDirectoryError(f"{path}: larger than the limit of {MAX_JSON_BYTES} bytes")
+    return read_json(path)
+
+
+def _dated(bare: SavedResult, runs: Sequence[Path]) -> SavedResult:
+    """The result with the start and the load of its first run that can be read."""
+    for directory in runs:
+        try:
+            manifest = load_manifest(directory)
+        except (RunDirectoryError, OSError, TypeError):
+            continue
+        return replace(bare, started=_time(manifest.started_at, bare.started), load=load_sentence(manifest))
+    return bare
+
+
+def _time(text: str, otherwise: datetime.datetime) -> datetime.datetime:
+    """An ISO time in UTC."""
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return otherwise
+    return found.astimezone(datetime.UTC) if found.tzinfo else found.replace(tzinfo=datetime.UTC)

@@ -1,0 +1,47 @@
+"""The page of each run of a series: links from the series to its runs, and back."""
+
+import shutil
+from pathlib import Path
+
+from loadgen.cli import main
+from reports.document import Link
+from reports.pages.run_pages import run_link, way_up
+from tests.support.samples.sample_run import SampleLoad, write_sample_run
+
+
+def test_pages_1_a_run_of_a_series_links_back_and_one_of_no_series_does_not(tmp_path: Path) -> None:
+    run = tmp_path / "tuned" / "trials" / "0003" / "run"
+    run.mkdir(parents=True)
+
+    assert way_up(run) is None
+    (tmp_path / "tuned" / "study.json").write_text("{}")
+    assert way_up(run) == Link("study tuned", "../../../report.html")
+    assert way_up(tmp_path / "tuned" / "trials" / "0003") == Link("study tuned", "../../report.html")
+
+
+def test_pages_1_only_a_run_with_a_page_is_linked(tmp_path: Path) -> None:
+    run = tmp_path / "rate 8"
+    run.mkdir()
+
+    assert run_link("8", run, tmp_path) == "8"
+    (run / "report.html").write_text("")
+    assert run_link("8", run, tmp_path) == Link("8", "rate%208/report.html")
+    assert run_link("8", run, tmp_path / "other") == "8"
+    assert run_link("8", None, tmp_path) == "8"
+
+
+def test_pages_1_the_pages_of_a_series_runs_are_written_on_demand(tmp_path: Path, capsys) -> None:
+    write_sample_run(tmp_path / "run-1", SampleLoad(duration_s=8, warmup_s=1, rate=2))
+    shutil.copytree(tmp_path / "run-1", tmp_path / "run-2")
+    (tmp_path / "run-2" / "manifest.json").write_text("{")
+
+    assert main(["report", str(tmp_path), "--runs"]) == 2
+    (tmp_path / "noise.json").write_text("{}")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "is a noise measurement: its report is written with it; --runs" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "--runs"]) == 0
+
+    page = (tmp_path / "run-1" / "report.html").read_text(encoding="utf-8")
+    assert f'<a href="../report.html">← noise measurement {tmp_path.name}</a>' in page
+    assert not (tmp_path / "run-1" / "figures").exists()
+    assert not (tmp_path / "run-2" / "report.html").exists()
