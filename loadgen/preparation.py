@@ -153,7 +153,8 @@ def choose_length_control(config: BenchConfig, facts: TargetFacts) -> str:
     """`forced` if the server lists the extensions for it, else `capped`. Raises UsageError."""
     if config.length_control == "forced" and not facts.can_force_length:
         raise UsageError(
-            f"`length_control` is 'forced', but {facts.kind.title} cannot force lengths; use 'capped' or 'auto'"
+            f"`length_control` is 'forced', but {facts.kind.title} cannot force lengths by API {facts.api!r}; use "
+            "'capped' or 'auto'"
         )
     if config.length_control == "capped" or not facts.can_force_length:
         return "capped"
@@ -269,11 +270,16 @@ def cache_facts(
     special_tokens, words = (vocabulary.special_tokens, len(vocabulary.words)) if vocabulary is not None else (0, 0)
     has_marker = vocabulary is None and config.salt != NO_SALT and config.prefix_cache != "cold"
     text = marker_text(config.salt or "") if has_marker else ""
-    if vocabulary is not None and facts.api != "openai-chat":
+    if vocabulary is not None and not has_template(facts):
         return CacheFacts(special_tokens, special_tokens, _block_tokens(control), words=words)
     plain = _start_tokens(config, facts, control, "")
     marked = _start_tokens(config, facts, control, text) if text else plain
     return CacheFacts(marked, special_tokens, _block_tokens(control), max(0, marked - plain), words)
+
+
+def has_template(facts: TargetFacts) -> bool:
+    """Whether the server puts a chat template around the prompts of a run."""
+    return DIALECTS[facts.api](Sampling()).has_template
 
 
 def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClient, start: str) -> int:
@@ -281,7 +287,7 @@ def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClien
 
     0 if the server counts none.
     """
-    if facts.api != "openai-chat":
+    if not has_template(facts):
         with contextlib.suppress(TargetError):
             return open_counter(config, control, facts).count(start)
     dialect = DIALECTS[facts.api](probe_sampling(config, facts))

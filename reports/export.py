@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from reports.metrics.catalog import POOLED
+from reports.metrics.checks.answer_facts import TEMPLATE_TOKENS
 from reports.metrics.measured import Measured
 from reports.renderers.csv import escape_formula
 from reports.run_schema import Status
@@ -184,7 +185,7 @@ def _buckets(values: Array, bounds: tuple[float, ...]) -> dict[str, Any]:
 def _common_attributes(manifest: RunManifest) -> dict[str, Any]:
     address = urlsplit(str(manifest.target.get("url") or ""))
     info: Mapping[str, Any] = manifest.target.get("info") or {}
-    is_chat = manifest.target.get("api") == "openai-chat"
+    is_chat = manifest.target.get("api") in TEMPLATE_TOKENS
     return {
         "gen_ai.operation.name": "chat" if is_chat else "text_completion",
         "gen_ai.provider.name": str(manifest.target.get("api") or "unknown"),

@@ -36,8 +36,8 @@ Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "stages", "ses
 WorkloadName = Literal[
     "synthetic", "shared_prefix", "multi_turn", "prompts", "sharegpt", "azure_llm", "burstgpt", "mooncake"
 ]
-ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions"]
-EngineName = Literal["auto", "own", "tgi", "vllm", "sglang", "llamacpp", "trtllm", "openai"]
+ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions", "anthropic", "ollama-chat", "ollama-generate"]
+EngineName = Literal["auto", "own", "tgi", "vllm", "sglang", "llamacpp", "trtllm", "ollama", "openai"]
 
 TRACE_WORKLOADS = ("azure_llm", "burstgpt", "mooncake")
 GENERATED_WORKLOADS = ("synthetic", "shared_prefix", "multi_turn")
@@ -377,7 +377,7 @@ class BenchSettings(BaseModel):
         min_length=1,
         description="Model of the server that is started if neither --url nor --server is given.",
     )
-    api: ApiName = Field("auto", description="API of the server.")
+    api: ApiName = Field("auto", description="API of the requests. Default that of the detected server.")
     engine: EngineName = Field(
         "auto", description="Kind of server, which decides how tokens are counted and lengths forced. Default detected."
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from json.scanner import make_scanner
 from typing import Any, Protocol
 
+from loadgen.http.framing import Framing
 from loadgen.workloads.prompt import Prompt
 
 
@@ -39,11 +40,6 @@ class Sampling:
         {'ignore_eos': True, 'min_tokens': 7}
         """
         return {name: True if name.startswith("ignore_eos") else tokens for name in self.length_fields}
-
-    @property
-    def accepted_type(self) -> str:
-        """The content type that answers must have."""
-        return "text/event-stream" if self.streams else "application/json"
 
 
 @dataclass(slots=True)
@@ -134,6 +130,18 @@ class Dialect(Protocol):
     def path(self) -> str:
         """The route of the requests."""
 
+    @property
+    def framing(self) -> Framing:
+        """How the events of a streamed answer are told apart."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the server puts a chat template around a prompt."""
+
+    @property
+    def can_force_length(self) -> bool:
+        """Whether requests carry the fields that force the length of an answer, on servers that have such fields."""
+
     def body(self, prompt: Prompt) -> bytes:
         """The JSON of a request."""
 
@@ -145,6 +153,11 @@ class Dialect(Protocol):
 
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         """Read one event's payload into the answer. Raises BadPayloadError or NotThisApiError."""
+
+
+def accepted_type(dialect: Dialect) -> str:
+    """The content type that answers must have."""
+    return dialect.framing.content_type if dialect.sampling.streams else "application/json"
 
 
 def decode_object(payload: bytes) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from loadgen.dialects.dialect import (
     other_parts,
     whole_number,
 )
+from loadgen.http.framing import SSE, Framing
 from loadgen.workloads.prompt import Prompt
 
 DONE = b"[DONE]"
@@ -29,6 +30,9 @@ class OpenAiChat:
 
     sampling: Sampling
     path: str = "/v1/chat/completions"
+    framing: Framing = SSE
+    has_template: bool = True
+    can_force_length: bool = True
 
     def body(self, prompt: Prompt) -> bytes:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
@@ -50,6 +54,9 @@ class OpenAiCompletions:
 
     sampling: Sampling
     path: str = "/v1/completions"
+    framing: Framing = SSE
+    has_template: bool = False
+    can_force_length: bool = True
 
     def body(self, prompt: Prompt) -> bytes:
         return _encode({"prompt": prompt.text}, prompt, self.sampling)

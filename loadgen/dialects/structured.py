@@ -8,6 +8,7 @@ from typing import Any
 from loadgen.config.bench_config import BenchConfig
 from loadgen.dialects.dialect import Dialect, ParsedAnswer, Sampling, encode
 from loadgen.errors import UsageError
+from loadgen.http.framing import Framing
 from loadgen.workloads.prompt import Prompt
 from loadgen.workloads.structured import Constraint, Kind, StructuredShare, structure_of
 
@@ -21,6 +22,20 @@ def _chat_schema(body: dict[str, Any], constraint: Constraint) -> None:
     body["response_format"] = {"type": "json_schema", "json_schema": schema}
 
 
+def _anthropic_schema(body: dict[str, Any], constraint: Constraint) -> None:
+    body["output_config"] = {"format": {"type": "json_schema", "schema": constraint.schema}}
+
+
+def _anthropic_tool(body: dict[str, Any], constraint: Constraint) -> None:
+    tool = {"name": constraint.name, "description": "Record the result.", "input_schema": constraint.schema}
+    body["tools"] = [tool]
+    body["tool_choice"] = {"type": "tool", "name": constraint.name}
+
+
+def _ollama_schema(body: dict[str, Any], constraint: Constraint) -> None:
+    body["format"] = constraint.schema
+
+
 def _chat_tool(body: dict[str, Any], constraint: Constraint) -> None:
     function = {"name": constraint.name, "description": "Record the result.", "parameters": constraint.schema}
     body["tools"] = [{"type": "function", "function": function}]
@@ -32,6 +47,10 @@ STRUCTURES: dict[tuple[str, Kind], Callable[[dict[str, Any], Constraint], None]]
     ("tgi", Kind.SCHEMA): _tgi_schema,
     ("openai-chat", Kind.SCHEMA): _chat_schema,
     ("openai-chat", Kind.TOOL): _chat_tool,
+    ("anthropic", Kind.SCHEMA): _anthropic_schema,
+    ("anthropic", Kind.TOOL): _anthropic_tool,
+    ("ollama-chat", Kind.SCHEMA): _ollama_schema,
+    ("ollama-generate", Kind.SCHEMA): _ollama_schema,
 }
 
 
@@ -63,6 +82,18 @@ class StructuredDialect:
     @property
     def path(self) -> str:
         return self.plain.path
+
+    @property
+    def framing(self) -> Framing:
+        return self.plain.framing
+
+    @property
+    def has_template(self) -> bool:
+        return self.plain.has_template
+
+    @property
+    def can_force_length(self) -> bool:
+        return self.plain.can_force_length
 
     def body(self, prompt: Prompt) -> bytes:
         body, constraint = self.plain.body(prompt), self.structure.of(prompt.prompt_id)

@@ -14,6 +14,7 @@ from loadgen.dialects.dialect import (
     other_parts,
     whole_number,
 )
+from loadgen.http.framing import SSE, Framing
 from loadgen.workloads.prompt import Prompt
 
 # The fields of `parameters` that a row of prompts may set: TGI ignores any other.
@@ -30,6 +31,9 @@ class Tgi:
     """`POST /generate_stream`, or `/generate` if answers are not streamed."""
 
     sampling: Sampling
+    framing: Framing = SSE
+    has_template: bool = False
+    can_force_length: bool = True
 
     @property
     def path(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loadgen.dialects.dialect import BadPayloadError, Dialect, NotThisApiError
+from loadgen.dialects.dialect import BadPayloadError, Dialect, NotThisApiError, accepted_type
 from loadgen.http.arrival_times import Clock
 from loadgen.http.connection import ConnectionPool, NotSentError
 from loadgen.http.http1 import ProtocolError, render_request
@@ -55,7 +55,7 @@ class Client:
         headers = {
             "Host": origin.host_header,
             "Content-Type": "application/json",
-            "Accept": self.dialect.sampling.accepted_type,
+            "Accept": accepted_type(self.dialect),
             "Accept-Encoding": "identity",
             **self.headers,
         }

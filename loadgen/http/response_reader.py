@@ -6,9 +6,9 @@ Does no I/O. Each socket read is passed on with its timestamp. The record of a r
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from loadgen.dialects.dialect import Dialect, ParsedAnswer, read_timing_headers
+from loadgen.dialects.dialect import Dialect, ParsedAnswer, accepted_type, read_timing_headers
 from loadgen.http.http1 import ProtocolError, ResponseHead, ResponseParser
-from loadgen.http.sse import MAX_LINE_BYTES, EventSplitter
+from loadgen.http.sse import MAX_LINE_BYTES
 from reports.run_schema import RequestPhase, Status, error_type
 
 MAX_CAUSE_CHARACTERS = 200
@@ -85,7 +85,7 @@ class ResponseReader:
         self.parser = ResponseParser()
         self._dialect, self._limits, self._exchange, self._deadline_ns = dialect, limits, call, deadline_ns
         self._answer = call.answer
-        self._splitter = EventSplitter(limits.line_bytes)
+        self._splitter = dialect.framing.splitter(limits.line_bytes)
         self._body_parts: list[bytes] = []
         self._read_body: Callable[[bytes, int, int], None] | None = None
         # The last read: when its data arrived, and when it was read.
@@ -170,8 +170,9 @@ class ResponseReader:
         if encoding != "identity":
             raise ProtocolError(f"content-encoding is {encoding!r}, but only identity was accepted")
         kind = head.headers.get("content-type", "").lower()
-        if not kind.startswith(self._dialect.sampling.accepted_type):
-            raise ProtocolError(f"content-type is {kind!r}, but {self._dialect.sampling.accepted_type} was expected")
+        accepted = accepted_type(self._dialect)
+        if not kind.startswith(accepted):
+            raise ProtocolError(f"content-type is {kind!r}, but {accepted} was expected")
         return self._read_events if self._dialect.sampling.streams else self._append_body
 
     def _read_events(self, body: bytes, at_ns: int, read_ns: int) -> None:

@@ -48,7 +48,8 @@ class ServerKind:
 
     `metrics_flag` switches its metrics on; empty: they are on by default. `keeps_connections`: known to keep
     connections open after an answer, so that this is not tested. `counts_each_event`: a field of its OpenAI routes adds
-    the count of tokens so far to each event of a stream. `hit_counter`: the metric of cached prompt tokens.
+    the count of tokens so far to each event of a stream. `hit_counter`: the metric of cached prompt tokens. `api`: the
+    one that is used by default.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ServerKind:
     counts_each_event: bool = False
     reset: ResetRoute | None = None
     hit_counter: str = ""
+    api: str = "openai-chat"
 
     @property
     def reset_hint(self) -> str:
@@ -115,9 +117,10 @@ TRTLLM = ServerKind(
     ("ignore_eos", "min_tokens"),
     counts_each_event=True,
 )
+OLLAMA = ServerKind("ollama", "Ollama", api="ollama-chat")
 OPENAI = ServerKind("openai", "an OpenAI-compatible server")
 
-KINDS = {kind.name: kind for kind in (OWN, TGI, VLLM, SGLANG, LLAMACPP, TRTLLM, OPENAI)}
+KINDS = {kind.name: kind for kind in (OWN, TGI, VLLM, SGLANG, LLAMACPP, TRTLLM, OLLAMA, OPENAI)}
 OWNERS = {"vllm": VLLM, "sglang": SGLANG, "llamacpp": LLAMACPP, "llama.cpp": LLAMACPP, "tensorrt_llm": TRTLLM}
 
 
@@ -129,8 +132,8 @@ class Detection:
     reason: str
 
 
-def detect(info: Any, models: Any) -> Detection:
-    """The kind of a server by its replies to `/info` and `/v1/models`; None for a route that it lacks.
+def detect(info: Any, models: Any, version: Any = None) -> Detection:
+    """The kind of a server by its replies to `/info`, `/v1/models` and `/api/version`; None for a route that it lacks.
 
     >>> detect(None, {"data": [{"id": "m", "owned_by": "vllm"}]}).kind.name
     'vllm'
@@ -142,6 +145,8 @@ def detect(info: Any, models: Any) -> Detection:
     owner = str(first_model(models).get("owned_by") or "")
     if owner in OWNERS:
         return Detection(OWNERS[owner], f"/v1/models is owned by {owner}")
+    if isinstance(version, Mapping) and isinstance(version.get("version"), str):
+        return Detection(OLLAMA, f"/api/version is {version['version']}")
     return Detection(OPENAI, f"/v1/models is owned by {owner or 'no one'}")
 
 
@@ -151,7 +156,7 @@ def has_tgi_keys(info: Any) -> bool:
 
 
 def first_model(models: Any) -> Mapping[str, Any]:
-    """The first entry of a reply to `/v1/models`; empty if there is none."""
-    listed = models.get("data") if isinstance(models, Mapping) else None
+    """The first entry of a reply to `/v1/models`, or to `/api/tags`; empty if there is none."""
+    listed = models.get("data", models.get("models")) if isinstance(models, Mapping) else None
     first = listed[0] if isinstance(listed, list) and listed else None
     return first if isinstance(first, Mapping) else {}

@@ -16,7 +16,17 @@ from loadgen.target.access import NO_ACCESS, Access
 from loadgen.target.control import ControlClient
 from loadgen.target.file_cache import NATURAL, FileCache
 from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
-from loadgen.target.server_kind import KINDS, OPENAI, OWN, Detection, ServerKind, detect, first_model, has_tgi_keys
+from loadgen.target.server_kind import (
+    KINDS,
+    OLLAMA,
+    OPENAI,
+    OWN,
+    Detection,
+    ServerKind,
+    detect,
+    first_model,
+    has_tgi_keys,
+)
 from loadgen.workloads.prompt import Prompt, ServerLimits
 from loadgen.workloads.workload import check_files
 
@@ -55,6 +65,8 @@ class TargetFacts:
 
     @property
     def can_force_length(self) -> bool:
+        if not DIALECTS[self.api](Sampling()).can_force_length:
+            return False
         if self.kind is OWN:
             return self.extensions >= set(OWN.length_fields)
         return bool(self.kind.length_fields)
@@ -95,16 +107,21 @@ class Target:
             is_tgi = has_tgi_keys(info)
             api = "tgi" if api == "auto" and is_tgi else api
             models = None if api == "tgi" or is_tgi else control.get_json("/v1/models")
-            found = Detection(KINDS[engine], "--engine") if engine != "auto" else detect(info, models)
+            found = Detection(KINDS[engine], "--engine") if engine != "auto" else _detected(control, info, models)
             if api == "tgi" or is_tgi:
                 # TGI takes any other model name for an adapter.
                 config = control.get_json("/config")
                 config = config if isinstance(config, dict) else {}
                 return TargetFacts(api, info, model or "tgi", config, found.kind, found.reason)
             listed = first_model(models).get("id")
+            if listed is None and found.kind is OLLAMA:
+                listed = first_model(control.get_json("/api/tags")).get("name")
             if api == "auto" and listed is None:
-                raise TargetError(f"{self.url}: neither /info nor /v1/models answers as in TGI or OpenAI; give --api")
-            chosen = "openai-chat" if api == "auto" else api
+                raise TargetError(
+                    f"{self.url}: neither /info nor /v1/models answers as in TGI or OpenAI; give --api, one of "
+                    + ", ".join(DIALECTS)
+                )
+            chosen = found.kind.api if api == "auto" else api
             return TargetFacts(chosen, info, model or str(listed or "tgi"), {}, found.kind, found.reason)
         finally:
             control.close()
@@ -139,6 +156,12 @@ class Target:
             raise TargetError(
                 f"{self.url}{dialect.path}: status {status}: {body[:300].decode(errors='replace')}", status
             )
+
+
+def _detected(control: ControlClient, info: Any, models: Any) -> Detection:
+    """The kind of a server. Its Ollama routes are asked only if other replies leave the kind open."""
+    found = detect(info, models)
+    return found if found.kind is not OPENAI else detect(info, models, control.get_json("/api/version"))
 
 
 class LaunchedTarget:

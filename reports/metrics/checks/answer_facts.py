@@ -12,7 +12,7 @@ from reports.metrics.measured import Measured
 from reports.run_schema import Status, TokensSource
 
 # Tokens that a chat template or special tokens may add to a prompt.
-TEMPLATE_TOKENS = {"openai-chat": 64}
+TEMPLATE_TOKENS = {"openai-chat": 64, "anthropic": 64, "ollama-chat": 64}
 SPECIAL_TOKENS = 4
 # Gaps below this fraction of the mean gap are inside a burst.
 INSIDE_BURST = 0.1

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from loadgen.config.bench_config import BenchConfig
+from loadgen.dialects.dialect import Sampling
+from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import UsageError
+from loadgen.http.framing import NDJSON
 from loadgen.preparation import TokenCounter, length_estimate, make_vocabulary, open_counter
 from loadgen.runner import measure
 from loadgen.target.server_kind import KINDS, TokenizeRoute, detect
@@ -28,6 +31,7 @@ OWN_INFO = {"model_id": "m", "max_total_tokens": 9, "engine": {"extensions": []}
         ({"version": 1}, {"data": [{"id": "m", "owned_by": "llamacpp"}]}, "llamacpp"),
         (None, {"data": [{"id": "m", "owned_by": "tensorrt_llm"}]}, "trtllm"),
         (None, {"data": [{"id": "m", "owned_by": "organization"}]}, "openai"),
+        (None, {"data": [{"id": "m", "owned_by": "library"}]}, "openai"),
         (None, {"data": []}, "openai"),
         (None, ["m"], "openai"),
     ],
@@ -122,11 +126,42 @@ def test_the_url_of_the_api_is_that_of_the_server():
         assert Target(f"{url}/v1").facts().kind is KINDS["vllm"]
 
 
+@pytest.mark.parametrize(
+    ("models", "version", "kind"),
+    [
+        (None, {"version": "0.13.1"}, "ollama"),
+        ({"data": [{"id": "m", "owned_by": "library"}]}, {"version": "0.13.1"}, "ollama"),
+        ({"data": [{"id": "m", "owned_by": "sglang"}]}, {"version": "0.13.1"}, "sglang"),
+        ({"data": [{"id": "m"}]}, {"version": 3}, "openai"),
+    ],
+)
+def test_ollama_is_recognised_by_its_version_if_no_other_kind_is(models, version, kind):
+    assert detect(None, models, version).kind is KINDS[kind]
+
+
+def test_the_page_of_servers_states_each_api():
+    rows = {}
+    for line in (ROOT / "docs" / "servers.md").read_text().splitlines():
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        if line.startswith("| `") and name.strip("`") in DIALECTS:
+            rows[name.strip("`")] = cells
+
+    assert rows.keys() == DIALECTS.keys()
+    for name, open_dialect in DIALECTS.items():
+        dialect = open_dialect(Sampling())
+        route, stream, forced, template = rows[name]
+        assert route.startswith(f"`{dialect.path}`")
+        assert stream == ("NDJSON" if dialect.framing is NDJSON else "SSE")
+        assert (forced, template) == tuple(
+            "yes" if each else "no" for each in (dialect.can_force_length, dialect.has_template)
+        )
+
+
 def test_the_page_of_servers_states_each_kind():
     rows = {}
     for line in (ROOT / "docs" / "servers.md").read_text().splitlines():
-        if line.startswith("| `") and not line.startswith("| `--"):
-            name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        if line.startswith("| `") and name.strip("`") in KINDS and len(cells) == 4 and name.strip("`") not in rows:
             rows[name.strip("`")] = cells
 
     assert rows.keys() == KINDS.keys()
@@ -134,4 +169,5 @@ def test_the_page_of_servers_states_each_kind():
         _, length, counted, metrics = rows[name]
         assert length == (", ".join(f"`{field}`" for field in kind.length_fields) or "not possible")
         assert counted == (f"`{kind.tokenize.path}`" if kind.tokenize else "`usage` of responses")
-        assert metrics == (f"`{kind.metrics_flag}`" if kind.metrics_flag else "on")
+        on = "none" if name == "ollama" else "on"
+        assert metrics == (f"`{kind.metrics_flag}`" if kind.metrics_flag else on)
