@@ -15,7 +15,7 @@ from reports.gate.noise_split import components_table
 from reports.metrics.summary import Analysis
 from reports.pages.across_runs import EFFECT_NOTE, MIN_RUNS, SPREAD_NOTE, Side, effect_table, spread_table
 from reports.pages.facts import run_facts
-from reports.plots import run_plots
+from reports.plots import comparison_plots
 from reports.saved_run import load_run
 
 VERDICT_WORDS = {
@@ -206,7 +206,7 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
         "Change of B in every pair",
         f"One dot per pair. The grey band is ±{_percent(comparison)} %, the smallest effect of interest.",
         f"Dot plot of the percent change of B against A: {metrics} metrics, {comparison.num_pairs} pairs.",
-        lambda size: run_plots.pair_dots(frame, bound, size),
+        lambda size: comparison_plots.pair_dots(frame, bound, size),
         is_full_width=True,
     )
     return (*decided, table, plot)
@@ -246,7 +246,7 @@ def _forest(comparison: Comparison) -> tuple[Block, ...]:
             f"Change of B with its bounds; red: worse, green: decided and not worse, grey: undecided. The band is "
             f"±{_percent(comparison)} %.",
             f"Forest plot of the change of B against A: {changes}.",
-            lambda size: run_plots.forest(frame, bound, "%", size),
+            lambda size: comparison_plots.forest(frame, bound, "%", size),
             is_full_width=True,
             height=0.28 + 0.1 * len(frame),
         ),

@@ -8,7 +8,7 @@ import pandas as pd
 from reports.document import Block, Plot, Table
 from reports.metrics.server import gauge_series, ratio_series
 from reports.metrics.summary import Analysis
-from reports.plots import run_plots
+from reports.plots import telemetry_plots
 
 # The lines of the server's figure: panel, line, server metric, scale.
 GAUGES = (
@@ -63,7 +63,7 @@ def server_plot(analysis: Analysis, name: str) -> list[Block]:
             "Inside the server",
             caption,
             alt,
-            lambda size: run_plots.panels(frame, span, last_s, size),
+            lambda size: telemetry_plots.panels(frame, span, last_s, size),
             is_full_width=True,
             height=max(1.0, 0.42 * frame["panel"].nunique()),
         )
@@ -122,6 +122,6 @@ def _worker_plot(analysis: Analysis, frame: pd.DataFrame, name: str) -> Plot:
         "Load generator health",
         f"{analysis.label}: {source}, per second. Dashed: the bound above which a run is degraded.",
         f"Line charts of CPU use and loop lag of {source} over the run's seconds: {most}.",
-        lambda size: run_plots.workers(frame, (CPU_BOUND, lag_ms), span, size),
+        lambda size: telemetry_plots.workers(frame, (CPU_BOUND, lag_ms), span, size),
         is_full_width=True,
     )

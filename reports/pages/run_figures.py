@@ -11,7 +11,7 @@ from reports.metrics.catalog import POOLED
 from reports.metrics.per_request import primary_latency
 from reports.metrics.summary import Analysis
 from reports.pages.across_runs import values_of
-from reports.plots import request_plots, run_plots
+from reports.plots import latency_plots, request_plots
 from reports.run_schema import NOT_FAILED, Status
 from reports.stats.estimators import sorted_quantiles
 
@@ -65,7 +65,7 @@ def windows_of(analyses: Sequence[Analysis]) -> list[tuple[float, float]]:
 def distribution_frame(label: str, values_s: npt.NDArray[np.float64]) -> pd.DataFrame:
     """An empirical distribution of about ECDF_POINTS points, exact at `MARKS`: run, fraction, value_ms."""
     even = np.linspace(0, 1, min(len(values_s), ECDF_POINTS))
-    fraction = np.union1d(even, np.array(run_plots.MARKS) / 100)
+    fraction = np.union1d(even, np.array(latency_plots.MARKS) / 100)
     return pd.DataFrame(
         {"run": label, "fraction": fraction, "value_ms": 1e3 * sorted_quantiles(np.sort(values_s), fraction)}
     )
@@ -79,7 +79,7 @@ def request_points(analysis: Analysis, column: str, against: str, only_measured:
     return pd.DataFrame({"run": analysis.label, against: rows[against], "value_ms": 1e3 * rows[column]})
 
 
-def latency_plots(analyses: Sequence[Analysis]) -> list[Block]:
+def latency_blocks(analyses: Sequence[Analysis]) -> list[Block]:
     """Distributions of TTFT, gaps and TPOT, TTFT and E2E against lengths, TTFT over time; those with data."""
     blocks: list[Block] = []
     distributions = {
@@ -159,7 +159,7 @@ def _distribution_plot(
     counts = "; ".join(_counted(label, found, len(series) > 1) for label, found in series.items())
     medians = ", ".join(f"{label}: median {format_number(1e3 * float(np.median(v)))} ms" for label, v in series.items())
     alt = f"Cumulative distribution of {quantity} on a logarithmic axis. {medians}."
-    return [Plot(name, title, counts, alt, lambda size: run_plots.distribution(frame, quantity, size))]
+    return [Plot(name, title, counts, alt, lambda size: latency_plots.distribution(frame, quantity, size))]
 
 
 def _counted(label: str, values: npt.NDArray[np.float64], is_one_of_many: bool) -> str:
@@ -176,7 +176,7 @@ def _length_plot(
         return []
     caption = f"{len(frame):,} requests; the line joins the medians of ten length groups."
     alt = f"Scatter of {quantity} in milliseconds against {length} in tokens, one dot per request, with a median line."
-    return [Plot(name, title, caption, alt, lambda size: run_plots.against_length(frame, quantity, length, size))]
+    return [Plot(name, title, caption, alt, lambda size: latency_plots.against_length(frame, quantity, length, size))]
 
 
 def _drift_plot(column: str, analyses: Sequence[Analysis]) -> list[Block]:
@@ -193,6 +193,6 @@ def _drift_plot(column: str, analyses: Sequence[Analysis]) -> list[Block]:
             "TTFT over time",
             caption,
             alt,
-            lambda size: run_plots.over_time(frame, "TTFT", windows, size),
+            lambda size: latency_plots.over_time(frame, "TTFT", windows, size),
         )
     ]

@@ -164,7 +164,7 @@ def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
         if len(adjusted):
             what = "With failed requests as infinite latencies" + (f", {title}" if title else "")
             blocks.append(Table(what, adjusted, "Each failed request counts as ∞."))
-    blocks += run_figures.latency_plots(analyses)
+    blocks += run_figures.latency_blocks(analyses)
     return tuple(blocks)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reports.document import Block, Plot, format_number
-from reports.plots import study_plots
+from reports.plots.study import course_plots
 from reports.study import StudyData, StudyTrial, TrialOutcome, median_of
 
 # The axes of the Pareto plot, in order of preference; E2E replaces TTFT without streaming.
@@ -31,7 +31,7 @@ def history(study: StudyData) -> tuple[Block, ...]:
             "Objective by trial",
             caption,
             alt,
-            lambda size: study_plots.history(frame, study.objective_title, noise, size),
+            lambda size: course_plots.history(frame, study.objective_title, noise, size),
             is_full_width=True,
         ),
     )
@@ -61,7 +61,7 @@ def pareto(study: StudyData) -> tuple[Block, ...]:
             "Throughput against latency",
             f"{len(frame)} configurations; the line joins the {front} on the Pareto front of the feasible ones.",
             f"Scatter of {y} against {x}, {len(frame)} configurations, {front} on the Pareto front.",
-            lambda size: study_plots.pareto(frame, f"{x}  → better", f"{y}  ↓ better", size),
+            lambda size: course_plots.pareto(frame, f"{x}  → better", f"{y}  ↓ better", size),
             is_full_width=True,
         ),
     )
@@ -106,7 +106,7 @@ def times(study: StudyData) -> tuple[Block, ...]:
                 "Timeline",
                 f"{frame['row'].nunique()} launches: {totals}.",
                 f"Gantt chart of launches over the study's minutes. {totals}.",
-                lambda size: study_plots.phases(frame, size),
+                lambda size: course_plots.phases(frame, size),
             )
         )
     return (*blocks, *_drift_checks(study, started))
@@ -128,6 +128,6 @@ def _drift_checks(study: StudyData, started: Sequence[StudyTrial]) -> list[Block
             "Drift of the baseline",
             f"{len(frame)} launches with the same settings; a trend is a change of the machine.",
             f"Line chart of {study.objective} of {len(frame)} baseline launches over time.",
-            lambda size: study_plots.drift_checks(frame, study.objective_title, study.noise, size),
+            lambda size: course_plots.drift_checks(frame, study.objective_title, study.noise, size),
         )
     ]

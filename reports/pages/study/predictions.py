@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from reports.document import Block, Plot, Table, Text
-from reports.plots import study_plots
+from reports.plots.study import prediction_plots
 from reports.study import Knob, Prediction, StudyData
 
 # Metrics to draw in addition to the objective, if they were predicted.
@@ -90,7 +90,7 @@ def _scatter(metric: str, own: Sequence[Prediction]) -> Plot:
         metric,
         f"{len(frame)} predictions. The line is a perfect prediction; the bands are ±5 and ±15 %.",
         f"Scatter of measured against predicted {metric}, {len(frame)} predictions.",
-        lambda size: study_plots.predicted(frame, metric, size),
+        lambda size: prediction_plots.predicted(frame, metric, size),
     )
 
 
@@ -116,5 +116,5 @@ def _residuals(knob: Knob, own: Sequence[Prediction], settings: Sequence[Any]) -
         f"Error by {knob.name}",
         f"{own[0].metric}, {len(frame)} launches held out. A trend is an effect that is not modelled.",
         f"Scatter of the error in % against {knob.name}, {len(frame)} launches.",
-        lambda size: study_plots.residuals(frame, knob, "measured over predicted, %", size),
+        lambda size: prediction_plots.residuals(frame, knob, "measured over predicted, %", size),
     )

@@ -7,7 +7,7 @@ import pandas as pd
 from reports.document import Block, Plot, Text
 from reports.metrics.per_request import Direction
 from reports.pages.study.importance import importances, unimportant
-from reports.plots import study_plots
+from reports.plots.study import settings_plots
 from reports.study import MIN_TRIALS_FOR_IMPORTANCE, Knob, StudyData, StudyTrial
 
 # The preferred settings of the feasibility map: the prefill budget, and one of the memory settings.
@@ -32,7 +32,7 @@ def feasibility(study: StudyData) -> tuple[Block, ...]:
             "Feasible configurations",
             caption,
             alt,
-            lambda size: study_plots.settings_map(frame, x, y, size),
+            lambda size: settings_plots.settings_map(frame, x, y, size),
             is_full_width=True,
         ),
     )
@@ -80,7 +80,7 @@ def _slice(study: StudyData, knob: Knob, valued: Sequence[StudyTrial]) -> Plot:
         knob.name,
         caption,
         alt,
-        lambda size: study_plots.slice_of(frame, knob, study.objective_title, size),
+        lambda size: settings_plots.slice_of(frame, knob, study.objective_title, size),
     )
 
 
@@ -96,7 +96,7 @@ def _parallel(study: StudyData, knobs: Sequence[Knob], valued: Sequence[StudyTri
         "Parallel coordinates",
         "One line per launch; better launches are darker, the winner is bold.",
         f"Parallel coordinates of {len(knobs)} settings and {study.objective}, {len(frame)} launches.",
-        lambda size: study_plots.parallel_coordinates(frame, knobs, study.objective, size),
+        lambda size: settings_plots.parallel_coordinates(frame, knobs, study.objective, size),
         is_full_width=True,
     )
 
@@ -124,7 +124,7 @@ def importance(study: StudyData) -> tuple[Block, ...]:
             "Importance for the best quarter of trials",
             f"PED-ANOVA over {count} feasible trials: how much the settings of the best differ from all.",
             f"Bar chart: {text}.",
-            lambda size: study_plots.bars(frame, "fraction of the total importance", size),
+            lambda size: settings_plots.bars(frame, "fraction of the total importance", size),
         )
     ]
     blocks += _contour(study, list(fractions)[:2])
@@ -150,6 +150,6 @@ def _contour(study: StudyData, names: Sequence[str]) -> list[Block]:
             "The two most important settings",
             f"{len(frame)} feasible trials{lines}.",
             alt,
-            lambda size: study_plots.contour(frame, x, y, study.objective, size),
+            lambda size: settings_plots.contour(frame, x, y, study.objective, size),
         )
     ]

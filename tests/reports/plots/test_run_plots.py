@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from reports.document import Size
 from reports.pages.run_figures import distribution_frame
-from reports.plots import run_plots
+from reports.plots import latency_plots, run_plots
 from reports.plots.figure import HALF, NARROW, PALETTE
 
 RUNS = ("one", "two")
@@ -47,23 +47,23 @@ def test_axes_are_named_with_units_and_direction(size: Size) -> None:
 
     assert "output tokens/s  ↑ better" in texts(run_plots.timeline(TIMELINE, windows, size))
     assert "TTFT, ms: line p50, dashed p95  ↓ better" in texts(run_plots.load_timeline(TIMELINE, windows, size))
-    assert "TTFT, ms (log scale)   ← better" in texts(run_plots.distribution(DISTRIBUTION, "TTFT", size))
-    assert "TTFT, ms  ↓ better" in texts(run_plots.against_length(LENGTHS, "TTFT", "prompt length", size))
-    assert "prompt length, tokens" in texts(run_plots.against_length(LENGTHS, "TTFT", "prompt length", size))
-    assert "seconds since the run's start" in texts(run_plots.over_time(DRIFT, "TTFT", windows, size))
+    assert "TTFT, ms (log scale)   ← better" in texts(latency_plots.distribution(DISTRIBUTION, "TTFT", size))
+    assert "TTFT, ms  ↓ better" in texts(latency_plots.against_length(LENGTHS, "TTFT", "prompt length", size))
+    assert "prompt length, tokens" in texts(latency_plots.against_length(LENGTHS, "TTFT", "prompt length", size))
+    assert "seconds since the run's start" in texts(latency_plots.over_time(DRIFT, "TTFT", windows, size))
 
 
 def test_several_runs_are_labelled_and_a_single_one_is_not() -> None:
-    assert all(run in texts(run_plots.distribution(DISTRIBUTION, "TTFT", HALF)) for run in RUNS)
+    assert all(run in texts(latency_plots.distribution(DISTRIBUTION, "TTFT", HALF)) for run in RUNS)
     single = DISTRIBUTION[DISTRIBUTION["run"] == "one"]
-    assert "one" not in texts(run_plots.distribution(single, "TTFT", HALF)).split()
-    assert "p50  30.5 ms" in texts(run_plots.distribution(single, "TTFT", HALF))
+    assert "one" not in texts(latency_plots.distribution(single, "TTFT", HALF)).split()
+    assert "p50  30.5 ms" in texts(latency_plots.distribution(single, "TTFT", HALF))
 
 
 def test_values_beyond_the_axis_are_counted() -> None:
     outlier = pd.DataFrame({"run": "one", "tokens": np.arange(1000.0), "value_ms": np.append(np.ones(999), 500.0)})
 
-    assert "1 above 1.25 ms" in texts(run_plots.against_length(outlier, "TTFT", "prompt length", HALF))
+    assert "1 above 1.25 ms" in texts(latency_plots.against_length(outlier, "TTFT", "prompt length", HALF))
 
 
 def test_every_colour_of_the_palette_is_unique() -> None:

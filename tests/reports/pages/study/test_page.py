@@ -20,7 +20,7 @@ from reports.pages.study.course import history_frame, pareto_frame
 from reports.pages.study.importance import importances
 from reports.pages.study.page import build_study_report
 from reports.plots.figure import HALF, draw_all
-from reports.plots.study_plots import contour
+from reports.plots.study.settings_plots import contour
 from reports.renderers import html, markdown
 from reports.stats.estimators import Interval
 from reports.study import Knob, StudyData, StudyTrial, TrialOutcome, at_range_end, paired_change

@@ -1,0 +1,170 @@
+"""Figures of the latencies of requests: their distribution, against a length, and over time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from reports.document import Size, format_number
+from reports.plots.figure import (
+    PALETTE,
+    label_axis,
+    name_series,
+    new_figure,
+    series_colour,
+    styled,
+    tick_number,
+)
+
+MAX_POINTS = 700
+
+# Percentiles that are labelled in a distribution.
+MARKS = (50.0, 95.0)
+
+
+def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
+    """The fraction of values at or below x, x in milliseconds, with labelled percentiles.
+
+    frame: run, fraction, value_ms, values in ascending order within a run.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        runs = list(frame.groupby("run", sort=False))
+        name_series(axes, [str(label) for label, _ in runs], size)
+        for index, (_, rows) in enumerate(runs):
+            colour = series_colour(index)
+            axes.plot(rows["value_ms"], rows["fraction"], color=colour, drawstyle="steps-post")
+            for mark in MARKS:
+                value = float(np.interp(mark / 100, rows["fraction"], rows["value_ms"]))
+                axes.plot([value], [mark / 100], "o", color=colour, markersize=4.5)
+        scale = _value_axis(axes, frame["value_ms"])
+        if len(runs) == 1:
+            _name_percentiles(axes, runs[0][1])
+        axes.set_xlabel(f"{quantity}, ms{scale}   ← better")
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda fraction, _: f"{fraction:.0%}"))
+        label_axis(axes, "fraction at or below")
+        return figure
+
+
+def _name_percentiles(axes: Axes, rows: pd.DataFrame) -> None:
+    """Label each percentile beside its dot: at the right below the curve, or near the edge at the left above it."""
+    for mark in MARKS:
+        value = float(np.interp(mark / 100, rows["fraction"], rows["value_ms"]))
+        x, _ = axes.transAxes.inverted().transform(axes.transData.transform((value, mark / 100)))
+        axes.annotate(
+            f"p{mark:g}  {format_number(value)} ms",
+            (value, mark / 100),
+            xytext=(9, -12) if x < 0.62 else (-9, 1),
+            textcoords="offset points",
+            ha="left" if x < 0.62 else "right",
+            color=PALETTE["ink"],
+        )
+
+
+def _value_axis(axes: Axes, values: "pd.Series[float]") -> str:
+    """An x axis with plain numbers, logarithmic if the values span more than a factor of four.
+
+    Returns the suffix of the axis title.
+    """
+    low, high = float(values.quantile(0.001)), float(values.max())
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
+    if high <= 4 * low:
+        pad = 0.06 * (high - low) or 0.5 * high
+        axes.set_xlim(low - pad, high + pad)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        return ""
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.12, high * 1.25)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high > 200 * low else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    return " (log scale)"
+
+
+def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) -> Figure:
+    """A latency against a number of tokens: one dot per request, and the medians of ten length groups.
+
+    frame: run, tokens, value_ms. Of more than MAX_POINTS requests per run, an even selection is drawn.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        runs = list(frame.groupby("run", sort=False))
+        name_series(axes, [str(label) for label, _ in runs], size)
+        for index, (_, rows) in enumerate(runs):
+            colour = series_colour(index)
+            shown = _even_selection(rows, size)
+            axes.plot(
+                shown["tokens"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.28, markeredgewidth=0
+            )
+            medians = _binned_medians(rows)
+            axes.plot(medians["tokens"], medians["value_ms"], color=colour, linewidth=2.0)
+            if len(runs) == 1 and len(medians):
+                last = medians.iloc[-1]
+                axes.annotate(
+                    "median",
+                    (float(last["tokens"]), float(last["value_ms"])),
+                    xytext=(-2, 9),
+                    textcoords="offset points",
+                    ha="right",
+                    color=colour,
+                    fontweight="bold",
+                )
+        _cap_outliers(axes, frame["value_ms"])
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"{length}, tokens")
+        axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
+        axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 7))
+        label_axis(axes, f"{quantity}, ms  ↓ better")
+        return figure
+
+
+def _even_selection(rows: pd.DataFrame, size: Size) -> pd.DataFrame:
+    """Every n-th row, so that at most about MAX_POINTS remain, and half of them in a narrow figure."""
+    return rows.iloc[:: max(1, len(rows) // (MAX_POINTS // (2 if size.is_narrow else 1)))]
+
+
+def _binned_medians(rows: pd.DataFrame) -> pd.DataFrame:
+    bins = pd.qcut(rows["tokens"], 10, duplicates="drop") if rows["tokens"].nunique() > 1 else rows["tokens"]
+    medians = rows.groupby(bins, observed=True)[["tokens", "value_ms"]].median()
+    return medians if len(medians) > 1 else medians.iloc[:0]
+
+
+def _cap_outliers(axes: Axes, values: "pd.Series[float]") -> None:
+    """Limit the axis a little above the 99.5th percentile, and label the number of values above."""
+    top = float(values.quantile(0.995)) * 1.25 if len(values) else 1.0
+    above = int((values > top).sum())
+    axes.set_ylim(0, top if top > 0 else 1.0)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+    if above:
+        text = f"{above} above {format_number(top)} ms"
+        axes.text(0.01, 0.98, text, transform=axes.transAxes, va="top", color=PALETTE["muted"])
+
+
+def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float, float]], size: Size) -> Figure:
+    """A latency of each request by its start, to show drift and bursts.
+
+    frame: run, t_s, value_ms.
+    """
+    with styled():
+        figure, [axes] = new_figure(size)
+        runs = list(frame.groupby("run", sort=False))
+        name_series(axes, [str(label) for label, _ in runs], size)
+        for index, (_, rows) in enumerate(runs):
+            colour = series_colour(index)
+            shown = _even_selection(rows, size)
+            axes.plot(shown["t_s"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.4, markeredgewidth=0)
+        _cap_outliers(axes, frame["value_ms"])
+        start, end = min(first for first, _ in windows), max(last for _, last in windows)
+        last = max(float(frame["t_s"].max()), 1.0)
+        for left, right in ((0.0, min(start, last)), (end, last)):
+            if right > left:
+                axes.axvspan(left, right, color=PALETTE["shade"], linewidth=0, zorder=0)
+        axes.set_xlim(0, last)
+        axes.set_xlabel("start of the request, seconds since the run's start")
+        label_axis(axes, f"{quantity}, ms  ↓ better")
+        return figure

@@ -1,0 +1,122 @@
+"""A setting of a study as an axis: numbers on its scale, or the levels of a choice; an unset value has a place too."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
+
+from reports.document import Size
+from reports.plots.figure import (
+    tick_number,
+)
+from reports.study import Knob
+
+Array = npt.NDArray[np.float64]
+
+
+def setting_axis(axes: Axes, which: str, knob: Knob, column: "pd.Series[Any]", size: Size) -> None:
+    """The ticks of one axis: the levels, or a few numbers."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    levels = _levels(knob, column)
+    if levels is not None:
+        longest = 9 if size.is_narrow else 16
+        axis.set_ticks(range(len(levels)), [shorten(level, longest) for level in levels])
+        (axes.set_xlim if which == "x" else axes.set_ylim)(-0.5, len(levels) - 0.5)
+        return
+    places = places_of(knob, column)
+    if knob.scale == "log" and places.min() > 0:
+        (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+        axis.set_minor_locator(NullLocator())
+        axis.set_minor_formatter(NullFormatter())
+    known = _known(column)
+    even = MaxNLocator(4 if size.is_narrow else 6).tick_values(float(known.min()), float(known.max()))
+    ticks = _log_ticks(known) if knob.scale == "log" else even
+    inside = [float(tick) for tick in ticks if known.min() <= tick <= known.max()] or [float(known.min())]
+    labels = [tick_number(tick) for tick in inside]
+    has_unset = len(known) < len(column)
+    if size.is_narrow and which == "x" and len(inside) > 4:
+        inside, labels = inside[has_unset::2], labels[has_unset::2]
+    if has_unset:
+        inside, labels = [float(places.min()), *inside], [shorten(knob.unset, 9), *labels]
+    axis.set_ticks(inside, labels)
+    axes.margins(0.12)
+
+
+def _known(column: "pd.Series[Any]") -> Array:
+    return np.asarray(pd.to_numeric(column, errors="coerce").astype(float).dropna())
+
+
+def _log_ticks(values: Array) -> Array:
+    """The values if they are few, else round numbers between them."""
+    seen = np.unique(values)
+    if len(seen) <= 6:
+        return seen
+    low, high = math.floor(math.log10(seen[0])), math.ceil(math.log10(seen[-1]))
+    steps = (1.0, 2.0, 5.0) if high - low <= 3 else (1.0,)
+    return np.array([step * 10.0**power for power in range(low, high + 1) for step in steps])
+
+
+def places_of(knob: Knob, column: "pd.Series[Any]") -> Array:
+    """Values as coordinates: the index of a level, or the number; an unset value is one step below all numbers."""
+    levels = _levels(knob, column)
+    if levels is not None:
+        return np.array([float(levels.index(_text(knob, value))) for value in column])
+    numbers = pd.to_numeric(column, errors="coerce").astype(float)
+    known = numbers.dropna()
+    unset = known.min() / 1.5 if knob.scale == "log" else known.min() - 0.1 * (float(np.ptp(known)) or 1.0)
+    return np.asarray(numbers.fillna(unset), dtype=float)
+
+
+def _levels(knob: Knob, column: "pd.Series[Any]") -> list[str] | None:
+    """The names on a categorical axis; None for a numeric one."""
+    numbers = [value for value in column if isinstance(value, int | float) and not isinstance(value, bool)]
+    if knob.scale != "category" and numbers:
+        return None
+    return sorted({_text(knob, value) for value in column})
+
+
+def _text(knob: Knob, value: object) -> str:
+    return knob.unset if value is None or value != value else str(value)
+
+
+def unit_places(knob: Knob, column: "pd.Series[Any]") -> Array:
+    """Values as coordinates from 0 to 1, on the scale of the setting."""
+    places = places_of(knob, column)
+    if knob.scale == "log" and places.min() > 0:
+        places = np.log(places)
+    unit: Array = (places - places.min()) / (np.ptp(places) or 1.0)
+    return unit
+
+
+def ends_of(knob: Knob, column: "pd.Series[Any]") -> tuple[str, str]:
+    """The lowest and the highest value as text."""
+    levels = _levels(knob, column)
+    if levels is not None:
+        return levels[0], levels[-1]
+    numbers = pd.to_numeric(column, errors="coerce").astype(float)
+    low = knob.unset if numbers.isna().any() else tick_number(float(numbers.min()))
+    return low, tick_number(float(numbers.max()))
+
+
+def padded_limits(knob: Knob, places: Array, fraction: float = 0.08) -> tuple[float, float]:
+    """Limits of an axis with a margin, on its own scale."""
+    low, high = float(places.min()), float(places.max())
+    if knob.scale == "log" and low > 0:
+        margin = (high / low) ** fraction if high > low else 2.0
+        return low / margin, high * margin
+    margin = fraction * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def left_margin(knob: Knob, size: Size) -> dict[str, float]:
+    """The left margin of a figure with a setting as its y axis, for `gridspec_kw`: the names of choices need more."""
+    return {"left": (96 if knob.scale == "category" else 76) / size.width}
+
+
+def shorten(text: str, most: int) -> str:
+    """The text, cut to `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,153 @@
+"""Figures of the trials of a study over their settings; each takes a frame and returns a `Figure`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from reports.document import Size
+from reports.plots.figure import (
+    MARGIN_NAMES,
+    MARGIN_RIGHT,
+    PALETTE,
+    label_axis,
+    name_rows,
+    new_figure,
+    styled,
+    tick_number,
+)
+from reports.plots.study.outcome_marks import draw_outcomes, name_outcomes
+from reports.plots.study.setting_axis import (
+    Array,
+    ends_of,
+    left_margin,
+    padded_limits,
+    places_of,
+    setting_axis,
+    shorten,
+    unit_places,
+)
+from reports.study import Knob
+
+
+def settings_map(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
+    """Every trial by two of its settings, marked by its outcome. frame: x, y, outcome."""
+    with styled():
+        figure, [axes] = new_figure(size, gridspec_kw=left_margin(y, size))
+        setting_axis(axes, "x", x, frame["x"], size)
+        setting_axis(axes, "y", y, frame["y"], size)
+        places = pd.DataFrame(
+            {"x": places_of(x, frame["x"]), "y": places_of(y, frame["y"]), "outcome": frame["outcome"]}
+        )
+        draw_outcomes(axes, places, "x", "y")
+        axes.set_xlabel(x.name)
+        label_axis(axes, y.name)
+        name_outcomes(axes, frame, size)
+        return figure
+
+
+def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -> Figure:
+    """The objective over two settings: one dot per trial, and contour lines. frame: x, y, value.
+
+    A choice has no intermediate values, so there are no contour lines with one.
+    """
+    with styled():
+        figure, [axes] = new_figure(size, gridspec_kw=left_margin(y, size))
+        setting_axis(axes, "x", x, frame["x"], size)
+        setting_axis(axes, "y", y, frame["y"], size)
+        at_x, at_y, value = places_of(x, frame["x"]), places_of(y, frame["y"]), np.asarray(frame["value"], dtype=float)
+        if "category" not in (x.scale, y.scale) and _spans_a_plane(at_x, at_y) and np.ptp(value) > 0:
+            lines = axes.tricontour(
+                at_x, at_y, value, levels=3 if size.is_narrow else 6, colors=[PALETTE["series-0"]], linewidths=0.9
+            )
+            axes.clabel(lines, fmt=lambda level: tick_number(float(f"{level:.3g}")), fontsize=7.5)
+        fraction = (value - value.min()) / (np.ptp(value) or 1.0)
+        axes.scatter(at_x, at_y, s=18 + 60 * fraction, color=PALETTE["series-0"], alpha=0.55, linewidths=0)
+        # Contour lines leave no margin.
+        axes.set_xlim(padded_limits(x, at_x))
+        axes.set_ylim(padded_limits(y, at_y))
+        axes.set_xlabel(x.name)
+        label_axis(axes, y.name if size.is_narrow else f"{y.name}; larger dot: higher {quantity}")
+        return figure
+
+
+def _spans_a_plane(x: Array, y: Array) -> bool:
+    places = np.unique(np.column_stack((x, y)), axis=0)
+    return len(places) >= 6 and int(np.linalg.matrix_rank(places - places[0])) == 2
+
+
+def slice_of(frame: pd.DataFrame, knob: Knob, quantity: str, size: Size) -> Figure:
+    """The objective against one setting, a mark per trial. frame: setting, value, outcome, is_winner."""
+    with styled():
+        figure, [axes] = new_figure(size)
+        setting_axis(axes, "x", knob, frame["setting"], size)
+        places = frame.assign(x=places_of(knob, frame["setting"]))
+        draw_outcomes(axes, places, "x", "value")
+        winner = places[places["is_winner"]]
+        axes.plot(
+            winner["x"], winner["value"], "o", markersize=12, markerfacecolor="none", markeredgecolor=PALETTE["ink"]
+        )
+        axes.margins(y=0.15)
+        axes.set_xlabel(knob.name)
+        axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        label_axis(axes, quantity)
+        name_outcomes(axes, frame, size)
+        return figure
+
+
+def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: str, size: Size) -> Figure:
+    """A line per trial through its settings to its objective; better trials are darker, the winner is bold.
+
+    frame: a column per knob's name, value, is_winner, rank (0 the worst, 1 the best).
+    """
+    with styled():
+        bottom = (MARGIN_NAMES if size.is_narrow else 84) / size.height
+        left = 24 if size.is_narrow else 96
+        figure, [axes] = new_figure(size, gridspec_kw={"bottom": bottom, "left": left / size.width})
+        columns = [unit_places(knob, frame[knob.name]) for knob in knobs]
+        value = np.asarray(frame["value"], dtype=float)
+        columns.append((value - value.min()) / (np.ptp(value) or 1.0))
+        lines = np.column_stack(columns)
+        for row, (rank, is_winner) in enumerate(zip(frame["rank"], frame["is_winner"], strict=True)):
+            colour = PALETTE["ink"] if is_winner else PALETTE["series-0"]
+            width, alpha = (2.4, 1.0) if is_winner else (1.2, 0.12 + 0.6 * float(rank))
+            axes.plot(range(lines.shape[1]), lines[row], color=colour, alpha=alpha, linewidth=width)
+        names = [*(knob.name for knob in knobs), quantity]
+        axes.set_xticks(range(len(names)), [shorten(name, 22) for name in names], rotation=90 if size.is_narrow else 20)
+        for label in axes.get_xticklabels():
+            label.set_horizontalalignment("center" if size.is_narrow else "right")
+        axes.set_yticks([])
+        axes.grid(visible=True, axis="x")
+        axes.set_ylim(-0.09, 1.09)
+        for place, (low, high) in enumerate([*(ends_of(knob, frame[knob.name]) for knob in knobs), _value_ends(value)]):
+            for text, y, side in ((low, -0.02, "top"), (high, 1.02, "bottom")):
+                axes.text(place, y, shorten(text, 10), ha="center", va=side, color=PALETTE["muted"], fontsize=7.5)
+        return figure
+
+
+def bars(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
+    """A bar per name, with an interval unless it is NaN. frame: name, value, lo, hi (in percent)."""
+    with styled():
+        left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES + 20
+        figure, [axes] = new_figure(size, gridspec_kw={"left": left / size.width})
+        rows = frame.iloc[::-1].reset_index(drop=True)
+        axes.barh(rows.index, rows["value"], height=0.45, color=PALETTE["series-0"], alpha=0.75, linewidth=0)
+        for row, lo, hi in zip(rows.index, rows["lo"], rows["hi"], strict=True):
+            if lo == lo and hi == hi:
+                axes.plot([lo, hi], [row, row], color=PALETTE["ink"], linewidth=1.4)
+        name_rows(axes, [shorten(str(name), 40 if size.is_narrow else 25) for name in rows["name"]], size)
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+        axes.axvline(0, color=PALETTE["muted"], linewidth=0.8)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set_xlabel(quantity)
+        return figure
+
+
+def _value_ends(value: Array) -> tuple[str, str]:
+    low, high = (tick_number(float(f"{end:.3g}")) for end in (value.min(), value.max()))
+    return low, high
