@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.queue_models import MODELS, QueueModel, Runs
 from loadgen.selftest.stationary import PERCENTILES, stationary_values
-from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, state_time, throughput
+from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, fraction, state_time, throughput
 
 # Runs simulated together; their arrays fit into a processor's cache.
 RUNS_AT_ONCE = 250
@@ -134,6 +134,7 @@ def estimates(run: Runs, truths: Mapping[str, float]) -> Iterator[tuple[str, Bou
         for percentile in PERCENTILES:
             yield f"{latency} p{percentile:g}", each.percentile(percentile)
         for percentile in PERCENTILES[1:]:
-            yield f"{latency} att{percentile:g}", each.attainment(truths[f"{latency} p{percentile:g}"])
+            met = each.values <= truths[f"{latency} p{percentile:g}"]
+            yield f"{latency} att{percentile:g}", fraction(met, series["ttft"].dependence)
     completion = np.sort(run.arrival_s + e2e)
     yield "throughput rate", throughput(completion, series["ttft"].dependence)

@@ -30,6 +30,9 @@ FEW_EVENTS = 30
 UNSEEN_CLUSTER = 3.7
 """Size of a cluster of waiting requests that a run may have missed, in mean times of a request in the server."""
 
+TAIL_GROWTH = 1.8
+"""Growth of a high percentile of a queue for each growth of its mean."""
+
 SERIES_LEVELS = (None, 50.0, 75.0, 90.0)
 STATE_LEVELS = (None, 50.0, 90.0)
 
@@ -200,22 +203,19 @@ class QueueSeries:
             return BoundedEstimate.unsupported(value, needed)
         return BoundedEstimate.of(value, *self._percentile_bounds(percentile, value), len(self.values))
 
-    def attainment(self, limit: float) -> BoundedEstimate:
-        """The fraction of requests within a limit."""
-        found = fraction(self.values <= limit, self.dependence)
-        if self.queue is None or not found.is_supported:
-            return found
-        lo = min(found.interval.lo, float((self.values <= limit - self._queue_shift()).mean()))
-        return BoundedEstimate.of(found.interval.value, lo, found.interval.hi, len(self.values))
-
     def _z(self, effective: float) -> float:
         return _student(effective, self.dependence.effective)
 
     def _time(self) -> float:
-        """The inflated autocorrelation time. In an end-to-end latency, the rest hides how slowly the queue varies."""
-        time = self.dependence.inflated(self.dependence.own)
+        """The inflated autocorrelation time.
+
+        Where a wait is rare, a calm run shows too little of its dependence: the geometric mean with the largest time
+        makes up for it. In an end-to-end latency, the rest hides how slowly the queue varies.
+        """
+        own, both = self.dependence.own, self.dependence.both
         if self.queue is None:
-            return time
+            return self.dependence.inflated(math.sqrt(own * both) if own > 1 else 1.0)
+        time = self.dependence.inflated(own)
         queue_part = float(self.queue.var()) * self.dependence.inflated(self.dependence.state)
         return max(time, (queue_part + self._rest_variance()) / max(float(self.values.var()), 1e-300))
 
@@ -245,14 +245,25 @@ class QueueSeries:
         return lo, max(base + (mean - base) * upper, mean + math.hypot(self._queue_shift(), half)), upper
 
     def _queue_shift(self) -> float:
-        """How much longer the queue's part may be than observed."""
+        """How much longer the queue's mean part may be than observed."""
+        assert self.queue is not None
+        return float(self.queue.mean() - self.queue.min()) * self._queue_growth()
+
+    def _queue_growth(self) -> float:
+        """How much longer the queue's part may be than observed, as a fraction of it."""
         assert self.queue is not None
         above = float(self.queue.mean() - self.queue.min())
         if above <= 0:
             return 0.0
         effective = self.dependence.count / self.dependence.inflated(self.dependence.state)
         error = min(self._z(effective) * float(self.queue.std()) / math.sqrt(effective) / above, 1.5)
-        return above * (min(error + error**2 + error**3, 2 * error))
+        return longer_side(error) - 1
+
+    def _tail_shift(self, percentile: float) -> float:
+        """How much longer the queue's part may be in a high percentile, as far as the queue causes the variance."""
+        assert self.queue is not None
+        above = float(np.quantile(self.queue, percentile / 100) - self.queue.min())
+        return (1 - self._hidden_share()) * TAIL_GROWTH * self._queue_growth() * above
 
     def _hidden_share(self) -> float:
         """The part of an end-to-end latency's variance that does not come from the queue, and hides it."""
@@ -272,10 +283,11 @@ class QueueSeries:
         if not self.dependence.is_dependent or percentile < 50 or (percentile == 50 and self.queue is None):
             return lo, hi
         if self.queue is not None:
-            share = self._hidden_share() if percentile == 50 else 1.0
-            return lo, max(hi, value + share * self._queue_shift())
+            if percentile == 50:
+                return lo, max(hi, value + self._hidden_share() * self._queue_shift())
+            return lo, max(hi, value + max(self._queue_shift(), self._tail_shift(percentile)))
         _, _, upper = self._mean_bounds()
-        return lo, max(hi, float(ordered[0]) + (value - float(ordered[0])) * (1 + 1.8 * (upper - 1)))
+        return lo, max(hi, float(ordered[0]) + (value - float(ordered[0])) * (1 + TAIL_GROWTH * (upper - 1)))
 
     def _median_time(self) -> float:
         if self.dependence.both <= 1:
@@ -286,7 +298,7 @@ class QueueSeries:
 def fraction(met: npt.NDArray[np.bool_], dependence: Dependence) -> BoundedEstimate:
     """The fraction of requests for which `met` holds. met: [requests], in order of start.
 
-    dependence: that of a latency of the same run. A rare event shows too little of its own dependence.
+    dependence: that of the run's TTFT. A rare event shows too little of its own dependence.
     """
     return pooled_fraction([(met, dependence)])
 
