@@ -47,7 +47,7 @@ class StudyTrial:
 
     A confirming launch repeats the settings of the trial with number `confirms`; `round` numbers the repetition. A
     drift check repeats the baseline between other trials. `started_s` counts from the study's start; `spent_s` holds
-    seconds by phase (launch, warm, measure).
+    seconds by phase (launch, warm, measure). `page` is the address of its run's page, relative to that of the study.
     """
 
     number: int
@@ -65,6 +65,7 @@ class StudyTrial:
     log_line: str = ""
     started_s: float | None = None
     spent_s: Mapping[str, float] = field(default_factory=dict)
+    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from loadgen.imports.vllm_bench import is_vllm_bench, read_vllm_bench
 from loadgen.runner import new_run_id
 from reports.metrics.summary import analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep
+from reports.pages.run_pages import write_run_page
 from reports.pages.sweep_page import build_sweep_report, points_table, sweep_json, verdict
 from reports.renderers.write import write_report
 from reports.run_store import SCHEMA_VERSION, write_json
@@ -141,6 +142,8 @@ def _show_sweep(
     sweep = Sweep(quantity, points, ATTAINMENT, ("tgi-bench", *words))
     content = {"schema_version": SCHEMA_VERSION, **sweep_json(sweep)}
     write_json(out / SWEEP_FILE, content)
+    for point in points:
+        write_run_page(point.first)
     report = write_report(build_sweep_report(sweep), out)
     print(f"report: {report.html}", file=sys.stderr)
     line = verdict(sweep)

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from loadgen.runner import make_run_directory, measure, new_run_id
 from loadgen.target.target import Target, open_target
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import Sweep
+from reports.pages.run_pages import write_run_page
 from reports.pages.sweep_page import build_sweep_report, points_table, sweep_json, verdict
 from reports.renderers.write import write_report
 from reports.run_store import SCHEMA_VERSION, write_json
@@ -76,10 +77,17 @@ class LoadSeries:
         time.sleep(self.time.cool_down_s)
         return analysis
 
+    def write_run_pages(self, analyses: Sequence[Analysis]) -> None:
+        """Write the page of each run; the page of the series links to those that exist."""
+        self.progress.show(f"writing the pages of {len(analyses)} runs")
+        for analysis in analyses:
+            write_run_page(analysis)
+
     def report(self, sweep: Sweep, *, is_json: bool) -> str:
         """Write the report of all loads; returns the text for stdout."""
         content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **sweep_json(sweep)}
         write_json(self.out / SWEEP_FILE, content)
+        self.write_run_pages([analysis for point in sweep.points for analysis in point.analyses])
         report = write_report(build_sweep_report(sweep), self.out)
         self.progress.show(f"report: {report.html}")
         if is_json:

@@ -99,6 +99,7 @@ def _report(series: LoadSeries, result: MatrixResult, *, is_json: bool) -> str:
     """Write the report of all points; returns the text for stdout."""
     content = {"schema_version": SCHEMA_VERSION, **matrix_json(result)}
     write_json(series.out / SWEEP_FILE, content)
+    series.write_run_pages([point.first for _, sweep in result.facets for point in sweep.points])
     report = write_report(build_matrix_report(result), series.out)
     series.progress.show(f"report: {report.html}")
     if is_json:

@@ -15,6 +15,7 @@ from reports.gate.noise_split import components_table
 from reports.metrics.summary import Analysis
 from reports.pages.across_runs import EFFECT_NOTE, MIN_RUNS, SPREAD_NOTE, Side, effect_table, spread_table
 from reports.pages.facts import run_facts
+from reports.pages.run_pages import runs_section
 from reports.plots import comparison_plots
 from reports.saved_run import load_run
 
@@ -335,13 +336,19 @@ def runs_sections(
         return ()
     sides = _side(a, label_a), _side(b, label_b)
     setup = (*_difference(sides), Section("Setup", (_facts(sides), _sizes(sides, "slices" if is_sliced else "runs"))))
+    listed = runs_section(
+        (f"{letter} {number}", analysis)
+        for letter, side in zip("AB", sides, strict=True)
+        for number, analysis in enumerate(side.analyses, 1)
+    )
     if is_sliced or min(len(side.analyses) for side in sides) < MIN_RUNS:
-        return setup
+        return (*setup, listed)
     effects, spread = effect_table(*sides), spread_table(sides)
     return (
         Section("Per-request comparison", (Table("", effects, EFFECT_NOTE), *_finish_reasons(sides))),
         *setup,
         Section("Run-to-run variation", (Table("", spread, SPREAD_NOTE),), is_closed=True),
+        listed,
     )
 
 

@@ -12,7 +12,7 @@ from reports.document import Block, Plot, Report, Section, Table, Text, VerdictL
 from reports.metrics.front import front
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.facts import start_time
-from reports.pages.sweep_page import LOAD_NAMES, points_table, sweep_json, verdict
+from reports.pages.sweep_page import LOAD_NAMES, linked_points, points_table, sweep_json, verdict
 from reports.plots import matrix_plots
 
 FRONT = (
@@ -45,7 +45,7 @@ def build_matrix_report(result: MatrixResult) -> Report:
     model = (manifest.target.get("info") or {}).get("model_id") or "unknown model"
     unit = LOAD_NAMES[result.first.quantity]
     loads = f"{len(result.first.points)} loads in {unit}, {len(result.facets)} values of {result.setting}"
-    sections = [Section("Summary", (Table("", matrix_table(result), _note(result)), *_plots(result)))]
+    sections = [Section("Summary", (Table("", matrix_table(result, has_links=True), _note(result)), *_plots(result)))]
     if result.command:
         sections.append(Section("Reproduce", (Text(shlex.join(result.command), is_code=True),)))
     title = manifest.config.get("label") or f"Sweep over {result.first.quantity} and {result.setting}"
@@ -66,12 +66,15 @@ def matrix_verdict(result: MatrixResult) -> VerdictLine:
     return VerdictLine("invalid" if reasons else "valid", words, " ".join(sentences), tuple(reasons))
 
 
-def matrix_table(result: MatrixResult) -> pd.DataFrame:
-    """A row per point: the value, the columns of a sweep, the speed of one user, and whether it is on its front."""
+def matrix_table(result: MatrixResult, *, has_links: bool = False) -> pd.DataFrame:
+    """A row per point: the value, the columns of a sweep, the speed of one user, and whether it is on its front.
+
+    With links, a load links to the page of its run.
+    """
     marks = matrix_frame(result)
     tables = []
     for value, sweep in result.facets:
-        table = points_table(sweep)
+        table = linked_points(sweep) if has_links else points_table(sweep)
         own = marks[marks["facet"] == value].set_index("load")
         table.insert(0, result.setting, value)
         speeds = [own["user_tokens_per_s"].get(point.load) for point in sweep.points]
@@ -128,7 +131,8 @@ def _speeds(point: LoadPoint) -> tuple[float, float] | None:
 def _note(result: MatrixResult) -> str:
     count = sum(len(sweep.points) for _, sweep in result.facets)
     reused = f" {result.reused} of them were measured by an earlier command." if result.reused else ""
-    return f"{count} runs, each in its own directory.{reused} Values with 95 % intervals."
+    linked = "each in its own directory; a load links to the page of its run"
+    return f"{count} runs, {linked}.{reused} Values with 95 % intervals."
 
 
 def _plots(result: MatrixResult) -> tuple[Block, ...]:

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from reports.document import Link
-from reports.metrics.summary import Analysis, analyse_run
+import pandas as pd
+
+from reports.document import Link, Section, Table, format_duration
+from reports.metrics.summary import Analysis, analyse_run, metric_value
 from reports.pages.run_page import build_run_report
+from reports.pages.tables import failed_requests, scaled
 from reports.renderers.write import write_page
 from reports.run_store import MANIFEST_FILE, RunDirectoryError
 
@@ -51,15 +54,30 @@ def way_up(directory: Path) -> Link | None:
     return None
 
 
-def run_link(text: str, directory: Path | None, page_directory: Path | None) -> Link | str:
-    """A link from a page to the page of a run below its directory; the text alone if the run has no page."""
-    if directory is None or page_directory is None or not (directory / PAGE).is_file():
+def run_link(text: str, directory: Path | None) -> Link | str:
+    """A link from the page of a series to the page of a run in its folder; the text alone if the run has no page."""
+    if directory is None or not (directory / PAGE).is_file():
         return text
-    folder, base = directory.absolute(), page_directory.absolute()
-    return Link(text, quote(f"{folder.relative_to(base).as_posix()}/{PAGE}")) if folder.is_relative_to(base) else text
+    return Link(text, quote(f"{directory.name}/{PAGE}"))
 
 
-def common_folder(analyses: Iterable[Analysis]) -> Path | None:
-    """The folder that holds the directories of all runs; None if they are in different ones, or were not kept."""
-    folders = {each.run.directory.parent if each.run.directory else None for each in analyses}
-    return folders.pop() if len(folders) == 1 else None
+def runs_section(runs: Iterable[tuple[str, Analysis]]) -> Section:
+    """A row for each run of a series, with a link to its page."""
+    rows = [
+        {
+            "run": run_link(name, analysis.run.directory),
+            "window": format_duration(analysis.measured.window.length_s),
+            "requests": sum(analysis.summary["counts"].values()),
+            "failed ↓": failed_requests(analysis),
+            "Output tokens/s ↑": scaled(analysis.summary["rates"]["output_tokens_per_s"], 1.0),
+            "TTFT p95, ms ↓": metric_value(
+                analysis.summary, "ttft_p95_ms", is_open_loop=analysis.run.manifest.is_open_loop
+            ),
+            "measurement": analysis.summary["verdict"]["status"],
+        }
+        for name, analysis in runs
+    ]
+    return Section("Runs", (Table("", pd.DataFrame(rows), NOTE),), is_closed=True)
+
+
+NOTE = "A name links to the page of the run; `tgi-bench report DIR --runs` writes pages that are missing."

@@ -14,6 +14,7 @@ from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.facts import load_sentence, run_facts, start_time
 from reports.pages.objectives import statistic
+from reports.pages.run_pages import run_link, runs_section
 from reports.pages.tables import failed_requests, scaled
 from reports.pages.time_split import time_section
 from reports.plots import sweep_plots
@@ -32,6 +33,7 @@ def build_sweep_report(sweep: Sweep) -> Report:
         Section("Summary", _summary(sweep)),
         *time_section([point.first.named(_load(sweep, point.load)) for point in sweep.points]),
         Section("Setup", (run_facts(_without_load(sweep)), Text(_order(sweep)))),
+        runs_section(_runs(sweep)),
         *(() if not sweep.command else (Section("Reproduce", (Text(shlex.join(sweep.command), is_code=True),)),)),
     )
     # Without a configured label, each point is labelled with its load.
@@ -39,6 +41,24 @@ def build_sweep_report(sweep: Sweep) -> Report:
     title = manifest.label if is_named else f"{word} over {sweep.quantity}"
     subtitle = " · ".join((str(model), load_sentence(manifest).split(",")[0], loads, start_time(manifest)))
     return Report(title, subtitle, (verdict(sweep),), sections)
+
+
+def _runs(sweep: Sweep) -> list[tuple[str, Analysis]]:
+    """Every run with its load; several runs of a load are numbered."""
+    found = []
+    for point in sweep.points:
+        for number, analysis in enumerate(point.analyses, 1):
+            suffix = f", run {number}" if len(point.analyses) > 1 else ""
+            found.append((_load(sweep, point.load) + suffix, analysis))
+    return found
+
+
+def linked_points(sweep: Sweep) -> pd.DataFrame:
+    """The table of the points, whose loads link to the page of their first run."""
+    table = points_table(sweep)
+    loads = zip(table[_unit(sweep)], sweep.points, strict=True)
+    table[_unit(sweep)] = pd.Series([run_link(text, point.first.run.directory) for text, point in loads], dtype=object)
+    return table
 
 
 def _without_load(sweep: Sweep) -> Analysis:
@@ -140,7 +160,7 @@ LATENCIES = {"TTFT p50": "ttft_p50_ms", "TTFT p95": "ttft_p95_ms", "TPOT p50": "
 
 def _note(sweep: Sweep) -> str:
     runs = sum(len(point.analyses) for point in sweep.points)
-    note = f"{runs} runs, each in its own directory. Values with 95 % intervals."
+    note = f"{runs} runs, each in its own directory; a load links to the page of its run. Values with 95 % intervals."
     if runs > len(sweep.points):
         note += " For a load with several runs, the attainment is that of all its runs."
     return note
@@ -165,7 +185,7 @@ def _summary(sweep: Sweep) -> tuple[Block, ...]:
     answer, other = _throughput_plots(sweep), _attainment_plot(sweep)
     if sweep.search is not None and other:
         answer, other = other, answer
-    return (*answer, Table("", points_table(sweep), _note(sweep)), *other, *_latency_plots(sweep))
+    return (*answer, Table("", linked_points(sweep), _note(sweep)), *other, *_latency_plots(sweep))
 
 
 def _attainment_plot(sweep: Sweep) -> tuple[Block, ...]:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from reports.document import VerdictLine
 from reports.metrics.per_request import Direction
+from reports.pages.run_pages import PAGE
 from reports.pages.study.page import build_study_report
 from reports.renderers.write import write_report
 from reports.stats.estimators import Interval
@@ -57,9 +58,9 @@ def study_data(
     floor = files.noise()
     gain = verdict.get("gain") if verdict.get("gain_of", objective) == objective else None
     trials = (
-        *(_trial(each, start_s) for each in searched),
-        *(_trial(each, start_s, is_drift_check=True) for each in drift_checks),
-        *(_trial(each, start_s, confirms=each.number) for each in confirming),
+        *(_trial(each, folder, start_s) for each in searched),
+        *(_trial(each, folder, start_s, is_drift_check=True) for each in drift_checks),
+        *(_trial(each, folder, start_s, confirms=each.number) for each in confirming),
     )
     return StudyData(
         name=str(verdict["study"]),
@@ -126,7 +127,7 @@ def verdict_line(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> Verdic
 
 
 def _trial(
-    result: TrialResult, start_s: float, *, confirms: int | None = None, is_drift_check: bool = False
+    result: TrialResult, folder: Path, start_s: float, *, confirms: int | None = None, is_drift_check: bool = False
 ) -> StudyTrial:
     return StudyTrial(
         number=result.number,
@@ -144,7 +145,15 @@ def _trial(
         log_line=log_sentence(result.log_tail),
         started_s=result.started - start_s if result.started else None,
         spent_s={PHASES[step]: seconds for step, seconds in result.steps.items() if step in PHASES},
+        page=_page(result, folder),
     )
+
+
+def _page(result: TrialResult, folder: Path) -> str:
+    """The address of the page of a trial's run, relative to the study; empty without one."""
+    if not result.run or not (folder / result.run / PAGE).is_file():
+        return ""
+    return quote(f"{Path(result.run).as_posix()}/{PAGE}")
 
 
 def _outcome(result: TrialResult) -> TrialOutcome:

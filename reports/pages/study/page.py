@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from reports.document import Block, Estimate, Facts, Report, Section, Table, Text
+from reports.document import Block, Estimate, Facts, Link, Report, Section, Table, Text
 from reports.metrics.per_request import Direction
 from reports.pages.metric_titles import better_direction, metric_title
 from reports.pages.study.answer import answer_verdict, settings_blocks
@@ -169,7 +169,7 @@ def _reproduce(study: StudyData) -> tuple[Block, ...]:
 def trials(study: StudyData) -> tuple[Block, ...]:
     rows = [
         {
-            "trial": str(each.number),
+            "trial": Link(str(each.number), each.page) if each.page else str(each.number),
             "role": _role(each, study),
             "outcome": str(each.outcome),
             f"{study.objective} {study.direction.mark}": each.value,
@@ -179,7 +179,16 @@ def trials(study: StudyData) -> tuple[Block, ...]:
         for each in study.trials
     ]
     frame = pd.DataFrame(rows)
-    return (Table("", frame if len(frame) and frame["missed"].any() else frame.drop(columns="missed")),) if rows else ()
+    if not rows:
+        return ()
+    is_linked = any(each.page for each in study.trials)
+    note = "A trial links to the page of its run." if is_linked else RUN_PAGES.format(study.name)
+    return (Table("", frame if frame["missed"].any() else frame.drop(columns="missed"), note),)
+
+
+RUN_PAGES = (
+    "`tgi-bench report studies/{0} --runs` writes the page of each run; `tgi-tune report --study {0}` links to them."
+)
 
 
 def failed(study: StudyData) -> tuple[Block, ...]:

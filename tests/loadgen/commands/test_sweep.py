@@ -46,7 +46,12 @@ def test_a_sweep_measures_every_load_once_and_reports_them_in_order(url, tmp_pat
     assert {len(measured(run)) for run in runs} == {40}
     started = sorted((run.manifest.started_at, run.manifest.config["concurrency"]) for run in runs)
     assert [users for _, users in started] != [1, 2, 3]  # a random order; this seed's is another
-    assert "Throughput against latency" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Throughput against latency" in page
+    assert '<a href="concurrency-2/report.html">' in page
+    assert '<a href="../report.html">← sweep s</a>' in (out / "concurrency-2" / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.slow

@@ -23,11 +23,10 @@ def test_pages_1_only_a_run_with_a_page_is_linked(tmp_path: Path) -> None:
     run = tmp_path / "rate 8"
     run.mkdir()
 
-    assert run_link("8", run, tmp_path) == "8"
+    assert run_link("8", run) == "8"
     (run / "report.html").write_text("")
-    assert run_link("8", run, tmp_path) == Link("8", "rate%208/report.html")
-    assert run_link("8", run, tmp_path / "other") == "8"
-    assert run_link("8", None, tmp_path) == "8"
+    assert run_link("8", run) == Link("8", "rate%208/report.html")
+    assert run_link("8", None) == "8"
 
 
 def test_pages_1_the_pages_of_a_series_runs_are_written_on_demand(tmp_path: Path, capsys) -> None:
