@@ -12,7 +12,7 @@ from pathlib import Path
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import NO_SALT
 from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAnswer, Sampling, merged
-from loadgen.dialects.registry import DIALECTS
+from loadgen.dialects.registry import open_dialect
 from loadgen.dialects.structured import check_structures
 from loadgen.errors import TargetError, UsageError
 from loadgen.progress import ProgressDisplay
@@ -100,7 +100,7 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
     if work.times_ns is not None and not work.times_ns:
         raise UsageError("the schedule has no requests: the duration is shorter than the first arrival")
     sampling = make_sampling(config, facts, length_control)
-    reuses_connections = facts.kind.keeps_connections or keeps_connections(target, DIALECTS[facts.api](sampling))
+    reuses_connections = facts.kind.keeps_connections or keeps_connections(target, open_dialect(facts.api, sampling))
     if not reuses_connections:
         progress.show("the server closes connections after its answers: every request opens a new one")
     return PreparedRun(
@@ -121,7 +121,7 @@ def check_fields(work: Workload, facts: TargetFacts) -> None:
     """Raises UsageError if a row of a prompts file has a part that the API cannot carry."""
     if not isinstance(work.prompts, FilePrompts):
         return
-    dialect = DIALECTS[facts.api](Sampling())
+    dialect = open_dialect(facts.api, Sampling())
     for number, prompt in enumerate(work.first(len(work.prompts.rows)), start=1):
         refused = dialect.refused(prompt)
         if refused is not None:
@@ -194,7 +194,7 @@ def _server_counter(config: BenchConfig, control: ControlClient, facts: TargetFa
 
 def _count_by_usage(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> CountTokens:
     """Counts a text by an answer of one token to it."""
-    dialect = DIALECTS[facts.api](probe_sampling(config, facts))
+    dialect = open_dialect(facts.api, probe_sampling(config, facts))
 
     def count(text: str) -> int:
         status, body = control.post(dialect.path, dialect.body(Prompt("count", text=text, output_tokens=1)))
@@ -279,7 +279,7 @@ def cache_facts(
 
 def has_template(facts: TargetFacts) -> bool:
     """Whether the server puts a chat template around the prompts of a run."""
-    return DIALECTS[facts.api](Sampling()).has_template
+    return open_dialect(facts.api, Sampling()).has_template
 
 
 def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClient, start: str) -> int:
@@ -290,7 +290,7 @@ def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClien
     if not has_template(facts):
         with contextlib.suppress(TargetError):
             return open_counter(config, control, facts).count(start)
-    dialect = DIALECTS[facts.api](probe_sampling(config, facts))
+    dialect = open_dialect(facts.api, probe_sampling(config, facts))
     answer = ParsedAnswer()
     try:
         status, body = control.post(dialect.path, dialect.body(Prompt("probe", text=f"{start}a", output_tokens=1)))

@@ -21,7 +21,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.config.distribution import Distribution
 from loadgen.config.objectives import objectives_of
-from loadgen.dialects.registry import DIALECTS
+from loadgen.dialects.registry import open_dialect
 from loadgen.errors import MeasurementError, UsageError, WorkerError
 from loadgen.generator.load_process import WORKER_LOG, LoadProcess, log_tail
 from loadgen.generator.messages import WorkerPlan
@@ -197,7 +197,7 @@ def _reset_caches(
     """Empty the prefix cache of each replica. Returns the last result. Raises UsageError, TargetError."""
     facts, result = prepared.facts, ""
     for target in replicas:
-        result = reset_cache(target, facts.kind, DIALECTS[facts.api](probe_sampling(config, facts)))
+        result = reset_cache(target, facts.kind, open_dialect(facts.api, probe_sampling(config, facts)))
         progress.show(f"cache reset of {target.url}: {result}")
     return result
 

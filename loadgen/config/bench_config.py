@@ -15,7 +15,7 @@ from loadgen.config.bench_settings import (
     DEFAULT_PREFIX_TOKENS,
     DEFAULT_TURNS,
     DEFAULT_WARMUP_S,
-    GENERATED_WORKLOADS,
+    FILE_WORKLOADS,
     NO_SALT,
     OF_ACCESS,
     TRACE_WORKLOADS,
@@ -109,7 +109,7 @@ class BenchConfig(BenchSettings):
     def resolved(self) -> dict[str, Any]:
         """Every field as JSON, with derived defaults filled in and secrets masked."""
         filled: dict[str, Any] = {"duration": self.duration_s, "warmup": self.warmup_s, "drain": self.drain_s}
-        if self.workload in GENERATED_WORKLOADS and self.length_pairs is None:
+        if self.workload not in (*TRACE_WORKLOADS, *FILE_WORKLOADS) and self.length_pairs is None:
             filled["input_tokens"] = self.input_tokens or DEFAULT_INPUT_TOKENS
         if self.workload == "shared_prefix":
             filled["prefix_groups"] = self.prefix_groups or DEFAULT_PREFIX_GROUPS

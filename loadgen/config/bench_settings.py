@@ -22,25 +22,24 @@ from loadgen.config.objectives import WIDTH_EXAMPLE, parse_objective, parse_widt
 from loadgen.config.parsing import REPEATABLE
 from loadgen.config.profiles import DESCRIPTION as PROFILE_DESCRIPTION
 from loadgen.config.profiles import ProfileName, with_profile
+from loadgen.dialects.registry import API_NAMES
 from loadgen.http.response_reader import MAX_RESPONSE_BYTES
 from loadgen.http.sse import MAX_LINE_BYTES
 from loadgen.target.file_cache import FileCacheState
 from loadgen.workloads.departure import EXAMPLE as DEPARTURE_EXAMPLE
 from loadgen.workloads.departure import parse_departure
+from loadgen.workloads.installed import WORKLOAD_NAMES
 from loadgen.workloads.lengths import EXAMPLES, Lengths
 from loadgen.workloads.think_time import EXAMPLES as THINK_TIME_EXAMPLES
 from loadgen.workloads.think_time import parse_think_time
 from reports.run_store import is_open_loop
 
 Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "stages", "sessions", "trace"]
-WorkloadName = Literal[
-    "synthetic", "shared_prefix", "multi_turn", "prompts", "sharegpt", "azure_llm", "burstgpt", "mooncake"
-]
-ApiName = Literal["auto", "tgi", "openai-chat", "openai-completions", "anthropic", "ollama-chat", "ollama-generate"]
+WorkloadName = Annotated[str, WORKLOAD_NAMES]
+ApiName = Annotated[str, API_NAMES]
 EngineName = Literal["auto", "own", "tgi", "vllm", "sglang", "llamacpp", "trtllm", "ollama", "openai"]
 
 TRACE_WORKLOADS = ("azure_llm", "burstgpt", "mooncake")
-GENERATED_WORKLOADS = ("synthetic", "shared_prefix", "multi_turn")
 FILE_WORKLOADS = ("prompts", "sharegpt")
 RATE_MODES = ("constant", "poisson", "gamma", "sessions")
 THINKING_MODES = ("closed", "sessions")

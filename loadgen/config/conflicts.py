@@ -5,7 +5,6 @@ import math
 from loadgen.config.bench_settings import (
     FIELDS_OF_LOAD,
     FILE_WORKLOADS,
-    GENERATED_WORKLOADS,
     RATE_MODES,
     THINKING_MODES,
     TRACE_WORKLOADS,
@@ -255,7 +254,7 @@ def _length_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
     has_pairs = config.length_pairs is not None
     return [
         (
-            has_pairs and config.workload not in GENERATED_WORKLOADS,
+            has_pairs and config.workload in (*TRACE_WORKLOADS, *FILE_WORKLOADS),
             f"`length_pairs` is {config.length_pairs!r} but workload {config.workload!r} defines its own lengths",
         ),
         (

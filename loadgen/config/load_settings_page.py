@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import (
+    ApiName,
     DepartureText,
     HeaderText,
     LengthText,
@@ -11,12 +12,17 @@ from loadgen.config.bench_settings import (
     Seconds,
     ThinkTimeText,
     WidthText,
+    WorkloadName,
 )
 from loadgen.config.key_table import HEAD, KindNames, cells
 from loadgen.config.load_examples import EXAMPLES
+from loadgen.dialects.registry import API_NAMES
+from loadgen.workloads.installed import WORKLOAD_NAMES
 from reports.text import markdown_table
 
 KINDS: KindNames = (
+    (ApiName, ", ".join(f"`{name}`" for name in API_NAMES.shipped)),
+    (WorkloadName, ", ".join(f"`{name}`" for name in WORKLOAD_NAMES.shipped)),
     (Seconds, "duration"),
     (LengthText, "length"),
     (ThinkTimeText, "time or distribution"),

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
+from loadgen.entry_points import Names
 from loadgen.errors import UsageError
 from loadgen.redaction import MASK, is_secret, redacted_text
 
@@ -57,8 +58,13 @@ def _is_repeatable(field: FieldInfo) -> bool:
 def _metavar(field: FieldInfo) -> str:
     if field.annotation is bool:
         return "true|false"
-    choices = _choices(field.annotation)
+    choices = _names(field) or _choices(field.annotation)
     return "|".join(choices) if choices else "VALUE"
+
+
+def _names(field: FieldInfo) -> tuple[str, ...]:
+    """The names of a field that installed packages extend."""
+    return next((each.known() for each in field.metadata if isinstance(each, Names)), ())
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from gevent.lock import BoundedSemaphore
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.dialects.dialect import Dialect
-from loadgen.dialects.registry import DIALECTS
+from loadgen.dialects.registry import open_dialect
 from loadgen.dialects.structured import StructuredDialect
 from loadgen.generator.load_state import LoadState
 from loadgen.generator.load_window import NS_PER_S, LoadEnd, LoadWindow
@@ -160,7 +160,7 @@ class Worker:
         )
         self.work = work
         structure = structure_of(config)
-        dialect: Dialect = DIALECTS[plan.api](plan.sampling)
+        dialect: Dialect = open_dialect(plan.api, plan.sampling)
         if structure is not None:
             dialect = StructuredDialect(dialect, plan.api, structure)
         self.requests = PreparedRequests(partition.prompts(work.planned()), dialect)

@@ -10,7 +10,7 @@ from typing import Any
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import EMBEDDED_PERMITS
 from loadgen.dialects.dialect import Sampling
-from loadgen.dialects.registry import DIALECTS
+from loadgen.dialects.registry import API_NAMES, open_dialect
 from loadgen.errors import StartError, TargetError
 from loadgen.target.access import NO_ACCESS, Access
 from loadgen.target.control import ControlClient
@@ -65,7 +65,7 @@ class TargetFacts:
 
     @property
     def can_force_length(self) -> bool:
-        if not DIALECTS[self.api](Sampling()).can_force_length:
+        if not open_dialect(self.api, Sampling()).can_force_length:
             return False
         if self.kind is OWN:
             return self.extensions >= set(OWN.length_fields)
@@ -119,7 +119,7 @@ class Target:
             if api == "auto" and listed is None:
                 raise TargetError(
                     f"{self.url}: neither /info nor /v1/models answers as in TGI or OpenAI; give --api, one of "
-                    + ", ".join(DIALECTS)
+                    + ", ".join(API_NAMES.known()[1:])
                 )
             chosen = found.kind.api if api == "auto" else api
             return TargetFacts(chosen, info, model or str(listed or "tgi"), {}, found.kind, found.reason)
@@ -146,7 +146,7 @@ class Target:
     ) -> None:
         """Generate once, one token by default; `extra` are further fields of the request. Raises TargetError."""
         facts = self.facts(api, model)
-        dialect = DIALECTS[facts.api](Sampling(model=facts.model, extra=extra or {}))
+        dialect = open_dialect(facts.api, Sampling(model=facts.model, extra=extra or {}))
         control = self.control()
         try:
             status, body = control.post(dialect.path, dialect.body(prompt), timeout_s=300.0)

@@ -26,6 +26,7 @@ from loadgen.config.bench_settings import (
 from loadgen.config.durations import parse_stages
 from loadgen.errors import UsageError
 from loadgen.workloads import arrivals
+from loadgen.workloads.installed import WORKLOAD_NAMES, GeneratedLoad, installed_prompts
 from loadgen.workloads.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
 from loadgen.workloads.multi_turn import MultiTurn
 from loadgen.workloads.planned_cache import NO_FACTS, CacheFacts, planned
@@ -248,7 +249,10 @@ def _generated(config: BenchConfig, vocabulary: Vocabulary, limits: ServerLimits
             _described(turns),
             turns.values,
         ]
-    return Synthetic(vocabulary, lengths, limits, config.seed, config.text_key), source
+    if config.workload == "synthetic":
+        return Synthetic(vocabulary, lengths, limits, config.seed, config.text_key), source
+    load = GeneratedLoad(vocabulary, lengths, limits, config.seed, config.text_key, is_cold)
+    return installed_prompts(config.workload, load), [source, WORKLOAD_NAMES.entry(config.workload).value]
 
 
 def _schedule(config: BenchConfig, prompts: Iterable[Prompt]) -> arrivals.Schedule | None:

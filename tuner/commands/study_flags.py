@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from tuner.errors import SpaceError
+from tuner.servers.find_profile import known_profiles
 from tuner.study.prepare import NOT_LOAD, PreparedStudy
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
         "--model-id", metavar="ID", help="Hub id, local directory or preset:NAME. Default preset:tiny-llama."
     )
     parser.add_argument(
-        "--server-profile", metavar="NAME|FILE", help="Profile of the server: llamacpp, sglang, vllm, or a TOML file."
+        "--server-profile",
+        metavar="NAME|FILE",
+        help=f"Profile of the server: {', '.join(known_profiles())}, or a TOML file.",
     )
     parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default from model, space and load.")
     parser.add_argument("--storage", metavar="URL", help="journal, journal:PATH, sqlite:PATH, postgresql://, grpc://.")

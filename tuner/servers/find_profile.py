@@ -43,6 +43,11 @@ def shipped_profiles() -> list[str]:
     return sorted(each.name.removesuffix(SUFFIX) for each in _folder().iterdir() if each.name.endswith(SUFFIX))
 
 
+def known_profiles() -> list[str]:
+    """The names of the profiles in this package and in installed ones."""
+    return sorted({*shipped_profiles(), *(each.name for each in entry_points(group=GROUP))})
+
+
 def _source_of(name: str) -> tuple[str, Path | Traversable]:
     """The TOML text of a profile and its place for messages; names of this package come first."""
     shipped = shipped_profiles()
@@ -53,8 +58,7 @@ def _source_of(name: str) -> tuple[str, Path | Traversable]:
         return f"{name} ({installed[name].value})", _loaded(installed[name])
     if Path(name).is_file():
         return name, Path(name)
-    known = sorted({*shipped, *installed})
-    raise SpaceError(f"`profile` is {name}, but must be a TOML file or one of {', '.join(known)}")
+    raise SpaceError(f"`profile` is {name}, but must be a TOML file or one of {', '.join(known_profiles())}")
 
 
 def _loaded(entry: EntryPoint) -> Path | Traversable:
