@@ -29,7 +29,7 @@ def test_code_of_the_page_runs_on_a_saved_run(tmp_path: Path, monkeypatch: pytes
 
 
 def test_every_function_that_the_page_names_exists() -> None:
-    rows = re.findall(r"^\|.*\| `(\w+)\.(\w+)` \| .*?`([\w.]+)\.(\w+)` \|", PAGE.read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\|.*\| `([\w.]+)\.(\w+)` \| .*?`([\w.]+)\.(\w+)` \|", PAGE.read_text(), flags=re.MULTILINE)
 
     assert len(rows) == 9
     for plots, function, frames, frame in rows:
