@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from reports.metrics.catalog import POOLED
 from reports.metrics.checks.answer_facts import TEMPLATE_TOKENS
 from reports.metrics.measured import Measured
+from reports.metrics.pooled_metrics import POOLED
 from reports.renderers.csv import escape_formula
 from reports.run_schema import Status
 from reports.run_store import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, replace_file

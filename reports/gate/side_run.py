@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.metrics.catalog import PER_RUN
 from reports.metrics.checks.findings import is_overloaded
 from reports.metrics.per_request import LATENCY_NAME, PER_REQUEST, Direction
+from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.summary import metric_value
 from reports.run_store import RunManifest
 from reports.text import plain_text

@@ -1,7 +1,7 @@
 """The titles of metrics by their identifiers, the same on every page."""
 
-from reports.metrics.catalog import PER_RUN
 from reports.metrics.per_request import LATENCY_NAME, Direction
+from reports.metrics.run_metrics import PER_RUN
 
 LATENCY_TITLES = {
     "ttft": "TTFT",

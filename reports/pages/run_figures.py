@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from reports.document import Block, Plot, format_number
-from reports.metrics.catalog import POOLED
 from reports.metrics.per_request import primary_latency
+from reports.metrics.pooled_metrics import POOLED
 from reports.metrics.summary import Analysis
 from reports.pages.across_runs import values_of
 from reports.plots import latency_plots, request_plots

@@ -6,8 +6,9 @@ from typing import Any
 import pandas as pd
 
 from reports.document import Estimate, about, format_duration, format_number
-from reports.metrics.catalog import METRICS, PER_RUN
+from reports.metrics.named_metrics import METRICS
 from reports.metrics.per_request import CORRECTED, Direction, primary_latency
+from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.server import SERVER_METRICS
 from reports.metrics.summary import Analysis
 from reports.pages.facts import load_sentence

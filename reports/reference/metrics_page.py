@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from reports.metrics.catalog import PER_RUN, POOLED, PooledMetric, RunMetric
 from reports.metrics.per_request import PER_REQUEST, Direction, RequestMetric
+from reports.metrics.pooled_metrics import POOLED, PooledMetric
+from reports.metrics.run_metrics import PER_RUN, RunMetric
 from reports.metrics.server import SERVER_METRICS
 from reports.text import markdown_table
 

@@ -29,7 +29,7 @@ def limits_out_of_reach(limits: tuple[Limit, ...]) -> tuple[str, ...]:
     >>> limits_out_of_reach((Limit("ttft_p95_ms", max=1000.0), Limit("error_rate", max=0.01)))
     ('ttft_p95_ms < 1500',)
     """
-    from reports.metrics.catalog import has_interval
+    from reports.metrics.named_metrics import has_interval
 
     known = [limit for limit in limits if has_interval(limit.metric)]
     return tuple(

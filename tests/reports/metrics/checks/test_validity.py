@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from reports.metrics.checks.client_checks import CHECKS, client_facts
+from reports.metrics.checks.client_checks import CHECKS
+from reports.metrics.checks.client_facts import client_facts
 from reports.metrics.checks.findings import Level
 from reports.metrics.checks.restarts import restarted_s
 from reports.metrics.measured import Measured

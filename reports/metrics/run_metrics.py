@@ -1,72 +1,23 @@
-"""The pooled metrics and the metrics of a whole run, and the interval of any metric by name.
-
-Metrics of one request are in `per_request.py`.
-"""
+"""The metrics of a whole run, once each: name, unit, direction, formula and function."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from reports.metrics.measured import Array, Measured
+from reports.metrics.measured import Measured
 from reports.metrics.per_request import (
-    LATENCY_NAME,
-    PER_REQUEST,
     Direction,
-    RequestMetric,
     meets_objectives,
     request_metric_of,
 )
-from reports.metrics.request_series import RequestSeries, run_fraction, run_throughput
+from reports.metrics.request_series import run_fraction, run_throughput
 from reports.metrics.structured import validity_rate
 from reports.metrics.windows import Concurrency
 from reports.run_schema import NOT_FAILED
-from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
 from reports.stats.estimators import NUM_BATCHES, Interval
-
-
-@dataclass(frozen=True, slots=True)
-class PooledMetric:
-    """A value per token event or token, pooled over requests.
-
-    `function` returns the values in the order of the requests, and the number of values of each request.
-    """
-
-    name: str
-    title: str
-    unit: str
-    direction: Direction
-    formula: str
-    function: Callable[[Measured], tuple[Array, npt.NDArray[np.int64]]]
-
-
-def _gaps(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
-    gaps = measured.counted_events.gaps
-    return gaps.values / 1e9, gaps.sizes
-
-
-def _itl(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
-    events = measured.counted_events
-    if events.is_one_token_each:
-        return _gaps(measured)
-    values: list[Array] = []
-    sizes = np.zeros(len(events.first_ns))
-    for batch in events.batches():
-        later = ~np.isnan(batch.gap_s)
-        tokens = np.maximum(np.rint(batch.tokens[later]), 1).astype(np.int64)
-        sizes += np.bincount(batch.request[later], weights=tokens, minlength=len(sizes))
-        values.append(np.repeat(batch.gap_s[later] / tokens, tokens))
-    return np.concatenate(values or [np.empty(0)]), sizes.astype(np.int64)
-
-
-POOLED = (
-    PooledMetric("gap_s", "Gap", "s", Direction.LOWER, "t_event[i] - t_event[i-1]", _gaps),
-    PooledMetric("itl_s", "ITL", "s", Direction.LOWER, "each gap split evenly over the tokens of its event", _itl),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,70 +294,3 @@ PER_RUN = (
         _little,
     ),
 )
-
-METRICS: tuple[RequestMetric | PooledMetric | RunMetric, ...] = (*PER_REQUEST, *POOLED, *PER_RUN)
-
-
-STATISTIC = re.compile(r"mean|p\d+(?:\.\d+)?")
-
-
-def has_interval(name: str) -> bool:
-    """Whether a metric of this name has an interval: rates, fractions, means and percentiles of latencies.
-
-    >>> [has_interval(name) for name in ("ttft_p95_ms", "gap_mean_ms", "output_tokens_per_s", "ttft_max_ms", "speed")]
-    [True, True, True, False, False]
-    """
-    if name in {metric.name for metric in PER_RUN}:
-        return True
-    match = LATENCY_NAME.fullmatch(name)
-    if match is None or STATISTIC.fullmatch(match["stat"]) is None:
-        return False
-    return request_metric_of(name, is_open_loop=False) is not None or _is_pooled(match["name"])
-
-
-def metric_interval(measured: Measured, name: str) -> Interval:
-    """The value and 95 % interval of a metric by name; latencies in ms, in an open loop from the intended start.
-
-    Raises KeyError for an unknown name.
-    """
-    for metric in PER_RUN:
-        if metric.name == name:
-            return metric.function(measured)
-    if not has_interval(name):
-        raise KeyError(name)
-    match = LATENCY_NAME.fullmatch(name)
-    assert match is not None, "checked by has_interval"
-    percentile = None if match["stat"] == "mean" else float(match["stat"][1:])
-    column = request_metric_of(name, measured.manifest.is_open_loop)
-    found = (
-        _pooled_interval(measured, match["name"], percentile)
-        if column is None
-        else _interval(measured, column, percentile)
-    )
-    return found.scaled(1e3)
-
-
-def _interval(measured: Measured, column: str, percentile: float | None) -> Interval:
-    series = RequestSeries.of(measured).series(column)
-    return (series.mean() if percentile is None else series.percentile(percentile)).interval
-
-
-def _pooled_interval(measured: Measured, short: str, percentile: float | None) -> Interval:
-    pooled = next(metric for metric in POOLED if metric.name == f"{short}_s")
-    values, sizes = pooled.function(measured)
-    window = measured.window
-    mean_in_flight = measured.concurrency.mean(window.start_s, window.end_s) if window.length_s > 0 else 0.0
-    block = block_length(len(sizes), mean_in_flight)
-    if percentile is None:
-        return bootstrap_mean(values, sizes, block)
-    return bootstrap_percentiles(values, sizes, block, [percentile])[0]
-
-
-def relative_half_width(interval: Interval) -> float:
-    """Half the interval divided by the value; infinite without an interval."""
-    half = (interval.hi - interval.lo) / 2
-    return half / abs(interval.value) if interval.value and not math.isnan(half) else math.inf
-
-
-def _is_pooled(name: str) -> bool:
-    return f"{name}_s" in {metric.name for metric in POOLED}

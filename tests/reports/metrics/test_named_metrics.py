@@ -6,10 +6,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from reports.metrics.catalog import METRICS, PER_RUN, POOLED
 from reports.metrics.finish import write_table
 from reports.metrics.measured import Measured
+from reports.metrics.named_metrics import METRICS
 from reports.metrics.per_request import PER_REQUEST
+from reports.metrics.pooled_metrics import POOLED
+from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.summary import summarize
 from reports.run_schema import RequestRecord, Status
 from reports.run_store import REQUESTS, RunManifest, RunResult, write_manifest

@@ -1,0 +1,87 @@
+"""All metrics by name, and the interval of each.
+
+Of a request: `per_request.py`; of token events: `pooled_metrics.py`; of a run: `run_metrics.py`.
+"""
+
+import math
+import re
+
+from reports.metrics.measured import Measured
+from reports.metrics.per_request import (
+    LATENCY_NAME,
+    PER_REQUEST,
+    RequestMetric,
+    request_metric_of,
+)
+from reports.metrics.pooled_metrics import POOLED, PooledMetric
+from reports.metrics.request_series import RequestSeries
+from reports.metrics.run_metrics import PER_RUN, RunMetric
+from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
+from reports.stats.estimators import Interval
+
+METRICS: tuple[RequestMetric | PooledMetric | RunMetric, ...] = (*PER_REQUEST, *POOLED, *PER_RUN)
+
+
+STATISTIC = re.compile(r"mean|p\d+(?:\.\d+)?")
+
+
+def has_interval(name: str) -> bool:
+    """Whether a metric of this name has an interval: rates, fractions, means and percentiles of latencies.
+
+    >>> [has_interval(name) for name in ("ttft_p95_ms", "gap_mean_ms", "output_tokens_per_s", "ttft_max_ms", "speed")]
+    [True, True, True, False, False]
+    """
+    if name in {metric.name for metric in PER_RUN}:
+        return True
+    match = LATENCY_NAME.fullmatch(name)
+    if match is None or STATISTIC.fullmatch(match["stat"]) is None:
+        return False
+    return request_metric_of(name, is_open_loop=False) is not None or _is_pooled(match["name"])
+
+
+def metric_interval(measured: Measured, name: str) -> Interval:
+    """The value and 95 % interval of a metric by name; latencies in ms, in an open loop from the intended start.
+
+    Raises KeyError for an unknown name.
+    """
+    for metric in PER_RUN:
+        if metric.name == name:
+            return metric.function(measured)
+    if not has_interval(name):
+        raise KeyError(name)
+    match = LATENCY_NAME.fullmatch(name)
+    assert match is not None, "checked by has_interval"
+    percentile = None if match["stat"] == "mean" else float(match["stat"][1:])
+    column = request_metric_of(name, measured.manifest.is_open_loop)
+    found = (
+        _pooled_interval(measured, match["name"], percentile)
+        if column is None
+        else _interval(measured, column, percentile)
+    )
+    return found.scaled(1e3)
+
+
+def _interval(measured: Measured, column: str, percentile: float | None) -> Interval:
+    series = RequestSeries.of(measured).series(column)
+    return (series.mean() if percentile is None else series.percentile(percentile)).interval
+
+
+def _pooled_interval(measured: Measured, short: str, percentile: float | None) -> Interval:
+    pooled = next(metric for metric in POOLED if metric.name == f"{short}_s")
+    values, sizes = pooled.function(measured)
+    window = measured.window
+    mean_in_flight = measured.concurrency.mean(window.start_s, window.end_s) if window.length_s > 0 else 0.0
+    block = block_length(len(sizes), mean_in_flight)
+    if percentile is None:
+        return bootstrap_mean(values, sizes, block)
+    return bootstrap_percentiles(values, sizes, block, [percentile])[0]
+
+
+def relative_half_width(interval: Interval) -> float:
+    """Half the interval divided by the value; infinite without an interval."""
+    half = (interval.hi - interval.lo) / 2
+    return half / abs(interval.value) if interval.value and not math.isnan(half) else math.inf
+
+
+def _is_pooled(name: str) -> bool:
+    return f"{name}_s" in {metric.name for metric in POOLED}

@@ -1,0 +1,52 @@
+"""The metrics of token events, pooled over requests: gaps between events, and ITL."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.metrics.measured import Array, Measured
+from reports.metrics.per_request import (
+    Direction,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledMetric:
+    """A value per token event or token, pooled over requests.
+
+    `function` returns the values in the order of the requests, and the number of values of each request.
+    """
+
+    name: str
+    title: str
+    unit: str
+    direction: Direction
+    formula: str
+    function: Callable[[Measured], tuple[Array, npt.NDArray[np.int64]]]
+
+
+def _gaps(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
+    gaps = measured.counted_events.gaps
+    return gaps.values / 1e9, gaps.sizes
+
+
+def _itl(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
+    events = measured.counted_events
+    if events.is_one_token_each:
+        return _gaps(measured)
+    values: list[Array] = []
+    sizes = np.zeros(len(events.first_ns))
+    for batch in events.batches():
+        later = ~np.isnan(batch.gap_s)
+        tokens = np.maximum(np.rint(batch.tokens[later]), 1).astype(np.int64)
+        sizes += np.bincount(batch.request[later], weights=tokens, minlength=len(sizes))
+        values.append(np.repeat(batch.gap_s[later] / tokens, tokens))
+    return np.concatenate(values or [np.empty(0)]), sizes.astype(np.int64)
+
+
+POOLED = (
+    PooledMetric("gap_s", "Gap", "s", Direction.LOWER, "t_event[i] - t_event[i-1]", _gaps),
+    PooledMetric("itl_s", "ITL", "s", Direction.LOWER, "each gap split evenly over the tokens of its event", _itl),
+)
