@@ -41,6 +41,12 @@ class StudySection(BaseModel):
     simulator: Literal["auto", "off", "rank", "gp"] = Field(
         "auto", validation_alias=AliasChoices("simulator", "guide"), description="Whether the simulator proposes."
     )
+    cost: str | None = Field(
+        None,
+        min_length=1,
+        description="Cost file of `tgi-tune simulate calibrate --url`, with which the simulator proposes launches of a "
+        "profile's server.",
+    )
     noise_runs: int = Field(4, ge=0, le=50, description="Runs of the defaults before the search; 0 for none.")
     patience: int | None = Field(None, ge=1, description="Stop after this many launches without an improvement.")
     keep_all: bool = Field(False, description="Search every value of the initial design, not the better half.")
@@ -219,15 +225,32 @@ class TuneConfig(BaseModel):
     confirm: ConfirmSection = Field(ConfirmSection(), description="Launches that decide between the finalists.")
     quality: QualitySection = Field(QualitySection(), description="How much answers may change.")
 
+    @model_validator(mode="after")
+    def _simulator_has_costs(self) -> "TuneConfig":
+        study = self.study
+        if study.cost is not None and self.server.kind != "profile":
+            raise ValueError(
+                "`cost` is for a server of a profile: the costs of other servers are fitted to the study's own launches"
+            )
+        if study.cost is None and self.server.kind == "profile" and study.simulator in ("rank", "gp"):
+            raise ValueError(
+                f"`simulator` is {study.simulator}, but a profile's server reports no step times: give `cost`, "
+                "a file of `tgi-tune simulate calibrate --url`"
+            )
+        return self
+
     @property
     def uses_simulator(self) -> bool:
         """Whether the simulator proposes launches, for one objective and sampler `auto`.
 
         It needs the bundled server's step traces or TGI's metrics. Another command may have neither, so there
-        `simulator` must be set explicitly.
+        `simulator` must be set explicitly. For a profile's server it needs `cost`.
         """
         has_one_objective = not isinstance(self.objective.maximize, tuple)
-        is_known_server = self.server.kind not in ("command", "profile") or self.study.simulator != "auto"
+        if self.server.kind == "profile":
+            is_known_server = self.study.cost is not None
+        else:
+            is_known_server = self.server.kind != "command" or self.study.simulator != "auto"
         is_on = self.study.simulator != "off" and self.study.sampler == "auto"
         return is_on and is_known_server and has_one_objective
 

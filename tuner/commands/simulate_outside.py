@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.errors import UsageError
-from loadgen.target.target import open_target
+from loadgen.target.server_kind import OWN
+from loadgen.target.target import TargetFacts, open_target
 from tuner.commands.simulate_inputs import TOO_POOR, render_table
+from tuner.errors import NotSimulatedError
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS
 
@@ -56,6 +58,7 @@ def calibrate_url(args: argparse.Namespace) -> int:
     loads = designed_loads(args.users, args.max_total_tokens)
     with open_target(base, args.out) as target:
         facts = target.facts(base.api, base.model, base.engine)
+        _check_rule(facts)
         runs = measure_loads(loads, target, base, args.out, progress)
     progress.show("fitting the costs")
     fit = fit_runs(runs)
@@ -67,6 +70,17 @@ def calibrate_url(args: argparse.Namespace) -> int:
         print("\n".join(_described(costs)))
     print(f"wrote {args.output}", file=sys.stderr)
     return 0
+
+
+def _check_rule(facts: TargetFacts) -> None:
+    """Raises NotSimulatedError for the bundled server without chunked prefill: no batching rule is its own."""
+    setting = facts.config.get("prefill_chunking")
+    value = setting.get("value") if isinstance(setting, Mapping) else setting
+    if facts.kind is OWN and value is False:
+        raise NotSimulatedError(
+            "the server runs without `prefill_chunking`: `waiting_served_ratio` and `max_waiting_tokens` decide when "
+            "requests join, which cannot be found from client timings; use `simulate calibrate` without --url"
+        )
 
 
 def _described(costs: Costs) -> list[str]:

@@ -38,6 +38,9 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler-seed", type=int, metavar="N", help="Seed of the sampler. Default 0.")
     parser.add_argument("--simulator", metavar="HOW", help="auto, off, rank, gp: whether the simulator proposes.")
     parser.add_argument(
+        "--cost", metavar="FILE", help="Costs from `simulate calibrate --url`: the simulator proposes with a profile."
+    )
+    parser.add_argument(
         "--noise-runs", type=int, metavar="N", help="Runs of the defaults before the search; 0 for none. Default 4."
     )
     parser.add_argument("--finalists", type=int, metavar="K", help="Best configurations to confirm. Default 3.")

@@ -39,6 +39,17 @@ def candidates_of(
     return [each for each in unique.values() if why_rejected(each, space, server) is None]
 
 
+def whole_settings(space: SearchSpace, fixed: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a trial with the fixed ones; numbers of a running one are the sampler's, before rounding."""
+    known = {each.name: each for each in space.parameters}
+    rounded = {
+        name: known[name].as_setting(value) if known[name].type in ("int", "float") and value is not None else value
+        for name, value in settings.items()
+        if name in known
+    }
+    return {**fixed, **settings, **rounded}
+
+
 def _near(space: SearchSpace, settings: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The configuration with some settings moved: a number a little, a choice to any value."""
     values = dict(settings)

@@ -17,13 +17,14 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """The proposer has no further proposal. The sampler continues with all trials so far, unless `is_done`.
+    """The proposer has no further proposal. `then`, or the sampler, continues with all trials so far, unless `is_done`.
 
     `is_done`: no further gain is expected, so the search ends.
     """
 
     reason: str
     is_done: bool = False
+    then: "Proposer | None" = None
 
 
 class Proposer(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from tuner.proposers.candidates import candidates_of
+from tuner.proposers.candidates import candidates_of, whole_settings
 from tuner.proposers.gaussian_process import Array, Posterior, posterior
 from tuner.proposers.infeasible_by_dominance import dominance_of
 from tuner.proposers.proposal import Decline, Proposal
@@ -48,7 +48,7 @@ class SurrogateProposer:
     def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | Decline:
         """The next configuration; declines if every candidate was launched."""
         launched = [each for each in results if each.outcome != "failed" and each.phase != "resolve"]
-        busy = [self._whole(each) for each in running]
+        busy = [whole_settings(self.space, self.fixed, each) for each in running]
         taken = {key_of(each) for each in (*(result.settings for result in results), *busy)}
         rng = np.random.default_rng([self.seed, len(launched) + len(busy)])
         best = sorted((each for each in launched if each.value), key=self._rank, reverse=True)
@@ -154,18 +154,6 @@ class SurrogateProposer:
 
     def _rank(self, result: TrialResult) -> tuple[bool, float]:
         return result.is_feasible, self._merit(result)
-
-    def _whole(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a running trial; its numbers are the sampler's, before they are rounded."""
-        known = {each.name: each for each in self.space.parameters}
-        return {
-            **self.fixed,
-            **{
-                name: known[name].as_setting(value) if known[name].type in ("int", "float") else value
-                for name, value in settings.items()
-                if name in known
-            },
-        }
 
     def _coordinates(self, settings: Sequence[Mapping[str, Any]]) -> Array:
         """[points, settings]: the fraction of a range, or the number of a choice; defaults for absent values."""

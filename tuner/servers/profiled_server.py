@@ -71,6 +71,10 @@ class ProfiledServer:
         return self.profile.defaults
 
     @property
+    def meanings(self) -> Mapping[str, str]:
+        return self.profile.meanings
+
+    @property
     def guarded(self) -> tuple[str, ...]:
         return tuple(name for name, each in self.profile.setting.items() if each.changes_answers)
 

@@ -15,6 +15,12 @@ _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 LogCause = Literal["memory", "no_cache", "flag", "crash"]
+# Parts of the simulator's batching rule that a setting can be, with the type of the setting.
+Meaning = Literal["slots", "prefill_tokens", "prefill_prompts", "steps_between", "mixes_prefill"]
+MEANING_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("slots", "prefill_tokens", "prefill_prompts", "steps_between"), "int"),
+    "mixes_prefill": "bool",
+}
 
 
 class SettingSection(BaseModel):
@@ -37,6 +43,9 @@ class SettingSection(BaseModel):
     when: str | None = Field(None, description="Searched only if this expression holds.")
     searched: bool = Field(True, description="In the space of a study without [param].")
     changes_answers: bool = Field(False, description="The quality guard compares answers if it differs.")
+    meaning: Meaning | None = Field(
+        None, description="Part of the simulator's batching rule that the setting is; docs/simulate.md explains each."
+    )
     help: str = Field("", description="One sentence for `tgi-tune check` and docs/profiles.md.")
 
     @model_validator(mode="after")
@@ -50,6 +59,8 @@ class SettingSection(BaseModel):
             raise ValueError(f"type `{self.type}` takes `flag` or `env`, not `flag_true` and `flag_false`")
         elif (self.flag is None) == (self.env is None):
             raise ValueError(f"type `{self.type}` needs exactly one of `flag` and `env`")
+        if self.meaning is not None and self.type != MEANING_TYPES[self.meaning]:
+            raise ValueError(f"`meaning` {self.meaning} needs type `{MEANING_TYPES[self.meaning]}`, not `{self.type}`")
         if self.type != "text" and self.searched:
             self.param()
         if self.default is not None and (reason := self.misfit(self.default)):
@@ -179,6 +190,18 @@ class ServerProfile(BaseModel):
             if expression.names <= self.defaults.keys() and expression.evaluate(self.defaults):
                 raise ValueError(f"[[forbid]] `{expression.text}` forbids the defaults")
         return self
+
+    @model_validator(mode="after")
+    def _meanings_are_unique(self) -> "ServerProfile":
+        if len(set(self.meanings.values())) < len(self.meanings):
+            named = ", ".join(f"{name} = {meaning}" for name, meaning in self.meanings.items())
+            raise ValueError(f"two settings have one `meaning`: {named}")
+        return self
+
+    @cached_property
+    def meanings(self) -> Mapping[str, str]:
+        """The settings that are part of the simulator's batching rule."""
+        return {name: each.meaning for name, each in self.setting.items() if each.meaning is not None}
 
     @cached_property
     def forbidden(self) -> tuple[Expression, ...]:

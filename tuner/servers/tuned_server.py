@@ -101,6 +101,11 @@ class TunedServer(Protocol):
     def compared(self) -> tuple[str, ...]: ...
 
     @property
+    def meanings(self) -> Mapping[str, str]:
+        """The settings that are part of the simulator's batching rule of a server with slots; empty without any."""
+        ...
+
+    @property
     def forms(self) -> tuple[str, ...]:
         """The forms of `export`."""
         ...

@@ -10,6 +10,7 @@ from tuner.servers.tuned_server import why_rejected
 from tuner.simulator.fitting.cost_file import Costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
+from tuner.simulator.proposal_ledger import LEDGER_FILE
 from tuner.simulator.server import scheme_of
 from tuner.simulator.validate import NAMES, PredictedLaunch
 from tuner.space.configuration import key_of
@@ -21,7 +22,6 @@ from tuner.trial.measure import Evaluate, Measurer, describe
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult, read_result
 
-PREDICTIONS_FILE = "ledger.jsonl"
 # Points drawn for each launch: some are rejected, measured already, or do not fit.
 DRAWN_FOR_EACH = 8
 
@@ -50,7 +50,7 @@ def launch_new(
         directory = folder / f"{number:02d}"
         result = read_result(directory)
         if result is None or result.settings != settings or result.outcome == "failed":
-            with (folder / PREDICTIONS_FILE).open("a") as file:
+            with (folder / LEDGER_FILE).open("a") as file:
                 file.write(json.dumps({"settings": settings, "predicted": predicted}, default=str) + "\n")
             setup.progress.show(f"launch {number + 1} of {count}")
             result = measurer.measure(settings, directory, number, "validate")

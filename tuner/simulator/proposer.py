@@ -24,6 +24,7 @@ from tuner.simulator.fitting.metric_steps import steps_of
 from tuner.simulator.fitting.step_trace import TracedSteps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
+from tuner.simulator.proposal_ledger import noted, noted_candidate
 from tuner.simulator.residual_model import KnobRange, Observation, PredictedCandidate, ResidualModel
 from tuner.simulator.server import scheme_of
 from tuner.simulator.simulated_metrics import LATENCY, RATES
@@ -32,7 +33,6 @@ from tuner.space.search_space import SearchSpace
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 
-LEDGER_FILE = "ledger.jsonl"
 # Fewer than the 2,000 of `simulate sweep`: all candidates are predicted again after each refit.
 NUM_CANDIDATES = 600
 NUM_BEST, NUM_NEIGHBOURS, NEIGHBOUR_DEVIATION = 20, 10, 0.06
@@ -76,9 +76,7 @@ class SimulatorProposer:
         best = model.propose(observations_of(results), list(running))
         if isinstance(best, Decline):
             return best
-        facts: dict[str, Any] = {"expected_gain": round(best.expected_gain, 6)}
-        facts |= {"note": best.note} if best.note else {}
-        return self._noted(best.settings, best.predicted, facts, {"chance": best.chance, "survival": best.survival})
+        return noted_candidate(self.folder, best)
 
     def _best_prediction(
         self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]
@@ -92,7 +90,7 @@ class SimulatorProposer:
         best = max(untried, key=self._rank)
         predicted = {name: best.metrics[name] for name in self._metrics if name in best.metrics}
         note = {"note": "fitted to the server's metrics, not to its steps"}
-        return self._noted(best.settings, predicted, note, {"survival": best.survival})
+        return noted(self.folder, best.settings, predicted, note, {"survival": best.survival})
 
     def residual_model(self, results: Sequence[TrialResult]) -> ResidualModel:
         """The model over all candidates so far. Raises NotSimulatedError, CostModelError, TraceError."""
@@ -197,21 +195,6 @@ class SimulatorProposer:
             return 1.0
         fraction = float(settings.get("cuda_memory_fraction") or 1.0)
         return 1 / (1 + math.exp(min(50.0, (fraction - HALF_SURVIVE) / SURVIVAL_SLOPE)))
-
-    def _noted(
-        self,
-        settings: Mapping[str, Any],
-        predicted: Mapping[str, float],
-        facts: Mapping[str, Any],
-        chances: Mapping[str, float],
-    ) -> Proposal:
-        """The proposal, written to the ledger before its launch; `facts` are stored with its trial."""
-        predictions = {f"predicted_{name}": round(value, 6) for name, value in predicted.items()}
-        attributes: dict[str, Any] = {"by_simulator": True, **facts, **predictions}
-        row = {"settings": dict(settings), **attributes, **chances}
-        with (self.folder / LEDGER_FILE).open("a") as file:
-            file.write(json.dumps(row, default=str) + "\n")
-        return Proposal(settings, attributes)
 
 
 def observations_of(results: Sequence[TrialResult]) -> list[Observation]:

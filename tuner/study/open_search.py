@@ -96,9 +96,20 @@ def make_proposer(
         return OneKnobAtATime(space, fixed, objective, server_of(config.server))
     if not config.uses_simulator:
         return make_surrogate(config, space, fixed, objective, files) if config.uses_surrogate else None
+    by_rank = config.study.simulator == "rank"
+    if config.study.cost is not None:
+        from tuner.simulator.outside.twin_costs import twin_costs
+        from tuner.simulator.outside.twin_proposer import TwinProposer
+
+        server = server_of(config.server)
+        costs, meanings = twin_costs(Path(config.study.cost), server, [each.name for each in space.parameters])
+        otherwise = make_surrogate(config, space, fixed, objective, files)
+        return TwinProposer(
+            files.path, costs, meanings, server, load, space, fixed, objective, otherwise, files.deviation,
+            by_rank, config.study.seed,
+        )  # fmt: skip
     from tuner.simulator.proposer import SimulatorProposer
 
-    by_rank = config.study.simulator == "rank"
     return SimulatorProposer(files.path, load, space, fixed, objective, files.deviation, by_rank, config.study.seed)
 
 

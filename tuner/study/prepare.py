@@ -143,6 +143,7 @@ def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None
             "storage": args.storage,
             "sampler": args.sampler,
             "simulator": args.simulator,
+            "cost": args.cost,
             "reuse": args.reuse or None,
             "noise_runs": _first(args.noise_runs, quick.get("noise_runs")),
         },
@@ -160,6 +161,8 @@ def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None
             raise UsageError(f"`{key}` is not a key of [load]: the server is set in [server]")
     if args.space is not None:
         _beside_space(sections["load"], "file", args.space.parent)
+        if args.cost is None:
+            _beside_space(sections["study"], "cost", args.space.parent)
         if args.server_profile is None:
             _beside_space(sections["server"], "profile", args.space.parent)
     _limit_memory(sections, is_derived=args.space is None and space is None)
@@ -182,7 +185,7 @@ def _is_valid(content: Mapping[str, Any]) -> bool:
 def _beside_space(section: dict[str, Any], key: str, folder: Path) -> None:
     """Read a relative path of a space file from the file's folder; the name of a profile is no path."""
     value = section.get(key)
-    if isinstance(value, str) and not Path(value).is_absolute() and (key == "file" or (folder / value).is_file()):
+    if isinstance(value, str) and not Path(value).is_absolute() and (key != "profile" or (folder / value).is_file()):
         section[key] = str(folder / value)
 
 

@@ -94,6 +94,8 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
 
 def search_of(config: TuneConfig) -> str:
     """How the search proposes launches."""
+    if config.uses_simulator and config.study.cost is not None:
+        return f"the simulator proposes launches, from the costs of {config.study.cost}"
     if config.uses_simulator:
         return "the simulator proposes launches, from the server's step times"
     if config.uses_surrogate:

@@ -122,7 +122,8 @@ class SearchWorker:
     @property
     def _budget(self) -> int:
         """The trials of the study; fewer while the simulator proposes and `trials` is not set."""
-        is_simulated = self._proposer is not None and self.search.config.uses_simulator
+        proposes = self._proposer is not None and self._proposer is self.search.proposer
+        is_simulated = proposes and self.search.config.uses_simulator
         is_default = is_simulated and self.search.config.study.trials is None
         return min(SIMULATOR_TRIALS, self.search.trials) if is_default else self.search.trials
 
@@ -206,13 +207,14 @@ class SearchWorker:
             return True
         proposal = self._proposer.propose(self.search.results(), self.study.running_settings())
         if isinstance(proposal, Decline):
-            self._proposer = None
+            self._proposer = proposal.then
             if proposal.is_done:
                 self.search.setup.progress.show(f"the search ends: {proposal.reason}")
                 return False
-            self.search.setup.progress.show(f"the sampler continues the search: {proposal.reason}")
+            next_one = "the sampler" if proposal.then is None else "a model of the results"
+            self.search.setup.progress.show(f"{next_one} continues the search: {proposal.reason}")
             self.search.files.note(DECLINED, proposal.reason)
-            return True
+            return self._propose()
         self.study.enqueue(self.space, proposal.settings, proposal.attributes)
         return True
 

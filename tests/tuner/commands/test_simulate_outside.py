@@ -8,10 +8,10 @@ import pytest
 from tests.support.servers.stream_server import ServerState, stream_server
 from tests.tuner.commands.test_plan import PLAN
 from tests.tuner.commands.test_simulate import printed
-from tests.tuner.simulator.outside.synthetic_runs import FIGURES
+from tests.tuner.simulator.outside.synthetic_runs import FIGURES, synthetic_runs
 from tuner.cli import main
 from tuner.simulator.outside.designed_loads import designed_loads
-from tuner.simulator.outside.fit import OutsideFit
+from tuner.simulator.outside.fit import OutsideFit, fit_runs
 from tuner.simulator.outside.outside_costs import outside_costs
 from tuner.simulator.slot_replica import SlotRule
 
@@ -55,6 +55,7 @@ def test_servers_3_slots_are_a_setting_of_a_prediction(cost: Path, capsys: pytes
     ("setting", "words"),
     [
         ("max_waiting_tokens=5", "`max_waiting_tokens` is not simulated: the costs are from client timings"),
+        ("waiting_served_ratio=1.2", "`waiting_served_ratio` is not simulated: the costs are from client timings"),
         ("slots=0", "`slots` is 0, but must be a whole number of at least 1"),
         ("mixes_prefill=2", "`mixes_prefill` is 2, but must be true or false"),
     ],
@@ -111,6 +112,40 @@ def test_servers_3_a_server_that_cannot_force_lengths_is_refused(tmp_path: Path,
     with stream_server(ServerState(extensions=[])) as (url, _):
         assert main(["simulate", "calibrate", "--url", url, "--out", str(tmp_path / "runs")]) == 2
     assert "cannot force lengths" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", [False, {"value": False}], ids=["tgi", "own"])
+def test_servers_3_a_server_whose_ratio_decides_is_refused_by_name(
+    setting: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with stream_server(ServerState(config={"prefill_chunking": setting})) as (url, _):
+        assert main(["simulate", "calibrate", "--url", url, "--out", str(tmp_path / "runs")]) == 2
+    assert "without `prefill_chunking`: `waiting_served_ratio`" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_servers_3_a_plan_from_client_timings_is_that_of_the_known_law(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rule = SlotRule(6, mixes_prefill=False)
+    loads = designed_loads(16, 384)
+    fitted = fit_runs(synthetic_runs(rule, noise=0.03, repeats=3, users=16, tokens=384))
+    exact = OutsideFit(rule, FIGURES, fitted.intervals, fitted.losses, fitted.errors, len(loads))
+    (tmp_path / "plan.toml").write_text(PLAN.format(limit="1500").replace("[20]", "[20, 60]"))
+    (tmp_path / "chat.toml").write_text('input_tokens = "uniform:32,256"\noutput_tokens = "48"\nconcurrency = 8\n')
+
+    replicas = []
+    for fit in (fitted, exact):
+        outside_costs(fit, loads, {"engine": "llamacpp"}).write(tmp_path / "llama-cost.json")
+        words = ["--cost", str(tmp_path / "llama-cost.json"), "--load", str(tmp_path / "chat.toml"), "--effort", "0.2"]
+        assert main(["plan", str(tmp_path / "plan.toml"), *words, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        replicas.append([row["replicas"] for row in rows])
+        low, high = (int(each) for each in rows[-1]["range"].split("-"))
+        assert low <= replicas[0][-1] <= high
+
+    assert replicas[1][1] > replicas[1][0] >= 2
+    assert all(abs(found - true) <= 1 for found, true in zip(*replicas, strict=True))
 
 
 def test_costs_of_other_sources_are_not_validated_with_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

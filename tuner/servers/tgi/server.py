@@ -59,6 +59,7 @@ class TgiServer:
         "no_cache": FailureRule(grows_with=(BUDGET,), shrinks_with=(FRACTION,)),
     }
     compared = ("quantize", "cuda_graphs", "kv_cache_dtype", "model_id", "num_shard")
+    meanings: ClassVar[Mapping[str, str]] = {}
     forms = FORMS
     artefacts: ClassVar[Mapping[str, str]] = {
         "best.env": "env",

@@ -44,6 +44,7 @@ def local_parts(config: TuneConfig) -> dict[str, Any]:
         "server.kind": server.kind if server.kind == "tgi-launcher" else None,
         "server.model_id": server.model_id if is_path(server.model_id) else None,
         "quality.command": config.quality.command,
+        "study.cost": config.study.cost,
         "load.file": config.load.get("file"),
     }
     found |= {f"load.{name}": value for name, value in _files_of(config.load)}

@@ -1,0 +1,34 @@
+"""The ledger of a study's predictions: each proposal of the simulator is written to it before its launch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.proposers.proposal import Proposal
+from tuner.simulator.residual_model import ScoredCandidate
+
+LEDGER_FILE = "ledger.jsonl"
+
+
+def noted(
+    folder: Path,
+    settings: Mapping[str, Any],
+    predicted: Mapping[str, float],
+    facts: Mapping[str, Any],
+    chances: Mapping[str, float],
+) -> Proposal:
+    """The proposal, written to the ledger; `facts` and predictions are stored with its trial."""
+    predictions = {f"predicted_{name}": round(value, 6) for name, value in predicted.items()}
+    attributes: dict[str, Any] = {"by_simulator": True, **facts, **predictions}
+    row = {"settings": dict(settings), **attributes, **chances}
+    with (folder / LEDGER_FILE).open("a") as file:
+        file.write(json.dumps(row, default=str) + "\n")
+    return Proposal(settings, attributes)
+
+
+def noted_candidate(folder: Path, best: ScoredCandidate) -> Proposal:
+    """The proposal of a residual model's candidate, written to the ledger."""
+    facts: dict[str, Any] = {"expected_gain": round(best.expected_gain, 6)}
+    facts |= {"note": best.note} if best.note else {}
+    return noted(folder, best.settings, best.predicted, facts, {"chance": best.chance, "survival": best.survival})
