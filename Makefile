@@ -13,6 +13,8 @@ BASE   ?= HEAD~1
 # Three test processes, since many tests wait for servers; the first to end takes tests from the others.
 SIDE_BY_SIDE ?= -n 3 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images for containers often set it; here each of a hundred processes would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install bench test test-again test-long test-gpu clients soak check format tune perf-gate proto docs clean \

@@ -12,11 +12,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("reference_server", "loadgen", "reports", "tuner", "benchmarks")
-TREES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*.py"))
 }
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """The syntax tree of each module; parsed in a fixture, because every test process imports this file."""
+    return {module: ast.parse(path.read_text()) for module, path in FILES.items()}
 
 
 def imports_of(tree: ast.AST) -> set[str]:
@@ -27,8 +33,8 @@ def imports_of(tree: ast.AST) -> set[str]:
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             submodules = {f"{node.module}.{alias.name}" for alias in node.names}
-            named |= submodules & TREES.keys() if submodules <= TREES.keys() else {node.module, *submodules}
-    return named & TREES.keys()
+            named |= submodules & FILES.keys() if submodules <= FILES.keys() else {node.module, *submodules}
+    return named & FILES.keys()
 
 
 def cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
@@ -45,8 +51,8 @@ def cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    assert cycles({module: imports_of(tree) for module, tree in TREES.items()}) == []
+def test_no_module_imports_itself_through_others(trees: dict[str, ast.Module]) -> None:
+    assert cycles({module: imports_of(tree) for module, tree in trees.items()}) == []
 
 
 def test_a_cycle_of_three_is_found() -> None:
@@ -54,9 +60,9 @@ def test_a_cycle_of_three_is_found() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES[:4])
-def test_a_public_class_name_occurs_once_in_a_package(package: str) -> None:
+def test_a_public_class_name_occurs_once_in_a_package(trees: dict[str, ast.Module], package: str) -> None:
     places = defaultdict(list)
-    for module, tree in TREES.items():
+    for module, tree in trees.items():
         if module.split(".")[0] == package:
             for node in ast.iter_child_nodes(tree):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

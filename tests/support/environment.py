@@ -4,6 +4,7 @@ import contextlib
 import locale
 import os
 import signal
+import sys
 import time
 
 #: Variables as they were when the suite started. Only what reaches outside the machine (pip) needs them.
@@ -11,7 +12,7 @@ OUTSIDE = dict(os.environ)
 
 _MACHINE = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "VIRTUAL_ENV", "CC", "CXX", "SOAK_SECONDS"}
 _PEERS = {"TGI_BENCH_VLLM", "TGI_BENCH_LLAMA_SERVER"}
-_MACHINE_PREFIXES = ("LD_", "PYTEST_", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITE", "CUDA_", "TGI_BENCH_CLIENTS")
+_MACHINE_PREFIXES = ("LD_", "PYTEST_", "PYTHONPATH", "PYTHONHASHSEED", "CUDA_", "TGI_BENCH_CLIENTS")
 _FIXED = {
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
@@ -26,8 +27,10 @@ _FIXED = {
 def isolate() -> None:
     """Keep the machine's variables and fix locale, time zone, width and threads, here and for child processes.
 
-    SIGINT acts as in a terminal: jobs that a shell starts in the background ignore it.
+    Byte code is written, because each child process would compile the product again. SIGINT acts as in a terminal:
+    jobs that a shell starts in the background ignore it.
     """
+    sys.dont_write_bytecode = False
     kept = {
         name: value
         for name, value in os.environ.items()
