@@ -42,6 +42,7 @@ Quantize = Literal[
 ]  # fmt: skip
 Dtype = Literal["float16", "bfloat16", "float32"]
 KVCacheDtype = Literal["fp8_e4m3fn", "fp8_e5m2"]
+Transport = Literal["auto", "grpc", "link"]
 Attention = Literal[
     "auto", "torch", "varlen", "triton", "flash", "paged", "flashdecoding", "flashdecoding-ipex", "flashinfer"
 ]  # fmt: skip
@@ -129,6 +130,11 @@ class CommonConfig(HubConfig):
     )
     lora_adapters: Words = Field((), description="LoRA adapters: id, id@revision, id=path or id=path@revision.")
     shard_addr: Words = Field((), description="TCP addresses of the model servers, host:port in rank order.")
+    transport: Annotated[Transport, FieldSource(env=("SHARD_TRANSPORT",))] = Field(
+        "grpc",
+        description="Wire between the router and model servers on unix sockets: link (frames on a second socket), or"
+        " gRPC. auto: link where the model server offers it. TCP addresses and schema v2 use gRPC.",
+    )
     otlp_endpoint: str | None = Field(None, description="Address of the trace collector.")
     otlp_service_name: str | None = Field(None, description="Service name in traces.")
 
@@ -138,6 +144,8 @@ class CommonConfig(HubConfig):
             raise ValueError("`max_batch_size` must be > 0")
         if self.max_input_tokens and self.max_total_tokens and self.max_input_tokens >= self.max_total_tokens:
             raise ValueError("`max_input_tokens` must be < `max_total_tokens`")
+        if self.transport == "link" and self.shard_addr:
+            raise ValueError("`transport` link needs unix sockets, but `shard_addr` is set: use auto or grpc")
         return self
 
 
@@ -263,6 +271,8 @@ class BatchingConfig(CommonConfig):
 
     @model_validator(mode="after")
     def _check_budgets(self) -> Self:
+        if self.transport == "link" and self.grpc_schema == "v2":
+            raise ValueError("`transport` link needs `grpc_schema` v3: use auto or grpc")
         total = self.max_batch_total_tokens
         if total is None:
             return self

@@ -191,7 +191,8 @@ async def in_process(model: str) -> Any:
 
 
 async def over_grpc(model: str) -> Any:
-    from reference_server.transport.client import GrpcShard
+    from reference_server.transport.grpc_channel import GrpcChannel
+    from reference_server.transport.remote_shard import RemoteShard
 
     with tempfile.TemporaryDirectory() as directory:
         socket = f"{directory}/shard"
@@ -202,7 +203,7 @@ async def over_grpc(model: str) -> Any:
             while not await asyncio.to_thread(Path(f"{socket}-0").exists):
                 assert server.returncode is None, "the server did not start"
                 await asyncio.sleep(0.1)
-            shard = await GrpcShard.open(f"{socket}-0")
+            shard = RemoteShard(await GrpcChannel.open(f"{socket}-0"))
             yield await shard_load(shard)
             await shard.close()
         finally:

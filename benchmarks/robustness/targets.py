@@ -40,6 +40,8 @@ from reference_server.messages import (
 from reference_server.model_server.weights.checkpoint import open_weights
 from reference_server.router.decoder import MalformedJsonError, decode_json
 from reference_server.transport.codec import WireCodec
+from reference_server.transport.link import HELLO, HELLO_KIND, METHODS, FrameBuffer, FrameError, pack
+from reference_server.transport.wire_calls import WIRE_CALLS
 from reference_server.transport.wire_schema import load_schema
 from reports.run_schema import RequestRecord, Status
 from reports.run_store import REQUESTS, JsonlWriter, RunDirectoryError, RunManifest, write_client, write_manifest
@@ -95,7 +97,35 @@ def frames() -> list[FuzzTarget]:
                     (DecodeError, ShardError),
                 )
             )
-    return found
+    return [*found, link_stream(batch, cached)]
+
+
+def link_stream(batch: Batch, cached: CachedBatch) -> FuzzTarget:
+    """The bytes that a shard reads from a router: a hello and two calls."""
+    schema = load_schema("v3")
+    codec = WireCodec(schema)
+    kinds = {name: kind for kind, name in METHODS.items()}
+    prefill = codec.encode_prefill_request(batch, None, BLOCK_SIZE).SerializeToString()
+    decode = codec.encode_decode_request([cached]).SerializeToString()
+    stream = pack(HELLO_KIND, HELLO) + pack(kinds["Prefill"], prefill) + pack(kinds["Decode"], decode)
+
+    def read(data: bytes, _: Path) -> object:
+        buffer, requests, has_hello = FrameBuffer(), [], False
+        for start in range(0, len(data), 7):
+            buffer.feed(data[start : start + 7])
+            while (frame := buffer.next_frame()) is not None:
+                kind, payload = frame
+                if not has_hello:
+                    buffer.accept_hello(kind, payload)
+                    has_hello = True
+                elif kind in METHODS:
+                    request = schema.methods[METHODS[kind]].request.FromString(payload)
+                    requests.append(WIRE_CALLS[METHODS[kind]].arguments(codec, request))
+                else:
+                    raise FrameError(f"a frame of the unknown kind {kind}")
+        return requests
+
+    return FuzzTarget("frame_link", (stream,), read, (FrameError, DecodeError, ShardError))
 
 
 def _decoding(message: Any, decode: Callable[[Any], object]) -> Callable[[bytes, Path], object]:

@@ -1,13 +1,15 @@
-"""Cost of the wire between router and model server: codec microseconds, and a Decode round trip over a unix socket.
+"""Cost of the wires between router and model server: the codec, and a Decode round trip over gRPC and over the link.
 
     python benchmarks/router/wire.py [--rows 1 8 32] [--calls 1000] [--repeats 5] [--json FILE]
 
-The server is a separate process whose steps cost nothing. Server and client run on uvloop, as the router does, or on
-asyncio's loop. CPU time is counted on both sides.
+The server is a separate process whose steps cost nothing; its calls run in a compute thread, as a model's do. Both
+wires lead to the same process, and their repeats are interleaved. Server and client run on uvloop, as the router does,
+or on asyncio's loop. CPU time is counted on both sides.
 """
 
 import argparse
 import asyncio
+import functools
 import json
 import platform
 import resource
@@ -17,7 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,20 +39,41 @@ from reference_server.messages import (
     Timings,
     Tokens,
 )
-from reference_server.transport.client import GrpcShard
 from reference_server.transport.codec import WireCodec
+from reference_server.transport.compute_thread import ComputeThread
+from reference_server.transport.grpc_channel import GrpcChannel
+from reference_server.transport.link_channel import LinkChannel
+from reference_server.transport.remote_shard import RemoteShard
 from reference_server.transport.service import serving
-from reference_server.transport.shard import Shard
+from reference_server.transport.shard import BlockingShard, Shard
 from reference_server.transport.wire_schema import load_schema
 
 LOOPS: dict[str, Callable[[Coroutine[Any, Any, None]], None]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 
 
+class FreeCalls:
+    """A shard whose Decode costs nothing and gives each request one token; it has no other call."""
+
+    info = health = warmup = prefill = filter_batch = clear_cache = None
+
+    def computing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def after_reply(self) -> None:
+        pass
+
+    def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
+        return step(batches[0].size)
+
+
 class FreeShard:
-    """A shard whose Decode costs nothing and gives each request one token."""
+    """The same for gRPC, whose calls are posted to the thread."""
+
+    def __init__(self, thread: ComputeThread) -> None:
+        self._thread = thread
 
     async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
-        return step(batches[0].size)
+        return await self._thread.call(functools.partial(self._thread.shard.decode, batches))
 
 
 def step(rows: int) -> StepResult:
@@ -67,6 +91,7 @@ def receipt(rows: int) -> CachedBatch:
 class RoundTrip:
     """Medians over calls; CPU is user and system time per call."""
 
+    wire: str
     loop: str
     rows: int
     round_trip_us: float
@@ -76,7 +101,8 @@ class RoundTrip:
 
 async def serve(path: str) -> None:
     """Serve until stdin closes, then print the CPU seconds used."""
-    async with serving(cast(Shard, FreeShard()), path, [path]):
+    thread = ComputeThread(cast(BlockingShard, FreeCalls()))
+    async with serving(cast(Shard, FreeShard(thread)), path, [path], thread):
         loop = asyncio.get_running_loop()
         print("ready", flush=True)
         while await loop.run_in_executor(None, sys.stdin.readline):
@@ -110,24 +136,48 @@ def best_us(call: Callable[[], object], calls: int) -> float:
 
 
 async def measure_round_trips(path: str, server: subprocess.Popen[str], args: argparse.Namespace) -> list[RoundTrip]:
-    shard = await GrpcShard.open(path)
+    shards = {
+        "grpc": RemoteShard(await GrpcChannel.open(path)),
+        "link": RemoteShard(await LinkChannel.open(path)),
+    }
     loop = "uvloop" if isinstance(asyncio.get_running_loop(), uvloop.Loop) else "asyncio"
     measured = []
     for rows in args.rows:
-        batches = [receipt(rows)]
-        times, client_cpu, server_cpu = [], [], []
+        found: dict[str, Samples] = {wire: Samples() for wire in shards}
         for _ in range(args.repeats):
-            server_before, client_before = cpu_seconds_of(server), time.process_time()
-            for _ in range(args.calls):
-                started = time.perf_counter()
-                await shard.decode(batches)
-                times.append(time.perf_counter() - started)
-            client_cpu.append((time.process_time() - client_before) / args.calls)
-            server_cpu.append((cpu_seconds_of(server) - server_before) / args.calls)
-        medians = (statistics.median(values) * 1e6 for values in (times, client_cpu, server_cpu))
-        measured.append(RoundTrip(loop, rows, *medians))
-    await shard.close()
+            for wire, shard in shards.items():
+                await add_repeat(found[wire], shard, [receipt(rows)], server, args.calls)
+        measured += [RoundTrip(wire, loop, rows, *samples.medians_us()) for wire, samples in found.items()]
+    for shard in shards.values():
+        await shard.close()
     return measured
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Seconds: of each round trip, and CPU per call of each repeat."""
+
+    round_trip: list[float] = field(default_factory=list)
+    client_cpu: list[float] = field(default_factory=list)
+    server_cpu: list[float] = field(default_factory=list)
+
+    def medians_us(self) -> tuple[float, float, float]:
+        first, second, third = (
+            statistics.median(values) * 1e6 for values in (self.round_trip, self.client_cpu, self.server_cpu)
+        )
+        return first, second, third
+
+
+async def add_repeat(
+    samples: Samples, shard: RemoteShard, batches: list[CachedBatch], server: subprocess.Popen[str], calls: int
+) -> None:
+    server_before, client_before = cpu_seconds_of(server), time.process_time()
+    for _ in range(calls):
+        started = time.perf_counter()
+        await shard.decode(batches)
+        samples.round_trip.append(time.perf_counter() - started)
+    samples.client_cpu.append((time.process_time() - client_before) / calls)
+    samples.server_cpu.append((cpu_seconds_of(server) - server_before) / calls)
 
 
 def cpu_seconds_of(server: subprocess.Popen[str]) -> float:
@@ -164,7 +214,7 @@ def main() -> None:
                 round_trips += run(measure_round_trips(path, server, args))
     for trip in round_trips:
         print(
-            f"{trip.loop:8} {trip.rows:3} rows: round trip {trip.round_trip_us:.0f} us, "
+            f"{trip.wire} {trip.loop:8} {trip.rows:3} rows: round trip {trip.round_trip_us:.0f} us, "
             f"CPU client {trip.client_cpu_us:.0f} us, server {trip.server_cpu_us:.0f} us"
         )
     if args.json:

@@ -28,7 +28,8 @@ from reference_server.launcher.signals import StopSignals
 from reference_server.launcher.sockets import check_address, check_port, private_directory
 from reference_server.presets.catalog import PRESETS
 from reference_server.transport.address import tcp_url
-from reference_server.transport.client import GrpcShard
+from reference_server.transport.grpc_channel import GrpcChannel
+from reference_server.transport.remote_shard import RemoteShard
 
 logger = logging.getLogger(__name__)
 
@@ -289,7 +290,7 @@ async def _is_ready(address: str) -> bool:
     """Whether a shard answers Health at its address."""
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
-            shard = await GrpcShard.open(address)
+            shard = RemoteShard(await GrpcChannel.open(address))
             try:
                 await shard.health()
             finally:

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -25,9 +25,13 @@ from reference_server.model_server.weights.hub import HuggingFaceHub
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.presets import catalog
 from reference_server.settings import COMMANDS, load, load_rank, process_environment
-from reference_server.transport.address import tcp_url, unix_url
+from reference_server.transport.address import is_tcp, tcp_url, unix_url
+from reference_server.transport.compute_thread import ComputeThread
 from reference_server.transport.service import serving
 from reference_server.transport.shard import Shard
+
+if TYPE_CHECKING:
+    from reference_server.model_server.local_shard import LocalShard
 
 # `__name__` is `__main__` under `python -m`.
 logger = logging.getLogger("reference_server.model_server.cli")
@@ -163,7 +167,7 @@ def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:
     url = urls[rank.rank] if config.listen is None else tcp_url(config.listen)
     shard = _load(config, rank)
     freeze_collector()
-    code = uvloop.run(serve_until_stopped(shard, url, urls))
+    code = uvloop.run(serve_until_stopped(shard, url, urls, shard.thread if offers_link(config, url) else None))
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
@@ -222,12 +226,24 @@ def engine_options(config: ShardConfig) -> EngineOptions:
     )
 
 
-async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str]) -> int:
-    """Serve `shard` at `url` until SIGTERM, SIGINT, SIGHUP or a fatal error; returns the exit code."""
+def offers_link(config: ShardConfig, url: str) -> bool:
+    """Whether the shard listens for the link, beside gRPC. Raises ArgumentError if `link` was requested in vain."""
+    if not is_tcp(url):
+        return config.transport != "grpc"
+    if config.transport == "link":
+        raise ArgumentError(f"`transport` is link, but {url} is not a unix socket: set it to auto or grpc")
+    return False
+
+
+async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str], link: ComputeThread | None = None) -> int:
+    """Serve `shard` at `url` until SIGTERM, SIGINT, SIGHUP or a fatal error; returns the exit code.
+
+    link: the shard's thread, if it serves the link too.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serving(shard, url, group) as service:
+    async with serving(shard, url, group, link) as service:
         logger.info("Server started at %s", url)
         service.fatal.add_done_callback(lambda _: stop.set())
         await stop.wait()
@@ -238,7 +254,7 @@ async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str]) -> i
         return 1
 
 
-def _load(config: ShardConfig, rank: RankConfig) -> Shard:
+def _load(config: ShardConfig, rank: RankConfig) -> "LocalShard":
     try:
         from reference_server.model_server.device import choose_device
         from reference_server.model_server.distributed import Rendezvous, open_group

@@ -132,6 +132,8 @@ class Batcher:
         except ShardError as error:
             logger.error("health check failed: %s", error)
             self._is_healthy = False
+            if isinstance(error, ShardConnectionError):
+                self._must_clear = self._must_warm_up = True
         else:
             self._is_healthy = True
         finally:

@@ -172,7 +172,7 @@ async def _connect(config: RouterConfig, held: AsyncExitStack) -> Shard:
         addresses = [tcp_url(address) for address in config.shard_addr] or [config.master_shard_uds_path]
     except ValueError as error:
         raise ArgumentError(f"`shard_addr`: {error}") from None
-    group = await connect(addresses, config.grpc_schema)
+    group = await connect(addresses, config.grpc_schema, config.transport)
     held.push_async_callback(group.close)
     return group
 

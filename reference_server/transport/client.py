@@ -1,52 +1,34 @@
-"""`GrpcShard`: a shard behind a gRPC channel, and `connect`, which finds all shards of a model.
+"""`connect` finds all shards of a model and connects to each: over the link where it is offered, else over gRPC."""
 
-Calls have no deadline: the router limits steps. A shard that ends closes its socket; over TCP, keepalive pings detect a
-broken link. A channel reconnects at the next call.
-"""
-
+import logging
 from collections.abc import Sequence
 
-import grpc
-import grpc.aio
-from grpc_reflection.v1alpha import reflection_pb2
-
+from reference_server.config import Transport
 from reference_server.errors import ShardConnectionError, ShardError
-from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
-from reference_server.transport.address import UNIX, grpc_target, is_tcp, socket_path, tcp_url
-from reference_server.transport.codec import WireCodec
+from reference_server.transport.address import is_tcp, socket_path, tcp_url
+from reference_server.transport.grpc_channel import KEEPALIVE_S, GrpcChannel
+from reference_server.transport.link_channel import LinkChannel
+from reference_server.transport.remote_shard import RemoteShard
 from reference_server.transport.shard import ShardGroup, lowest_limits, lowest_present_limits
-from reference_server.transport.wire_schema import Message, WireSchema, load_schema
 
-MAX_MESSAGE_BYTES = 2**31 - 1
-REFLECTION_METHOD = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-KEEPALIVE_S = 20.0
-"""Idle time before a TCP link is pinged, and the time limit of the answer."""
-
-# A socket path is not a host name, so the authority is a dummy. Proxies of the environment are ignored. With its own
-# subchannel pool, a client does not share the reconnection backoff of another.
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # also the limit of an attempt; the default is 20 s
-)
+logger = logging.getLogger(__name__)
 
 
-async def connect(addresses: str | Sequence[str], version: str = "v3", keepalive_s: float = KEEPALIVE_S) -> ShardGroup:
+async def connect(
+    addresses: str | Sequence[str],
+    version: str = "v3",
+    transport: Transport = "auto",
+    keepalive_s: float = KEEPALIVE_S,
+) -> ShardGroup:
     """Connect to every shard of the model whose rank 0 is at the first address.
 
     An address is a socket path, `unix://path` or `tcp://host:port`. Several addresses are the whole group in rank order
-    and must equal the first shard's ServiceDiscovery. `version` is one of `wire_schema.VERSIONS`. A single shard is
-    called at the given address, even if it reports another one.
+    and must equal the first shard's ServiceDiscovery, which is a gRPC call. `version` is one of `wire_schema.VERSIONS`.
+    A single shard is called at the given address, even if it reports another one.
     Raises `ShardConnectionError`. The caller closes the group.
     """
     requested = [addresses] if isinstance(addresses, str) else list(addresses)
-    shards: list[GrpcShard] = []
+    shards: list[RemoteShard] = []
 
     async def close() -> None:
         for shard in shards:
@@ -54,15 +36,30 @@ async def connect(addresses: str | Sequence[str], version: str = "v3", keepalive
 
     try:
         for url in await _discovered(requested, version):
-            shards.append(await GrpcShard.open(url, version, keepalive_s))  # noqa: PERF401  # if one fails, all are closed
+            shards.append(RemoteShard(await _channel(url, version, transport, keepalive_s)))  # noqa: PERF401  # if one fails, all are closed
     except ShardError:
         await close()
         raise
     return ShardGroup(shards, lowest_present_limits if version == "v2" else lowest_limits, close)
 
 
+async def _channel(url: str, version: str, transport: Transport, keepalive_s: float) -> GrpcChannel | LinkChannel:
+    if transport == "link" and (is_tcp(url) or version != "v3"):
+        raise ShardConnectionError(
+            f"no link to the model server at {url}: it needs a unix socket and schema v3; set `--transport auto`"
+        )
+    if transport == "link":
+        return await LinkChannel.open(url)
+    if transport == "auto" and not is_tcp(url) and version == "v3" and LinkChannel.is_offered(url):
+        try:
+            return await LinkChannel.open(url)
+        except ShardConnectionError as error:
+            logger.warning("using gRPC: %s", error)
+    return await GrpcChannel.open(url, version, keepalive_s)
+
+
 async def _discovered(addresses: list[str], version: str) -> list[str]:
-    master = await GrpcShard.open(addresses[0], version)
+    master = await GrpcChannel.open(addresses[0], version)
     try:
         urls = await master.discover()
     finally:
@@ -75,131 +72,3 @@ async def _discovered(addresses: list[str], version: str) -> list[str]:
 def _canonical(address: str) -> str:
     """The same text for spellings of the same address."""
     return tcp_url(address) if is_tcp(address) else socket_path(address)
-
-
-class GrpcShard:
-    """`Shard` over a channel of `grpc.aio`."""
-
-    def __init__(self, address: str, channel: grpc.aio.Channel, schema: WireSchema) -> None:
-        self.address = address
-        self._channel = channel
-        self._messages = schema.messages
-        self._service = schema.service
-        self._codec = WireCodec(schema)
-        self._block_size: int | None = None
-        self._stubs = {
-            name: channel.unary_unary(
-                method.path,
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.response.FromString,
-            )
-            for name, method in schema.methods.items()
-        }
-
-    @classmethod
-    async def open(cls, address: str, version: str = "v3", keepalive_s: float = KEEPALIVE_S) -> "GrpcShard":
-        """Connect to `address`. Raises `ShardConnectionError` if it is refused."""
-        options = CHANNEL_OPTIONS + (_keepalive(keepalive_s) if is_tcp(address) else ())
-        channel = grpc.aio.insecure_channel(grpc_target(address), options=options)
-        is_connected = False
-        try:
-            is_connected = await _has_connected(channel)
-        finally:
-            if not is_connected:
-                await channel.close(None)
-        if not is_connected:
-            raise ShardConnectionError(f"could not connect to the model server at {address}")
-        return cls(address, channel, load_schema(version))
-
-    async def close(self) -> None:
-        await self._channel.close(None)
-
-    async def discover(self) -> list[str]:
-        """Addresses of the whole group, in rank order."""
-        reply = await self._call("ServiceDiscovery", self._messages["ServiceDiscoveryRequest"]())
-        if not reply.urls:
-            raise ShardConnectionError(f"the model server at {self.address} reports no shard")
-        return [url.removeprefix(UNIX) for url in reply.urls]
-
-    async def info(self) -> ModelInfo:
-        info = self._codec.decode_info(await self._call("Info", self._messages["InfoRequest"]()))
-        self._block_size = info.block_size
-        return info
-
-    async def health(self) -> None:
-        await self._call("Health", self._messages["HealthRequest"]())
-
-    async def warmup(self, request: WarmupRequest) -> WarmupReply:
-        message = self._codec.encode_warmup_request(request, await self._known_block_size())
-        return self._codec.decode_warmup_reply(await self._call("Warmup", message), request)
-
-    async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
-        block_size = await self._known_block_size()
-        try:
-            message = self._codec.encode_prefill_request(batch, cached, block_size)
-        except ValueError as error:
-            raise ShardError(f"a request cannot be sent: {error}") from error
-        return self._codec.decode_step(await self._call("Prefill", message))
-
-    async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
-        return self._codec.decode_step(await self._call("Decode", self._codec.encode_decode_request(batches)))
-
-    async def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch:
-        message = self._messages["FilterBatchRequest"](batch_id=batch_id, request_ids=request_ids)
-        return self._codec.decode_cached((await self._call("FilterBatch", message)).batch)
-
-    async def clear_cache(self, batch_id: int | None = None) -> None:
-        kind = self._messages["ClearCacheRequest"]
-        await self._call("ClearCache", kind() if batch_id is None else kind(id=batch_id))
-
-    async def _known_block_size(self) -> int:
-        return self._block_size or (await self.info()).block_size
-
-    async def _call(self, method: str, request: Message) -> Message:
-        try:
-            return await self._stubs[method](request)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                offered = await self._offered()
-                raise ShardConnectionError(
-                    f"the model server at {self.address} lacks the interface {self._service}; "
-                    f"{'it offers ' + offered if offered else 'what it offers is unknown'}"
-                ) from error
-            raise self._translated(error) from error
-
-    async def _offered(self) -> str:
-        """The services in the server's reflection, joined; empty if there is none."""
-        ask = self._channel.stream_stream(
-            REFLECTION_METHOD,
-            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-        )
-        try:
-            replies = [reply async for reply in ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))]
-        except grpc.aio.AioRpcError:
-            return ""
-        names = [service.name for reply in replies for service in reply.list_services_response.service]
-        return ", ".join(name for name in names if not name.startswith("grpc.reflection."))
-
-    def _translated(self, error: grpc.aio.AioRpcError) -> ShardError:
-        details = error.details() or error.code().name
-        match error.code():
-            case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-                return ShardConnectionError(f"the model server at {self.address} cannot be reached: {details}")
-            case _:
-                return ShardError(details)
-
-
-def _keepalive(limit_s: float) -> tuple[tuple[str, int], ...]:
-    # The limit of the answer has two names; gRPC uses the longer one.
-    names = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-    return tuple((name, round(limit_s * 1000)) for name in names)
-
-
-async def _has_connected(channel: grpc.aio.Channel) -> bool:
-    """Whether the first connection attempt succeeds."""
-    state = channel.get_state(try_to_connect=True)
-    while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
-        await channel.wait_for_state_change(state)
-        state = channel.get_state(try_to_connect=True)
-    return state is grpc.ChannelConnectivity.READY

@@ -1,10 +1,11 @@
 """The seam between router and model: anything that can run a batch.
 
-A local model, a gRPC stub and a group of shards implement `Shard`.
+A local model, a shard behind a wire and a group of shards implement `Shard`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -50,6 +51,36 @@ class Shard(Protocol):
     async def clear_cache(self, batch_id: int | None = None) -> None:
         """Forget one cached batch, or all. Unknown ids are fine."""
         ...
+
+
+class BlockingShard(Protocol):
+    """A shard of this process whose calls block; one `ComputeThread` makes them all. Calls and errors as in `Shard`."""
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Entered once, by the thread that makes the calls."""
+        ...
+
+    def after_reply(self) -> None:
+        """Called when a reply has been sent: the time for work ahead of the next call."""
+        ...
+
+    def after_error(self) -> None:
+        """Called when a call has raised, before its error is sent."""
+        ...
+
+    def info(self) -> ModelInfo: ...
+
+    def health(self) -> None: ...
+
+    def warmup(self, request: WarmupRequest) -> WarmupReply: ...
+
+    def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult: ...
+
+    def decode(self, batches: Sequence[CachedBatch]) -> StepResult: ...
+
+    def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch: ...
+
+    def clear_cache(self, batch_id: int | None = None) -> None: ...
 
 
 def lowest_limits(replies: Sequence[WarmupReply]) -> WarmupReply:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from reference_server.config import Transport
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.support.clients.mixed_load import MODEL, Answer, answers, mixed_calls, router_over
@@ -85,18 +86,19 @@ async def test_batching_chunking_and_the_prefix_cache_change_no_token(
 
 
 @pytest.mark.parametrize(
-    ("where", "version"),
+    ("where", "version", "transport"),
     [
-        ("one shard on TCP", "v2"),
-        ("two shards on unix sockets", "v3"),
-        pytest.param("one shard on TCP", "v3", marks=pytest.mark.slow),
-        pytest.param("two shards on unix sockets", "v2", marks=pytest.mark.slow),
+        ("one shard on TCP", "v2", "grpc"),
+        ("two shards on unix sockets", "v3", "link"),
+        pytest.param("two shards on unix sockets", "v3", "grpc", marks=pytest.mark.slow),
+        pytest.param("one shard on TCP", "v3", "grpc", marks=pytest.mark.slow),
+        pytest.param("two shards on unix sockets", "v2", "grpc", marks=pytest.mark.slow),
     ],
 )
 async def test_schema_shards_and_transport_change_no_token(
-    alone: list[Answer], servers: dict[str, ModelServers], where: str, version: str
+    alone: list[Answer], servers: dict[str, ModelServers], where: str, version: str, transport: Transport
 ):
-    group = await servers[where].connect(version)
+    group = await servers[where].connect(version, transport)
 
     async with router_over(group, version) as router:
         together = await answers(router, CALLS, ALL)
@@ -109,15 +111,17 @@ async def test_schema_shards_and_transport_change_no_token(
 @pytest.mark.parametrize("at_once", [1, 7, ALL])
 @pytest.mark.parametrize("version", ["v3", "v2"])
 @pytest.mark.parametrize("num_shards", [1, 2])
-@pytest.mark.parametrize("tcp", [True, False], ids=["tcp", "unix"])
+@pytest.mark.parametrize("wire", ["tcp", "unix", "link"])
 @pytest.mark.parametrize("chunking", ["true", "false"], ids=["chunked", "whole"])
 @pytest.mark.parametrize("caching", ["true", "false"], ids=["prefix cache", "computed"])
 async def test_every_combination(
-    alone: list[Answer], caching: str, chunking: str, tcp: bool, num_shards: int, version: str, at_once: int
+    alone: list[Answer], caching: str, chunking: str, wire: str, num_shards: int, version: str, at_once: int
 ):
+    if wire == "link" and version == "v2":
+        pytest.skip("the link has schema v3 only")
     flags = (*FLAGS[:-1], caching, "--prefill-chunking", chunking)
-    with model_servers(MODEL, *flags, num_shards=num_shards, tcp=tcp) as started:
-        group = await started.connect(version)
+    with model_servers(MODEL, *flags, num_shards=num_shards, tcp=wire == "tcp") as started:
+        group = await started.connect(version, "link" if wire == "link" else "grpc")
         async with router_over(group, version) as router:
             together = await answers(router, CALLS, at_once)
         await group.close()

@@ -37,6 +37,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "max_batch_total_tokens": positive, "max_waiting_tokens": positive, "max_best_of": positive,
     "max_stop_sequences": positive, "max_top_n_tokens": positive, "max_client_batch_size": positive,
     "max_requests_per_client": positive, "grpc_schema": st.sampled_from(["v2", "v3"]),
+    "transport": st.sampled_from(["auto", "grpc", "link"]),
     "step_timeout": st.floats(0.001, 1e9), "step_trace": words.map(Path), "check_invariants": switches,
     "hostname": texts, "port": st.integers(0, 65535), "prometheus_port": st.integers(0, 65535), "api_key": texts,
     "auth_all_routes": switches, "cors_allow_origin": st.lists(texts), "payload_limit": positive,

@@ -17,7 +17,9 @@ from reference_server.messages import Batch, ChooserParameters, Request, Stoppin
 from reference_server.model_server import cli
 from reference_server.model_server.cli import engine_options, group_urls, main
 from reference_server.model_server.options import EngineOptions, RopeOverride
-from reference_server.transport.client import GrpcShard, connect
+from reference_server.transport.client import connect
+from reference_server.transport.grpc_channel import GrpcChannel
+from reference_server.transport.remote_shard import RemoteShard
 from tests.support.models.tiny_models import save_tiny_model
 from tests.support.samples.logs import kept_logging
 from tests.support.servers.hub import Fault, fake_hub
@@ -78,11 +80,11 @@ def test_loaded_objects_are_excluded_from_later_garbage_collections(monkeypatch)
     assert frozen[0] > before + 10_000
 
 
-async def reach(path: Path, process: subprocess.Popen[str]) -> GrpcShard:
+async def reach(path: Path, process: subprocess.Popen[str]) -> RemoteShard:
     """The shard at a socket, once it is there."""
     while process.poll() is None:
         try:
-            return await GrpcShard.open(str(path))
+            return RemoteShard(await GrpcChannel.open(str(path)))
         except ShardConnectionError:
             await asyncio.sleep(0.05)
     raise AssertionError(process.communicate())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_server.config import Transport
 from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
@@ -116,20 +117,21 @@ async def test_random_calls_give_the_same_with_and_without(plain: LocalShard, di
 
 
 @asynccontextmanager
-async def two_ranks(directory: Path, run_ahead: bool) -> AsyncIterator[Shard]:
+async def two_ranks(directory: Path, run_ahead: bool, transport: Transport) -> AsyncIterator[Shard]:
     flags = ("--dtype", "float32", "--cpu-memory-gib", "0.1", "--compute-threads", "1")
     with model_servers(str(directory), *flags, "--run-ahead", str(run_ahead).lower(), num_shards=2) as servers:
-        group = await servers.connect()
+        group = await servers.connect(transport=transport)
         yield group
         await group.close()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transport", ["grpc", "link"])
 @pytest.mark.parametrize(("seed", "num_calls"), [(0, 80), *((seed, NUM_CALLS) for seed in range(3))])
 async def test_random_calls_give_the_same_with_and_without_at_two_ranks(
-    directory: Path, seed: int, num_calls: int
+    directory: Path, seed: int, num_calls: int, transport: Transport
 ) -> None:
-    async with two_ranks(directory, run_ahead=True) as ahead, two_ranks(directory, run_ahead=False) as plain:
+    async with two_ranks(directory, True, transport) as ahead, two_ranks(directory, False, transport) as plain:
         await warm_up_in_chunks(plain)
         await warm_up_in_chunks(ahead)
 

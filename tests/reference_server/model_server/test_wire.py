@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from reference_server.config import Transport
 from reference_server.errors import ShardError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.model_server.local_shard import LocalShard
@@ -29,11 +30,13 @@ def warmup_request() -> WarmupRequest:
     return WarmupRequest(Batch(0, (prompt,)), 64, max_input_tokens=48, max_total_tokens=64)
 
 
-@pytest.mark.parametrize("version", ["v3", "v2"])
-async def test_batches_that_run_side_by_side_keep_their_blocks_apart(local: LocalShard, tmp_path: Path, version: str):
+@pytest.mark.parametrize(("version", "transport"), [("v3", "grpc"), ("v2", "grpc"), ("v3", "link")])
+async def test_batches_that_run_side_by_side_keep_their_blocks_apart(
+    local: LocalShard, tmp_path: Path, version: str, transport: Transport
+):
     model = make_tiny_model("llama")
 
-    async with served([local], socket_urls(tmp_path), version) as group:
+    async with served([local], socket_urls(tmp_path), version, transport) as group:
         await group.info()
         await group.warmup(warmup_request())
         driver = ShardDriver(group)

@@ -527,6 +527,21 @@ async def test_hardening_R21_a_shard_that_was_unreachable_is_warmed_up_before_it
     assert methods.count("warmup") == 1
 
 
+async def test_hardening_R21_a_shard_that_a_health_check_did_not_reach_is_warmed_up():
+    clock, shard = Clock(), ScriptedShard(say("a"))
+
+    async def warm_up():
+        shard.calls.append(("warmup", ()))
+
+    async with running(shard, warm_up=warm_up, now_ns=clock) as (batcher, _, _):
+        shard.failures["health"] = ShardConnectionError("gone")
+        assert not await batcher.health()
+        clock.now_ns += 2_000_000_000
+        assert await batcher.health()
+
+    assert [name for name, _ in shard.calls] == ["health", "clear_cache", "warmup", "prefill"]
+
+
 async def test_hardening_R3_many_health_checks_make_one_probe():
     gate, clock = Gate("health"), Clock()
     shard = ScriptedShard(gate=gate)

@@ -8,7 +8,9 @@ import pytest
 from reference_server.errors import ShardConnectionError, ShardError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.transport.address import unix_url
-from reference_server.transport.client import GrpcShard, connect
+from reference_server.transport.client import connect
+from reference_server.transport.grpc_channel import GrpcChannel
+from reference_server.transport.remote_shard import RemoteShard
 from reference_server.transport.service import ShardService, serving
 from reference_server.transport.wire_schema import load_schema
 from tests.support.wire.scripted_shard import ScriptedShard
@@ -86,7 +88,7 @@ async def test_server_that_goes_mid_call_is_a_connection_error(tmp_path):
             await asyncio.Event().wait()
 
     async with serving(ScriptedShard(gate=gate), url, [url]):
-        shard = await GrpcShard.open(url)
+        shard = RemoteShard(await GrpcChannel.open(url))
         call = asyncio.create_task(shard.health())
         await started.wait()
     with pytest.raises(ShardConnectionError, match="cannot be reached"):
@@ -134,7 +136,7 @@ async def test_opening_can_be_given_up(tmp_path):
 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await GrpcShard.open(f"{tmp_path}/mute")
+                await GrpcChannel.open(f"{tmp_path}/mute")
 
 
 @pytest.mark.parametrize("request_", [{"chunks": ("\ud800",)}, {"truncate": 2**32}], ids=["surrogate", "too large"])

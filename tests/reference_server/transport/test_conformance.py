@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from reference_server.config import Transport
 from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
@@ -24,20 +25,23 @@ from tests.support.wire.wire_shard import served, socket_urls, tcp_urls
 
 @dataclass(frozen=True)
 class Way:
-    """How the shards are reached: over `transport` (none: in process), speaking `version`."""
+    """How the shards are reached: over `address` (none: in process) by `transport`, speaking `version`."""
 
-    transport: str | None = None
+    address: str | None = None
     version: str = "v3"
     world_size: int = 1
+    transport: Transport = "grpc"
 
     def __str__(self):
-        return f"{self.transport or 'local'}-{self.version}-{self.world_size}"
+        where = "local" if self.address is None else f"{self.address}-{self.transport}"
+        return f"{where}-{self.version}-{self.world_size}"
 
 
 WAYS = [
     Way(),
     Way(world_size=2),
-    *(Way(transport, version, size) for transport in ("unix", "tcp") for version in ("v3", "v2") for size in (1, 2)),
+    *(Way(address, version, size) for address in ("unix", "tcp") for version in ("v3", "v2") for size in (1, 2)),
+    *(Way("unix", "v3", size, "link") for size in (1, 2)),
 ]
 
 
@@ -49,11 +53,11 @@ def way(request):
 @pytest.fixture
 async def shard(way, tmp_path):
     shards = [ScriptedShard(script, rank=rank, world_size=way.world_size) for rank in range(way.world_size)]
-    if way.transport is None:
+    if way.address is None:
         yield ShardGroup(shards)
         return
-    urls = socket_urls(tmp_path, len(shards)) if way.transport == "unix" else tcp_urls(len(shards))
-    async with served(shards, urls, way.version) as group:
+    urls = socket_urls(tmp_path, len(shards)) if way.address == "unix" else tcp_urls(len(shards))
+    async with served(shards, urls, way.version, way.transport) as group:
         yield group
 
 

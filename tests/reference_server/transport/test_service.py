@@ -11,7 +11,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from reference_server.errors import ShardConnectionError, ShardError, StartupError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters
 from reference_server.transport.address import grpc_target, unix_url
-from reference_server.transport.client import GrpcShard, connect
+from reference_server.transport.client import connect
+from reference_server.transport.grpc_channel import GrpcChannel
+from reference_server.transport.remote_shard import RemoteShard
 from reference_server.transport.service import serving
 from reference_server.transport.wire_schema import load_schema
 from tests.support.wire.scripted_shard import ScriptedShard
@@ -130,13 +132,13 @@ async def test_discovery_answers_while_a_step_runs(url):
         await go_on.wait()
 
     async with serving(ScriptedShard(gate=gate), url, [url]):
-        shard = await GrpcShard.open(url)
-        step = asyncio.create_task(shard.health())
+        channel = await GrpcChannel.open(url)
+        step = asyncio.create_task(RemoteShard(channel).health())
         await started.wait()
-        urls = await shard.discover()
+        urls = await channel.discover()
         go_on.set()
         await step
-        await shard.close()
+        await channel.close()
 
     assert urls == [url.removeprefix("unix://")]
 

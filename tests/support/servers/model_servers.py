@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from reference_server.config import Transport
 from reference_server.errors import ShardConnectionError
 from reference_server.transport.address import tcp_url
 from reference_server.transport.client import connect
@@ -26,12 +27,12 @@ class ModelServers:
     processes: list[subprocess.Popen[bytes]]
     addresses: list[str]
 
-    async def connect(self, version: str = "v3") -> ShardGroup:
+    async def connect(self, version: str = "v3", transport: Transport = "auto") -> ShardGroup:
         """The group, as soon as every rank has loaded its model."""
         end = time.monotonic() + START_LIMIT_S
         while True:
             try:
-                return await connect(self.addresses[:1], version)
+                return await connect(self.addresses[:1], version, transport)
             except ShardConnectionError:
                 assert time.monotonic() < end, "the model servers did not get ready"
                 assert all(process.poll() is None for process in self.processes), "a model server has ended"
@@ -74,7 +75,18 @@ def _start(
         where = ["--listen", addresses[rank].removeprefix("tcp://")]
         if len(addresses) > 1:
             where += ["--shard-addr", ",".join(address.removeprefix("tcp://") for address in addresses)]
-    command = [*prefix, sys.executable, "-m", "reference_server.model_server.cli", "serve", model, *where, *flags]
+    command = [
+        *prefix,
+        sys.executable,
+        "-m",
+        "reference_server.model_server.cli",
+        "serve",
+        model,
+        *where,
+        "--transport",
+        "auto",
+        *flags,
+    ]
     environ = {
         "PATH": "/usr/sbin:/usr/bin:/bin",
         "HF_HUB_OFFLINE": "1",
