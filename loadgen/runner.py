@@ -36,6 +36,7 @@ from loadgen.target.accelerator import open_accelerators
 from loadgen.target.cache_reset import reset_cache
 from loadgen.target.health_probe import HealthProbe
 from loadgen.target.idle import wait_until_idle
+from loadgen.target.metrics_source import metrics_sources
 from loadgen.target.replicas import check_replicas, replicas_of
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Telemetry
@@ -107,11 +108,13 @@ def measure(
     _write_schedule(out, prepared.work)
     if config.prefix_cache == "warm":
         _warm_prefix_cache(config, prepared, replicas, progress)
-    telemetry = Telemetry(target.control(), JsonlWriter(out / "server_metrics.jsonl"), accelerators)
+    sources = metrics_sources([each.url for each in replicas], target.access, config.metrics_url)
+    telemetry = Telemetry(sources, JsonlWriter(out / "server_metrics.jsonl"), accelerators)
     telemetry.start()
-    if not telemetry.has_metrics:
-        manifest.target["server_metrics"] = prepared.facts.kind.without_metrics
-        progress.show(f"server metrics: {prepared.facts.kind.without_metrics}")
+    if telemetry.without_metrics:
+        places = "" if len(sources) == 1 else f" from {', '.join(telemetry.without_metrics)}"
+        manifest.target["server_metrics"] = f"{prepared.facts.kind.without_metrics}{places}"
+        progress.show(f"server metrics: {manifest.target['server_metrics']}")
 
     def stop_unhealthy() -> None:
         progress.show("the server no longer answers /health; ending the load")
@@ -305,6 +308,7 @@ def _plan(config: BenchConfig, target: Target, prepared: PreparedRun, manifest: 
 
 def _complete(manifest: RunManifest, load: LoadProcess, target: Target, out: Path, telemetry: Telemetry) -> None:
     """Write the end of the run into the manifest and turn the files into their final form."""
+    num_replicas = 1 + len(manifest.target["replicas"])
     end = load.end or {}
     manifest.window_end_s = end.get("window_end_s")
     manifest.drain["took_s"] = end.get("drain_s")
@@ -329,8 +333,8 @@ def _complete(manifest: RunManifest, load: LoadProcess, target: Target, out: Pat
         out,
         client
         | {
-            # The counter of one replica does not cover the load of several.
-            "server_requests": None if manifest.target["replicas"] else telemetry.server_requests,
+            # The counters of some replicas do not cover the load of all.
+            "server_requests": telemetry.server_requests if telemetry.num_present == num_replicas else None,
             "capacity_events_per_s": stored_capacity(),
             "lost_workers": len(end.get("lost") or ()) or int(load.end is None and not load.is_finish_requested),
             "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,

@@ -9,7 +9,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.objectives import objectives_of
 
 # Each side of a comparison has its own server and its own label.
-SET_BY_SIDES = ("url", "replicas", "balance", "server", "label")
+SET_BY_SIDES = ("url", "replicas", "balance", "metrics_url", "server", "label")
 BASELINES = Path("baselines")
 HISTORY = Path("history.jsonl")
 SIDE = "A side is a URL, a server's TOML file, git:REV, git:REV:FILE, image:NAME, command:COMMAND or stored:DIR."

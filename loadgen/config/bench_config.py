@@ -127,6 +127,7 @@ class BenchConfig(BenchSettings):
         not_of_load = {
             "url",
             "replicas",
+            "metrics_url",
             "server",
             "model_id",
             "model",

@@ -366,6 +366,11 @@ class BenchSettings(BaseModel):
         description="The replica of a request: the next one in turn, or the one with the fewest requests of this load "
         "in flight (each worker counts its own).",
     )
+    metrics_url: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description="Address of the server's metrics, if it is not --url with /metrics; repeatable, for each replica. "
+        "The report sums the metrics of several, and shows each.",
+    )
     server: str | None = Field(
         None,
         description="Command that starts the server to measure. Free ports are passed in PORT, MASTER_PORT and "
@@ -454,7 +459,7 @@ class BenchSettings(BaseModel):
         first, *others = values["url"] or [None]
         return values | {"url": first} | ({"replicas": tuple(others)} if others else {})
 
-    @field_validator("replicas")
+    @field_validator("replicas", "metrics_url")
     @classmethod
     def _http_urls(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(str(cls._http_url(value)) for value in values)

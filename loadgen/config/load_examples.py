@@ -86,6 +86,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "url": "--url http://127.0.0.1:8000",
         "file_cache": "--server 'vllm serve models/llama --port {port}' --model-files models/llama --file-cache cold",
         "model_files": "--server 'vllm serve models/llama --port {port}' --model-files models/llama --file-cache warm",
+        "metrics_url": "--url http://127.0.0.1:8000 --metrics-url http://127.0.0.1:9400/metrics",
         "replicas": "--url http://10.0.0.1:8000 --replicas http://10.0.0.2:8000",
         "balance": "--url http://10.0.0.1:8000 --replicas http://10.0.0.2:8000 --balance least_in_flight",
         "server": "--server 'vllm serve models/llama --port {port}'",

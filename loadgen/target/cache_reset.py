@@ -9,9 +9,10 @@ from typing import Any
 from loadgen.dialects.dialect import BadPayloadError, Dialect, NotThisApiError, ParsedAnswer
 from loadgen.errors import TargetError, UsageError
 from loadgen.target.control import ControlClient
+from loadgen.target.metrics_source import ROUTE
 from loadgen.target.server_kind import ResetRoute, ServerKind
 from loadgen.target.target import Target
-from loadgen.target.telemetry import ROUTE, Scrape, parse_prometheus
+from loadgen.target.telemetry import Scrape, parse_prometheus
 from loadgen.workloads.prompt import Prompt
 
 # A server refuses a reset while requests run.

@@ -25,7 +25,7 @@ class ControlClient:
     def __init__(self, url: str, access: Access = NO_ACCESS) -> None:
         self.url = url
         self.origin = Origin.parse(url)
-        self._headers = dict(access.headers)
+        self.headers = dict(access.headers)
         self._tls = access.tls
         self._connection: http.client.HTTPConnection | None = None
 
@@ -65,7 +65,7 @@ class ControlClient:
             self._connection = None
 
     def _request(self, method: str, route: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        headers = {**self._headers, "Content-Type": "application/json"} if body is not None else self._headers
+        headers = {**self.headers, "Content-Type": "application/json"} if body is not None else self.headers
         is_reused = self._connection is not None
         try:
             return self._call(method, route, body, headers, timeout_s)

@@ -4,7 +4,8 @@ import time
 
 from loadgen.errors import TargetError
 from loadgen.target.control import ControlClient
-from loadgen.target.telemetry import ROUTE, Scrape, parse_prometheus
+from loadgen.target.metrics_source import ROUTE
+from loadgen.target.telemetry import Scrape, parse_prometheus
 
 POLL_S = 0.1
 # Gauges of running and waiting requests, by server. Those of SGLang and TensorRT-LLM keep their values when idle.

@@ -1,18 +1,17 @@
-"""Samples the server's `/metrics` and the GPUs during a run, as rows on the run's time axis."""
+"""Samples the servers' metrics and the GPUs during a run, as rows on the run's time axis."""
 
 import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from loadgen.errors import TargetError
 from loadgen.target.accelerator import Accelerators
-from loadgen.target.control import ControlClient
+from loadgen.target.metrics_source import MetricsSource
 from reports.run_store import JsonlWriter
 
 INTERVAL_S = 1.0
-ROUTE = "/metrics"
 # Request counters, best first. TGI's `tgi_request_count` counts requests of the OpenAI routes twice.
 REQUEST_COUNTS = (
     ("tgi_request_success", "tgi_request_failure"),
@@ -45,7 +44,7 @@ def parse_prometheus(text: str) -> Iterator[tuple[str, str, float]]:
 
 @dataclass(slots=True)
 class Scrape:
-    """One response of `/metrics`, and its time (monotonic ns)."""
+    """One round of samples, and its time (monotonic ns)."""
 
     at_ns: int
     samples: list[tuple[str, str, float]] = field(default_factory=list)
@@ -59,14 +58,18 @@ class Scrape:
 class Telemetry:
     """Scrapes once a second in a thread, from before the load until after it, and samples the GPUs at the same times.
 
-    Stops scraping a server without metrics after the first response; then `has_metrics` is false.
+    Samples of several sources have a label `replica` with the source's URL, and one time for each round, so that they
+    can be summed. A round is left out unless every source that has metrics answers. A source without metrics is scraped
+    once.
     """
 
-    def __init__(self, control: ControlClient, writer: JsonlWriter, accelerators: Accelerators | None = None) -> None:
-        self._control = control
+    def __init__(
+        self, sources: Sequence[MetricsSource], writer: JsonlWriter, accelerators: Accelerators | None = None
+    ) -> None:
+        self._sources = tuple(sources)
+        self._calls = ThreadPoolExecutor(max(1, len(self._sources)), "metrics")
         self._writer = writer
         self._accelerators = accelerators
-        self.has_metrics = True
         self._start_ns: int | None = None
         self._unwritten: list[Scrape] = []
         self._stop = threading.Event()
@@ -75,10 +78,20 @@ class Telemetry:
         self._last: Scrape | None = None
         self.write_errors = 0
 
+    @property
+    def without_metrics(self) -> list[str]:
+        """The sources that have no metrics."""
+        return [source.name for source in self._sources if source.is_present is False]
+
+    @property
+    def num_present(self) -> int:
+        """The number of sources that have metrics."""
+        return len(self._sources) - len(self.without_metrics)
+
     def start(self) -> None:
         """Scrape once now, then in the background."""
         self._sample()
-        if self.has_metrics or self._accelerators is not None:
+        if self.num_present or self._accelerators is not None:
             self._thread.start()
 
     def begin_run(self, start_ns: int) -> None:
@@ -91,7 +104,9 @@ class Telemetry:
         if self._thread.ident is not None:
             self._thread.join(timeout=30)
             self._sample()
-        self._control.close()
+        self._calls.shutdown()
+        for source in self._sources:
+            source.control.close()
         if self._accelerators is not None:
             self._accelerators.close()
         self._writer.close()
@@ -113,24 +128,30 @@ class Telemetry:
             self._sample()
 
     def _sample(self) -> None:
-        if self.has_metrics:
+        if self.num_present:
             self._scrape()
         if self._accelerators is not None:
             self._unwritten.append(Scrape(time.perf_counter_ns(), self._accelerators.sample()))
         self._write()
 
     def _scrape(self) -> None:
-        try:
-            status, body = self._control.get(ROUTE, timeout_s=5.0)
-        except TargetError:
+        asked = [source for source in self._sources if source.is_present is not False]
+        texts = list(self._calls.map(MetricsSource.text, asked))
+        answered = [(source, text) for source, text in zip(asked, texts, strict=True) if text is not None]
+        if not answered or len(answered) < self.num_present:
             return
-        if status != 200:
-            self.has_metrics = False
-            return
-        scrape = Scrape(time.perf_counter_ns(), list(parse_prometheus(body.decode(errors="replace"))))
+        samples = [sample for source, text in answered for sample in self._labelled(source, text)]
+        scrape = Scrape(time.perf_counter_ns(), samples)
         self._first = self._first or scrape
         self._last = scrape
         self._unwritten.append(scrape)
+
+    def _labelled(self, source: MetricsSource, text: str) -> Iterator[tuple[str, str, float]]:
+        """The samples of a source, which several sources name in a label."""
+        if len(self._sources) == 1:
+            return parse_prometheus(text)
+        own = f'replica="{source.name}"'
+        return ((name, f"{labels},{own}" if labels else own, value) for name, labels, value in parse_prometheus(text))
 
     def _write(self) -> None:
         if self._start_ns is None:

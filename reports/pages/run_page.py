@@ -19,6 +19,7 @@ from reports.document import (
 from reports.metrics.checks.findings import finding_messages
 from reports.metrics.per_request import primary_latency
 from reports.metrics.replicas import replicas_table
+from reports.metrics.server_replicas import server_replicas_table
 from reports.metrics.summary import Analysis
 from reports.pages import health, run_figures, tables
 from reports.pages.across_runs import across_section
@@ -218,9 +219,7 @@ def _replica_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
     return (Section("Replicas", blocks),) if blocks else ()
 
 
-REPLICAS = (
-    "Requests that started in the window, by the replica that received them. Server metrics are those of the first."
-)
+REPLICAS = "Requests that started in the window, by the replica that received them."
 
 
 def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
@@ -230,7 +229,13 @@ def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
         blocks += health.server_plot(analysis, f"server{suffix}")
         frame = tables.server_table(analysis)
         if len(frame):
-            blocks.append(Table(analysis.label if len(analyses) > 1 else "", frame, "Scraped from the server."))
+            caption = "Scraped from the server."
+            each = server_replicas_table(analysis.run.server_metrics, analysis.measured.window)
+            if len(each):
+                caption = "Scraped from every replica: counts are sums, fractions are means."
+            blocks.append(Table(analysis.label if len(analyses) > 1 else "", frame, caption))
+            if len(each):
+                blocks.append(Table("By replica", each, "Means over the window, and the change of counters."))
     return (Section("Server metrics", tuple(blocks)),) if blocks else ()
 
 

@@ -1,6 +1,7 @@
 """A load over several URLs, against scripted servers of known speed."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -8,9 +9,13 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import TargetError, UsageError
 from loadgen.runner import measure
+from loadgen.target.access import Access
+from loadgen.target.metrics_source import metrics_sources
 from loadgen.target.target import Target
 from reports.metrics.measured import Measured
 from reports.metrics.replicas import replicas_table
+from reports.metrics.server import server_summary
+from reports.metrics.server_replicas import server_replicas_table
 from reports.metrics.summary import Analysis
 from reports.pages.run_page import build_run_report
 from reports.renderers.markdown import render
@@ -56,7 +61,7 @@ def test_servers_6_least_in_flight_sends_the_slow_replica_less(urls, tmp_path):
     assert fast > 1.5 * slow
 
 
-def test_servers_6_the_report_has_a_row_for_each_replica_with_its_own_times(urls, tmp_path):
+def test_servers_6_the_report_has_a_row_for_each_replica_with_its_own_times(urls, states, tmp_path):
     result = run(urls, tmp_path, requests=40, workers=2)
 
     table = replicas_table(Measured.of(result))
@@ -71,6 +76,41 @@ def test_servers_6_the_report_has_a_row_for_each_replica_with_its_own_times(urls
     assert table["output tokens/s ↑"].sum() == pytest.approx(rates["output_tokens_per_s"]["value"])
     assert table["in flight, mean"].sum() == pytest.approx(rates["concurrency_mean"]["value"])
     assert b"## Replicas" in render(build_run_report([Analysis.of(result)]))
+    assert result.client["server_requests"] == sum(map(generations, states))
+
+
+def test_servers_1_metrics_of_all_replicas_are_summed_and_shown_one_by_one(urls, states, tmp_path):
+    for number, state in enumerate(states):
+        state.metrics = f"tgi_request_count {3 * number}\ntgi_batch_current_max_tokens {number + 1}\n"
+    result = run(urls, tmp_path, requests=8)
+
+    rows = [row for row in result.server_metrics if row["name"] == "tgi_batch_current_max_tokens"]
+    assert {row["labels"]: row["value"] for row in rows} == {f'replica="{urls[0]}"': 1.0, f'replica="{urls[1]}"': 2.0}
+    always = replace(Measured.of(result).window, start_s=-60.0, end_s=60.0)
+    assert server_summary(result.server_metrics, always)["batch_tokens"]["mean"] == 3.0
+    each = server_replicas_table(result.server_metrics, always).set_index("server metric")
+    assert list(each.loc["Tokens in the batch", urls]) == [1.0, 2.0]
+    assert b"By replica" in render(build_run_report([Analysis.of(result)]))
+
+
+def test_servers_1_metrics_are_read_from_another_place_without_the_key(urls, states, tmp_path):
+    with stream_server(ServerState(metrics="tgi_queue_size 7\n")) as (metrics_url, other):
+        result = run(urls[:1], tmp_path, requests=2, metrics_url=f"{metrics_url}/metrics", api_key="secret")
+
+        assert {row["value"] for row in result.server_metrics} == {7.0}
+        assert not other.requests
+    assert result.client["server_requests"] is None
+    source, own = metrics_sources(["http://a:1"], Access.with_key("k"), ["http://b:2/x/metrics", "http://a:3"])
+    assert (source.route, source.control.url, source.control.headers) == ("/x/metrics", "http://b:2", {})
+    assert (own.route, own.control.headers) == ("/metrics", {"Authorization": "Bearer k"})
+
+
+def test_servers_1_a_replica_without_metrics_is_named(urls, states, tmp_path):
+    states[1].has_metrics = False
+    result = run(urls, tmp_path, requests=4)
+
+    assert result.manifest.target["server_metrics"] == f"none from {urls[1]}"
+    assert {row["labels"] for row in result.server_metrics} == {f'replica="{urls[0]}"'}
     assert result.client["server_requests"] is None
 
 

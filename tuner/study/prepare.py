@@ -29,7 +29,7 @@ DEFAULT_LOAD: Mapping[str, Any] = {
 DEFAULT_PRESET = "preset:tiny-llama"
 # Keys of a load that a study sets itself.
 NOT_LOAD = (
-    *("url", "replicas", "balance", "server", "model_id", "model", "ready_timeout", "seed", "label"),
+    *("url", "replicas", "balance", "metrics_url", "server", "model_id", "model", "ready_timeout", "seed", "label"),
     *("file_cache", "model_files"),
 )
 SECTIONS = ("study", "server", "confirm", "load", "objective", "quality")

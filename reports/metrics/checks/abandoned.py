@@ -9,6 +9,7 @@ import numpy as np
 from reports.metrics.checks.findings import Finding, Level
 from reports.metrics.measured import Measured
 from reports.metrics.server import gauge_series
+from reports.metrics.server_replicas import scraped_replicas
 from reports.metrics.windows import Concurrency, Window
 from reports.run_schema import Status
 
@@ -57,9 +58,14 @@ def find_abandoned(measured: Measured, server_rows: Sequence[Mapping[str, Any]])
         len(left) / len(population),
         float(left["output_tokens"].mean()),
         Concurrency.mean(measured.concurrency, window.start_s, window.end_s),
-        # The metrics are those of the first replica.
-        None if measured.manifest.target.get("replicas") else _mean_in_server(server_rows, window),
+        _mean_in_server(server_rows, window) if _covers_all(measured, server_rows) else None,
     )
+
+
+def _covers_all(measured: Measured, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the metrics are those of every replica."""
+    others = measured.manifest.target.get("replicas") or ()
+    return not others or len(scraped_replicas(rows)) == len(others) + 1
 
 
 def _mean_in_server(rows: Iterable[Mapping[str, Any]], window: Window) -> float | None:

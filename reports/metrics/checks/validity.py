@@ -114,8 +114,8 @@ def _identity(run: RunResult) -> list[Finding]:
     if before and after == {}:
         return [Finding("server_identity", Level.INVALID, "the server did not answer at the end of the run")]
     changed = [name for name in IDENTITY if before and after and before.get(name) != after.get(name)]
-    started = {row["value"] for row in run.server_metrics if row["name"] == START_TIME_SERIES}
-    if len(started) > 1:
+    started = {(row.get("labels"), row["value"]) for row in run.server_metrics if row["name"] == START_TIME_SERIES}
+    if len(started) > len({labels for labels, _ in started}):
         changed.append("start time")
     fell_s = restarted_s(run.server_metrics)
     if fell_s is not None:

@@ -9,6 +9,7 @@ import pytest
 
 from loadgen.target.accelerator import open_accelerators
 from loadgen.target.control import ControlClient
+from loadgen.target.metrics_source import MetricsSource
 from loadgen.target.telemetry import Telemetry
 from reports.run_store import JsonlWriter
 from tests.support.servers.stream_server import ServerState, stream_server
@@ -117,7 +118,9 @@ def test_a_remote_server_and_a_machine_without_gpus_have_no_accelerators(nvml, m
 
 def test_gpus_are_sampled_even_if_the_server_has_no_metrics(nvml, tmp_path):
     with stream_server(ServerState(has_metrics=False)) as (url, _):
-        telemetry = Telemetry(ControlClient(url), JsonlWriter(tmp_path / "m.jsonl"), open_accelerators(url))
+        telemetry = Telemetry(
+            [MetricsSource(url, ControlClient(url))], JsonlWriter(tmp_path / "m.jsonl"), open_accelerators(url)
+        )
         telemetry.start()
         telemetry.begin_run(time.perf_counter_ns())
         telemetry.finish()

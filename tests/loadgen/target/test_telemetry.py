@@ -4,6 +4,7 @@ import time
 import pytest
 
 from loadgen.target.control import ControlClient
+from loadgen.target.metrics_source import MetricsSource
 from loadgen.target.telemetry import Telemetry, parse_prometheus
 from reports.run_store import JsonlWriter
 from tests.support.servers.stream_server import ServerState, stream_server
@@ -30,7 +31,7 @@ def test_samples_keep_their_labels_and_values_that_are_not_numbers_are_left_out(
 
 def scrape_twice(state, between, tmp_path):
     with stream_server(state) as (url, _):
-        telemetry = Telemetry(ControlClient(url), JsonlWriter(tmp_path / "server_metrics.jsonl"))
+        telemetry = Telemetry([MetricsSource(url, ControlClient(url))], JsonlWriter(tmp_path / "server_metrics.jsonl"))
         telemetry.start()
         telemetry.begin_run(time.perf_counter_ns())
         between()

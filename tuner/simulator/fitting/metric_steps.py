@@ -45,6 +45,8 @@ def metric_steps(run: Path, settings: Mapping[str, Any]) -> TracedSteps:
     if not (run / METRICS_TABLE).exists() or not (run / REQUESTS_TABLE).exists():
         raise TraceError(f"{run} has no server metrics or no requests")
     table = pd.read_parquet(run / METRICS_TABLE, filters=[("name", "in", [CALLS, SECONDS, POOL])])
+    if table["labels"].str.contains('replica="', regex=False).any():
+        raise TraceError(f"{run}: its metrics are those of several servers; measure one")
     table["method"] = table["labels"].str.extract('method="([a-z]+)"', expand=False).fillna("")
     wide = table.pivot_table(index="t_s", columns=["name", "method"], values="value", aggfunc="last").sort_index()
     if any((name, method) not in wide for name in (CALLS, SECONDS) for method in METHODS):
