@@ -39,4 +39,4 @@ def _replica_of(row: Mapping[str, Any]) -> str | None:
 def _value(found: Mapping[str, Any] | None, scale: float) -> float | None:
     if found is None:
         return None
-    return scale * found["mean"] if "mean" in found else found["change"]
+    return scale * float(found["mean"]) if "mean" in found else float(found["change"])
