@@ -17,7 +17,7 @@ def words_of(arguments: Mapping[str, Any], positional: Sequence[object] = ()) ->
     """The words of a command line. Raises UsageError for a flag that only a command has.
 
     >>> words_of({"max_in_flight": 64, "slo": ["ttft_p95_ms < 500"], "stream": False, "rate": None, "quick": True})
-    ['--max-in-flight=64', '--slo=ttft_p95_ms < 500', '--stream=false', '--quick']
+    ['--max-in-flight=64', '--slo=ttft_p95_ms < 500', '--no-stream', '--quick']
     """
     for name in COMMAND_ONLY:
         if arguments.get(name):
@@ -46,7 +46,7 @@ def _words(name: str, value: Any) -> Iterator[str]:
             if value:
                 yield flag_name(name)
         case bool():
-            yield f"{flag_name(name)}={str(value).lower()}"
+            yield flag_name(name) if value else flag_name(f"no_{name}")
         case list() | tuple():
             for each in value:
                 yield f"{flag_name(name)}={each}"

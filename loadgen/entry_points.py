@@ -9,6 +9,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from loadgen.errors import UsageError
+from loadgen.terminal.suggestion import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Names:
     def check(self, name: str) -> str:
         """The name, if it is known. Raises ValueError."""
         if name not in self.shipped and name not in self.known():
-            raise ValueError(f"must be one of {', '.join(self.known())}")
+            raise ValueError(f"must be one of {', '.join(self.known())}{nearest(name, self.known())}")
         return name
 
     def entry(self, name: str) -> EntryPoint:

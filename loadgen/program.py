@@ -9,10 +9,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from loadgen.config.parsing import variables
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.interrupts import Interrupted, raise_on_signals
+from loadgen.terminal import completion
+from loadgen.terminal.command_parser import CommandParser
+from loadgen.terminal.help_page import HelpPage
+from loadgen.terminal.variables import words_of_variables
 
 COULD_NOT_MEASURE, BROKEN_PIPE = 4, 141
 # Packages of the extra `server`.
@@ -38,19 +42,25 @@ def disk_full(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: its help, its flags and its function. `run` also receives the words of the command line."""
+    """One command: its help, its flags and its function. `run` also receives the words of the command line.
+
+    Words of environment variables are part of that line, so that it repeats the call elsewhere. examples: of its help,
+    without the name of the program.
+    """
 
     summary: str
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Sequence[str]], int]
+    examples: tuple[str, ...] = ()
 
 
-def command_in(module: str, summary: str) -> Command:
+def command_in(module: str, summary: str, *examples: str) -> Command:
     """A command whose `add_flags` and `run` are in a module that is imported on first use."""
     return Command(
         summary,
         lambda parser: importlib.import_module(module).add_flags(parser),
         lambda args, words: int(importlib.import_module(module).run(args, words)),
+        examples,
     )
 
 
@@ -69,10 +79,23 @@ class Program:
         """Run one command; returns the exit code. Errors are one line on stderr."""
         words = list(sys.argv[1:] if argv is None else argv)
         raise_on_signals()
+        from_environment: list[str] = []
         try:
             if words and words[0] in self.later:
                 raise UsageError(f"`{words[0]}` is not available in this version")
-            args = self.parse(words)
+            if words and words[0] == completion.CANDIDATES:
+                line = words[1:]
+                sys.stdout.writelines(f"{each}\n" for each in completion.candidates(self.parser(line), line))
+                return 0
+            parser = self.parser(words)
+            named = parser.named(words)
+            found, from_environment = words_of_variables(named, words, variables(self.prefix), self.prefix)
+            depth = len(named.prog.split()) - 1
+            words[depth:depth] = found
+            args = self.parse(words, parser)
+            if args.command == completion.COMMAND:
+                sys.stdout.write(completion.script_of(self.name, args.shell))
+                return 0
             exit_code = self.commands[args.command].run(args, words)
             sys.stdout.flush()
             return exit_code
@@ -81,6 +104,8 @@ class Program:
             return interrupted.exit_code
         except LoadgenError as error:
             self._write_error(f"{self.name}: {error}")
+            if from_environment and isinstance(error, UsageError):
+                self._write_error(f"set by the environment: {', '.join(from_environment)}")
             return error.exit_code
         except BrokenPipeError:
             # The reader of stdout has ended, as `head` does; the interpreter would flush into the pipe once more.
@@ -97,22 +122,39 @@ class Program:
             self._write_error(f"{self.name}: {disk_full(Path(error.filename or '.'))}")
             return COULD_NOT_MEASURE
 
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The flags of a command line. Only the named command adds its flags: others need not be imported."""
-        parser = argparse.ArgumentParser(prog=self.name, description=self.description, **self._style())
+    @property
+    def prefix(self) -> str:
+        """Of the environment variables of its flags: `tgi-bench` has TGI_BENCH_."""
+        return self.name.replace("-", "_").upper() + "_"
+
+    def parse(self, words: Sequence[str], parser: CommandParser | None = None) -> argparse.Namespace:
+        """The flags of a command line, without those of the environment. Ends the process with 2 if one is wrong."""
+        parser = parser or self.parser(words)
+        args, unknown = parser.parse_known_args(words)
+        if unknown:
+            parser.named(words).refuse(unknown)
+        return args
+
+    def parser(self, words: Sequence[str]) -> CommandParser:
+        """The parser of a command line. Only the named command adds its flags: others need not be imported."""
+        page = HelpPage((), self.exit_codes, self.prefix)
+        parser = CommandParser(page, prog=self.name, description=self.description)
         subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
         for name, command in self.commands.items():
-            subparser = subparsers.add_parser(name, help=command.summary, description=command.summary, **self._style())
+            examples = tuple(f"{self.name} {name} {words}".strip() for words in command.examples)
+            subparser = subparsers.add_parser(
+                name,
+                help=command.summary,
+                description=command.summary,
+                page=HelpPage(examples, self.exit_codes, self.prefix),
+            )
             if name == next(iter(words), None):
                 command.add_flags(subparser)
-        return parser.parse_args(words)
+        completing = subparsers.add_parser(completion.COMMAND, help="Print the script that completes words in a shell.")
+        completing.add_argument(
+            "shell", choices=completion.SHELLS, help=f"In ~/.bashrc: {completion.line_of(self.name)}"
+        )
+        return parser
 
     def _write_error(self, text: str) -> None:
         sys.stderr.write(text + "\n")
-
-    def _style(self) -> dict[str, Any]:
-        return {
-            "epilog": self.exit_codes,
-            "formatter_class": argparse.RawDescriptionHelpFormatter,
-            "allow_abbrev": False,
-        }

@@ -29,14 +29,17 @@ COMMANDS = {
 }
 
 
+PROGRAM = Program(
+    "tgi-tune",
+    "Find launcher settings for a load, confirm the gain, and serve them.",
+    EXIT_CODES,
+    COMMANDS,
+    when_stopped="stopped; the same command continues the study",
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    return Program(
-        "tgi-tune",
-        "Find launcher settings for a load, confirm the gain, and serve them.",
-        EXIT_CODES,
-        COMMANDS,
-        when_stopped="stopped; the same command continues the study",
-    ).main(argv)
+    return PROGRAM.main(argv)
 
 
 if __name__ == "__main__":

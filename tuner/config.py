@@ -11,6 +11,7 @@ from tuner.space.expression import parse
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 SamplerName = Literal["auto", "tpe", "gp", "random", "qmc", "grid", "nsga2", "coordinate"]
+SimulatorUse = Literal["auto", "off", "rank", "gp"]
 Kind = Literal["own", "tgi-docker", "tgi-launcher", "command", "profile"]
 
 # Name of a study and of its folder.
@@ -38,7 +39,7 @@ class StudySection(BaseModel):
     sampler: SamplerName = Field(
         "auto", description="auto: initial design, halving, then TPE; with a profile a model of the results."
     )
-    simulator: Literal["auto", "off", "rank", "gp"] = Field(
+    simulator: SimulatorUse = Field(
         "auto", validation_alias=AliasChoices("simulator", "guide"), description="Whether the simulator proposes."
     )
     cost: str | None = Field(

@@ -62,7 +62,7 @@ def check_points(config: BenchConfig, cells: Sequence[MatrixPoint]) -> None:
         try:
             cell.load(config)
         except ValidationError as error:
-            raise UsageError(parsing.describe(error)) from error
+            raise UsageError(parsing.describe(error, BenchConfig)) from error
 
 
 def _measure(series: LoadSeries, cell: MatrixPoint) -> Analysis:

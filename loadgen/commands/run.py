@@ -23,6 +23,7 @@ from loadgen.errors import LoadgenError, UsageError
 from loadgen.progress import ProgressDisplay, open_progress
 from loadgen.runner import InterruptedRun, make_run_directory, measure, new_run_id
 from loadgen.target.target import open_target, server_command
+from loadgen.terminal.flags import Rare
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -88,18 +89,26 @@ def measure_server(
 
 def add_distribution_flags(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group(
-        "load from several machines",
+        "Load from several machines",
         "One command is the master and the others join it; the master stores all records. All commands have one secret "
         f"in {JOIN_KEY_VARIABLE}; without it, the master draws one and prints it. The traffic is encrypted with it.",
     )
     flags.add_argument(
-        "--master", action="store_true", help="Make no load here: wait for workers that join, and divide the load."
+        "--master",
+        action="store_true",
+        help=Rare("Make no load here: wait for workers that join, and divide the load."),
     )
-    flags.add_argument("--master-bind-host", metavar="HOST", help=f"Address the master listens at. Default {LOOPBACK}.")
-    flags.add_argument("--master-bind-port", metavar="PORT", help=f"Default {MASTER_PORT}; 0 for a free one.")
-    flags.add_argument("--expect-workers", metavar="N", type=int, help="Start when N workers have joined. Default 1.")
     flags.add_argument(
-        "--join", metavar="HOST[:PORT]", help="Be a worker of the master at this address; the master sends the load."
+        "--master-bind-host", metavar="HOST", help=Rare(f"Address the master listens at. Default {LOOPBACK}.")
+    )
+    flags.add_argument("--master-bind-port", metavar="PORT", help=Rare(f"Default {MASTER_PORT}; 0 for a free one."))
+    flags.add_argument(
+        "--expect-workers", metavar="N", type=int, help=Rare("Start when N workers have joined. Default 1.")
+    )
+    flags.add_argument(
+        "--join",
+        metavar="HOST[:PORT]",
+        help=Rare("Be a worker of the master at this address; the master sends the load."),
     )
     parser.add_argument(
         "--web",

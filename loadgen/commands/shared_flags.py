@@ -4,9 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen.config import parsing
+from loadgen.config import load_flags, parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.objectives import objectives_of
+from loadgen.terminal.flags import Rare, section
 
 # Each side of a comparison has its own server and its own label.
 SET_BY_SIDES = ("url", "replicas", "balance", "metrics_url", "server", "label")
@@ -17,10 +18,10 @@ SIDE = "A side is a URL, a server's TOML file, git:REV, git:REV:FILE, image:NAME
 
 def add_load_flags(parser: argparse.ArgumentParser, leave_out: Sequence[str] = ()) -> None:
     """Every flag of a load, and `--config` for the file that may hold them."""
-    parser.add_argument(
+    load_flags.add_flags(parser, leave_out)
+    section(parser, "Load").add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file of the load, with the same keys; flags override it."
     )
-    parsing.add_flags(parser, BenchConfig, leave_out=leave_out)
 
 
 def load_config(args: argparse.Namespace, **changes: str) -> BenchConfig:
@@ -57,7 +58,7 @@ def add_docker_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--docker-args",
         metavar="WORDS",
-        help='Added to docker run for an image: --docker-args="--gpus all --shm-size 1g".',
+        help=Rare('Added to docker run for an image: --docker-args="--gpus all --shm-size 1g".'),
     )
 
 
@@ -72,18 +73,24 @@ def add_interleave_flag(parser: argparse.ArgumentParser) -> None:
         "--interleave",
         type=int,
         metavar="N",
-        help="Launch both servers of a pair together and measure N slices of the load on each in turn, A B B A …; "
-        "a slice is a run of --warmup and --duration. Default: one run of each, one after the other.",
+        help=Rare(
+            "Launch both servers of a pair together and measure N slices of the load on each in turn, A B B A …; a "
+            "slice is a run of --warmup and --duration. Default: one run of each, one after the other."
+        ),
     )
 
 
 def add_baselines_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--baselines", type=Path, metavar="DIR", default=BASELINES, help=f"Directory of baselines. Default {BASELINES}."
+        "--baselines",
+        type=Path,
+        metavar="DIR",
+        default=BASELINES,
+        help=Rare(f"Directory of baselines. Default {BASELINES}."),
     )
 
 
 def add_history_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--history", type=Path, metavar="FILE", default=HISTORY, help=f"Table of past results. Default {HISTORY}."
+        "--history", type=Path, metavar="FILE", default=HISTORY, help=Rare(f"Table of past results. Default {HISTORY}.")
     )

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +19,7 @@ from pydantic import (
 from loadgen.config.durations import parse_duration, parse_stages
 from loadgen.config.objectives import EXAMPLE as SLO_EXAMPLE
 from loadgen.config.objectives import WIDTH_EXAMPLE, parse_objective, parse_width
-from loadgen.config.parsing import REPEATABLE
+from loadgen.config.parsing import FILE, REPEATABLE, TIME, Brief, Metavar
 from loadgen.config.profiles import DESCRIPTION as PROFILE_DESCRIPTION
 from loadgen.config.profiles import ProfileName, with_profile
 from loadgen.dialects.registry import API_NAMES
@@ -66,6 +66,9 @@ OF_ACCESS = ("api_key", "api_key_env", "header", "ca_file", "insecure")
 FIELDS_OF_LOAD = (
     *("prompt", "messages", "inputs", "stream"),
     *("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict", "num_predict", "n"),
+)
+PROFILE_BRIEF = Brief(
+    f"Named load, whose settings other flags override: {', '.join(get_args(ProfileName))}. --help-all describes them."
 )
 
 
@@ -128,13 +131,15 @@ def _check_width(value: str) -> str:
     return value.strip()
 
 
-DepartureText = Annotated[str, AfterValidator(_check_departure)]
-Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400)]
-HeaderText = Annotated[SecretStr, AfterValidator(_check_header)]
-LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths)]
-ObjectiveText = Annotated[str, AfterValidator(_check_objective)]
-ThinkTimeText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_think_time)]
-WidthText = Annotated[str, AfterValidator(_check_width)]
+DepartureText = Annotated[str, AfterValidator(_check_departure), Metavar("SHARE@TOKENS")]
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400), TIME]
+HeaderText = Annotated[SecretStr, AfterValidator(_check_header), Metavar("NAME=VALUE")]
+LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths), Metavar("LENGTH")]
+ObjectiveText = Annotated[str, AfterValidator(_check_objective), Metavar("OBJECTIVE")]
+ThinkTimeText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_think_time), Metavar("TIME|DIST")]
+WidthText = Annotated[str, AfterValidator(_check_width), Metavar("WIDTH")]
+FileText = Annotated[str, FILE]
+UrlText = Annotated[str, Metavar("URL")]
 
 
 class BenchSettings(BaseModel):
@@ -142,7 +147,7 @@ class BenchSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    profile: ProfileName | None = Field(None, description=PROFILE_DESCRIPTION)
+    profile: Annotated[ProfileName, PROFILE_BRIEF] | None = Field(None, description=PROFILE_DESCRIPTION)
     mode: Mode = Field(
         "closed",
         description="How requests start: `closed` (each user waits for its answer), `constant`, `poisson` or `gamma` "
@@ -153,7 +158,7 @@ class BenchSettings(BaseModel):
     rate: float | None = Field(
         None, gt=0, le=1_000_000, description="Requests (or sessions) per second of an open loop."
     )
-    stages: Annotated[str, AfterValidator(_check_stages)] | None = Field(
+    stages: Annotated[str, AfterValidator(_check_stages), Metavar("STAGES")] | None = Field(
         None, description="Rate (or users), linear from 0 to each target, as DURATION:TARGET,…: 30s:8,1m:8,10s:0."
     )
     stages_of: Literal["rate", "concurrency"] = Field(
@@ -259,7 +264,7 @@ class BenchSettings(BaseModel):
     output_tokens: LengthText | None = Field(
         None, description=f"Answer length: a number or a distribution. Default {DEFAULT_OUTPUT_TOKENS}, or the trace's."
     )
-    length_pairs: str | None = Field(
+    length_pairs: FileText | None = Field(
         None,
         description="CSV file of input and output tokens; each request of `synthetic`, `shared_prefix` or `multi_turn` "
         "draws one row, instead of --input-tokens and --output-tokens.",
@@ -296,7 +301,7 @@ class BenchSettings(BaseModel):
     structured_tools: float | None = Field(
         None, ge=0, le=1, description="Share of the structured requests that call a tool instead. Default 0."
     )
-    schemas_file: str | None = Field(
+    schemas_file: FileText | None = Field(
         None, description="JSONL file of objects with `name` and `schema`, drawn evenly. Default three small schemas."
     )
     stream: bool = Field(True, description="Whether answers are streamed; blocking calls have no TTFT, TPOT or gaps.")
@@ -305,7 +310,7 @@ class BenchSettings(BaseModel):
         description="Whether answers have exactly the requested length (`forced`, if the server supports it) or at "
         "most that length (`capped`). `auto` forces if possible.",
     )
-    trace_file: str | None = Field(
+    trace_file: FileText | None = Field(
         None, description="CSV or JSONL file of an `azure_llm`, `burstgpt` or `mooncake` trace."
     )
     trace_limit: int | None = Field(
@@ -333,7 +338,7 @@ class BenchSettings(BaseModel):
     time_scale: float = Field(
         1.0, gt=0, le=1_000, description="Multiplies every arrival time of a trace: 0.05 is 20 times faster."
     )
-    prompts_file: str | None = Field(
+    prompts_file: FileText | None = Field(
         None,
         description="JSONL (`prompt`, `text`, `inputs` or `messages`), CSV with such a column, or one prompt per line; "
         "the JSON file of `sharegpt`.",
@@ -347,18 +352,18 @@ class BenchSettings(BaseModel):
     prompts_order: Literal["file", "shuffled"] = Field(
         "file", description="Order of the prompts of a file: as in the file, or shuffled by --seed."
     )
-    tokenizer: str | None = Field(
+    tokenizer: FileText | None = Field(
         None,
         description="tokenizer.json (or its directory) that counts prompt tokens instead of the server's /tokenize.",
     )
 
-    url: str | None = Field(
+    url: UrlText | None = Field(
         None,
         json_schema_extra=REPEATABLE,
         description="URL of a running server to measure. Repeatable: further URLs are replicas of it, and the load is "
         "spread over all; in a file, a list.",
     )
-    replicas: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+    replicas: Annotated[tuple[UrlText, ...], BeforeValidator(_as_tuple)] = Field(
         (), description="A further URL of the same server; repeatable. A repeated --url does the same."
     )
     balance: Literal["round_robin", "least_in_flight"] = Field(
@@ -366,17 +371,17 @@ class BenchSettings(BaseModel):
         description="The replica of a request: the next one in turn, or the one with the fewest requests of this load "
         "in flight (each worker counts its own).",
     )
-    metrics_url: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+    metrics_url: Annotated[tuple[UrlText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
         description="Address of the server's metrics, if it is not --url with /metrics; repeatable, for each replica. "
         "The report sums the metrics of several, and shows each.",
     )
-    server: str | None = Field(
+    server: Annotated[str, Metavar("COMMAND")] | None = Field(
         None,
         description="Command that starts the server to measure. Free ports are passed in PORT, MASTER_PORT and "
         "PROMETHEUS_PORT; {port} is replaced by PORT.",
     )
-    model_id: str = Field(
+    model_id: Annotated[str, Metavar("ID")] = Field(
         EMBEDDED_MODEL_ID,
         min_length=1,
         description="Model of the server that is started if neither --url nor --server is given.",
@@ -389,11 +394,13 @@ class BenchSettings(BaseModel):
     api_key: SecretStr | None = Field(
         None, description="Sent as a bearer token. --api-key-env keeps it out of the command line."
     )
-    api_key_env: str | None = Field(None, min_length=1, description="Environment variable that holds the API key.")
+    api_key_env: Annotated[str, Metavar("VARIABLE")] | None = Field(
+        None, min_length=1, description="Environment variable that holds the API key."
+    )
     header: Annotated[tuple[HeaderText, ...], BeforeValidator(_as_tuple)] = Field(
         (), description="Header of every request, as NAME=VALUE; repeatable. The value is stored nowhere."
     )
-    extra_body: Annotated[dict[str, Any] | None, BeforeValidator(_parse_body)] = Field(
+    extra_body: Annotated[dict[str, Any] | None, BeforeValidator(_parse_body), Metavar("JSON|@FILE")] = Field(
         None,
         description="Further fields of every request's body: a JSON object, or @FILE with one. Objects are merged with "
         """those of the body, as in '{"parameters": {"top_k": 5}}'.""",
@@ -403,7 +410,7 @@ class BenchSettings(BaseModel):
         description="Whether the server's prefix cache is emptied before the load (vLLM, SGLang, llama.cpp), and a "
         "request confirms it. Both sides of a comparison then send the same texts to running servers.",
     )
-    ca_file: str | None = Field(
+    ca_file: FileText | None = Field(
         None,
         description="PEM file of the authorities that may have signed the server's certificate. Default the system's.",
     )
@@ -415,7 +422,7 @@ class BenchSettings(BaseModel):
         description="The model's files in the page cache at every launch: unchanged (`natural`), dropped from it "
         "(`cold`, by posix_fadvise, without root), or read into it (`warm`). The report has the share that was cached.",
     )
-    model_files: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
+    model_files: Annotated[tuple[FileText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
         description="File or folder of weights for --file-cache; repeatable. Default those that the server's command "
         "names.",

@@ -36,8 +36,10 @@ INTRODUCTION = """# Settings of a load
 Every setting is a flag of `tgi-bench run`, and of `sweep`, `search`, `compare`, `noise` and `bisect` where it does not
 contradict the command; a key of the file of `--config` and of `[load]` in a [space file](space.md); and an argument of
 [`loadgen.measure`](python.md).
-`max_in_flight` is `--max-in-flight` as a flag. A flag overrides the file, which overrides the default. A list is a
-repeated flag on the command line, and a list in TOML.
+`max_in_flight` is `--max-in-flight` as a flag, and `TGI_BENCH_MAX_IN_FLIGHT` as an
+[environment variable](terminal.md#environment-variables). A flag overrides its variable, which overrides the file,
+which overrides the default. A list is a repeated flag on the command line, one value a line in a variable, and a list
+in TOML.
 
 A duration is a number of seconds, or a number with `ms`, `s`, `m` or `h`. A length is a number of tokens or a
 distribution. An objective is a [metric](metrics.md), `<` or `>`, and a value. Each example follows `tgi-bench run`.

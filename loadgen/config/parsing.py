@@ -1,14 +1,17 @@
 """Turns flags and a TOML file into a config: flags override the file, the file overrides the defaults.
 
-The only place that derives flags from fields and reads the environment.
+The only place that derives flags from fields and reads the environment; `terminal/variables.py` turns variables into
+words of the command line.
 """
 
 import argparse
 import os
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +22,16 @@ from pydantic.fields import FieldInfo
 from loadgen.entry_points import Names
 from loadgen.errors import UsageError
 from loadgen.redaction import MASK, is_secret, redacted_text
+from loadgen.terminal.flags import Long, OneOf, Rare, Switch, section
+from loadgen.terminal.suggestion import nearest
 
 # The mark of a field that is not a tuple but whose flag may be repeated.
 REPEATABLE: JsonDict = {"is_repeatable": True}
+
+METAVARS = {int: "N", float: "X"}
+BOOLEANS = ("True", "False")
+LONGEST_CHOICES = 24
+QUOTED = re.compile(r"'([^']+)'")
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -31,35 +41,92 @@ def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel], leave_out: Iterable[str] = ()) -> None:
-    """Add one flag per field; values stay text until `load` validates them."""
+@dataclass(frozen=True, slots=True)
+class Metavar:
+    """The name of a field's values in `--help`, as metadata of its type."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """The part that `--help` shows of a description that is too long for it, as metadata of the field's type."""
+
+    text: str
+
+
+TIME, FILE = Metavar("TIME"), Metavar("FILE")
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    cls: type[BaseModel],
+    sections: Mapping[str, Iterable[str]],
+    common: Collection[str],
+    leave_out: Iterable[str] = (),
+) -> None:
+    """Add one flag per field, by the sections of `--help`; values stay text until `load` validates them.
+
+    common: fields that `--help` shows; the others are in `--help-all`.
+    """
     excluded = frozenset(leave_out)
-    for name, field in cls.model_fields.items():
-        if name not in excluded:
-            default = "" if field.default in (None, "", ()) or "Default" in (field.description or "") else field.default
-            text = f"{field.description} Default {default}." if default != "" else str(field.description)
-            # A flag of a switch needs no value.
-            switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
-            parser.add_argument(
-                flag_name(name),
-                dest=name,
-                default=None,
-                action="append" if _is_repeatable(field) else "store",
-                metavar=_metavar(field),
-                help=text.replace("%", "%%"),
-                **switch,
-            )
+    for title, names in sections.items():
+        group = section(parser, title)
+        for name in names:
+            if name not in excluded:
+                _add_flag(group, name, cls.model_fields[name], is_common=name in common)
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo, *, is_common: bool) -> None:
+    text = _help(field).replace("%", "%%")
+    brief = next((each.text for each in _metadata(field.annotation) if isinstance(each, Brief)), None)
+    shown = Long.of(text, brief) if brief else text if is_common else Rare(text)
+    settings: dict[str, Any] = {"dest": name, "default": None, "help": shown}
+    if field.annotation is bool:
+        group.add_argument(flag_name(name), action=Switch, **settings)
+        return
+    action = "append" if _is_repeatable(field) else "store"
+    group.add_argument(flag_name(name), action=action, metavar=_metavar(name, field), **settings)
+
+
+def _help(field: FieldInfo) -> str:
+    """Description, values and default."""
+    metadata = tuple(_metadata(field.annotation, field.metadata))
+    text = str(field.description)
+    choices = _names(field) or _choices(field.annotation)
+    if choices and not all(choice in text for choice in choices if choice != field.default):
+        text += f" One of {', '.join(choices)}."
+    if field.default in (None, "", ()) or "Default" in text:
+        return text
+    value = str(field.default)
+    shown = f"{field.default:g}" if isinstance(field.default, float) else value.lower() if value in BOOLEANS else value
+    return f"{text} Default {shown}{'s' if TIME in metadata else ''}."
 
 
 def _is_repeatable(field: FieldInfo) -> bool:
     return typing.get_origin(field.annotation) is tuple or field.json_schema_extra == REPEATABLE
 
 
-def _metavar(field: FieldInfo) -> str:
-    if field.annotation is bool:
-        return "true|false"
+def _metavar(name: str, field: FieldInfo) -> str:
+    """The type of a field's values: N, X, TIME, FILE, or the words of a short list."""
     choices = _names(field) or _choices(field.annotation)
-    return "|".join(choices) if choices else "VALUE"
+    if choices:
+        joined = "|".join(choices)
+        return OneOf.of(joined if len(joined) <= LONGEST_CHOICES else name.upper(), choices)
+    marks = [each.name for each in _metadata(field.annotation, field.metadata) if isinstance(each, Metavar)]
+    if marks:
+        return marks[0]
+    parts = {field.annotation, *typing.get_args(field.annotation)}
+    return next((metavar for kind, metavar in METAVARS.items() if kind in parts), "TEXT")
+
+
+def _metadata(annotation: Any, found: Iterable[Any] = ()) -> Iterable[Any]:
+    """The metadata of a field, and of the types within it."""
+    yield from found
+    if typing.get_origin(annotation) is typing.Annotated:
+        yield from annotation.__metadata__
+    for part in typing.get_args(annotation):
+        yield from _metadata(part)
 
 
 def _names(field: FieldInfo) -> tuple[str, ...]:
@@ -70,7 +137,7 @@ def _names(field: FieldInfo) -> tuple[str, ...]:
 def _choices(annotation: Any) -> tuple[str, ...]:
     if typing.get_origin(annotation) is typing.Literal:
         return tuple(str(choice) for choice in typing.get_args(annotation))
-    if isinstance(annotation, types.UnionType):
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union, typing.Annotated):
         return tuple(choice for part in typing.get_args(annotation) for choice in _choices(part))
     return ()
 
@@ -82,7 +149,7 @@ def load(cls: type[Config], flags: Mapping[str, Any], file: Path | None = None) 
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise UsageError(describe(error)) from error
+        raise UsageError(describe(error, cls)) from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -95,8 +162,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not TOML ({error})") from error
 
 
-def describe(error: ValidationError) -> str:
-    """One line per problem: the flag, its value and the limit."""
+def describe(error: ValidationError, cls: type[BaseModel]) -> str:
+    """One line per problem: the flag, its value, the limit, and the nearest known key or value."""
     lines = []
     for problem in error.errors():
         message = problem["msg"].removeprefix("Value error, ")
@@ -105,11 +172,26 @@ def describe(error: ValidationError) -> str:
             continue
         name = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            section = ".".join(str(part) for part in problem["loc"][:-1])
-            lines.append(f"`{problem['loc'][-1]}` is not a setting of {f'[{section}]' if section else 'a load'}")
+            section_name = ".".join(str(part) for part in problem["loc"][:-1])
+            owner = f"[{section_name}]" if section_name else "a load"
+            meant = nearest(str(problem["loc"][-1]), _keys_beside(cls, problem["loc"]))
+            lines.append(f"`{problem['loc'][-1]}` is not a setting of {owner}{meant}")
             continue
-        lines.append(f"`{name}` is {_display(name, problem['input'])}: {message[:1].lower()}{message[1:]}")
+        known = QUOTED.findall(problem["ctx"]["expected"]) if problem["type"] == "literal_error" else ()
+        meant = nearest(str(problem["input"]), known)
+        lines.append(f"`{name}` is {_display(name, problem['input'])}: {message[:1].lower()}{message[1:]}{meant}")
     return "\n".join(lines)
+
+
+def _keys_beside(cls: type[BaseModel], place: Iterable[int | str]) -> Iterable[str]:
+    """The keys of the section that holds a key; none if that is no section of the config."""
+    *sections, _ = place
+    for part in sections:
+        field = cls.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return ()
+        cls = field.annotation
+    return cls.model_fields
 
 
 def _display(name: str, value: object) -> str:
@@ -125,3 +207,8 @@ def cache_directory() -> Path:
 def environment(*names: str) -> dict[str, str]:
     """Those of the named environment variables that are set and not empty."""
     return {name: value for name in names if (value := os.environ.get(name))}
+
+
+def variables(prefix: str) -> dict[str, str]:
+    """The environment variables with a prefix."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}

@@ -19,4 +19,5 @@ def check(args: argparse.Namespace, _words: Sequence[str]) -> int:
     return 0
 
 
-COMMAND = Command("Check a space: size, plan, hours, parameters that cannot act.", add_study_flags, check)
+EXAMPLES = ("space.toml", "--model-id preset:llama-125m", "--quick --trials 6")
+COMMAND = Command("Check a space: size, plan, hours, parameters that cannot act.", add_study_flags, check, EXAMPLES)

@@ -23,4 +23,5 @@ def confirm(args: argparse.Namespace, _words: Sequence[str]) -> int:
         return conclude(search, results, is_json=args.json)
 
 
-COMMAND = Command("Launch the finalists again beside the defaults, and judge.", add_stored_flags, confirm)
+EXAMPLES = ("", "--study nightly", "--study nightly --json")
+COMMAND = Command("Launch the finalists again beside the defaults, and judge.", add_stored_flags, confirm, EXAMPLES)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from loadgen.errors import UsageError
 from loadgen.program import Command
+from loadgen.terminal.flags import OneOf
 from tuner.commands.study_flags import add_stored_flags
 from tuner.servers.select import server_of
 from tuner.study.prepare import PreparedStudy, stored
@@ -15,13 +16,15 @@ from tuner.study.prepare import PreparedStudy, stored
 # Flags that belong to only some forms; `image` has a default for exported settings.
 OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = ("trial", "infeasible"), ("workers", "out"), ("url",), ("storage",)
 
+FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "k8s", "load-jobs", "study-jobs"))
+
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     add_stored_flags(parser)
     parser.add_argument(
         "--as",
         dest="form",
-        metavar="FORM",
+        metavar=FORM,
         default="toml",
         help="Settings: toml (default), env, cli, docker or k8s. Kubernetes Jobs: load-jobs, the study's load from "
         "several pods; study-jobs, several workers of the study.",
@@ -128,4 +131,5 @@ JOBS: Mapping[str, Callable[[argparse.Namespace, PreparedStudy], Mapping[str, st
     "study-jobs": _study_jobs,
 }
 
-COMMAND = Command("Print the settings for another launcher.", add_export_flags, export)
+EXAMPLES = ("--as docker", "--study nightly --as k8s", "--as env --trial 7")
+COMMAND = Command("Print the settings for another launcher.", add_export_flags, export, EXAMPLES)

@@ -31,4 +31,5 @@ def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
     return 0 if floor is not None else 3
 
 
-COMMAND = Command("Measure how much one launch differs from the next.", add_study_flags, measure_noise)
+EXAMPLES = ("--noise-runs 6", "space.toml", "--model-id preset:llama-125m --concurrency 8")
+COMMAND = Command("Measure how much one launch differs from the next.", add_study_flags, measure_noise, EXAMPLES)

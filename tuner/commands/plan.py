@@ -274,4 +274,5 @@ def _row(sized: SizedFleet, price: float | None, level: float) -> dict[str, Any]
     return row
 
 
-COMMAND = Command("Number of replicas for a rate and limits.", add_plan_flags, plan)
+EXAMPLES = ("plan.toml", "plan.toml --cost studies/nightly/cost.json --out plan", "plan.toml --effort 4 --json")
+COMMAND = Command("Number of replicas for a rate and limits.", add_plan_flags, plan, EXAMPLES)

@@ -22,4 +22,5 @@ def report(args: argparse.Namespace, _words: Sequence[str]) -> int:
     return 0
 
 
-COMMAND = Command("Write the report of a study from its stored files.", add_stored_flags, report)
+EXAMPLES = ("", "--study nightly", "--study nightly --json")
+COMMAND = Command("Write the report of a study from its stored files.", add_stored_flags, report, EXAMPLES)

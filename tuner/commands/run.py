@@ -41,4 +41,9 @@ def conclude(search: "StudySearch", results: Sequence["TrialResult"], *, is_json
     return 0 if finished.verdict["winner"] is not None else 1
 
 
-COMMAND = Command("Search, confirm, write best.toml; continues an existing study.", add_study_flags, run)
+EXAMPLES = (
+    "--quick --trials 6",
+    '--model-id meta-llama/Llama-3.1-8B --concurrency 32 --slo "ttft_p95_ms < 500"',
+    "space.toml --max-hours 8",
+)
+COMMAND = Command("Search, confirm, write best.toml; continues an existing study.", add_study_flags, run, EXAMPLES)

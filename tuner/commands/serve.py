@@ -52,4 +52,5 @@ def find_best(studies: Path, name: str | None) -> Path:
     return found[-1]
 
 
-COMMAND = Command("Serve the best configuration of a study.", add_serve_flags, serve)
+EXAMPLES = ("", "--study nightly --dry-run", "-- --port 3000")
+COMMAND = Command("Serve the best configuration of a study.", add_serve_flags, serve, EXAMPLES)

@@ -51,4 +51,9 @@ def simulate(args: argparse.Namespace, _words: Sequence[str]) -> int:
     return WORDS[args.word].run(args)
 
 
-COMMAND = Command("Predict configurations in virtual time.", add_simulate_flags, simulate)
+EXAMPLES = (
+    "run --set max_batch_prefill_tokens=2048",
+    "sweep space.toml --top 5",
+    "calibrate --url http://127.0.0.1:8000 -o cost.json",
+)
+COMMAND = Command("Predict configurations in virtual time.", add_simulate_flags, simulate, EXAMPLES)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.config import parsing
+from loadgen.config import load_flags, parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.errors import UsageError
@@ -27,7 +27,7 @@ HELD_OUT = "held-out"
 
 
 def add_outside_flags(parser: argparse.ArgumentParser) -> None:
-    parsing.add_flags(parser, BenchConfig, [name for name in BenchConfig.model_fields if name not in TARGET_FIELDS])
+    load_flags.add_flags(parser, [name for name in BenchConfig.model_fields if name not in TARGET_FIELDS])
     parser.add_argument(
         "--users",
         type=int,

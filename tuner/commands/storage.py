@@ -53,4 +53,5 @@ def serve_database(args: argparse.Namespace, _words: Sequence[str]) -> int:
     return 0
 
 
-COMMAND = Command("Serve a database to workers on other machines.", add_storage_flags, serve_database)
+EXAMPLES = ("sqlite:studies.db", "sqlite:studies.db --host 10.0.0.1", "postgresql://tuner@db/studies --port 13001")
+COMMAND = Command("Serve a database to workers on other machines.", add_storage_flags, serve_database, EXAMPLES)

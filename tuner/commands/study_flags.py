@@ -5,16 +5,20 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from loadgen.config import parsing
-from loadgen.config.bench_config import BenchConfig
+from loadgen.config import load_flags
+from loadgen.terminal.flags import OneOf, Rare
+from tuner.config import SamplerName, SimulatorUse
 from tuner.errors import SpaceError
 from tuner.servers.find_profile import known_profiles
 from tuner.study.prepare import NOT_LOAD, PreparedStudy
 
 if TYPE_CHECKING:
     from tuner.study.search import StudySearch
+
+SAMPLER = OneOf.of("NAME", get_args(SamplerName))
+SIMULATOR = OneOf.of("HOW", get_args(SimulatorUse))
 
 
 def add_study_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,18 +29,24 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--server-profile",
-        metavar="NAME|FILE",
+        metavar=OneOf.of("NAME|FILE", known_profiles()),
         help=f"Profile of the server: {', '.join(known_profiles())}, or a TOML file.",
     )
     parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default from model, space and load.")
-    parser.add_argument("--storage", metavar="URL", help="journal, journal:PATH, sqlite:PATH, postgresql://, grpc://.")
+    parser.add_argument(
+        "--storage", metavar="URL", help=Rare("journal, journal:PATH, sqlite:PATH, postgresql://, grpc://.")
+    )
     parser.add_argument(
         "--trials", type=int, metavar="N", help="Configurations to launch, the defaults included. Default 40."
     )
     parser.add_argument("--max-hours", type=float, metavar="H", help="Stop searching after this time.")
-    parser.add_argument("--sampler", metavar="NAME", help="auto, tpe, gp, random, qmc, grid, nsga2, coordinate.")
-    parser.add_argument("--sampler-seed", type=int, metavar="N", help="Seed of the sampler. Default 0.")
-    parser.add_argument("--simulator", metavar="HOW", help="auto, off, rank, gp: whether the simulator proposes.")
+    parser.add_argument("--sampler", metavar=SAMPLER, help=f"How launches are chosen: {', '.join(SAMPLER.values)}.")
+    parser.add_argument("--sampler-seed", type=int, metavar="N", help=Rare("Seed of the sampler. Default 0."))
+    parser.add_argument(
+        "--simulator",
+        metavar=SIMULATOR,
+        help=Rare(f"Whether the simulator proposes launches: {', '.join(SIMULATOR.values)}. Default auto."),
+    )
     parser.add_argument(
         "--cost", metavar="FILE", help="Costs from `simulate calibrate --url`: the simulator proposes with a profile."
     )
@@ -50,7 +60,7 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="--noise-runs 2 --finalists 2 --rounds 3.")
     add_output_flags(parser)
-    parsing.add_flags(parser, BenchConfig, leave_out=NOT_LOAD)
+    load_flags.add_flags(parser, leave_out=NOT_LOAD)
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

@@ -35,4 +35,5 @@ def work(args: argparse.Namespace, _words: Sequence[str]) -> int:
     return 0
 
 
-COMMAND = Command("Join a study from another process or machine.", add_worker_flags, work)
+EXAMPLES = ("", "--study tiny-llama-a1b2c3d4", "--storage grpc://10.0.0.1:13000 --study nightly")
+COMMAND = Command("Join a study from another process or machine.", add_worker_flags, work, EXAMPLES)

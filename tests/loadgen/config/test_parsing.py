@@ -2,7 +2,7 @@ import argparse
 
 import pytest
 
-from loadgen.config import parsing
+from loadgen.config import load_flags, parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 
@@ -47,7 +47,7 @@ def test_flags_override_the_file(tmp_path):
 
 def test_every_field_has_a_flag():
     parser = argparse.ArgumentParser()
-    parsing.add_flags(parser, BenchConfig)
+    load_flags.add_flags(parser)
 
     arguments = vars(parser.parse_args(["--max-in-flight", "3", "--time-scale", "0.5"]))
 
@@ -57,7 +57,7 @@ def test_every_field_has_a_flag():
 
 def test_objectives_are_given_once_each():
     parser = argparse.ArgumentParser()
-    parsing.add_flags(parser, BenchConfig)
+    load_flags.add_flags(parser)
 
     given = parser.parse_args(["--slo", "ttft_p95_ms < 500", "--slo", "tpot_mean_ms<50"])
 

@@ -1,0 +1,113 @@
+"""The text of `--help` and `--help-all`: usage, sections of flags with defaults and units, examples, exit codes."""
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from loadgen.terminal.flags import Long, PlainSwitch, Rare, long_name, variable_of
+
+MOST_COLUMNS, HELP_COLUMN = 100, 26
+ARGUMENTS, OUTPUT, GENERAL = "Arguments", "Output", "General"
+OF_OUTPUT = ("--out", "--json", "--export", "--dry-run", "--junit", "--md", "--metrics", "--output", "--web")
+OF_GENERAL = ("--help", "--help-all", "--version", "--quiet", "--verbose")
+
+
+@dataclass(frozen=True, slots=True)
+class HelpPage:
+    """The help of one command. prefix: of the environment variables that set its flags."""
+
+    examples: Sequence[str] = ()
+    exit_codes: str = ""
+    prefix: str = ""
+
+    def render(self, parser: argparse.ArgumentParser, *, is_whole: bool) -> str:
+        """is_whole: with the rare flags and the name of each flag's variable."""
+        formatter = _Formatter(parser.prog, self.prefix if is_whole else "")
+        formatter.add_text(textwrap.fill(parser.description or "", formatter.columns))
+        for title, description, actions in _sections(parser):
+            shown = [action for action in actions if is_whole or not isinstance(action.help, Rare)]
+            if shown:
+                formatter.start_section(title)
+                formatter.add_text(textwrap.fill(description, formatter.columns) if description else None)
+                formatter.add_arguments(shown)
+                formatter.end_section()
+        usage = "usage: " + usage_of(parser)
+        tail = "\n\n".join(filter(None, (self._examples(), *self._notes(parser, is_whole), self.exit_codes)))
+        return "\n\n".join(filter(None, (usage, formatter.format_help().strip("\n"), tail))) + "\n"
+
+    def _examples(self) -> str:
+        return "\n".join(("examples:", *(f"  {line}" for line in self.examples))) if self.examples else ""
+
+    def _notes(self, parser: argparse.ArgumentParser, is_whole: bool) -> Iterator[str]:
+        if self.prefix and not is_whole:
+            hidden = sum(isinstance(action.help, Rare) for action in parser._actions)
+            more = f"{hidden} more flags and " if hidden else ""
+            yield f"--help-all prints {more}the environment variable of each flag."
+        if self.prefix and is_whole:
+            yield (
+                f"Each flag has an environment variable, such as {self.prefix}OUT. A flag overrides its\n"
+                "variable, which overrides the file, which overrides the default. A switch takes\n"
+                "true or false; a repeatable flag takes one value a line."
+            )
+
+
+def usage_of(parser: argparse.ArgumentParser) -> str:
+    """The command, its flags as one word, and its positional words."""
+    positional = [
+        parser._get_formatter()._format_args(action, _metavar(action))
+        for action in parser._actions
+        if not action.option_strings
+    ]
+    return " ".join((parser.prog, "[FLAGS]", *positional))
+
+
+def _metavar(action: argparse.Action) -> str:
+    return action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+
+
+def _sections(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str | None, list[argparse.Action]]]:
+    """Title, description and flags: arguments, the command's own flags, its named sections, output, general flags."""
+    own: list[argparse.Action] = []
+    output: list[argparse.Action] = []
+    general: list[argparse.Action] = []
+    for action in parser._optionals._group_actions:
+        name = long_name(action)
+        (general if name in OF_GENERAL else output if name in OF_OUTPUT else own).append(action)
+    yield ARGUMENTS, None, parser._positionals._group_actions
+    yield parser.prog.split()[-1].capitalize(), None, own
+    for group in parser._action_groups:
+        if group.title == OUTPUT:
+            output += group._group_actions
+        elif group not in (parser._positionals, parser._optionals):
+            yield group.title or "", group.description, group._group_actions
+    yield OUTPUT, None, output
+    yield GENERAL, None, general
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """argparse's own, with one metavar per flag, and the variable of each flag if there is a prefix."""
+
+    def __init__(self, prog: str, prefix: str) -> None:
+        self.columns = min(shutil.get_terminal_size().columns, MOST_COLUMNS) - 2
+        super().__init__(prog, max_help_position=HELP_COLUMN, width=self.columns)
+        self._prefix = prefix
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or isinstance(action, argparse._SubParsersAction):
+            return super()._format_action_invocation(action)
+        names = action.option_strings
+        if isinstance(action, PlainSwitch):
+            names = [name for name in names if name != action.negative]
+        shown = ", ".join(names)
+        if action.nargs == 0:
+            return shown
+        return f"{shown} {self._format_args(action, _metavar(action))}"
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        if isinstance(action.help, Long) and not self._prefix:
+            return action.help.brief
+        text = super()._expand_help(action)
+        variable = variable_of(action, self._prefix) if self._prefix else None
+        return f"{text} [{variable}]" if variable else text

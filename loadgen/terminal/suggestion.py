@@ -1,0 +1,18 @@
+"""The name that was probably meant: "did you mean" for flags, values, keys and commands."""
+
+import difflib
+from collections.abc import Iterable
+
+LEAST_LIKENESS = 0.6
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of a message: the known word that is most like this one; empty if none is like it.
+
+    >>> nearest("poison", ["closed", "poisson"])
+    "; did you mean 'poisson'?"
+    >>> nearest("x", ["closed", "poisson"])
+    ''
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=LEAST_LIKENESS)
+    return f"; did you mean {close[0]!r}?" if close else ""
