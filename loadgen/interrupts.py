@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM during a run: the first lets it finish, the second ends it at once."""
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -10,7 +11,9 @@ EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM arrived. `is_urgent`: a second one arrived."""
+    """SIGINT or SIGTERM arrived. `is_urgent`: a second one arrived. `note`: the message of the command it ended."""
+
+    note: str = ""
 
     def __init__(self, number: signal.Signals, *, is_urgent: bool = False) -> None:
         super().__init__(number.name)
@@ -20,6 +23,16 @@ class Interrupted(KeyboardInterrupt):
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.number]
+
+
+@contextlib.contextmanager
+def noted(note: str) -> Iterator[None]:
+    """Set the message of a signal that ends the context, unless it has one."""
+    try:
+        yield
+    except Interrupted as interrupted:
+        interrupted.note = interrupted.note or note
+        raise
 
 
 def raise_on_signals() -> None:

@@ -4,20 +4,21 @@ import contextlib
 import hashlib
 import math
 import re
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import NO_SALT
-from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAnswer, Sampling, merged
+from loadgen.dialects.dialect import ParsedAnswer, Sampling, merged
 from loadgen.dialects.registry import open_dialect
 from loadgen.dialects.structured import check_structures
 from loadgen.errors import TargetError, UsageError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.connection_probe import keeps_connections
 from loadgen.target.control import ControlClient
+from loadgen.target.prompt_start import StartProbe
 from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads import workload
 from loadgen.workloads.planned_cache import CacheFacts
@@ -272,8 +273,9 @@ def cache_facts(
     text = marker_text(config.salt or "") if has_marker else ""
     if vocabulary is not None and not has_template(facts):
         return CacheFacts(special_tokens, special_tokens, _block_tokens(control), words=words)
-    plain = _start_tokens(config, facts, control, "")
-    marked = _start_tokens(config, facts, control, text) if text else plain
+    count = start_counter(config, facts, control)
+    plain = count("")
+    marked = count(text) if text else plain
     return CacheFacts(marked, special_tokens, _block_tokens(control), max(0, marked - plain), words)
 
 
@@ -282,23 +284,16 @@ def has_template(facts: TargetFacts) -> bool:
     return open_dialect(facts.api, Sampling()).has_template
 
 
-def _start_tokens(config: BenchConfig, facts: TargetFacts, control: ControlClient, start: str) -> int:
-    """Tokens before the text of a prompt that begins with `start`, by the tokenizer, or by a request for one token.
+def start_counter(config: BenchConfig, facts: TargetFacts, control: ControlClient) -> CountTokens:
+    """Counts the tokens before the text of a prompt that begins with a given one, 0 if the server counts none.
 
-    0 if the server counts none.
+    By the tokenizer where there is no chat template, otherwise by probes.
     """
     if not has_template(facts):
         with contextlib.suppress(TargetError):
-            return open_counter(config, control, facts).count(start)
+            return open_counter(config, control, facts).count
     dialect = open_dialect(facts.api, probe_sampling(config, facts))
-    answer = ParsedAnswer()
-    try:
-        status, body = control.post(dialect.path, dialect.body(Prompt("probe", text=f"{start}a", output_tokens=1)))
-        if status == HTTPStatus.OK:
-            dialect.read_whole(body, answer)
-    except (TargetError, BadPayloadError, NotThisApiError):
-        return 0
-    return max(0, (answer.input_tokens or 1) - 1)
+    return StartProbe(control, dialect, facts.kind, config.salt or secrets.token_hex(8)).tokens
 
 
 VLLM_BLOCK_SIZE = re.compile(rb'vllm:cache_config_info\{[^}]*block_size="(\d+)"')

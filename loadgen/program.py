@@ -100,7 +100,7 @@ class Program:
             sys.stdout.flush()
             return exit_code
         except Interrupted as interrupted:
-            self._write_error(self.when_stopped)
+            self._write_error(interrupted.note or self.when_stopped)
             return interrupted.exit_code
         except LoadgenError as error:
             self._write_error(f"{self.name}: {error}")

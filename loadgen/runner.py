@@ -116,8 +116,8 @@ def measure(
         manifest.target["server_metrics"] = f"{prepared.facts.kind.without_metrics}{places}"
         progress.show(f"server metrics: {manifest.target['server_metrics']}")
 
-    def stop_unhealthy() -> None:
-        progress.show("the server no longer answers /health; ending the load")
+    def stop_unhealthy(route: str) -> None:
+        progress.show(f"the server no longer answers {route}; ending the load")
         load.stop("server_unhealthy")
 
     def start_watchers(start_ns: int) -> None:
@@ -129,7 +129,8 @@ def measure(
 
     load = LoadProcess(progress, start_watchers)
     stop_watcher = _open_stop_watcher(config, manifest, out, load.end_window)
-    probes = [HealthProbe(each.control(), config.unhealthy_probes, stop_unhealthy) for each in replicas]
+    routes = prepared.facts.kind.health_routes
+    probes = [HealthProbe(each.control(), config.unhealthy_probes, stop_unhealthy, routes) for each in replicas]
     try:
         with TwoStageInterrupt(load.finish, load.kill) as signals:
             load.run(_plan(config, target, prepared, manifest, out), distribution, out)

@@ -238,7 +238,10 @@ class BenchSettings(BaseModel):
     )
     least_duration: Seconds | None = Field(None, description="Shortest measurement with --independent-requests.")
     unhealthy_probes: int = Field(
-        5, ge=0, le=1_000, description="End the run when the server's /health fails this many times in a row; 0: never."
+        5,
+        ge=0,
+        le=1_000,
+        description="End the run when the server's health route fails this many times in a row; 0: never.",
     )
 
     slo: Annotated[tuple[ObjectiveText, ...], BeforeValidator(_as_tuple)] = Field(

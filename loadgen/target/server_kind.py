@@ -1,5 +1,6 @@
 """The kinds of servers: how each is recognised, counts tokens, and is asked for an answer of an exact length."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ class TokenizeRoute:
     """A route that counts the tokens of a text, special tokens included.
 
     `field` holds the text in the request, `also` are its other fields. `reply` holds the count or the list of tokens in
-    the response; empty: the response is the list.
+    the response; empty: the response is the list. `chat_reply`: the key of the tokens of `messages` with their
+    template.
     """
 
     path: str
     field: str
     reply: str
     also: Mapping[str, Any]
+    chat_reply: str = ""
 
     def body(self, text: str) -> bytes:
         return json.dumps({self.field: text, **self.also}).encode()
@@ -49,7 +52,7 @@ class ServerKind:
     `metrics_flag` switches its metrics on; empty: they are on by default. `keeps_connections`: known to keep
     connections open after an answer, so that this is not tested. `counts_each_event`: a field of its OpenAI routes adds
     the count of tokens so far to each event of a stream. `hit_counter`: the metric of cached prompt tokens. `api`: the
-    one that is used by default.
+    one that is used by default. `health_routes`: the first of them that exists is polled during a load.
     """
 
     name: str
@@ -62,6 +65,7 @@ class ServerKind:
     reset: ResetRoute | None = None
     hit_counter: str = ""
     api: str = "openai-chat"
+    health_routes: tuple[str, ...] = ("/health",)
 
     @property
     def reset_hint(self) -> str:
@@ -85,7 +89,7 @@ TGI = ServerKind("tgi", "TGI", _TGI_TOKENIZE, keeps_connections=True)
 VLLM = ServerKind(
     "vllm",
     "vLLM",
-    _PROMPT_TOKENIZE,
+    dataclasses.replace(_PROMPT_TOKENIZE, chat_reply="tokens"),
     ("ignore_eos", "min_tokens"),
     counts_each_event=True,
     reset=ResetRoute("/reset_prefix_cache", "VLLM_SERVER_DEV_MODE=1"),
@@ -100,6 +104,8 @@ SGLANG = ServerKind(
     counts_each_event=True,
     reset=ResetRoute("/flush_cache"),
     hit_counter="sglang:cached_tokens_total",
+    # `/health` generates a token and takes a second. Releases before `/ready` have the others.
+    health_routes=("/ready", "/model_info", "/get_model_info"),
 )
 LLAMACPP = ServerKind(
     "llamacpp",
@@ -117,7 +123,7 @@ TRTLLM = ServerKind(
     ("ignore_eos", "min_tokens"),
     counts_each_event=True,
 )
-OLLAMA = ServerKind("ollama", "Ollama", api="ollama-chat")
+OLLAMA = ServerKind("ollama", "Ollama", api="ollama-chat", health_routes=("/api/version",))
 OPENAI = ServerKind("openai", "an OpenAI-compatible server")
 
 KINDS = {kind.name: kind for kind in (OWN, TGI, VLLM, SGLANG, LLAMACPP, TRTLLM, OLLAMA, OPENAI)}

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from loadgen.interrupts import noted
 from loadgen.program import Command
 from tuner.commands.simulate_fit import add_calibrate_flags, add_fit_flags, calibrate, fit
 from tuner.commands.simulate_inputs import add_input_flags
@@ -48,7 +49,8 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def simulate(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    return WORDS[args.word].run(args)
+    with noted("stopped"):
+        return WORDS[args.word].run(args)
 
 
 EXAMPLES = (

@@ -11,6 +11,7 @@ from loadgen.config import load_flags, parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.errors import UsageError
+from loadgen.interrupts import noted
 from loadgen.target.server_kind import OWN
 from loadgen.target.target import TargetFacts, open_target
 from tuner.commands.simulate_inputs import TOO_POOR, render_table
@@ -56,7 +57,8 @@ def calibrate_url(args: argparse.Namespace) -> int:
         raise UsageError("--url is a server that already runs: leave out SPACE.toml and --model-id")
     base, progress = _base(args), open_progress()
     loads = designed_loads(args.users, args.max_total_tokens)
-    with open_target(base, args.out) as target:
+    note = f"stopped; no costs were written. {args.out} has the loads measured so far: remove it or give another --out"
+    with noted(note), open_target(base, args.out) as target:
         facts = target.facts(base.api, base.model, base.engine)
         _check_rule(facts)
         runs = measure_loads(loads, target, base, args.out, progress)
@@ -129,7 +131,8 @@ def validate_url(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.cost or COST_FILE} is not from client timings: make one with `calibrate --url`")
     loads = held_out_loads(costs, base, args.users, args.max_total_tokens)
     folder = args.out or Path(HELD_OUT)
-    with open_target(base, folder) as target:
+    note = f"stopped; no errors were computed. {folder} has the loads measured so far: remove it or give another --out"
+    with noted(note), open_target(base, folder) as target:
         found: list[PredictedLaunch] = measure_held_out(costs, loads, target, folder, args.repeats, open_progress())
     errors: dict[str, Errors] = summary(found)
     is_accurate = {name: errors[name].median <= most for name, most in ACCURATE.items()}

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from loadgen.config.bench_config import BenchConfig
@@ -5,6 +7,7 @@ from loadgen.runner import measure
 from loadgen.target import health_probe
 from loadgen.target.control import ControlClient
 from loadgen.target.health_probe import HealthProbe
+from loadgen.target.server_kind import KINDS
 from loadgen.target.target import Target
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 
@@ -55,11 +58,42 @@ def test_a_server_without_a_health_route_is_not_polled(answers, limit):
     state.health = iter(answers)
 
     with stream_server(state) as (url, _):
-        probe = HealthProbe(ControlClient(url), limit, lambda: pytest.fail("called"))
+        probe = HealthProbe(ControlClient(url), limit, lambda _: pytest.fail("called"))
         probe.start()
         probe.finish()
 
     assert probe._thread.ident is None
+
+
+@pytest.mark.parametrize(("kind", "route"), [("sglang", "/ready"), ("ollama", "/api/version"), ("vllm", "/health")])
+def test_a_server_is_polled_by_the_route_that_costs_it_nothing(kind, route):
+    polled = []
+
+    class Control:
+        def get(self, asked, timeout_s):
+            polled.append(asked)
+            return (200 if asked == route else 404), b""
+
+        def close(self):
+            pass
+
+    probe = HealthProbe(Control(), 3, lambda _: None, KINDS[kind].health_routes)
+    probe.start()
+    probe.finish()
+
+    assert polled == [route]
+
+
+def test_an_older_sglang_is_polled_without_generating():
+    control = SimpleNamespace(
+        get=lambda asked, timeout_s: (200 if asked == "/get_model_info" else 404, b""), close=lambda: None
+    )
+    probe = HealthProbe(control, 3, lambda _: None, KINDS["sglang"].health_routes)
+    probe.start()
+    probe.finish()
+
+    assert probe._route == "/get_model_info"
+    assert "/health" not in KINDS["sglang"].health_routes
 
 
 def test_metrics_10_a_run_ends_once_its_interval_is_narrow_enough(tmp_path):

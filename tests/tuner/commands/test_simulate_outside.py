@@ -1,11 +1,13 @@
 """`simulate`, `plan` and `calibrate --url` with costs from client timings."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.support.servers.stream_server import ServerState, stream_server
+from tests.support.servers.stream_server import Script, ServerState, stream_server
 from tests.tuner.commands.test_plan import PLAN
 from tests.tuner.commands.test_simulate import printed
 from tests.tuner.simulator.outside.synthetic_runs import FIGURES, synthetic_runs
@@ -154,3 +156,21 @@ def test_costs_of_other_sources_are_not_validated_with_a_url(tmp_path: Path, cap
     words = ["simulate", "validate", "--url", "http://127.0.0.1:1", "--cost", str(tmp_path / "hand.json")]
     assert main(words) == 2
     assert "is not from client timings: make one with `calibrate --url`" in capsys.readouterr().err
+
+
+def test_an_interrupted_calibration_names_its_outcome(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sent: list[object] = []
+
+    def interrupt(body: object) -> Script:
+        if len(sent) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        sent.append(body)
+        return Script()
+
+    with stream_server(ServerState(script=interrupt)) as (url, _):
+        code = main(["simulate", "calibrate", "--url", url, "--out", str(tmp_path / "runs"), "--users", "2"])
+
+    assert code == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"stopped; no costs were written. {tmp_path / 'runs'} has the loads measured so far")
+    assert "continues the study" not in last
