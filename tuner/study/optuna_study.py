@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -182,6 +183,11 @@ class OptunaStudy:
         running = self._trials(TrialState.RUNNING)
         return [Trial(self._study, each._trial_id) for each in running if not is_alive(each.user_attrs.get(LEASE))]
 
+    def measured_by(self) -> dict[str, int]:
+        """Number of trials that each process measured, by its host and process id."""
+        leases = [each.user_attrs.get(LEASE) for each in self._trials() if RESULT in each.user_attrs]
+        return dict(Counter(f"{each['host']}/{each['pid']}" for each in leases if each is not None))
+
     @property
     def num_running(self) -> int:
         return len(self._trials(TrialState.RUNNING))
@@ -237,11 +243,12 @@ def is_alive(lease: Mapping[str, Any] | None, now_s: float | None = None) -> boo
 
 
 def started_at(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot, from /proc; None if it does not exist."""
+    """Start time of a process in clock ticks since boot, from /proc; None if it has ended, also if it is a zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    return None if fields[0] in ("Z", "X") else fields[19]
 
 
 def stored_study(storage: str, name: str | None, folder: Path) -> tuple[str, dict[str, Any]]:

@@ -174,4 +174,4 @@ def report_knob(parameter: Parameter, default: Any) -> Knob:
 def _facts(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     rows = [(name, str(verdict[name])) for name in ("build", "device", "load", "quality_guard") if verdict.get(name)]
     rows += [(name, str(value)) for name, value in notes.items()]
-    return (("OptunaStudy", tuple(rows)),) if rows else ()
+    return (("Study", tuple(rows)),) if rows else ()

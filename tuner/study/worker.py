@@ -35,13 +35,21 @@ POLL_S = 1.0
 # Attributes of a proposal that are stored with its result.
 PREDICTED = ("predicted_", "expected_gain")
 PHASE, SEARCHING, OFFSET, KEPT = "phase", "search", "offset", "kept"
+# The note on the trials of each process.
+WORKERS = "trials by worker"
 
 
 def run_search(search: StudySearch) -> list[TrialResult]:
     """Search until the trials or the time are used up; returns every result of the study, the baseline first."""
     if search.is_leader:
         search.measure_noise()
-    SearchWorker.start(search).work()
+    worker = SearchWorker.start(search)
+    worker.work()
+    measured_by = worker.study.measured_by()
+    if len(measured_by) > 1:
+        text = ", ".join(f"{name}: {count}" for name, count in sorted(measured_by.items()))
+        search.files.note(WORKERS, text)
+        search.setup.progress.show(f"trials by worker (host/process): {text}")
     return search.results()
 
 

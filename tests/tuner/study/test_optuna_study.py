@@ -1,11 +1,15 @@
 import contextlib
+import os
 import socket
+import subprocess
+import sys
+import time
 
 import pytest
 
 from tuner.config import ParamSection
 from tuner.space.search_space import SearchSpace
-from tuner.study.optuna_study import RESULT, OptunaStudy, is_alive
+from tuner.study.optuna_study import RESULT, OptunaStudy, is_alive, started_at
 from tuner.study.shared_storage.storage import open_storage
 from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE, make_server
 from tuner.trial.outcome import TrialResult
@@ -159,3 +163,13 @@ def test_hardening_S1_a_malformed_result_is_ignored(tmp_path):
         study.drop(trial)
 
     assert [each.number for each in study.results()] == [0]
+
+
+def test_a_killed_process_is_not_alive_before_its_parent_collects_it():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        lease = {"host": socket.gethostname(), "pid": worker.pid, "started": started_at(worker.pid), "at": time.time()}
+        was_alive = is_alive(lease)
+        worker.kill()
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+
+        assert (was_alive, is_alive(lease)) == (True, False)
