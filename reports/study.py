@@ -102,7 +102,8 @@ class StudyData:
     `noise` is the relative standard deviation of the objective between launches, None if not measured. `gain` is trial
     `compared`, the best finalist, over the baseline, as a ratio with its interval. `limits_kept`: by trial, the
     probability that it keeps each limit, None if one launch gives none. `facts` and `commands` reproduce the study.
-    `command` starts the server with the best settings; `load` is the load under which they are best.
+    `command` starts the server with the best settings; `load` is the load under which they are best, `server` the
+    program and its model.
     `predictions` are those with a measured value. `importances` are fractions by knob; with None the report computes
     them.
     """
@@ -128,7 +129,7 @@ class StudyData:
     commands: tuple[str, ...] = ()
     command: str = ""
     load: str = ""
-    subtitle: str = ""
+    server: str = ""
 
     @property
     def objective_title(self) -> str:

@@ -137,6 +137,7 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
     assert cli.main(["report", "--study", "s"]) == 0
     html = (tmp_path / "studies/s/report.html").read_text()
     assert "Change the settings" in html
+    assert "with preset:tiny-llama · 4 configurations tried" in html
     for name in (
         "best.env",
         "run-own.sh",

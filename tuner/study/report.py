@@ -38,7 +38,7 @@ def write_study_report(search: StudySearch) -> Path:
         f"tgi-tune serve --study {folder.name}",
         f"studies/{folder.name}/reproduce.sh",
     )
-    data = study_data(folder, verdict, search.space.parameters, search.server.defaults, commands)
+    data = study_data(folder, verdict, search.space.parameters, search.server.defaults, commands, _server_of(search))
     return write_report(build_study_report(data), folder).html
 
 
@@ -48,6 +48,7 @@ def study_data(
     parameters: Sequence[Parameter],
     defaults: Mapping[str, Any],
     commands: Sequence[str] = (),
+    server: str = "",
 ) -> StudyData:
     """The values of a report, from the files of a study."""
     files = StudyFolder(folder)
@@ -85,7 +86,15 @@ def study_data(
         commands=tuple(commands),
         command=_launch_command(folder),
         load=_load_of(verdict),
+        server=server,
     )
+
+
+def _server_of(search: StudySearch) -> str:
+    """The program of the server, and its model without the folder."""
+    section = search.config.server
+    program = Path(section.profile).stem if section.profile is not None else search.server.build
+    return f"{program} with {Path(section.model_id).name}"
 
 
 def _launch_command(folder: Path) -> str:

@@ -36,7 +36,7 @@ def build_study_report(study: StudyData) -> Report:
     )
     closed = ("All trials", "Reproduce")
     sections = tuple(Section(title, blocks, is_closed=title in closed) for title, blocks in parts if blocks)
-    return Report(study.name, study.subtitle or _subtitle(study), (answer_verdict(study),), sections)
+    return Report(study.name, _subtitle(study), (answer_verdict(study),), sections)
 
 
 # With fewer configurations, a map of settings, parallel coordinates and predictions show chance.
@@ -47,7 +47,8 @@ def _subtitle(study: StudyData) -> str:
     ended = {outcome: sum(each.outcome is outcome for each in study.searched) for outcome in TrialOutcome}
     counts = ", ".join(f"{count} {outcome}" for outcome, count in ended.items() if count)
     confirming = sum(each.confirms is not None for each in study.trials)
-    return f"{len(study.searched)} configurations tried ({counts}) · {confirming} confirming launches"
+    tried = f"{len(study.searched)} configurations tried ({counts})"
+    return " · ".join(filter(None, (study.server, tried, f"{confirming} confirming launches")))
 
 
 def _comparison(study: StudyData) -> tuple[Block, ...]:
