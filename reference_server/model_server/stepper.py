@@ -134,16 +134,17 @@ class Stepper:
 
     def step(self, batch: SequenceBatch) -> StepOutput:
         """The next token of every live sequence: the pending one, or that of a forward now."""
-        if not batch.live:
+        live = batch.live
+        if not live:
             return StepOutput((), None, (), 0, 0)
         with self.no_gradients():
             steps = [_without_error(step) for step in batch.pending]
             computed = {sequence for step in steps for sequence in step.rows}
-            rows = tuple(sequence for sequence in batch.live if sequence not in computed)
+            rows = tuple(sequence for sequence in live if sequence not in computed)
             if rows:
                 steps.append(self.launch(batch, rows))
             batch = batch.with_pending(*steps)
-            batch = batch.with_pending(*self._launch_unread(batch, steps))
+            batch = batch.with_pending(*self._launch_unread(batch, live, steps))
             output = self.read(batch, steps)
             if output.batch is None:
                 # Every row has ended with n, so no call will ask for n+1.
@@ -226,14 +227,16 @@ class Stepper:
             return False
         return not any(map(_has_grammar, batch.sequences))
 
-    def _launch_unread(self, batch: SequenceBatch, steps: SequenceOf[Launched]) -> tuple[PendingStep, ...]:
+    def _launch_unread(
+        self, batch: SequenceBatch, live: tuple[Sequence, ...], steps: SequenceOf[Launched]
+    ) -> tuple[PendingStep, ...]:
         """Launch n+1 from ids on the device, without the rows whose token n is their last by length."""
         if self.run_ahead is not RunAhead.BEFORE_READ or not self._may_run_ahead(batch):
             return ()
-        if any(sequence.request.parameters.watermark for sequence in batch.live):
+        if any(sequence.request.parameters.watermark for sequence in live):
             # A watermark needs the newest id on the host.
             return ()
-        rows = tuple(sequence for sequence in batch.live if sequence.stopping.remaining_tokens > sequence.unread)
+        rows = tuple(sequence for sequence in live if sequence.stopping.remaining_tokens > sequence.unread)
         if not rows:
             return ()
         for sequence in rows:

@@ -48,6 +48,8 @@ class FusedDecoder:
         self.embed: nn.Module = getattr(inner, layout.embedding)
         """Token ids -> [tokens, hidden], the `inputs_embeds` of `logits`."""
         weight: Tensor = self.embed.weight.detach()
+        # The module's own call takes as long as the operator.
+        self._table = weight if _is_plain_embedding(self.embed) else None
         self._multiplier: float = getattr(inner, "embedding_multiplier", 1.0)
         self._positions = None if layout.positions is None else getattr(inner, layout.positions)
         self._embedding_norm = _norm(inner, layout.embedding_norm)
@@ -65,7 +67,8 @@ class FusedDecoder:
         self.added_bytes = weight.nbytes if is_tied and can_pack(weight) else 0
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, max_position: int) -> Tensor:
-        return self.logits(self.embed(input_ids), positions, logits_index, max_position)
+        embedded = self.embed(input_ids) if self._table is None else F.embedding(input_ids, self._table)
+        return self.logits(embedded, positions, logits_index, max_position)
 
     def logits(self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, max_position: int) -> Tensor:
         """The logits of the tokens `index`, all if None. inputs_embeds: [tokens, hidden], overwritten."""
@@ -87,6 +90,11 @@ class FusedDecoder:
             hidden = self._operators.add_norm(hidden, None, self._embedding_norm)
         table = None if self._rotary is None else self._rotary.up_to(max_position)
         return self._walk(hidden, table, positions, index, final_norm)
+
+
+def _is_plain_embedding(module: nn.Module) -> bool:
+    """Whether a call only selects rows of the weight."""
+    return type(module) is nn.Embedding and module.max_norm is None and not module._forward_hooks
 
 
 def fuse(model: Any) -> FusedDecoder | None:

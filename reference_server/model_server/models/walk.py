@@ -34,7 +34,7 @@ class RotaryTable:
 
     def up_to(self, max_position: int) -> Tensor:
         """[positions, 2, rotary_dim]: cosines, then sines, negated in the first half."""
-        if max_position >= len(self._rows):
+        if max_position >= self._rows.size(0):
             self._grow(1 << max_position.bit_length())
         return self._rows
 
@@ -122,7 +122,9 @@ class Walk:
     def _attend(self, layer: FusedLayer, normed: Tensor, table: Tensor | None, positions: Tensor) -> Tensor:
         """[tokens, num_heads * head_dim]."""
         heads, kv_heads, head_dim = self._heads.num_heads, self._heads.num_kv_heads, self._heads.head_dim
-        qkv = layer.qkv(normed).view(len(normed), heads + 2 * kv_heads, head_dim)
+        # `len` of a tensor is a Python function that costs as much as an operator.
+        tokens = normed.size(0)
+        qkv = layer.qkv(normed).view(tokens, heads + 2 * kv_heads, head_dim)
         query, key_value = qkv[:, :heads], qkv[:, heads:]
         if layer.query_norm is not None and layer.key_norm is not None:
             self._operators.norm_heads(query, layer.query_norm)
@@ -131,8 +133,8 @@ class Walk:
             query.mul_(layer.query_scale)
         if table is not None:
             self._operators.rotate(qkv[:, : heads + kv_heads], table, positions)
-        attended = layer.attention(query, key_value.view(len(normed), 2, kv_heads, head_dim))
-        return attended.reshape(len(normed), heads * head_dim)
+        attended = layer.attention(query, key_value.view(tokens, 2, kv_heads, head_dim))
+        return attended.reshape(tokens, heads * head_dim)
 
     def _mlp(self, layer: FusedLayer, normed: Tensor) -> Tensor:
         up = layer.up(normed)
