@@ -131,7 +131,7 @@ class CommonConfig(HubConfig):
     lora_adapters: Words = Field((), description="LoRA adapters: id, id@revision, id=path or id=path@revision.")
     shard_addr: Words = Field((), description="TCP addresses of the model servers, host:port in rank order.")
     transport: Annotated[Transport, FieldSource(env=("SHARD_TRANSPORT",))] = Field(
-        "grpc",
+        "auto",
         description="Wire between the router and model servers on unix sockets: link (frames on a second socket), or"
         " gRPC. auto: link where the model server offers it. TCP addresses and schema v2 use gRPC.",
     )

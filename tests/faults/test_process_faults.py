@@ -18,9 +18,9 @@ SMALL = ("--dtype", "float32", "--max-input-tokens", "256", "--max-total-tokens"
 NUM_STREAMS = 6
 
 
-@pytest.fixture(scope="module")
-def two_shards() -> Iterator[Server]:
-    with serve(*SMALL, "--num-shard", "2") as server:
+@pytest.fixture(scope="module", params=["auto", pytest.param("grpc", marks=pytest.mark.slow)])
+def two_shards(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with serve(*SMALL, "--num-shard", "2", "--transport", request.param) as server:
         yield server
 
 
@@ -131,7 +131,14 @@ def test_reliability_F1_F2_a_shard_killed_mid_decode_ends_every_stream_with_an_e
     assert "Error: ShardFailed: shard 1 was killed by signal 9 (SIGKILL)" in output
 
 
-@pytest.mark.parametrize("stub", [("--step-timeout", "3")], indirect=True)
+@pytest.mark.parametrize(
+    "stub",
+    [
+        pytest.param(("--step-timeout", "3"), id="link"),
+        pytest.param(("--step-timeout", "3", "--transport", "grpc"), id="grpc", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 def test_reliability_F3_a_shard_that_hangs_mid_decode_is_timed_out_and_killed(stub: Server):
     pids, directory, streams = list(stub.children()), socket_directory(stub), Streams(stub)
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from reference_server.transport.service import serving
+from tests.support.wire.blocking_shard import compute_thread
 from tests.support.wire.scripted_shard import ScriptedShard, say
 
 
@@ -50,16 +51,21 @@ async def serve(prefix: str, orders: dict[str, str]) -> int:
     shard.asked = asyncio.Event()
     if "slow" in orders:
         await asyncio.sleep(1)
-    async with serving(shard, url, [url]):
-        record = {"text": f"stub {rank} listens\n", "record": {"level": {"name": "SUCCESS"}}}
-        print(json.dumps(record), flush=True)
-        note(f"shard-{rank}-serving")
-        if "exit" in orders and rank == os.environ.get("STUB_EXIT_RANK", rank):
-            await shard.asked.wait()
-            await asyncio.sleep(0.5)
-            print("the stub was told to leave", file=sys.stderr)
-            return int(orders["exit"])
-        await stopped.wait()
+    with compute_thread(shard) as thread:
+        async with serving(shard, url, [url], thread):
+            return await listen(rank, shard, stopped, orders)
+
+
+async def listen(rank: str, shard: _ListeningShard, stopped: asyncio.Event, orders: dict[str, str]) -> int:
+    record = {"text": f"stub {rank} listens\n", "record": {"level": {"name": "SUCCESS"}}}
+    print(json.dumps(record), flush=True)
+    note(f"shard-{rank}-serving")
+    if "exit" in orders and rank == os.environ.get("STUB_EXIT_RANK", rank):
+        await shard.asked.wait()
+        await asyncio.sleep(0.5)
+        print("the stub was told to leave", file=sys.stderr)
+        return int(orders["exit"])
+    await stopped.wait()
     return 0
 
 

@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from reference_server.config import Transport
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.transport.address import tcp_url, unix_url
 from reference_server.transport.client import connect
 from reference_server.transport.service import ShardService, serving
@@ -30,7 +29,8 @@ async def serving_over(
     async with AsyncExitStack() as stack:
         thread = None
         if transport == "link":
-            thread = shard.thread if isinstance(shard, LocalShard) else stack.enter_context(compute_thread(shard))
+            # A `LocalShard` has a thread; its import would load torch for tests without a model.
+            thread = getattr(shard, "thread", None) or stack.enter_context(compute_thread(shard))
         yield await stack.enter_async_context(serving(shard, url, group, thread))
 
 

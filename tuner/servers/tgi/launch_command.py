@@ -18,7 +18,7 @@ BY_VARIABLE = ("prefill_chunking", "prefix_caching", "attention")
 OURS = frozenset(
     (
         *("cpu_memory_gib", "compute_threads", "run_ahead", "load_format", "step_trace", "tuned_by", "grpc_schema"),
-        *("check_invariants", "step_timeout", "disable_custom_kernels"),
+        *("check_invariants", "step_timeout", "disable_custom_kernels", "transport"),
     )
 )
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
