@@ -116,6 +116,21 @@ def test_a_model_that_fails_the_self_check_is_refused(tmp_path: Path, settings: 
         LocalShard.load(tiny_options(tmp_path))
 
 
+@pytest.mark.parametrize("by_position", [True, False])
+def test_hardening_R16_attention_that_depends_on_the_longest_row_is_refused(tmp_path: Path, by_position: bool) -> None:
+    # Llama 4 scales its attention by the position in the batch, from 8192 tokens on.
+    mixture = {"num_local_experts": 2, "intermediate_size_mlp": 80, "num_key_value_heads": 2, "head_dim": 12}
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 80, "num_hidden_layers": 4}
+    settings = {"model_type": "llama4_text", "max_position_embeddings": 32768, "pad_token_id": 0, **sizes, **mixture}
+    save_model(tmp_path, {**settings, "attn_temperature_tuning": by_position})
+
+    if by_position:
+        with pytest.raises(UnsupportedError, match="outputs in a batch differ from those of each prompt alone"):
+            LocalShard.load(tiny_options(tmp_path))
+    else:
+        LocalShard.load(tiny_options(tmp_path)).close()
+
+
 async def test_prefix_caching_is_off_for_a_padded_model_and_a_log_line_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,8 @@ cache in another way is found here and refused, instead of giving wrong answers.
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,11 @@ from reference_server.tokenizer import Tokenizer
 # Share of the logits' spread. Rounding stays well below these; a wrong mask or another row's K/V is far above.
 FLOAT32_LIMIT, HALF_LIMIT = 1e-3, 0.15
 
-_PROMPT_LENGTHS = (3, 6, 1)
+_PROMPT_LENGTHS = (3, 40, 1)
+# Tokens of a request beside which the first prompt goes on: some models scale attention by the longest row of a batch,
+# from some thousand tokens on.
+_SHIFTS = (64, 1024, 16384)
+_NEW_TOKENS = 16
 # Rows of each forward: two prompts, steps of theirs, one that joins, all three, and two in another order.
 _STEPS = ((0, 1), (0, 1), (0, 1), (0, 1), (2,), (0, 1, 2), (2, 0))
 
@@ -45,14 +51,20 @@ def distance_from_alone(
         _sequence(number, length, loaded, tokenizer, block_size, with_encoder)
         for number, length in enumerate(_PROMPT_LENGTHS)
     ]
-    num_blocks = 1 + max(int(sequence.blocks.max()) for sequence in sequences)
+    num_blocks = 2 + max(int(sequence.blocks.max()) for sequence in sequences)
+    shifts = _shifts(loaded.config) if shapes else ()
+    long_rows = [_long(sequences[-1], length, num_blocks - 1, block_size) for length in shifts]
     state.cache = KVCache(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
     worst = 0.0
     try:
-        for members in _STEPS:
-            batch = SequenceBatch(0, tuple(sequences[member] for member in members), block_size)
+        steps = [tuple(sequences[member] for member in members) for members in _STEPS]
+        steps += [(sequences[0], long_row) for long_row in long_rows]
+        for rows in steps:
+            batch = SequenceBatch(0, rows, block_size)
             logits = forward(build_inputs(batch, prompt_logprobs=False))
             for sequence, row in zip(batch.sequences, logits, strict=True):
+                if sequence in long_rows:
+                    continue
                 distance = _distance(row, _alone(loaded.model, sequence))
                 worst = max(worst, math.inf if math.isnan(distance) else distance)
                 sequence.cache_len += sequence.input_len
@@ -89,7 +101,7 @@ def _sequence(
     number: int, length: int, loaded: LoadedModel, tokenizer: Tokenizer, block_size: int, with_encoder: bool
 ) -> Sequence:
     ids = [_token(loaded, 7 * number + place) for place in range(length)]
-    stopping = StoppingParameters(max_new_tokens=len(_STEPS))
+    stopping = StoppingParameters(max_new_tokens=_NEW_TOKENS)
     decoder_ids = ids[:1] if with_encoder else ids
     needed = blocks_for(length + stopping.max_new_tokens, block_size)
     first_block = 1 + number * blocks_for(max(_PROMPT_LENGTHS) + stopping.max_new_tokens, block_size)
@@ -103,6 +115,30 @@ def _sequence(
         stopping=StoppingCriteria(stopping, frozenset()),
         detokenizer=IncrementalDetokenizer(tokenizer, decoder_ids),
         encoder_ids=ids if with_encoder else [],
+    )
+
+
+def _shifts(config: Any) -> Iterator[int]:
+    """The lengths of `_SHIFTS`, within the model's positions; none if an encoder-decoder's are unknown."""
+    names = [name for name in vars(config) if name.endswith(("position_embeddings", "n_positions", "max_seq_len"))]
+    limits = [limit for name in names if isinstance(limit := getattr(config, name), int)]
+    if config.is_encoder_decoder and not limits:
+        return
+    yield from sorted({min(length, *limits, _SHIFTS[-1]) - 1 for length in _SHIFTS})
+
+
+def _long(sequence: Sequence, length: int, block: int, block_size: int) -> Sequence:
+    """A sequence with `length` tokens in the cache, all of them in one block: its own result is of no interest."""
+    stopping = StoppingParameters(max_new_tokens=length + 2)
+    decoder_len = length + 1
+    return replace(
+        sequence,
+        request=replace(sequence.request, stopping=stopping),
+        ids=[sequence.ids[0]] * decoder_len,
+        prompt_len=1,
+        cache_len=length,
+        input_len=1,
+        blocks=np.full(blocks_for(decoder_len + len(sequence.encoder_ids) + 1, block_size), block, dtype=np.int64),
     )
 
 
