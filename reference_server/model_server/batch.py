@@ -37,6 +37,11 @@ class PendingStep(Protocol):
         """Its chooser, which the next step may reuse."""
         ...
 
+    @property
+    def forward_ns(self) -> int:
+        """The time of its launch, before the call that reads it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatch:

@@ -19,7 +19,8 @@ class Generations:
     def append(self, sequence: Sequence, token_id: int, logprob: float, top: TopTokens) -> Generation:
         """Append one token; sets `sequence.stopped` with the last one."""
         is_first = len(sequence.ids) == sequence.prompt_len
-        text = sequence.detokenizer.append(token_id)
+        is_end = sequence.grammar is not None and sequence.grammar.is_end(token_id)
+        text = "" if is_end else sequence.detokenizer.append(token_id)
         reason = sequence.stopping.finish_reason(token_id, text)
         sequence.ids.append(token_id)
         if sequence.grammar is not None:
@@ -29,14 +30,14 @@ class Generations:
             sequence.stopped = True
             parameters = sequence.request.parameters
             generated_text = GeneratedText(
-                text=final_text(self._tokenizer, sequence.ids, sequence.prompt_len),
+                text=final_text(self._tokenizer, _ids_with_text(sequence), sequence.prompt_len),
                 generated_tokens=sequence.stopping.num_tokens,
                 finish_reason=reason,
                 seed=parameters.seed if parameters.samples else None,
             )
         return Generation(
             request_id=sequence.id,
-            tokens=Tokens((token_id,), (logprob,), (text,), (token_id in self._tokenizer.special_ids,)),
+            tokens=Tokens((token_id,), (logprob,), (text,), (is_end or token_id in self._tokenizer.special_ids,)),
             prefill_tokens=self._prefill_tokens(sequence) if is_first else None,
             generated_text=generated_text,
             top_tokens=(self._tokens_of(top),) if sequence.request.top_n_tokens else (),
@@ -55,3 +56,11 @@ class Generations:
         ids, logprobs = top
         texts = tuple(self._tokenizer.text_of(id_) for id_ in ids)
         return Tokens(tuple(ids), tuple(logprobs), texts, tuple(id_ in self._tokenizer.special_ids for id_ in ids))
+
+
+def _ids_with_text(sequence: Sequence) -> list[int]:
+    """The prompt and the output, without the tokens that end a grammar's match."""
+    end = len(sequence.ids)
+    while sequence.grammar is not None and end > sequence.prompt_len and sequence.grammar.is_end(sequence.ids[end - 1]):
+        end -= 1
+    return sequence.ids[:end]

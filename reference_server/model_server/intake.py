@@ -18,6 +18,9 @@ from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import StepState
 from reference_server.tokenizer import Tokenizer
 
+MAX_BLOCKS = 1 << 23
+"""Blocks of a request before the cache has a size; 2^27 tokens in blocks of 16."""
+
 
 @dataclass(frozen=True, slots=True)
 class Intake:
@@ -50,6 +53,7 @@ class Intake:
     def _make_sequence(self, request: Request) -> Sequence:
         if any(isinstance(chunk, Image) for chunk in request.chunks):
             raise ShardError(f"request {request.id} has an image, and this model takes text only")
+        self._check_numbers(request)
         # `truncate` keeps the last tokens.
         ids = self.tokenizer.encode(request.text, request.add_special_tokens)[-request.truncate :]
         prompt_len = len(ids)
@@ -76,6 +80,20 @@ class Intake:
             encoder_ids=[] if start_id is None else ids,
             grammar=self._grammar_state(request),
         )
+
+    def _check_numbers(self, request: Request) -> None:
+        """Raise ShardError for numbers that would size a list or name a block that the cache lacks."""
+        cache = self.state.cache
+        # Without a cache, during the warm-up, the request's own numbers size it.
+        num_blocks = MAX_BLOCKS if cache is None else cache.num_blocks
+        limit = num_blocks * self.model.choice.block_size
+        if request.stopping.max_new_tokens > limit:
+            raise ShardError(
+                f"request {request.id}: `max_new_tokens` is {request.stopping.max_new_tokens}, but the K/V cache holds "
+                f"{limit} tokens: lower `--max-batch-total-tokens`"
+            )
+        if request.blocks and max(request.blocks) >= num_blocks:
+            raise ShardError(f"request {request.id} has block {max(request.blocks)}, but there are {num_blocks} blocks")
 
     def _check_ids(self, request_id: int, ids: list[int]) -> None:
         if (largest := max(ids)) >= self.vocab_size:

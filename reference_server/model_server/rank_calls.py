@@ -82,6 +82,7 @@ class RankCalls:
         return self._step(merged, started, time.perf_counter_ns() - started)
 
     def _step(self, batch: SequenceBatch, started: int, concat_ns: int | None) -> StepResult:
+        ahead_ns = sum(step.forward_ns for step in batch.pending)
         output = self._engine.stepper.step(batch)
         if output.batch is not None:
             self._batches[output.batch.id] = output.batch
@@ -89,7 +90,9 @@ class RankCalls:
         return StepResult(
             generations=output.generations,
             batch=None if output.batch is None else output.batch.receipt(),
-            timings=Timings(output.forward_ns, output.decode_ns, time.perf_counter_ns() - started, concat_ns),
+            timings=Timings(
+                output.forward_ns, output.decode_ns, ahead_ns + time.perf_counter_ns() - started, concat_ns
+            ),
         )
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch:

@@ -110,6 +110,7 @@ class FailedStep:
     error: Exception
     plan: None = None
     chooser: None = None
+    forward_ns: int = 0
 
 
 class Stepper:
@@ -211,7 +212,7 @@ class Stepper:
             plan_chunks(kept.sequences, self.max_prefill_tokens)
         is_over = all(sequence.stopped for sequence in kept.sequences)
         return StepOutput(
-            generations=tuple(generations.values()) if len(steps) == 1 else _in_order(batch, generations),
+            generations=_in_order(batch, generations),
             batch=None if is_over else kept,
             dropped=tuple(dropped),
             forward_ns=forward_ns + started - waiting,

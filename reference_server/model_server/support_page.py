@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from reference_server.config_support import UNSUPPORTED_SETTINGS
 from reference_server.model_server.device import SERVED, UNUSED
 from reference_server.model_server.models.families import FAMILIES, REFUSED, ModelFamily
+from reference_server.model_server.models.generation_defaults import NEUTRAL
 from reference_server.model_server.models.parallel import NO_PLAN, PLANS
 from reference_server.model_server.quantization.schemes import SCHEMES, QuantizationScheme
 
@@ -26,6 +27,13 @@ communicate with gloo: results are correct, but sharding gives no speed.
 Several hosts share a model with `--num-nodes`, `--node-rank`, `--master-addr` and `--shard-addr` (docs/settings.md).
 """
 
+GENERATION_DEFAULTS = """A model with `is_causal: false` in its config is refused as well.
+
+## Settings of a model's files
+
+Of `generation_config.json` only `eos_token_id` is applied. Parameters of requests have TGI's defaults, also where the
+file sets others (`temperature`, `top_p`, ...). At start a warning names each of these settings that the file changes:
+"""
 
 QUANTIZATION = """The server recognises a quantized checkpoint from its config, without the flag. The linears of the
 layers are quantized. Embeddings, norms, the head, routers and the experts of a mixture stay in the compute type, as do
@@ -57,6 +65,7 @@ def render_page() -> Iterator[str]:
     yield "|---|---|"
     for model_type, reason in REFUSED.items():
         yield f"| `{model_type}` | {reason} |"
+    yield f"\n{GENERATION_DEFAULTS}{', '.join(f'`{name}`' for name in NEUTRAL)}."
     yield "\n## Quantization methods\n"
     yield QUANTIZATION
     yield "| `--quantize` | weights | checkpoint | several shards | product on a CPU | product on a GPU | needs |"

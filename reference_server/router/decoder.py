@@ -75,10 +75,38 @@ def decode_model(model: type[Model], value: Any) -> Model:
     try:
         return model.model_validate(value)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise WrongShapeError(_shorten(f"{where}: {message}" if where else message)) from None
+        errors = error.errors(include_url=False, include_input=False)
+        raise WrongShapeError(_shorten(_first_wrong(errors, value))) from None
+
+
+def _first_wrong(errors: Sequence[Any], value: Any) -> str:
+    """The first field that is wrong, with the reasons of all types that it may have."""
+    first = errors[0]
+    place = _resolved(first["loc"], value)
+    rest = first["loc"][len(place) :]
+    if not rest or (len(rest) == 1 and first["type"] == "missing"):
+        return _with_place(first["loc"], _message(first))
+    # The next part names a type of a union, not a key.
+    of_types = [each for each in errors if each["loc"][: len(place)] == place and len(each["loc"]) > len(place)]
+    reasons = [_with_place(each["loc"][len(place) + 1 :], _message(each)) for each in of_types]
+    return _with_place(place, ", or ".join(dict.fromkeys(reasons)))
+
+
+def _resolved(loc: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    """The leading parts of `loc` that are keys and indices in `value`."""
+    for depth, part in enumerate(loc):
+        if not (isinstance(value, list) if isinstance(part, int) else isinstance(value, dict) and part in value):
+            return loc[:depth]
+        value = value[part]
+    return loc
+
+
+def _message(error: Any) -> str:
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _with_place(place: Sequence[Any], message: str) -> str:
+    return f"{'.'.join(map(str, place))}: {message}" if place else message
 
 
 def decode_first(models: Sequence[type[pydantic.BaseModel]], value: Any) -> pydantic.BaseModel:

@@ -51,7 +51,7 @@ class Grammars:
     ) -> None:
         self.vocab_size = tokenizer.vocab_size
         self._tokenizer = tokenizer
-        self._eos_ids = sorted(id_ for id_ in eos_ids if 0 <= id_ < tokenizer.vocab_size)
+        self.eos_ids = sorted(id_ for id_ in eos_ids if 0 <= id_ < tokenizer.vocab_size)
         self.clock_ns = clock_ns
         self._resident_bytes = resident_bytes or read_resident_bytes
         self._too_slow: OrderedDict[Grammar, None] = OrderedDict()
@@ -119,7 +119,7 @@ class Grammars:
 
     def _loaded_engine(self) -> "_Engine":
         if self._engine is None:
-            self._engine = _Engine(self._tokenizer, self._eos_ids)
+            self._engine = _Engine(self._tokenizer, self.eos_ids)
         return self._engine
 
 
@@ -247,6 +247,10 @@ class GrammarState:
         self._matcher = self._automaton.start.deep_copy()
         if not self._walk(self._accepted):
             self._restart()
+
+    def is_end(self, token_id: int) -> bool:
+        """Whether the token ends the output: it has no text in a grammar, even if the tokenizer counts it as text."""
+        return token_id in self._grammars.eos_ids
 
     @property
     def must_end(self) -> bool:

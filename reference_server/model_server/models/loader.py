@@ -21,6 +21,7 @@ from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import parallel, rotary, transformers_compat
 from reference_server.model_server.models.families import ModelFamily, find_family
+from reference_server.model_server.models.generation_defaults import ignored
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
 from reference_server.model_server.models.materialize import Materializer
 from reference_server.model_server.models.quantizer import Quantizer, kernels_of, quantizable, quantized_bytes
@@ -87,6 +88,10 @@ def load(
         parallel.check(family, tier)
     device = device or choose_device(group.rank)
     config = _config(files, family)
+    if getattr(config, "is_causal", None) is False and not config.is_encoder_decoder:
+        raise UnsupportedError(f"{options.model_id} has `is_causal: false`: its tokens attend to later ones")
+    for name, value in ignored(_generation_config(files.directory), raw).items():
+        logger.warning("`%s: %s` of the model's files is not applied: requests set their own parameters", name, value)
     quantization = _quantization(options, files, raw, tier, device)
     dtype = resolve_dtype(options, device, config, quantization)
     if options.rope is not None:
@@ -181,10 +186,14 @@ def _refuse_unloaded(model: Any) -> None:
         raise StartupError(f"the checkpoint has no weights for {', '.join(names)}")
 
 
+def _generation_config(directory: Path) -> dict[str, Any]:
+    path = directory / "generation_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def _eos_ids(directory: Path, config: PretrainedConfig) -> frozenset[int]:
     """Ids that end a generation: from the generation config, else from the config."""
-    path = directory / "generation_config.json"
-    listed = read_json(path).get("eos_token_id") if path.is_file() else None
+    listed = _generation_config(directory).get("eos_token_id")
     if listed is None:
         listed = getattr(config, "eos_token_id", None)
     if listed is None:

@@ -75,8 +75,15 @@ class Materializer:
                     wrong.append(f"{name} has shape {tuple(tensor.shape)}, expected {expected}")
         if wrong:
             raise StartupError(f"the weights do not fit the model's config: {'; '.join(wrong[:MAX_NAMES])}")
+        self._compute_missing()
         self._tie()
         self._place_buffers()
+
+    def _compute_missing(self) -> None:
+        """Fill tables of positions that are functions of their shape, which checkpoints may lack."""
+        for name, parameter in list(self._model.named_parameters()):
+            if parameter.is_meta and (table := transformers_compat.computed_weight(self._model, name)) is not None:
+                self._put(name, self._own(name, table))
 
     def _load_quantized(self, conversion: Conversion, checkpoint: Checkpoint | PackedCheckpoint) -> bool:
         """Load a weight in the quantized form of the checkpoint; False if it has to be loaded dequantized."""

@@ -187,6 +187,15 @@ def is_optional(model: Any, name: str) -> bool:
     return any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_missing or ())
 
 
+def computed_weight(model: Any, name: str) -> Tensor | None:
+    """The weight `name` if its module computes it (the sinusoids of Marian and Pegasus), else None."""
+    create = getattr(model.get_submodule(name.rpartition(".")[0]), "create_weight", None)
+    if create is None or not is_optional(model, name):
+        return None
+    table: Tensor = create()
+    return table
+
+
 UNUSED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.(masked_bias|attn\.bias)$", r"\.(k|v|kv)_scale$")
 """Weights of older releases, and scales of a quantized cache: not read."""
 

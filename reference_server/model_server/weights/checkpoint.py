@@ -40,13 +40,16 @@ class Checkpoint:
     """All weights of a model, by the names in its files."""
 
     def __init__(self, files: dict[Path, WeightFile]) -> None:
-        self._home: dict[str, WeightFile] = {}
+        self._home: dict[str, Path] = {}
+        self._files = files
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path, file in files.items():
             for name, shape in file.shapes.items():
                 if name in self._home:
-                    raise StartupError(f"weight {name} is in {path.name} and in another file of {path.parent}")
-                self._home[name] = file
+                    raise StartupError(
+                        f"weight {name} is in {self._home[name].name} and in {path.name} of {path.parent}"
+                    )
+                self._home[name] = path
                 self.shapes[name] = shape
 
     @classmethod
@@ -57,7 +60,7 @@ class Checkpoint:
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
         """A tensor, or the part `cut` of it, on the CPU. It may share memory with the file: copy it to keep it."""
         try:
-            return self._home[name].read(name, cut)
+            return self._files[self._home[name]].read(name, cut)
         except (SafetensorError, RuntimeError, OSError) as error:
             raise StartupError(f"weight {name} could not be read: {error}") from error
 

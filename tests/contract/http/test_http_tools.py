@@ -431,3 +431,14 @@ async def test_reliability_T8_a_tools_name_is_only_text():
     assert accepts(grammar_of(request), text)
     assert not accepts(grammar_of(request), '{"function": {"_name": "abc"}}')
     assert "{{ 7 * 7 }}" in request.text
+
+
+async def test_hardening_R20_no_tools_beside_a_response_format_is_the_format():
+    schema = {"type": "json_object", "value": {"type": "object", "properties": {}}}
+
+    async with serve_tools("{}") as served:
+        empty = await chat(served, tools=[], response_format=schema)
+        both = await chat(served, response_format=schema)
+
+    assert (empty.status_code, both.status_code) == (200, 422)
+    assert empty.json()["choices"][0]["message"]["content"] == "{}"

@@ -400,3 +400,41 @@ async def test_hardening_R26_a_prefill_before_the_warm_up_is_refused(directory: 
     for shard in loaded(directory):
         with pytest.raises(ShardError, match="Prefill before Warmup"):
             await shard.prefill(Batch(0, (Request(0, ("w1",), 1, SEEDED, StoppingParameters(2**31)),)))
+
+
+async def test_hardening_R26_numbers_that_the_cache_cannot_hold_are_refused(driver: ShardDriver) -> None:
+    long = driver.request(0, [3, 4])
+    long = replace(long, blocks=(), stopping=replace(long.stopping, max_new_tokens=2**32 - 1))
+    outside = replace(driver.request(1, [3, 4]), blocks=(10**6,))
+
+    with pytest.raises(ShardError, match=r"`max_new_tokens` is 4294967295, but the K/V cache holds \d+ tokens"):
+        await driver.prefill(long)
+    with pytest.raises(ShardError, match=r"request 1 has block 1000000, but there are \d+ blocks"):
+        await driver.prefill(outside)
+
+
+async def test_hardening_R26_a_warm_up_of_too_many_tokens_is_refused(shard: LocalShard) -> None:
+    request = Request(0, ("w3",), 64, SEEDED, StoppingParameters(2**32 - 1))
+
+    with pytest.raises(ShardError, match="`max_new_tokens` is 4294967295, but the K/V cache holds 134217728 tokens"):
+        await shard.warmup(WarmupRequest(Batch(0, (request,)), 64))
+
+
+async def test_hardening_R23_generations_follow_the_order_of_a_filter(driver: ShardDriver) -> None:
+    prefilled = await driver.prefill(*(driver.request(row, PROMPTS[row % 2]) for row in range(3)))
+    assert prefilled.batch is not None
+    # A health check runs after the step that is launched ahead.
+    await driver.shard.health()
+
+    kept = await driver.shard.filter_batch(prefilled.batch.id, [2, 0])
+    decoded = await driver.decode(kept)
+
+    assert [generation.request_id for generation in decoded.generations] == [2, 0]
+
+
+async def test_hardening_R23_the_total_time_includes_a_forward_that_ran_ahead(driver: ShardDriver) -> None:
+    prefilled = await driver.prefill(driver.request(0, PROMPTS[0]))
+    await driver.shard.health()
+    decoded = await driver.decode(prefilled.batch)
+
+    assert decoded.timings.total_ns >= decoded.timings.forward_ns + decoded.timings.decode_ns

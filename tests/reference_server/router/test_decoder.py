@@ -162,3 +162,22 @@ def test_plain_dicts_decode_too():
         a: int
 
     assert decode_model(Plain, JsonObject(a=1)).a == 1
+
+
+def test_hardening_R23_the_error_of_a_union_names_all_its_types() -> None:
+    class Part(pydantic.BaseModel):
+        type: str
+
+    class Body(pydantic.BaseModel):
+        stop: str | list[str] | None = None
+        content: str | list[Part] = ""
+        count: int = 0
+
+    def error(body: dict[str, object]) -> str:
+        with pytest.raises(WrongShapeError) as raised:
+            decode_model(Body, body)
+        return str(raised.value)
+
+    assert error({"stop": 5}) == "stop: Input should be a valid string, or Input should be a valid list"
+    assert error({"content": [{}]}) == "content: Input should be a valid string, or 0.type: Field required"
+    assert error({"count": "x"}).startswith("count: Input should be a valid integer")

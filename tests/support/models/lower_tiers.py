@@ -50,6 +50,8 @@ ENCODER_DECODER: dict[str, dict[str, Any]] = {
         **_T5,
     },
     "bart": {"model_type": "bart", **_BART},
+    # Its checkpoints lack the sinusoids of its positions (hardening R24).
+    "marian, by no record": {"model_type": "marian", **_BART},
     "led, by no record": {"model_type": "led", **_BART, **_LED},
 }
 RECURRENT: dict[str, dict[str, Any]] = {

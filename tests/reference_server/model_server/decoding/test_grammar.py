@@ -2,15 +2,27 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models
 
-from reference_server.messages import ChooserParameters, Grammar, GrammarType
+from reference_server.messages import (
+    ChooserParameters,
+    FinishReason,
+    Grammar,
+    GrammarType,
+    Request,
+    StoppingParameters,
+)
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.grammar import MAX_CACHED, Grammars, GrammarState, read_resident_bytes
 from reference_server.model_server.decoding.logits import RowParameters
 from reference_server.model_server.decoding.sampling import TokenChooser
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.generations import Generations
+from reference_server.model_server.sequence import Sequence
 from reference_server.presets.catalog import PRESETS
 from reference_server.tokenizer import FastTokenizer, SlowTokenizer, load_tokenizer
 
@@ -304,3 +316,33 @@ def test_reliability_Q13_a_grammar_that_holds_up_its_batch_is_ended_and_refused(
 def test_resident_memory_is_read():
     assert (1 << 20) < read_resident_bytes() < (1 << 40)
     assert Path("/proc/self/statm").exists()
+
+
+def test_hardening_R24_the_end_of_a_match_has_no_text():
+    # The tokenizer counts `<end>` as text.
+    tokenizer = byte_level("a", "b", "<end>")
+    sequence = sequence_of(tokenizer, Grammars(tokenizer, {2}).state(Grammar("ab")), frozenset({2}))
+    generations = Generations(tokenizer, prompt_logprobs=False)
+
+    made = [generations.append(sequence, id_, 0.0, ((), ())) for id_ in (0, 1, 2)]
+
+    assert [each.tokens.texts for each in made] == [("a",), ("b",), ("",)]
+    assert made[-1].tokens.is_special == (True,)
+    assert made[-1].generated_text is not None
+    assert (made[-1].generated_text.text, made[-1].generated_text.finish_reason) == ("ab", FinishReason.EOS_TOKEN)
+
+
+def sequence_of(tokenizer: FastTokenizer, state: GrammarState, eos_ids: frozenset[int]) -> Sequence:
+    """A sequence with the prompt `a`, and a grammar."""
+    stopping = StoppingParameters(9)
+    return Sequence(
+        request=Request(0, ("a",), 1, ChooserParameters(), stopping),
+        ids=[0],
+        prompt_len=1,
+        cache_len=0,
+        input_len=1,
+        blocks=np.zeros(1, dtype=np.int64),
+        stopping=StoppingCriteria(stopping, eos_ids),
+        detokenizer=IncrementalDetokenizer(tokenizer, [0]),
+        grammar=state,
+    )

@@ -84,10 +84,10 @@ def test_safetensors_come_before_pickles(tmp_path: Path) -> None:
     assert [path.name for path in weight_files(tmp_path)] == ["model.safetensors"]
 
 
-def test_one_name_in_two_files_is_refused(tmp_path: Path) -> None:
+def test_hardening_R23_one_name_in_two_files_is_refused_with_both(tmp_path: Path) -> None:
     saved(saved(tmp_path, "first.safetensors"), "second.safetensors")
 
-    with pytest.raises(StartupError, match=r"weight .* is in .* and in another file"):
+    with pytest.raises(StartupError, match=r"is in first\.safetensors and in second\.safetensors of "):
         Checkpoint.open(tmp_path)
 
 
