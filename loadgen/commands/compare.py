@@ -35,8 +35,9 @@ from loadgen.progress import ProgressDisplay, open_progress
 from loadgen.redaction import redacted_argv
 from loadgen.runner import make_run_directory, new_run_id
 from loadgen.target.process_memory import num_gpus
-from reports.gate.compare import MIN_EFFECT, CompareOptions, Comparison, Requirement, metrics_needed
+from reports.gate.compare import MIN_EFFECT, CompareOptions, Comparison, metrics_needed
 from reports.gate.noise_split import components_table
+from reports.gate.requirements import Requirement
 from reports.gate.saved_comparison import COMPARISON_FILE, SavedComparison, comparison_json, load_comparison
 from reports.gate.side_run import GateRefusal, direction_of
 from reports.gate.stored import MIN_RUNS, judge_stored
@@ -45,9 +46,9 @@ from reports.pages.comparison_page import (
     INTERLEAVED,
     build_comparison_report,
     metrics_table,
-    runs_sections,
     verdict_line,
 )
+from reports.pages.comparison_runs import runs_sections
 from reports.renderers.write import write_report
 from reports.run_store import RunDirectoryError, replace_file, write_json
 from reports.text import plain_text

@@ -13,7 +13,6 @@ target, and not only their expectation.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from reports.gate.decide import Evidence, FirstDecision, GateDecision, Levels, decide, pass_decision
 from reports.gate.noise_split import NoiseSplit, split_noise
+from reports.gate.requirements import Requirement, RequirementResult
 from reports.gate.side_run import (
     FRACTIONS,
     GateRefusal,
@@ -42,42 +42,6 @@ Array = npt.NDArray[np.float64]
 DEFAULT_GATED = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "error_rate")
 DEFAULT_SHOWN = ("requests_per_s", "ttft_p95_ms", "tpot_p95_ms", "e2e_p50_ms", "e2e_p95_ms", "gap_p99_ms")
 MIN_EFFECT = 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """A fixed limit on side B, such as `ttft_p95_ms < 800`; it holds whatever the comparison shows."""
-
-    metric: str
-    operator: str
-    bound: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Requirement":
-        """Parses `metric < bound` (also <=, >, >=). Raises ValueError."""
-        match = re.fullmatch(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*", text)
-        if match is None:
-            raise ValueError(f'`{text}` is not a requirement; write it as "ttft_p95_ms < 800"')
-        return cls(match[1], match[2], float(match[3]))
-
-    def is_met(self, value: float) -> bool:
-        met = {"<": value < self.bound, "<=": value <= self.bound, ">": value > self.bound, ">=": value >= self.bound}
-        return met[self.operator]
-
-    def __str__(self) -> str:
-        return f"{self.metric} {self.operator} {self.bound:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class RequirementResult:
-    """A requirement and the median of side B's runs."""
-
-    requirement: Requirement
-    value: float | None
-
-    @property
-    def is_met(self) -> bool:
-        return self.value is not None and self.requirement.is_met(self.value)
 
 
 @dataclass(frozen=True, slots=True)

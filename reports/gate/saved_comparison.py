@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from reports.gate.compare import CompareOptions, Comparison, MetricResult, Requirement, RequirementResult
+from reports.gate.compare import CompareOptions, Comparison, MetricResult
 from reports.gate.decide import GateDecision
 from reports.gate.noise_split import NoiseSplit
+from reports.gate.requirements import Requirement, RequirementResult
 from reports.gate.side_run import GateRefusal, direction_of
 from reports.run_store import SCHEMA_VERSION, RunDirectoryError
 from reports.stats.estimators import Interval

@@ -14,9 +14,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from reports.document import format_number, legible_report
-from reports.gate.compare import MIN_EFFECT, Comparison, MetricResult, RequirementResult
+from reports.gate.compare import MIN_EFFECT, Comparison, MetricResult
 from reports.gate.decide import GateDecision
 from reports.gate.history import Change
+from reports.gate.requirements import RequirementResult
 from reports.pages.comparison_page import (
     build_comparison_report,
     change_text,

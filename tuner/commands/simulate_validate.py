@@ -96,7 +96,7 @@ def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], Noi
 
 def _print_errors(launches: "Sequence[PredictedLaunch]", noise: "NoiseFloor | None", *, is_json: bool) -> int:
     """Print the errors of each metric with its grade."""
-    from tuner.simulator.residual_model import Grade
+    from tuner.simulator.prediction_accuracy import Grade
     from tuner.simulator.validate import NAMES, summary
 
     found = summary(launches)

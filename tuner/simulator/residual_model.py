@@ -9,7 +9,6 @@ proposed without the interruption.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from tuner.proposers.proposal import Decline
+from tuner.simulator.prediction_accuracy import Grade, Graded, accuracy_of
 from tuner.trial.objective import Limit, Objective
 
 Array = npt.NDArray[np.float64]
@@ -88,44 +88,8 @@ class ScoredCandidate:
     note: str = ""
 
 
-class Grade(StrEnum):
-    GOOD = "good"
-    USABLE = "usable"
-    REFUSE = "refuse"
-
-
-@dataclass(frozen=True, slots=True)
-class Graded:
-    """A grade, the spread of each residual, and the reason for a grade below good."""
-
-    grade: Grade
-    spread: Mapping[str, float]
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricAccuracy:
-    """Standard deviations of each part of a residual and of one measurement, and the limits of the grades."""
-
-    part: float
-    noise: float
-    good: float
-    usable: float
-
-
-THROUGHPUT = MetricAccuracy(part=0.10, noise=0.05, good=0.05, usable=0.15)
-TAIL = MetricAccuracy(part=0.20, noise=0.10, good=0.10, usable=0.30)
 GOOD_RANK, USABLE_RANK = 0.9, 0.6
 FEWEST_TO_GRADE, FEWEST_TO_RANK = 3, 8
-
-
-def accuracy_of(metric: str) -> MetricAccuracy:
-    """Rates and times per token are predicted better than waiting times.
-
-    >>> accuracy_of("ttft_p95_ms").noise, accuracy_of("tpot_mean_ms").noise
-    (0.1, 0.05)
-    """
-    return TAIL if metric.startswith(("ttft", "e2e", "goodput")) or "_p9" in metric else THROUGHPUT
 
 
 # Posterior deviation with `by_rank`, where there is no process: chances are near 0 or 1.

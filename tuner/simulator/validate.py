@@ -22,7 +22,7 @@ from tuner.simulator.fitting.metric_steps import steps_of
 from tuner.simulator.fitting.step_trace import TracedSteps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
-from tuner.simulator.residual_model import Grade, accuracy_of
+from tuner.simulator.prediction_accuracy import Grade, accuracy_of
 from tuner.simulator.server import SimulatedServer
 from tuner.trial.outcome import TrialResult
 

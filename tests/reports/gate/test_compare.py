@@ -14,11 +14,11 @@ from reports.gate.compare import (
     CompareOptions,
     Comparison,
     MetricResult,
-    Requirement,
     judge,
     metrics_needed,
 )
 from reports.gate.decide import GateDecision
+from reports.gate.requirements import Requirement
 from reports.gate.side_run import Pair, SideRun
 from reports.metrics.summary import summarize
 from tests.support.samples.sample_run import SampleLoad, sample_run

@@ -15,9 +15,9 @@ from reports.pages.comparison_page import (
     build_comparison_report,
     forest_frame,
     pairs_needed,
-    runs_sections,
     verdict_line,
 )
+from reports.pages.comparison_runs import runs_sections
 from reports.plots.figure import HALF
 from reports.run_store import load_manifest, write_manifest
 from tests.support.samples.sample_run import SampleLoad, write_sample_run

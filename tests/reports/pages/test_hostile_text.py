@@ -19,7 +19,8 @@ from reports.gate.side_run import Pair, SideRun
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages import ci
-from reports.pages.comparison_page import build_comparison_report, runs_sections
+from reports.pages.comparison_page import build_comparison_report
+from reports.pages.comparison_runs import runs_sections
 from reports.pages.run_page import build_run_report
 from reports.pages.study.page import build_study_report
 from reports.pages.sweep_page import build_sweep_report

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from tuner.proposers.proposal import Decline
+from tuner.simulator.prediction_accuracy import Grade
 from tuner.simulator.residual_model import (
-    Grade,
     KnobRange,
     Observation,
     PredictedCandidate,

@@ -22,9 +22,10 @@ from tuner.servers.tuned_server import TunedServer
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
+from tuner.simulator.prediction_accuracy import Grade
 from tuner.simulator.proposal_ledger import noted_candidate
 from tuner.simulator.proposer import REQUESTS, knob_of, limits_ms
-from tuner.simulator.residual_model import Grade, Observation, PredictedCandidate, ResidualModel
+from tuner.simulator.residual_model import Observation, PredictedCandidate, ResidualModel
 from tuner.simulator.simulated_metrics import LATENCY, RATES
 from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
