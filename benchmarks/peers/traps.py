@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.trap_peers import PEERS, Peer
+from benchmarks.peers.trap_peers import PEERS, LoadTool
 from loadgen.errors import MeasurementError
 from loadgen.selftest.trap_check import HONEST_RUNS, RunCase, check_traps, run_own
 from loadgen.selftest.trap_companions import run_tool
@@ -78,7 +78,7 @@ def tools(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def run_peer(peer: Peer, python: str) -> RunCase:
+def run_peer(peer: LoadTool, python: str) -> RunCase:
     def run(url: str, case: TrapCase, folder: Path) -> ToolReport:
         environment = {**os.environ, **peer.environment(case.load)}
         words = peer.command(python, url, case.load, folder)
@@ -91,7 +91,7 @@ def run_peer(peer: Peer, python: str) -> RunCase:
     return run
 
 
-def package_version(peer: Peer, python: str) -> str:
+def package_version(peer: LoadTool, python: str) -> str:
     code = f"import importlib.metadata as m; print(m.version({peer.package!r}))"
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 

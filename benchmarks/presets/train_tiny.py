@@ -82,7 +82,7 @@ def train_tokenizer(num_documents: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LearningRateSchedule:
     """The learning rate: warm-up, then a cosine down to a fiftieth at the limit of steps or minutes."""
 
     peak: float
@@ -123,7 +123,7 @@ def train_model(
         ],
         betas=(0.9, 0.95),
     )
-    schedule = Schedule(learning_rate, steps, minutes)
+    schedule = LearningRateSchedule(learning_rate, steps, minutes)
     interrupted = _on_interrupt()
     started = time.monotonic()
     for step in range(steps):

@@ -73,7 +73,7 @@ def _requests(model: QueueModel, load: float, speed: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SpeedChange:
     """A change of the server's speed: the factor of a step's time, by seconds since the end of the warm-up."""
 
     name: str
@@ -81,17 +81,17 @@ class Change:
 
 
 CHANGES = (
-    Change("three times slower at first, until half of the window", lambda t, w: np.where(t < w / 2, 3.0, 1.0)),
-    Change("three times slower at first, until a fifth of the window", lambda t, w: np.where(t < w / 5, 3.0, 1.0)),
-    Change("speed rises linearly by 20 %", lambda t, w: 1 / (0.9 + 0.2 * np.clip(t / w, 0, 1))),
-    Change("speed drops by half in the middle", lambda t, w: np.where(t < w / 2, 1.0, 2.0)),
+    SpeedChange("three times slower at first, until half of the window", lambda t, w: np.where(t < w / 2, 3.0, 1.0)),
+    SpeedChange("three times slower at first, until a fifth of the window", lambda t, w: np.where(t < w / 5, 3.0, 1.0)),
+    SpeedChange("speed rises linearly by 20 %", lambda t, w: 1 / (0.9 + 0.2 * np.clip(t / w, 0, 1))),
+    SpeedChange("speed drops by half in the middle", lambda t, w: np.where(t < w / 2, 1.0, 2.0)),
 )
 CHANGED_LOADS = (0.7, 1.0, 1.5)
 CHANGED_SPEEDS = (1.0, 4.0)
 CHANGED_WINDOWS_S = (15.0, 30.0, 60.0)
 
 
-def changed_rows(change: Change, runs: int, seed: int) -> Iterator[dict[str, Any]]:
+def changed_rows(change: SpeedChange, runs: int, seed: int) -> Iterator[dict[str, Any]]:
     """A row for each load, speed and window length of a change."""
     for load in CHANGED_LOADS:
         for speed in CHANGED_SPEEDS:
@@ -99,7 +99,9 @@ def changed_rows(change: Change, runs: int, seed: int) -> Iterator[dict[str, Any
                 yield changed_row(change, load, speed, window_s, runs, seed)
 
 
-def changed_row(change: Change, load: float, speed: float, window_s: float, runs: int, seed: int) -> dict[str, Any]:
+def changed_row(
+    change: SpeedChange, load: float, speed: float, window_s: float, runs: int, seed: int
+) -> dict[str, Any]:
     """Runs of the closed loop in which the change was found. load: users over those that saturate the slots."""
 
     def slowdown(now: Array) -> Array:

@@ -66,7 +66,7 @@ class FreeCalls:
         return step(batches[0].size)
 
 
-class FreeShard:
+class PostedCalls:
     """The same for gRPC, whose calls are posted to the thread."""
 
     def __init__(self, thread: ComputeThread) -> None:
@@ -102,7 +102,7 @@ class RoundTrip:
 async def serve(path: str) -> None:
     """Serve until stdin closes, then print the CPU seconds used."""
     thread = ComputeThread(cast(BlockingShard, FreeCalls()))
-    async with serving(cast(Shard, FreeShard(thread)), path, [path], thread):
+    async with serving(cast(Shard, PostedCalls(thread)), path, [path], thread):
         loop = asyncio.get_running_loop()
         print("ready", flush=True)
         while await loop.run_in_executor(None, sys.stdin.readline):

@@ -31,7 +31,7 @@ RATE = "output_tokens_per_s"
 
 
 @dataclass(frozen=True)
-class Grid:
+class SearchGrid:
     """Levels of each setting, a default for each, and the repeated values of every point."""
 
     levels: Mapping[str, Sequence[Any]]
@@ -69,7 +69,7 @@ class Grid:
         return tuple(self.defaults[name] for name in self.levels)
 
 
-def judge(grid: Grid, seeds: int, jobs: int) -> dict[str, Any]:
+def judge(grid: SearchGrid, seeds: int, jobs: int) -> dict[str, Any]:
     """The share of successful searches by strategy and number of launches."""
     rows = []
     with ProcessPoolExecutor(jobs) as pool:
@@ -110,7 +110,7 @@ def render_rows(found: Mapping[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def successes(grid: Grid, strategy: str, seed: int) -> dict[int, bool]:
+def successes(grid: SearchGrid, strategy: str, seed: int) -> dict[int, bool]:
     """Whether the result after each look is within 5 % of the grid's best."""
     repeat = seed % grid.num_repeats
     judging = grid.judging(repeat)
@@ -118,7 +118,7 @@ def successes(grid: Grid, strategy: str, seed: int) -> dict[int, bool]:
     return {look: judging[point] >= limit for look, point in results(grid, grid.seen(repeat), strategy, seed)}
 
 
-def results(grid: Grid, seen: Mapping[Point, float], strategy: str, seed: int) -> Iterator[tuple[int, Point]]:
+def results(grid: SearchGrid, seen: Mapping[Point, float], strategy: str, seed: int) -> Iterator[tuple[int, Point]]:
     """The result of one search after each look."""
     if strategy == "ours":
         yield from _ours(grid, seen, seed)
@@ -133,13 +133,13 @@ def results(grid: Grid, seen: Mapping[Point, float], strategy: str, seed: int) -
             return
 
 
-def _random(grid: Grid, seed: int) -> list[Point]:
+def _random(grid: SearchGrid, seed: int) -> list[Point]:
     others = [point for point in grid.values if point != grid.first]
     rng = np.random.default_rng(seed)
     return [grid.first, *(others[index] for index in rng.permutation(len(others)))]
 
 
-def _tpe(grid: Grid, seen: Mapping[Point, float], seed: int) -> Iterator[Point]:
+def _tpe(grid: SearchGrid, seen: Mapping[Point, float], seed: int) -> Iterator[Point]:
     """Points that TPE asks for, each once: a repeated ask costs no launch."""
     import optuna
 
@@ -164,7 +164,7 @@ def _tpe(grid: Grid, seen: Mapping[Point, float], seed: int) -> Iterator[Point]:
             yield point
 
 
-def _ours(grid: Grid, seen: Mapping[Point, float], seed: int) -> Iterator[tuple[int, Point]]:
+def _ours(grid: SearchGrid, seen: Mapping[Point, float], seed: int) -> Iterator[tuple[int, Point]]:
     proposer = proposer_of(grid, seed)
     launched: list[TrialResult] = []
     settings: Mapping[str, Any] = dict(grid.defaults)
@@ -183,7 +183,7 @@ def _ours(grid: Grid, seen: Mapping[Point, float], seed: int) -> Iterator[tuple[
         settings = proposal.settings
 
 
-def proposer_of(grid: Grid, seed: int) -> SurrogateProposer:
+def proposer_of(grid: SearchGrid, seed: int) -> SurrogateProposer:
     """The product's proposer on the space of a grid."""
     section: dict[str, Any] = {
         name: {"type": "choice", "values": list(values), "flag": f"--{name}", "default": grid.defaults[name]}
@@ -195,7 +195,7 @@ def proposer_of(grid: Grid, seed: int) -> SurrogateProposer:
     return SurrogateProposer(space, {}, Objective(RATE), server, seed=seed)
 
 
-def _index(grid: Grid, name: str, value: Any) -> int:
+def _index(grid: SearchGrid, name: str, value: Any) -> int:
     return list(grid.levels[name]).index(value)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.tuner.grid_search import LOOKS, NEAR, STRATEGIES, Grid, Point, results
+from benchmarks.tuner.grid_search import LOOKS, NEAR, STRATEGIES, Point, SearchGrid, results
 from loadgen.target.machine import describe_machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "grid_surfaces.json"
@@ -121,7 +121,7 @@ def searched(job: tuple[str, str, int]) -> dict[int, bool]:
     rng = np.random.default_rng(seed)
     first = list(truth)[int(rng.integers(len(truth)))]
     seen = {point: value * math.exp(rng.normal(0, NOISE)) for point, value in truth.items()}
-    grid = Grid(LEVELS, dict(zip(LEVELS, first, strict=True)), {point: [value] for point, value in seen.items()})
+    grid = SearchGrid(LEVELS, dict(zip(LEVELS, first, strict=True)), {point: [value] for point, value in seen.items()})
     limit = (1 - NEAR) * max(truth.values())
     return {look: truth[point] >= limit for look, point in results(grid, seen, strategy, seed)}
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.http_load import FailedRequest, WavePrompt, stream
-from benchmarks.tuner.grid_search import Grid, judge, render_rows
+from benchmarks.tuner.grid_search import SearchGrid, judge, render_rows
 from loadgen.errors import StartError
 from loadgen.target.machine import describe_machine
 from tuner.config import ServerSection
@@ -69,7 +69,7 @@ def main() -> int:
             parser.error("--model and --work are needed without --replay")
         measure_grid(args)
     content = json.loads(args.out.read_text())
-    grid = Grid(LEVELS, DEFAULTS, {tuple(row["point"]): row["tokens_per_s"] for row in content["points"]})
+    grid = SearchGrid(LEVELS, DEFAULTS, {tuple(row["point"]): row["tokens_per_s"] for row in content["points"]})
     if args.points is None:
         content["replay"] = judge(grid, args.seeds, args.jobs)
         args.out.write_text(_one_line_rows(content))

@@ -54,7 +54,7 @@ FLEET = Fleet(OPTIONS, LAW, planned)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PlanCell:
     """The plans of one rate and policy: one for each TTFT limit."""
 
     load: float
@@ -68,7 +68,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PlanCase:
     """One plan. `attainment`: the true one of the named fleet. `above`: replicas above the smallest true fleet."""
 
     load: float
@@ -123,7 +123,7 @@ class Truth:
         return float(is_met[transient : transient + requests].mean())
 
 
-def cases_of(cell: Cell, one: float) -> list[Case]:
+def cases_of(cell: PlanCell, one: float) -> list[PlanCase]:
     """`one`: the capacity of one replica."""
     gc.disable()  # requests have no cycles; collecting them takes a quarter of the time
     rate = cell.load * cell.replicas * one
@@ -147,7 +147,7 @@ def cases_of(cell: Cell, one: float) -> list[Case]:
             smallest -= 1
         attainment = truth(named, limit)
         above = named - smallest if attainment >= TARGET else 0
-        case = Case(
+        case = PlanCase(
             *(cell.load, cell.replicas, cell.policy, limit, named),
             *(round(sized.at.lower, 4), round(attainment, 4), above, round(plan_s, 1)),
         )
@@ -155,7 +155,7 @@ def cases_of(cell: Cell, one: float) -> list[Case]:
     return cases
 
 
-def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
+def summary_of(cases: Sequence[PlanCase]) -> dict[str, Any]:
     count = len(cases)
     kept, near = sum(case.is_kept for case in cases), sum(case.above <= 1 for case in cases)
     at_least = {name: round(wilson(found, count).lo, 3) for name, found in (("kept", kept), ("near", near))}
@@ -170,10 +170,10 @@ def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
     }
 
 
-def _kept_cases(cell: Cell, one: float, cache: Path) -> list[Case]:
+def _kept_cases(cell: PlanCell, one: float, cache: Path) -> list[PlanCase]:
     path = cache / f"{cell.name}.json"
     if path.exists():
-        return [Case(**row) for row in json.loads(path.read_text())]
+        return [PlanCase(**row) for row in json.loads(path.read_text())]
     cases = cases_of(cell, one)
     path.write_text(json.dumps([asdict(case) for case in cases]))
     return cases
@@ -192,13 +192,13 @@ def main() -> int:
     args.cache.mkdir(parents=True, exist_ok=True)
     started, one = time.monotonic(), round(capacity(), 2)
     cells = [
-        Cell(load, replicas, policy, seed)
+        PlanCell(load, replicas, policy, seed)
         for seed in range(args.seeds)
         for policy in args.policies
         for replicas in args.replicas
         for load in args.loads
     ]
-    cases: list[Case] = []
+    cases: list[PlanCase] = []
     with ProcessPoolExecutor(args.jobs) as pool:
         kept = pool.map(_kept_cases, cells, [one] * len(cells), [args.cache] * len(cells))
         for cell, found in zip(cells, kept, strict=True):

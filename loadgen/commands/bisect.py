@@ -21,7 +21,7 @@ from loadgen.gate.bisection import (
 from loadgen.gate.live_runs import live_measure
 from loadgen.progress import open_progress
 from loadgen.runner import make_run_directory, new_run_id
-from reports.gate.change_point import Bisection, Conclusion, Outcome
+from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion
 from reports.gate.side_run import direction_of
 
 UNDECIDED = 3
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
         import pandas as pd
 
         print(render_table(pd.DataFrame(rows(state))), "", _sentence(state, conclusion), sep="\n")
-    return UNDECIDED if conclusion.outcome is Outcome.UNDECIDED else 0
+    return UNDECIDED if conclusion.outcome is BisectionOutcome.UNDECIDED else 0
 
 
 def _conclusion_json(state: BisectionRuns, conclusion: Conclusion) -> dict[str, object]:
@@ -101,7 +101,7 @@ def _sentence(state: BisectionRuns, conclusion: Conclusion) -> str:
             f"{commit[:12]} changed {metric} by {change:+.1%} "
             f"(probability {conclusion.posterior.confidence:.1%}): {subject(commit)}"
         )
-    if conclusion.outcome is Outcome.NO_DIFFERENCE:
+    if conclusion.outcome is BisectionOutcome.NO_DIFFERENCE:
         noise = conclusion.posterior.noise
         return f"no difference in {metric} between the two ends in {len(state.runs)} runs (noise of a run {noise:.1%})"
     return f"not decided after {len(state.runs)} runs; raise --max-runs or --duration and run the same command again"

@@ -16,7 +16,7 @@ from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import open_progress
 from loadgen.selftest import certificate_table, client_check
 from loadgen.selftest.certificate import SHORT_RUNS, certify
-from loadgen.selftest.client_capacity import Capacity, store_capacity
+from loadgen.selftest.client_capacity import StoredCapacity, store_capacity
 from loadgen.selftest.trap_check import check_traps, run_own
 from loadgen.selftest.trap_judgement import render_result
 from loadgen.selftest.trap_rows import select_traps
@@ -102,7 +102,7 @@ def _check_client(args: argparse.Namespace) -> int:
         print("this machine is too busy or too slow to measure from", file=sys.stderr)
         return COULD_NOT_MEASURE
     if is_growing:
-        path = store_capacity(Capacity(rate, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")))
+        path = store_capacity(StoredCapacity(rate, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")))
         print(f"capacity: {rate:.0f} events/s per worker, stored in {path}", file=sys.stderr)
     return 0
 

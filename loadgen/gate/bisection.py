@@ -21,7 +21,7 @@ from loadgen.gate.sides import CommandServer, LiveSide, open_side, read_side
 from loadgen.progress import ProgressDisplay
 from loadgen.target.launch import split_command
 from loadgen.target.revision import Revision, check_out, first_parents, remove_check_out
-from reports.gate.change_point import Bisection, Conclusion, Measurement, Outcome
+from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion, RevisionMeasurement
 from reports.gate.side_run import direction_of, find_refusals
 from reports.metrics.per_request import Direction
 from reports.run_store import write_json
@@ -86,11 +86,11 @@ class BisectionRuns:
         content = {"question": asdict(self.question), "runs": [asdict(run) for run in self.runs]}
         write_json(directory / STATE_FILE, content)
 
-    def measurements(self) -> list[Measurement]:
+    def measurements(self) -> list[RevisionMeasurement]:
         """Logs of the metric, with the sign that makes higher values worse."""
         sign = 1.0 if direction_of(self.question.metric) is Direction.LOWER else -1.0
         index = {commit: number for number, commit in enumerate(self.question.commits)}
-        return [Measurement(index[run.commit], sign * math.log(run.value)) for run in self.runs]
+        return [RevisionMeasurement(index[run.commit], sign * math.log(run.value)) for run in self.runs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Bisector:
                         sides[commit] = self._open(commit, state.question.server, stack)
                     state.runs.append(self._measured(commit, sides[commit], state, measure))
                     state.write(self.out)
-        if chosen.outcome is not Outcome.UNDECIDED:
+        if chosen.outcome is not BisectionOutcome.UNDECIDED:
             self._remove_builds(state)
         return chosen
 

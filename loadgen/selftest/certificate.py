@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy import stats
 
-from loadgen.selftest.coverage import Cell, Setting
+from loadgen.selftest.coverage import CoverageCell, Setting
 from loadgen.selftest.queue_models import MODELS
 from reports.stats.estimators import is_supported
 
@@ -37,7 +37,7 @@ SINGLE_SERVER = ("M/M/1", "M/G/1 cv 0.5", "M/G/1 cv 1.5")
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
+class CertificateRequirement:
     """Intervals that most runs must print: up to a load, from a number of requests on."""
 
     models: tuple[str, ...]
@@ -45,7 +45,7 @@ class Requirement:
     highest_load: float
     least_count: int
 
-    def applies_to(self, cell: Cell) -> bool:
+    def applies_to(self, cell: CoverageCell) -> bool:
         return (
             cell.model in self.models
             and cell.statistic in self.statistics
@@ -55,15 +55,15 @@ class Requirement:
 
 
 REQUIREMENTS = (
-    Requirement(("closed loop",), CENTRE, 0.7, 1_000),
-    Requirement((*SINGLE_SERVER, "M/G/16"), CENTRE, 0.5, 1_000),
-    Requirement((*SINGLE_SERVER, "M/G/16"), CENTRE, 0.7, 5_000),
-    Requirement(("M/G/16", "closed loop"), ("p95",), 0.5, 1_000),
-    Requirement(SINGLE_SERVER, ("p95",), 0.5, 5_000),
+    CertificateRequirement(("closed loop",), CENTRE, 0.7, 1_000),
+    CertificateRequirement((*SINGLE_SERVER, "M/G/16"), CENTRE, 0.5, 1_000),
+    CertificateRequirement((*SINGLE_SERVER, "M/G/16"), CENTRE, 0.7, 5_000),
+    CertificateRequirement(("M/G/16", "closed loop"), ("p95",), 0.5, 1_000),
+    CertificateRequirement(SINGLE_SERVER, ("p95",), 0.5, 5_000),
 )
 
 
-def required_fraction(cell: Cell) -> float:
+def required_fraction(cell: CoverageCell) -> float:
     """The fraction of runs that must print this cell; 0 if none must."""
     if cell.model == "independent":
         percentile = float(cell.statistic[1:]) if cell.statistic.startswith("p") else 50.0
@@ -72,10 +72,10 @@ def required_fraction(cell: Cell) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BrokenPromise:
     """A promise that a cell breaks."""
 
-    cell: Cell
+    cell: CoverageCell
     promise: str
     is_fatal: bool = True
 
@@ -84,22 +84,22 @@ class Finding:
 class Certificate:
     """The judged cells. `runs` simulated runs a cell; fewer than `LONG_RUNS` allow for chance."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[CoverageCell]
     runs: int
     seed: int
 
     @property
-    def frequent(self) -> list[Cell]:
+    def frequent(self) -> list[CoverageCell]:
         """Cells whose interval is printed often."""
         return [cell for cell in self.cells if cell.printed_fraction >= LEAST_PRINTED]
 
     @property
-    def required(self) -> list[Cell]:
+    def required(self) -> list[CoverageCell]:
         """Cells whose interval must be printed."""
         return [cell for cell in self.cells if required_fraction(cell)]
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[BrokenPromise]:
         return [*self._coverage(), *self._silence()]
 
     @property
@@ -130,24 +130,24 @@ class Certificate:
         parts += [] if self.runs >= LONG_RUNS else ["Breaches that chance explains are not counted."]
         return " ".join(parts)
 
-    def _coverage(self) -> Iterator[Finding]:
+    def _coverage(self) -> Iterator[BrokenPromise]:
         for cell in self.cells:
             missed = cell.printed - cell.covered
             if cell.printed_fraction < LEAST_PRINTED:
                 if self._is_below(cell.runs - missed, cell.runs, 1 - MOST_MISSES):
-                    yield Finding(cell, f"{cell.miss_fraction:.1%} of the runs print an interval that misses")
+                    yield BrokenPromise(cell, f"{cell.miss_fraction:.1%} of the runs print an interval that misses")
             elif self._is_below(cell.covered, cell.printed, LOWEST_COVERAGE):
-                yield Finding(cell, f"covers {cell.coverage:.1%}, below {LOWEST_COVERAGE:.0%}")
+                yield BrokenPromise(cell, f"covers {cell.coverage:.1%}, below {LOWEST_COVERAGE:.0%}")
             elif self._is_below(cell.covered, cell.printed, LEAST_COVERAGE):
-                yield Finding(cell, f"covers {cell.coverage:.1%}, below {LEAST_COVERAGE:.0%}", is_fatal=False)
+                yield BrokenPromise(cell, f"covers {cell.coverage:.1%}, below {LEAST_COVERAGE:.0%}", is_fatal=False)
 
-    def _silence(self) -> Iterator[Finding]:
+    def _silence(self) -> Iterator[BrokenPromise]:
         for cell in self.required:
             least = required_fraction(cell)
             if self._is_below(cell.printed, cell.runs, least):
-                yield Finding(cell, f"printed in {cell.printed_fraction:.1%} of the runs, below {least:.0%}")
+                yield BrokenPromise(cell, f"printed in {cell.printed_fraction:.1%} of the runs, below {least:.0%}")
             if cell.relative_half_width > WIDEST and (cell.model, cell.latency, cell.statistic) != WIDE_ON_PURPOSE:
-                yield Finding(cell, f"is {cell.relative_half_width:.2f} times as wide as an ideal interval")
+                yield BrokenPromise(cell, f"is {cell.relative_half_width:.2f} times as wide as an ideal interval")
 
     def _is_below(self, successes: int, trials: int, fraction: float) -> bool:
         if successes >= fraction * trials:
@@ -203,7 +203,7 @@ def certify(
 ) -> Certificate:
     """Simulate and judge; calls `done` after each setting, in the order of `settings`."""
     planned = settings() if chosen is None else chosen
-    found: dict[Setting, list[Cell]] = {}
+    found: dict[Setting, list[CoverageCell]] = {}
     with ProcessPoolExecutor(processes) as pool:
         jobs = [_Job(MODELS.index(each.model), each.load, each.count, runs, seed) for each in planned]
         for setting, cells in zip(planned, pool.map(_simulate, jobs), strict=True):
@@ -224,5 +224,5 @@ class _Job:
     seed: int
 
 
-def _simulate(job: _Job) -> list[Cell]:
+def _simulate(job: _Job) -> list[CoverageCell]:
     return Setting(MODELS[job.model], job.load, job.count).cells(job.runs, job.seed)

@@ -13,7 +13,7 @@ CAPACITY_FILE = "capacity.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class StoredCapacity:
     """Events per second up to which one worker is accurate."""
 
     events_per_s: float
@@ -28,7 +28,7 @@ def machine_key() -> str:
     return " | ".join(str(part) for part in parts)
 
 
-def store_capacity(capacity: Capacity) -> Path:
+def store_capacity(capacity: StoredCapacity) -> Path:
     """Store a capacity for later runs; returns the file."""
     path = parsing.cache_directory() / CAPACITY_FILE
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ RUNS_AT_ONCE = 250
 
 
 @dataclass(slots=True)
-class Cell:
+class CoverageCell:
     """Counts over the runs of one cell; widths are relative to the truth."""
 
     model: str
@@ -96,9 +96,9 @@ class Setting:
         """Requests to simulate: a few arrive in the warm-up."""
         return self.count + math.ceil(1.5 * DEFAULT_WARMUP_S * self.model.arrivals_per_s(self.load)) + 50
 
-    def cells(self, runs: int, seed: int) -> list[Cell]:
+    def cells(self, runs: int, seed: int) -> list[CoverageCell]:
         truths = stationary_values(self.model.name, self.load)
-        cells: dict[str, Cell] = {}
+        cells: dict[str, CoverageCell] = {}
         for part, first in enumerate(range(0, runs, RUNS_AT_ONCE)):
             seeds = [seed, MODELS.index(self.model), round(100 * self.load), self.count, part]
             number = min(RUNS_AT_ONCE, runs - first)
@@ -108,7 +108,7 @@ class Setting:
                     if name not in cells:
                         latency, _, statistic = name.partition(" ")
                         truth = float(statistic[3:]) / 100 if statistic.startswith("att") else truths[name]
-                        cells[name] = Cell(self.model.name, self.load, self.count, latency, statistic, truth)
+                        cells[name] = CoverageCell(self.model.name, self.load, self.count, latency, statistic, truth)
                     cells[name].add(estimate)
         return list(cells.values())
 

@@ -34,7 +34,7 @@ NEW_REVISION_COST = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class RevisionMeasurement:
     """One run: the index of its revision (0 is the good end), and the log of its metric; higher is worse."""
 
     revision: int
@@ -52,7 +52,7 @@ class ChangePoint:
     noise: float
 
     @staticmethod
-    def of(measurements: Sequence[Measurement], num_revisions: int) -> "ChangePoint":
+    def of(measurements: Sequence[RevisionMeasurement], num_revisions: int) -> "ChangePoint":
         """Even prior odds of a change; given one, every revision is equally likely."""
         noise = run_noise(measurements)
         revisions = np.array([each.revision for each in measurements])
@@ -89,7 +89,7 @@ class ChangePoint:
         return abs(changed - 0.5)
 
 
-class Outcome(StrEnum):
+class BisectionOutcome(StrEnum):
     """How a bisection ended."""
 
     FOUND = "found"
@@ -101,7 +101,7 @@ class Outcome(StrEnum):
 class Conclusion:
     """The end of a bisection; `first_changed` is an index of a revision, for FOUND alone."""
 
-    outcome: Outcome
+    outcome: BisectionOutcome
     posterior: ChangePoint
     first_changed: int | None = None
 
@@ -118,7 +118,7 @@ class Bisection:
     max_runs: int = 60
     max_revisions: int = 10
 
-    def next(self, measurements: Sequence[Measurement]) -> tuple[int, ...] | Conclusion:
+    def next(self, measurements: Sequence[RevisionMeasurement]) -> tuple[int, ...] | Conclusion:
         """Indices of the revisions to run next, in order, or the conclusion."""
         last = self.num_revisions - 1
         ends = (0, last)
@@ -128,18 +128,20 @@ class Bisection:
         measured = {each.revision for each in measurements}
         left = self.max_runs - len(measurements)
         if measured == set(ends) and posterior.no_change > SAME:
-            return Conclusion(Outcome.NO_DIFFERENCE, posterior)
+            return Conclusion(BisectionOutcome.NO_DIFFERENCE, posterior)
         if posterior.no_change < DIFFERENT and posterior.confidence >= SURE:
-            return Conclusion(Outcome.FOUND, posterior, posterior.best)
+            return Conclusion(BisectionOutcome.FOUND, posterior, posterior.best)
         if measured == set(ends) and posterior.no_change > DIFFERENT:
             if len(measurements) < 2 * MOST_END_PAIRS and left >= 2:
                 return ends
             is_same = posterior.no_change > LIKELY_SAME
-            return Conclusion(Outcome.NO_DIFFERENCE if is_same else Outcome.UNDECIDED, posterior)
+            return Conclusion(BisectionOutcome.NO_DIFFERENCE if is_same else BisectionOutcome.UNDECIDED, posterior)
         if left < RUNS_AT_ONCE:
             is_likely = posterior.no_change < DIFFERENT and posterior.confidence >= LIKELY
             return Conclusion(
-                Outcome.FOUND if is_likely else Outcome.UNDECIDED, posterior, posterior.best if is_likely else None
+                BisectionOutcome.FOUND if is_likely else BisectionOutcome.UNDECIDED,
+                posterior,
+                posterior.best if is_likely else None,
             )
         inner = len(measurements) - sum(each.revision in ends for each in measurements)
         revision = self._halving(posterior, measured)
@@ -155,7 +157,7 @@ class Bisection:
         return best if posterior.split_error(best) < posterior.split_error(fresh) + NEW_REVISION_COST else fresh
 
 
-def run_noise(measurements: Sequence[Measurement]) -> float:
+def run_noise(measurements: Sequence[RevisionMeasurement]) -> float:
     """Standard deviation of a log metric between runs of one revision."""
     groups: dict[int, list[float]] = {}
     for each in measurements:

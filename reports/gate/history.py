@@ -36,7 +36,7 @@ class HistoryError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CommitPoint:
     """The medians of one commit. Only points of one `series` (same device class and load) are comparable."""
 
     commit: str
@@ -50,7 +50,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LevelChange:
     """A metric that changed: `before` is the last commit at the old level, `first` the first at the new one.
 
     `size` is the relative change; for a fraction it is the difference.
@@ -76,7 +76,7 @@ class Change:
         )
 
 
-def point_of(runs: Sequence[SideRun], commit: str) -> Point:
+def point_of(runs: Sequence[SideRun], commit: str) -> CommitPoint:
     """The point of one commit. Raises HistoryError for runs that cannot be compared."""
     if not runs:
         raise HistoryError("there are no runs to add")
@@ -87,7 +87,7 @@ def point_of(runs: Sequence[SideRun], commit: str) -> Point:
     if refusals:
         raise HistoryError("; ".join(refusal.message for refusal in refusals))
     medians = {name: median_of(run.values.get(name) for run in runs) for name in runs[0].values}
-    return Point(
+    return CommitPoint(
         commit=commit,
         series=keys.pop(),
         device=str(runs[0].device.get("device class", "unknown")),
@@ -104,14 +104,14 @@ def series_of(run: SideRun) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def append_point(path: Path, point: Point) -> None:
+def append_point(path: Path, point: CommitPoint) -> None:
     """Add a line to the table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with JsonlWriter(path) as table:
         table.write(asdict(point))
 
 
-def load_history(path: Path) -> tuple[Point, ...]:
+def load_history(path: Path) -> tuple[CommitPoint, ...]:
     """Every point, in the order of the file; none if the file does not exist. Raises HistoryError."""
     if not path.exists():
         return ()
@@ -122,7 +122,7 @@ def load_history(path: Path) -> tuple[Point, ...]:
     return tuple(_point(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
-def _point(path: Path, number: int, line: str) -> Point:
+def _point(path: Path, number: int, line: str) -> CommitPoint:
     try:
         row = json.loads(line)
         version = row["schema_version"]
@@ -137,12 +137,12 @@ def _point(path: Path, number: int, line: str) -> Point:
         )
     if not all(math.isfinite(value) for value in metrics.values()):
         raise HistoryError(f"{path}:{number}: a metric is not a finite number")
-    return Point(commit, series, device, metrics, runs, measured_at, str(row.get("added_at", "")))
+    return CommitPoint(commit, series, device, metrics, runs, measured_at, str(row.get("added_at", "")))
 
 
-def find_changes(points: Sequence[Point], metrics: Sequence[str] = DEFAULT_GATED) -> tuple[Change, ...]:
+def find_changes(points: Sequence[CommitPoint], metrics: Sequence[str] = DEFAULT_GATED) -> tuple[LevelChange, ...]:
     """The changes of every series and metric, in the order of the points. Raises KeyError for an unknown metric."""
-    by_series: dict[str, list[Point]] = {}
+    by_series: dict[str, list[CommitPoint]] = {}
     for point in points:
         by_series.setdefault(point.series, []).append(point)
     found = []
@@ -156,12 +156,14 @@ def find_changes(points: Sequence[Point], metrics: Sequence[str] = DEFAULT_GATED
     return tuple(found)
 
 
-def _change(name: str, points: Sequence[Point], scaled: Array, start: int, at: int, end: int, p: float) -> Change:
+def _change(
+    name: str, points: Sequence[CommitPoint], scaled: Array, start: int, at: int, end: int, p: float
+) -> LevelChange:
     before, after = points[at - 1], points[at]
     worse = float(scaled[at:end].mean() - scaled[start:at].mean())
     turn = -1.0 if direction_of(name) is Direction.HIGHER else 1.0
     size = turn * worse if name in FRACTIONS else math.expm1(turn * worse)
-    return Change(
+    return LevelChange(
         name, after.series, after.device, before.commit, after.commit, size, p, worse > 0, (at - start, end - at)
     )
 
@@ -206,7 +208,7 @@ def _t_of_splits(rows: Array) -> Array:
     return np.asarray(np.sqrt(between / within * (count - 2)))
 
 
-def occasion_variation(points: Sequence[Point], run: SideRun, metrics: Sequence[str]) -> OccasionVariation:
+def occasion_variation(points: Sequence[CommitPoint], run: SideRun, metrics: Sequence[str]) -> OccasionVariation:
     """The variation of metrics between occasions, in the series of a run.
 
     Computed from successive differences, so that a past change of level counts once.

@@ -16,7 +16,7 @@ from pathlib import Path
 from reports.document import format_number, legible_report
 from reports.gate.compare import MIN_EFFECT, Comparison, MetricResult
 from reports.gate.decide import GateDecision
-from reports.gate.history import Change
+from reports.gate.history import LevelChange
 from reports.gate.requirements import RequirementResult
 from reports.pages.comparison_page import (
     build_comparison_report,
@@ -180,7 +180,7 @@ def _undetectable_warning(comparison: Comparison) -> list[str]:
     return [f"::warning title=Performance gate::{_escape(message)}"]
 
 
-def change_annotations(changes: Sequence[Change]) -> str:
+def change_annotations(changes: Sequence[LevelChange]) -> str:
     """GitHub workflow commands for changes in the history: warnings, and notices for improvements."""
     lines = [
         f"::{'warning' if change.is_worse else 'notice'} title=Performance history::{_escape(change.sentence)}"

@@ -80,12 +80,12 @@ class WindowSeries:
         return next(filled, _merged(self.tokens, BIN_COUNTS[-1]))
 
     @property
-    def step(self) -> "Step | None":
+    def step(self) -> "LevelStep | None":
         """A sudden change of tokens/s; None without one, or if the window cannot be checked."""
         step = find_step(self.bins, self._strictness) if self.is_checkable else None
         if step is None or self.offered is None:
             return step
-        offered = Step.at(step.cut, _merged(self.offered, len(self.bins)))
+        offered = LevelStep.at(step.cut, _merged(self.offered, len(self.bins)))
         return None if _explains(offered.change, step.change) else step
 
     def changes(self) -> dict[str, float]:
@@ -122,7 +122,7 @@ def _explains(offered: float, change: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LevelStep:
     """A sudden change of level after `cut` bins."""
 
     cut: int
@@ -130,7 +130,7 @@ class Step:
     after: float
 
     @classmethod
-    def at(cls, cut: int, series: Array) -> "Step":
+    def at(cls, cut: int, series: Array) -> "LevelStep":
         return cls(cut, float(series[:cut].mean()), float(series[cut:].mean()))
 
     @property
@@ -139,7 +139,7 @@ class Step:
         return self.after / self.before - 1 if self.before else math.inf
 
 
-def find_step(series: Array, strictness: Strictness) -> Step | None:
+def find_step(series: Array, strictness: Strictness) -> LevelStep | None:
     """The step at the largest weighted CUSUM, if it is significant and moves one side's mean by over 3 %."""
     count, mean = len(series), float(series.mean())
     cuts = np.arange(EDGE_BINS, count - EDGE_BINS + 1)
@@ -148,7 +148,7 @@ def find_step(series: Array, strictness: Strictness) -> Step | None:
     sums = np.cumsum(series - mean)[cuts - 1]
     weighted = np.abs(sums) / np.sqrt(cuts * (1 - cuts / count))
     best = int(np.argmax(weighted))
-    step = Step.at(int(cuts[best]), series)
+    step = LevelStep.at(int(cuts[best]), series)
     if max(abs(step.before - mean), abs(step.after - mean)) <= STEP_CHANGE * mean:
         return None
     rest = np.concatenate((series[: step.cut] - step.before, series[step.cut :] - step.after))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reference_server.model_server.attention import select
-from reference_server.model_server.attention.conformance import CASES, ROWS, Case, run
+from reference_server.model_server.attention.conformance import CASES, ROWS, ConformanceCase, run
 from reference_server.model_server.attention.kernel import AttentionNeeds
 from reference_server.model_server.attention.select import AttentionBackend
 from reference_server.model_server.attention.store import TorchStore
@@ -22,7 +22,7 @@ DEVICE_BACKENDS = [select.FLASH, select.VARLEN, select.TRITON, select.FLASHINFER
 @pytest.mark.parametrize("case", [*CASES.values(), *SHAPES.values()], ids=[*CASES, *SHAPES])
 @pytest.mark.parametrize("each", DEVICE_BACKENDS, ids=lambda each: each.name)
 def test_a_backend_computes_every_case_it_supports(
-    each: AttentionBackend, case: Case, dtype: torch.dtype, gpu: torch.device
+    each: AttentionBackend, case: ConformanceCase, dtype: torch.dtype, gpu: torch.device
 ) -> None:
     needs = case.needs(gpu, dtype)
     pairs = {"prefill": (each.prefill, TorchDecode, TorchStore), "decode": (TorchPrefill, each.decode, each.store)}
@@ -36,7 +36,7 @@ def test_a_backend_computes_every_case_it_supports(
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), *SHAPES.values()], ids=[*CASES, *SHAPES])
-def test_every_case_has_a_kernel_other_than_plain_torch(case: Case, gpu: torch.device) -> None:
+def test_every_case_has_a_kernel_other_than_plain_torch(case: ConformanceCase, gpu: torch.device) -> None:
     """Prefill and decode have a GPU kernel for every mask; graphs can capture that of decode."""
     needs = AttentionNeeds(
         gpu.type,

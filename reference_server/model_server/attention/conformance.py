@@ -35,7 +35,7 @@ POISON = 3e4
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ConformanceCase:
     """Attention options, in the shape that the dense reference takes."""
 
     num_heads: int = 4
@@ -59,21 +59,21 @@ class Case:
         return torch.tensor([0.5**head for head in range(1, self.num_heads + 1)]) if self.alibi else None
 
 
-CASES: Mapping[str, Case] = {
-    "plain": Case(),
-    "grouped": Case(num_kv_heads=2),
-    "multi-query": Case(num_kv_heads=1),
-    "window": Case(window=6, num_kv_heads=2),
-    "softcap": Case(softcap=1.5),
-    "softcap, grouped, window": Case(softcap=1.5, num_kv_heads=2, window=6),
-    "alibi": Case(alibi=True),
-    "page of one": Case(block_size=1),
-    "page of 256": Case(block_size=256, num_kv_heads=2),
+CASES: Mapping[str, ConformanceCase] = {
+    "plain": ConformanceCase(),
+    "grouped": ConformanceCase(num_kv_heads=2),
+    "multi-query": ConformanceCase(num_kv_heads=1),
+    "window": ConformanceCase(window=6, num_kv_heads=2),
+    "softcap": ConformanceCase(softcap=1.5),
+    "softcap, grouped, window": ConformanceCase(softcap=1.5, num_kv_heads=2, window=6),
+    "alibi": ConformanceCase(alibi=True),
+    "page of one": ConformanceCase(block_size=1),
+    "page of 256": ConformanceCase(block_size=256, num_kv_heads=2),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ConformanceResult:
     """A kernel's result and the dense one: [tokens, num_heads, head_dim], both in float64 on the host."""
 
     output: Tensor
@@ -90,13 +90,13 @@ def run(
     prefill: AttentionKernel,
     decode: AttentionKernel,
     store: CacheStore,
-    case: Case,
+    case: ConformanceCase,
     rows: Rows,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     seed: int = 7,
     make_tensors: Callable[[StepMetadata], StepTensors] | None = None,
-) -> Outcome:
+) -> ConformanceResult:
     """Store the K/V of earlier steps, then attend the step under test.
 
     make_tensors: None makes the tensors that a model on this device uses.
@@ -122,7 +122,7 @@ def run(
         )
         for index, _ in _decodes_first(step)
     ]
-    return Outcome(output.double().cpu(), torch.cat(expected))
+    return ConformanceResult(output.double().cpu(), torch.cat(expected))
 
 
 Spans = Iterable[tuple[int, tuple[int, int]]]
@@ -134,7 +134,7 @@ def _attend(
     table: NDArray[np.int64],
     keys_values: Sequence[Tensor],
     queries: Sequence[Tensor] | None,
-    case: Case,
+    case: ConformanceCase,
     device: torch.device,
     make_tensors: Callable[[StepMetadata], StepTensors],
 ) -> Tensor:
@@ -156,7 +156,7 @@ def _decodes_first(spans: Spans) -> list[tuple[int, tuple[int, int]]]:
     return sorted(spans, key=lambda item: item[1][1] - item[1][0] > 1)
 
 
-def dense(query: Tensor, keys: Tensor, values: Tensor, case: Case, slopes: Tensor | None) -> Tensor:
+def dense(query: Tensor, keys: Tensor, values: Tensor, case: ConformanceCase, slopes: Tensor | None) -> Tensor:
     """query: [seqlen_q, num_heads, head_dim] at the end of keys, values: [seqlen_k, num_kv_heads, head_dim]."""
     group = case.num_heads // case.num_kv_heads
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
@@ -201,7 +201,7 @@ def metadata_of(table: NDArray[np.int64], spans: Sequence[tuple[int, int]], bloc
 
 
 def paged_layer(
-    case: Case,
+    case: ConformanceCase,
     num_blocks: int,
     prefill: AttentionKernel,
     decode: AttentionKernel,

@@ -25,7 +25,7 @@ TILE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class AttentionTile:
     """Decode rows `first` to `last` (exclusive), attended together over equally many pages each.
 
     index: [2 * rows * num_kv_heads * pages] int64, into the cache as [blocks * 2 * num_kv_heads, page of a head].
@@ -46,7 +46,7 @@ class TorchDecode:
     is_capturable = False
 
     def __init__(self) -> None:
-        self._tiles: PerStep[dict[LayerShape, list[Tile]]] = PerStep()
+        self._tiles: PerStep[dict[LayerShape, list[AttentionTile]]] = PerStep()
 
     @staticmethod
     def supports(_needs: AttentionNeeds, /) -> bool:
@@ -68,7 +68,7 @@ class TorchDecode:
         return torch.cat(parts)
 
 
-def tiles_of(metadata: StepMetadata, rows: int, buffer: Tensor) -> list[Tile]:
+def tiles_of(metadata: StepMetadata, rows: int, buffer: Tensor) -> list[AttentionTile]:
     """The decode rows of a step in tiles of about TILE_BYTES of K/V."""
     _, _, num_kv_heads, block_size, _ = buffer.shape
     blocks = -(-metadata.seqlen_k[:rows] // block_size)
@@ -77,7 +77,7 @@ def tiles_of(metadata: StepMetadata, rows: int, buffer: Tensor) -> list[Tile]:
     counts = np.maximum.reduceat(blocks, starts).tolist()
     ends = [*starts[1:].tolist(), rows]
     return [
-        Tile(first, last, _page_index(metadata.block_table[first:last, :count], num_kv_heads, buffer))
+        AttentionTile(first, last, _page_index(metadata.block_table[first:last, :count], num_kv_heads, buffer))
         for first, last, count in zip(starts.tolist(), ends, counts, strict=True)
     ]
 
@@ -91,7 +91,7 @@ def _page_index(table: NDArray[np.int64], num_kv_heads: int, buffer: Tensor) -> 
 def _attend_tile(
     query: Tensor,
     buffer: Tensor,
-    tile: Tile,
+    tile: AttentionTile,
     gathered: Tensor | None,
     metadata: StepMetadata,
     options: AttentionOptions,
@@ -119,7 +119,7 @@ def _attend_tile(
 
 
 def _bias(
-    metadata: StepMetadata, tile: Tile, num_kv_heads: int, length: int, options: AttentionOptions, like: Tensor
+    metadata: StepMetadata, tile: AttentionTile, num_kv_heads: int, length: int, options: AttentionOptions, like: Tensor
 ) -> Tensor:
     """[rows * num_kv_heads, 1 or group, length]: minus infinity where a row has no key, plus ALiBi.
 

@@ -71,7 +71,7 @@ class Hessian:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class QuantizationGrid:
     """The representable values of a group of inputs: `(code - zero) * scale`. scale, zero: [outputs]."""
 
     scale: Tensor
@@ -79,7 +79,7 @@ class Grid:
     top: int
 
     @classmethod
-    def of(cls, weight: Tensor, settings: GPTQSettings) -> "Grid":
+    def of(cls, weight: Tensor, settings: GPTQSettings) -> "QuantizationGrid":
         """The grid over the range of `weight` [outputs, columns], extended to zero.
 
         Scales are float16 values, as in the file. Zeros are at least 1: the file stores `zero - 1`, and readers add 1
@@ -126,7 +126,9 @@ def round_weight(weight: Tensor, hessian: Tensor, settings: GPTQSettings) -> Gro
     if settings.act_order:
         order = hessian.diagonal().argsort(descending=True, stable=True)
     group_at = (order if settings.static_groups else torch.arange(len(order), device=rows.device)) // size
-    grids = [Grid.of(group, settings) for group in torch.split(rows, size, 1)] if settings.static_groups else []
+    grids = (
+        [QuantizationGrid.of(group, settings) for group in torch.split(rows, size, 1)] if settings.static_groups else []
+    )
     factor = _inverse_factor(hessian[order][:, order], settings.damping)
     codes = _rounded_in_order(rows[:, order], factor, settings, size, group_at.tolist(), grids)
     scales, zeros = (torch.stack([getattr(grid, name) for grid in grids], 1) for name in ("scale", "zero"))
@@ -153,7 +155,7 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
 
 
 def _rounded_in_order(
-    rows: Tensor, factor: Tensor, settings: GPTQSettings, size: int, group_at: list[int], grids: list[Grid]
+    rows: Tensor, factor: Tensor, settings: GPTQSettings, size: int, group_at: list[int], grids: list[QuantizationGrid]
 ) -> Tensor:
     """Codes of `rows` [outputs, inputs], rounded column by column; appends missing grids to `grids`."""
     codes = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device)
@@ -162,7 +164,7 @@ def _rounded_in_order(
         with _one_thread():
             for place in range(start, end):
                 if group_at[place] == len(grids):
-                    grids.append(Grid.of(rows[:, place : place + size], settings))
+                    grids.append(QuantizationGrid.of(rows[:, place : place + size], settings))
                 grid, column = grids[group_at[place]], rows[:, place]
                 chosen = grid.codes(column)
                 codes[:, place] = chosen

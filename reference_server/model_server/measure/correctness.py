@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from reference_server.errors import UnsupportedError
 from reference_server.model_server.attention import conformance, select
-from reference_server.model_server.attention.conformance import CASES, ROWS, Case
+from reference_server.model_server.attention.conformance import CASES, ROWS, ConformanceCase
 from reference_server.model_server.attention.kernel import AttentionKernel, CacheStore
 from reference_server.model_server.attention.select import AttentionBackend
 from reference_server.model_server.attention.store import TorchStore
@@ -32,11 +32,11 @@ LOGITS_LIMIT = 2e-2
 MODEL = "tiny-llama"
 # Shapes of the presets, in addition to those of the conformance suite.
 SHAPES = {
-    "llama 8B": Case(32, 8, head_dim=128),
-    "llama 8B, page of 256": Case(32, 8, head_dim=128, block_size=256),
-    "llama 1B": Case(32, 8, head_dim=64),
-    "qwen 7B": Case(28, 4, head_dim=128),
-    "bloom": Case(16, 16, head_dim=64, alibi=True),
+    "llama 8B": ConformanceCase(32, 8, head_dim=128),
+    "llama 8B, page of 256": ConformanceCase(32, 8, head_dim=128, block_size=256),
+    "llama 1B": ConformanceCase(32, 8, head_dim=64),
+    "qwen 7B": ConformanceCase(28, 4, head_dim=128),
+    "bloom": ConformanceCase(16, 16, head_dim=64, alibi=True),
 }
 
 
@@ -81,7 +81,7 @@ def check_backend(record: Record, each: AttentionBackend) -> None:
         record.check(f"{each.name} {phase}, {dtype}, worst case: {name}", error, limit)
 
 
-def _cases() -> Iterator[tuple[str, Case, torch.dtype]]:
+def _cases() -> Iterator[tuple[str, ConformanceCase, torch.dtype]]:
     """All cases in bfloat16; a few in the other types, as each kernel has to be compiled first."""
     for name, case in {**CASES, **SHAPES}.items():
         yield name, case, torch.bfloat16

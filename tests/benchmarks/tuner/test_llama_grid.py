@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from benchmarks.tuner import llama_grid
-from benchmarks.tuner.grid_search import Grid, successes
+from benchmarks.tuner.grid_search import SearchGrid, successes
 
 LEVELS = {"a": (1, 2, 3), "b": ("x", "y")}
 
 
 def test_a_search_sees_one_repeat_and_is_judged_by_the_others():
-    grid = Grid(LEVELS, {"a": 1, "b": "x"}, {(1, "x"): [9.0, 1.0, 3.0], (2, "x"): [1.0, 8.0, 8.0]})
+    grid = SearchGrid(LEVELS, {"a": 1, "b": "x"}, {(1, "x"): [9.0, 1.0, 3.0], (2, "x"): [1.0, 8.0, 8.0]})
 
     assert grid.seen(0) == {(1, "x"): 9.0, (2, "x"): 1.0}
     assert grid.judging(0) == {(1, "x"): 2.0, (2, "x"): 8.0}
@@ -27,7 +27,7 @@ def test_a_result_succeeds_only_near_the_best(best, share):
     levels = {"a": tuple(range(6)), "b": tuple(range(10))}
     # The best point looks the worst in the repeat that is seen.
     values = {point: [1.0, 1.0] for point in points} | {(5, 9): [0.5, best]}
-    grid = Grid(levels, {"a": 0, "b": 0}, values)
+    grid = SearchGrid(levels, {"a": 0, "b": 0}, values)
     found = [successes(grid, "random", seed)[20] for seed in range(0, 20, 2)]
 
     assert sum(found) / len(found) == share

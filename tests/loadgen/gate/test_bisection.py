@@ -11,7 +11,7 @@ from loadgen.errors import MeasurementError, UsageError
 from loadgen.gate.bisection import BisectionRuns, Bisector, Question, check_server, relative_change
 from loadgen.progress import SilentProgress
 from loadgen.target.revision import Revision, check_out, remove_check_out
-from reports.gate.change_point import Bisection, Conclusion, Outcome
+from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion
 from reports.gate.side_run import SideRun
 
 METRIC = "tpot_p50_ms"
@@ -76,7 +76,7 @@ def test_the_planted_commit_is_found_and_every_run_is_stored(repository, tmp_pat
 
     conclusion = bisector.run(state, measure)
 
-    assert (conclusion.outcome, conclusion.first_changed) == (Outcome.FOUND, 3)
+    assert (conclusion.outcome, conclusion.first_changed) == (BisectionOutcome.FOUND, 3)
     assert relative_change(state, 3) == pytest.approx(0.1, abs=0.003)
     assert len(json.loads((tmp_path / "out" / "bisect.json").read_text())["runs"]) == len(measure.measured)
     assert "source" not in git(repository, "worktree", "list")

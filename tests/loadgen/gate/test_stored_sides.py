@@ -9,7 +9,7 @@ from loadgen import cli, program
 from loadgen.commands import compare, noise
 from loadgen.gate.stored_sides import side_run
 from reports.gate.compare import CompareOptions, judge
-from reports.gate.history import Point, append_point, series_of
+from reports.gate.history import CommitPoint, append_point, series_of
 from reports.gate.side_run import Pair, SideRun
 from reports.run_store import load_manifest, write_manifest
 from tests.support.samples.sample_run import SampleLoad, write_killed_run, write_sample_run
@@ -100,7 +100,7 @@ def test_a_live_side_is_run_five_times_against_a_baseline(runs, tmp_path, monkey
     run = SideRun("x", {}, identity=baseline["identity"], device=baseline["device"])
     for number in range(6):
         medians = {name: value for name, value in baseline["metrics"].items() if value}
-        append_point(tmp_path / "history.jsonl", Point(f"c{number}", series_of(run), "d", medians, 5, "2026"))
+        append_point(tmp_path / "history.jsonl", CommitPoint(f"c{number}", series_of(run), "d", medians, 5, "2026"))
     assert cli.main(["compare", "command:serve new", "--against", "main", "--json"]) == 1
 
 
@@ -138,7 +138,7 @@ def test_history_stores_a_commits_medians_and_finds_where_they_changed(runs, tmp
         slower = 1.3 if number >= 14 else 1.0
         noisy = 1 + 0.004 * (number * 7 % 5)
         metrics = point["metrics"] | {"tpot_p50_ms": 20 * slower * noisy}
-        append_point(tmp_path / "history.jsonl", Point(f"c{number}", point["series"], "d", metrics, 5, "2026"))
+        append_point(tmp_path / "history.jsonl", CommitPoint(f"c{number}", point["series"], "d", metrics, 5, "2026"))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
 
     assert cli.main(["history", "check"]) == 0

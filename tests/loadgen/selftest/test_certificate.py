@@ -8,7 +8,7 @@ import pytest
 from loadgen.cli import main
 from loadgen.selftest import certificate, certificate_table
 from loadgen.selftest.certificate import LONG_RUNS, Certificate, required_fraction, settings
-from loadgen.selftest.coverage import Cell
+from loadgen.selftest.coverage import CoverageCell
 
 ROOT = Path(__file__).parents[3]
 RESULT, METHODS = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("coverage", "interval_methods"))
@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "intervals.md"
 
 def cell(model="M/G/16", load=0.5, count=1_000, statistic="p50", runs=1_000, printed=1.0, coverage=0.95, width=0.2):
     """Estimates spread by 0.05 around a true value of 1."""
-    found = Cell(model, load, count, "ttft", statistic, 1.0, runs, round(runs * printed))
+    found = CoverageCell(model, load, count, "ttft", statistic, 1.0, runs, round(runs * printed))
     found.covered = round(found.printed * coverage)
     found.widths, found.values = [width] * found.printed, [0.95, 1.05] * (runs // 2)
     return found

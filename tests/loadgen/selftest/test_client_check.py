@@ -3,7 +3,7 @@ import pytest
 from loadgen.errors import TargetError
 from loadgen.progress import SilentProgress
 from loadgen.selftest import client_check
-from loadgen.selftest.client_capacity import Capacity, store_capacity, stored_capacity
+from loadgen.selftest.client_capacity import StoredCapacity, store_capacity, stored_capacity
 from reports.metrics.summary import summarize
 from reports.run_schema import RequestRecord
 from reports.run_store import RunManifest, RunResult
@@ -169,7 +169,7 @@ def test_a_capacity_is_stored_per_machine_and_marks_runs_beyond_seven_tenths(tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert stored_capacity() is None
 
-    path = store_capacity(Capacity(5_000.0, "2026-01-01"))
+    path = store_capacity(StoredCapacity(5_000.0, "2026-01-01"))
 
     assert path == tmp_path / "tgi-bench" / "capacity.json"
     assert stored_capacity() == 5_000.0

@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
-from reports.gate.change_point import Bisection, ChangePoint, Conclusion, Measurement, Outcome, run_noise
+from reports.gate.change_point import (
+    Bisection,
+    BisectionOutcome,
+    ChangePoint,
+    Conclusion,
+    RevisionMeasurement,
+    run_noise,
+)
 
 COMMITS = 33
 
@@ -15,7 +22,7 @@ def bisect(seed: int, first_changed: int | None, change: float, noise: float, dr
             level += generator.normal(0, drift)
             is_changed = first_changed is not None and revision >= first_changed
             value = level + change * is_changed + generator.normal(0, noise)
-            measurements.append(Measurement(revision, value))
+            measurements.append(RevisionMeasurement(revision, value))
     return decided, len(measurements), len({each.revision for each in measurements})
 
 
@@ -35,15 +42,15 @@ def test_a_planted_change_of_5_percent_is_found_at_2_percent_noise(drift):
 def test_without_a_change_there_is_no_difference():
     outcomes = [bisect(seed, None, change=0.0, noise=0.02)[0].outcome for seed in range(60)]
 
-    assert outcomes.count(Outcome.NO_DIFFERENCE) >= 57
-    assert Outcome.FOUND not in outcomes
+    assert outcomes.count(BisectionOutcome.NO_DIFFERENCE) >= 57
+    assert BisectionOutcome.FOUND not in outcomes
 
 
 @pytest.mark.slow
 def test_the_shares_hold_over_two_thousand_bisections():
     planted = [int(np.random.default_rng([seed, 8]).integers(1, COMMITS)) for seed in range(1_000)]
     found = [bisect(seed, first, 0.05, 0.02)[0].first_changed == first for seed, first in enumerate(planted)]
-    none = [bisect(seed, None, 0.0, 0.02)[0].outcome is Outcome.NO_DIFFERENCE for seed in range(1_000)]
+    none = [bisect(seed, None, 0.0, 0.02)[0].outcome is BisectionOutcome.NO_DIFFERENCE for seed in range(1_000)]
 
     assert np.mean(found) >= 0.95
     assert np.mean(none) >= 0.95
@@ -51,18 +58,18 @@ def test_the_shares_hold_over_two_thousand_bisections():
 
 def test_a_large_change_between_two_commits_needs_the_ends_only():
     bisection = Bisection(2)
-    measurements = [Measurement(revision, 0.2 * revision) for _ in range(4) for revision in (0, 1)]
+    measurements = [RevisionMeasurement(revision, 0.2 * revision) for _ in range(4) for revision in (0, 1)]
 
     decided = bisection.next(measurements)
 
     assert isinstance(decided, Conclusion)
-    assert (decided.outcome, decided.first_changed) == (Outcome.FOUND, 1)
+    assert (decided.outcome, decided.first_changed) == (BisectionOutcome.FOUND, 1)
 
 
 def test_a_change_that_is_too_small_for_the_budget_is_undecided():
     decided, runs, _ = bisect(3, 20, change=0.012, noise=0.02)
 
-    assert decided.outcome in {Outcome.UNDECIDED, Outcome.NO_DIFFERENCE}
+    assert decided.outcome in {BisectionOutcome.UNDECIDED, BisectionOutcome.NO_DIFFERENCE}
     assert runs <= 60
 
 
@@ -74,6 +81,6 @@ def test_the_first_revision_does_not_locate_the_change():
 
 
 def test_noise_is_read_off_repeated_runs():
-    runs = [Measurement(revision, 0.1 * repeat) for revision in range(20) for repeat in (0, 1)]
+    runs = [RevisionMeasurement(revision, 0.1 * repeat) for revision in range(20) for repeat in (0, 1)]
 
     assert run_noise(runs) == pytest.approx(0.0653, abs=1e-3)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from reports.gate.history import (
+    CommitPoint,
     HistoryError,
-    Point,
     append_point,
     best_split,
     find_changes,
@@ -23,10 +23,12 @@ from reports.gate.side_run import SideRun
 DEVICE = {"device class": "2 × cpu", "driver": None}
 
 
-def points(levels: list[float], noise: float = 0.0, seed: int = 1, series: str = "s") -> list[Point]:
+def points(levels: list[float], noise: float = 0.0, seed: int = 1, series: str = "s") -> list[CommitPoint]:
     random = np.random.default_rng(seed)
     return [
-        Point(f"c{i}", series, "2 × cpu", {"tpot_p50_ms": level * math.exp(random.normal(0, noise))}, 5, "2026-01-01")
+        CommitPoint(
+            f"c{i}", series, "2 × cpu", {"tpot_p50_ms": level * math.exp(random.normal(0, noise))}, 5, "2026-01-01"
+        )
         for i, level in enumerate(levels)
     ]
 

@@ -76,10 +76,10 @@ def test_setup_lists_both_servers_the_load_and_the_sizes(sections: dict[str, Sec
     assert sizes.text.startswith("A: 3 runs with ")
 
 
-def test_fewer_than_three_runs_per_side_have_only_the_setup(runs: dict[str, list[Path]]) -> None:
+def test_fewer_than_three_runs_per_side_have_only_the_setup_and_the_runs(runs: dict[str, list[Path]]) -> None:
     few = runs_sections(runs["a"][:2], runs["b"][:2], "main", "change")
 
-    assert [each.title for each in few] == ["Setup"]
+    assert [each.title for each in few] == ["Setup", "Runs"]
     assert runs_sections(runs["a"], [], "main", "change") == ()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from reference_server.model_server.attention import triton_backend
-from reference_server.model_server.attention.conformance import CASES, ROWS, Case, Rows, metadata_of, run
+from reference_server.model_server.attention.conformance import CASES, ROWS, ConformanceCase, Rows, metadata_of, run
 from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.staging import upload
 from reference_server.model_server.attention.store import TritonStore
@@ -50,7 +50,7 @@ def main() -> None:
     print(json.dumps({"case": "skipped slot", "dtype": "float32", "error": skipped_slot()}))
 
 
-def report(name: str, case: Case, rows: Rows, dtype: torch.dtype) -> None:
+def report(name: str, case: ConformanceCase, rows: Rows, dtype: torch.dtype) -> None:
     kernels = triton_backend.TritonPrefill(), triton_backend.TritonDecode(), TritonStore()
     error = run(*kernels, case, rows, CPU, dtype, make_tensors=partial(upload, device=CPU)).relative_error
     print(json.dumps({"case": name, "dtype": str(dtype).removeprefix("torch."), "error": error}))

@@ -22,7 +22,7 @@ from reference_server.model_server.attention import (
     triton_backend,
     varlen_backend,
 )
-from reference_server.model_server.attention.conformance import ROWS, Case, Outcome, Rows, run
+from reference_server.model_server.attention.conformance import ROWS, ConformanceCase, ConformanceResult, Rows, run
 from reference_server.model_server.attention.kernel import AttentionKernel, AttentionNeeds
 from reference_server.model_server.attention.staging import upload
 from reference_server.model_server.attention.store import TorchStore
@@ -171,21 +171,23 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer_backend, "package", lambda: wrappers)
 
 
-def outcome_of(prefill: AttentionKernel, decode: AttentionKernel, case: Case, rows: Rows) -> Outcome:
+def outcome_of(
+    prefill: AttentionKernel, decode: AttentionKernel, case: ConformanceCase, rows: Rows
+) -> ConformanceResult:
     """With the tensors that an accelerator gets, and torch's store."""
     return run(prefill, decode, TorchStore(), case, rows, CPU, make_tensors=partial(upload, device=CPU))
 
 
 MASKS = {
-    "grouped": Case(num_kv_heads=2, block_size=256),
-    "window": Case(num_kv_heads=2, block_size=256, window=6),
-    "softcap": Case(block_size=256, softcap=1.5),
-    "alibi": Case(block_size=256, alibi=True),
+    "grouped": ConformanceCase(num_kv_heads=2, block_size=256),
+    "window": ConformanceCase(num_kv_heads=2, block_size=256, window=6),
+    "softcap": ConformanceCase(block_size=256, softcap=1.5),
+    "alibi": ConformanceCase(block_size=256, alibi=True),
 }
 
 
 @pytest.mark.parametrize("case", MASKS.values(), ids=MASKS.keys())
-def test_flash_attn_gets_the_arguments_that_it_accepts(case: Case) -> None:
+def test_flash_attn_gets_the_arguments_that_it_accepts(case: ConformanceCase) -> None:
     outcome = outcome_of(flash_backend.FlashPrefill(), flash_backend.FlashDecode(), case, ROWS["mixed"])
 
     assert outcome.relative_error < 1e-5
@@ -195,14 +197,14 @@ def test_flash_attn_gets_the_arguments_that_it_accepts(case: Case) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(num_kv_heads=2, block_size=1),
-        Case(num_heads=6, num_kv_heads=2, block_size=1),
-        Case(num_kv_heads=2, block_size=16, window=6),
-        Case(block_size=1, softcap=1.5),
+        ConformanceCase(num_kv_heads=2, block_size=1),
+        ConformanceCase(num_heads=6, num_kv_heads=2, block_size=1),
+        ConformanceCase(num_kv_heads=2, block_size=16, window=6),
+        ConformanceCase(block_size=1, softcap=1.5),
     ],
     ids=["grouped", "groups of three", "window", "softcap"],
 )
-def test_flashinfer_gets_the_arguments_that_it_accepts(case: Case, rows: str) -> None:
+def test_flashinfer_gets_the_arguments_that_it_accepts(case: ConformanceCase, rows: str) -> None:
     kernels = flashinfer_backend.FlashInferPrefill(), flashinfer_backend.FlashInferDecode()
 
     outcome = outcome_of(*kernels, case, ROWS[rows])
@@ -256,7 +258,7 @@ def test_varlen_gathers_pages_that_it_cannot_read(
     monkeypatch: pytest.MonkeyPatch, block_size: int, reads_tables: bool
 ) -> None:
     monkeypatch.setattr(varlen_backend, "READS_TABLES", reads_tables)
-    case = Case(num_kv_heads=2, block_size=block_size)
+    case = ConformanceCase(num_kv_heads=2, block_size=block_size)
 
     outcome = outcome_of(varlen_backend.VarlenPrefill(), TorchDecode(), case, ROWS["mixed"])
 

@@ -7,7 +7,7 @@ from reference_server.model_server.attention import torch_backend
 from reference_server.model_server.attention.conformance import (
     CASES,
     ROWS,
-    Case,
+    ConformanceCase,
     metadata_of,
     paged_layer,
     run,
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("backend", [COMPILED, TORCH], ids=lambda backend: backend.name)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_paged_attention_equals_dense_attention(case: Case, rows: str, backend: AttentionBackend) -> None:
+def test_paged_attention_equals_dense_attention(case: ConformanceCase, rows: str, backend: AttentionBackend) -> None:
     needs = case.needs(CPU, torch.float32)
     assert backend.decode is not None
     if not (backend.prefill.supports(needs) and backend.decode.supports(needs)):
@@ -37,7 +37,7 @@ def test_paged_attention_equals_dense_attention(case: Case, rows: str, backend: 
 
 def test_decode_in_many_tiles_equals_decode_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(7)
-    case, lengths = Case(num_kv_heads=2), [40, 3, 17, 1, 90]
+    case, lengths = ConformanceCase(num_kv_heads=2), [40, 3, 17, 1, 90]
     table, num_blocks = shuffled_table(lengths, case.block_size)
     kernels = TorchPrefill(), TorchDecode(), TorchStore()
     layer = paged_layer(case, num_blocks, *kernels, CPU, torch.float32)
