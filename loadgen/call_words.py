@@ -10,7 +10,7 @@ from loadgen.config.parsing import flag_name
 from loadgen.errors import UsageError
 
 COMMAND_ONLY = ("json", "dry_run", "export", "join")
-"""Flags for the output of a command, which a call has none of, and for work without a result."""
+"""Flags that a call does not have: for the output of a command, and for work without a result."""
 
 
 def words_of(arguments: Mapping[str, Any], positional: Sequence[object] = ()) -> list[str]:

@@ -32,7 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Write the page of each run below a sweep, search, comparison, noise measurement or study.",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Where to write. Default the (first) directory.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Folder of the report. Default the (first) directory.")
     parser.add_argument("--json", action="store_true", help="Print summary.json, or the index as JSON, not the table.")
     add_export_flag(parser)
 

@@ -121,7 +121,7 @@ def add_distribution_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def distribution_of(args: argparse.Namespace, config: BenchConfig) -> Distribution:
-    """The load-making processes that a command line asks for. Raises UsageError."""
+    """The load-making processes that a command line requests. Raises UsageError."""
     web = None if args.web is None else Address.parse("web", args.web, Address(LOOPBACK, WEB_PORT))
     if not args.master:
         for name in ("master_bind_host", "master_bind_port", "expect_workers"):

@@ -199,7 +199,7 @@ def _display(name: str, value: object) -> str:
 
 
 def cache_directory() -> Path:
-    """Where measurements of this machine are stored (XDG base directory specification)."""
+    """The directory for measurements of this machine (XDG base directory specification)."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tgi-bench"
 

@@ -132,7 +132,7 @@ class Dialect(Protocol):
 
     @property
     def framing(self) -> Framing:
-        """How the events of a streamed answer are told apart."""
+        """The rule that separates the events of a streamed answer."""
 
     @property
     def has_template(self) -> bool:

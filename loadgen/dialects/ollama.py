@@ -110,7 +110,7 @@ def _read_end(event: Mapping[str, Any], answer: ParsedAnswer) -> None:
     answer.is_terminated = True
     reason = event.get("done_reason")
     answer.finish_reason = None if reason is None else str(reason)
-    # A count of 0 is left out, which cannot be told from an unknown one.
+    # A count of 0 is left out, which looks like an unknown one.
     answer.input_tokens = whole_number(event, "prompt_eval_count")
     answer.usage_output_tokens = whole_number(event, "eval_count")
     answer.cached_input_tokens = whole_number(event, "prompt_eval_cached_count")

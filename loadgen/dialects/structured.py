@@ -42,7 +42,7 @@ def _chat_tool(body: dict[str, Any], constraint: Constraint) -> None:
     body["tool_choice"] = {"type": "function", "function": {"name": constraint.name}}
 
 
-# How each API is asked for a structure.
+# The request field of each API for a structure.
 STRUCTURES: dict[tuple[str, Kind], Callable[[dict[str, Any], Constraint], None]] = {
     ("tgi", Kind.SCHEMA): _tgi_schema,
     ("openai-chat", Kind.SCHEMA): _chat_schema,
@@ -55,7 +55,7 @@ STRUCTURES: dict[tuple[str, Kind], Callable[[dict[str, Any], Constraint], None]]
 
 
 def check_structures(config: BenchConfig, api: str) -> None:
-    """Raises UsageError if the API of a server cannot be asked for the structures of a load, or their file is wrong."""
+    """Raises UsageError if the API of a server has no field for the structures of a load, or their file is wrong."""
     structure = structure_of(config)
     if structure is None:
         return

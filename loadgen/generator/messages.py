@@ -41,7 +41,7 @@ MAX_TEXT = 255
 # Incremented whenever the meaning of a message changes.
 PROTOCOL = 4
 # The command sends these signals to stop a load, or to end its window, after which the load goes on through the drain.
-# The worker reports STOP_REQUESTED; the command knows the real reason.
+# The worker reports STOP_REQUESTED; the command has the real reason.
 STOP_SIGNAL, END_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
 STOP_REQUESTED = "server_unhealthy"
 FILE_SETTINGS = ("prompts_file", "trace_file", "length_pairs", "schemas_file")

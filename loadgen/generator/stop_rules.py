@@ -122,7 +122,7 @@ class AttainmentDecided:
 class EnoughRequests:
     """The requests are worth enough independent ones, after a least time; in an overloaded open loop they never are.
 
-    The rule does not look at what it decides about, so it does not bias the metrics of the run.
+    The rule does not read the metrics of the run, so it does not bias them.
     """
 
     independent: int

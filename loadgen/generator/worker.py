@@ -117,7 +117,7 @@ def _start_locust(worker: "Worker") -> "locust.runners.Runner":
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutput:
-    """Where a worker's records, its time series and its messages go; a master also receives single latencies."""
+    """The destinations of a worker's records, time series and messages; a master also receives single latencies."""
 
     records: RowSink
     series: RowSink

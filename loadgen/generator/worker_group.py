@@ -1,4 +1,4 @@
-"""The workers of a run as the master sees them, and the decisions for the run. Pure: no sockets, clock or locust."""
+"""The workers of a run in the master: their states, and decisions for the run. Pure: no sockets, clock or locust."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence

@@ -112,7 +112,8 @@ def _request_timestamps(sock: socket.socket) -> bool:
 def _switch_on() -> int:
     """Switch timestamps on before the first connection, which would otherwise lack them for some milliseconds.
 
-    Linux timestamps segments while any socket of the machine wants it. Returns the descriptor of one that stays open.
+    Linux timestamps segments while any socket of the machine has the option set. Returns the descriptor of one that
+    stays open.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     _request_timestamps(sock)

@@ -1,4 +1,4 @@
-"""How the events of a streamed response are told apart: the content type, and the splitter of the body."""
+"""The framing of a streamed response: its content type, and the splitter of its body into events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

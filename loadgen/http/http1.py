@@ -169,7 +169,7 @@ class ResponseParser:
             return
         if self._after_chunk:
             if line:
-                raise ProtocolError("a chunk is longer than its header says")
+                raise ProtocolError("a chunk is longer than its header states")
             self._after_chunk = False
             return
         try:

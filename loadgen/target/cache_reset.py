@@ -24,7 +24,7 @@ PROBE = Prompt("reset", text=" ".join(f"{number}" for number in range(100, 350))
 
 @dataclass(frozen=True, slots=True)
 class CacheReset:
-    """A reset of one server, by the tokens of a prompt that it knew before and after it."""
+    """A reset of one server, by the cached tokens of one prompt before and after it."""
 
     kind: ServerKind
     control: ControlClient

@@ -1,4 +1,4 @@
-"""Where the metrics of a run come from: the metrics route of each URL, or other addresses."""
+"""The source of a run's server metrics: the metrics route of each URL, or other addresses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The kinds of servers: how each is recognised, counts tokens, and is asked for an answer of an exact length."""
+"""The kinds of servers: how each is recognised, counts tokens, and forces an answer of an exact length."""
 
 import dataclasses
 import json

@@ -159,7 +159,7 @@ class Target:
 
 
 def _detected(control: ControlClient, info: Any, models: Any) -> Detection:
-    """The kind of a server. Its Ollama routes are asked only if other replies leave the kind open."""
+    """The kind of a server. Its Ollama routes are requested only if other replies leave the kind open."""
     found = detect(info, models)
     return found if found.kind is not OPENAI else detect(info, models, control.get_json("/api/version"))
 

@@ -1,4 +1,4 @@
-"""The prompt tokens that a prefix cache without a limit knows when a prompt is sent, as the workload plans them."""
+"""The prompt tokens in a prefix cache without a limit when a prompt is sent, as the workload plans them."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -17,7 +17,7 @@ from loadgen.errors import UsageError
 
 
 class Kind(StrEnum):
-    """The field of the API that asks for the structure."""
+    """The field of the API that requests the structure."""
 
     SCHEMA = "schema"
     TOOL = "tool"

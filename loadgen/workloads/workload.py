@@ -75,7 +75,7 @@ class Workload:
         return _num_rows(self.prompts)
 
     def planned(self) -> Iterator[Prompt]:
-        """The prompts and those of the drain, with the tokens that a prefix cache without a limit knows when they come.
+        """The prompts and those of the drain, with the tokens in a prefix cache without a limit when they are sent.
 
         In the drain, a trace starts again from its first row, with other texts.
         """

@@ -36,7 +36,7 @@ def render_page() -> Iterator[str]:
             yield "In addition to the settings above that list it, or with another default:\n"
             names = [name for _, names in groups(config_class) for name in names if _differs(config_class, name)]
             yield from _table(config_class, names, taken_by=False)
-    yield "## What a tuner may change\n"
+    yield "## Settings that a tuner may change\n"
     yield from _tunable_table()
 
 

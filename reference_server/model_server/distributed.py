@@ -23,7 +23,7 @@ TIMEOUT = timedelta(seconds=120)
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of a group meet; `file`, if set, is used instead of the address."""
+    """The meeting point of the ranks of a group; `file`, if set, is used instead of the address."""
 
     master_addr: str = "localhost"
     master_port: int = 29500

@@ -82,7 +82,7 @@ class ChangePoint:
         return float(self.probabilities[self.best] / max(self.probabilities[1:].sum(), 1e-300))
 
     def split_error(self, revision: int) -> float:
-        """How far a revision is from splitting the posterior in two equal parts; 0 is best, 0.5 tells nothing."""
+        """How far a revision is from splitting the posterior in two equal parts; 0 is best, 0.5 has no information."""
         if revision == 0:
             return 0.5
         changed = float(self.probabilities[1 : revision + 1].sum() / max(self.probabilities[1:].sum(), 1e-300))

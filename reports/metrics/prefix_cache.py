@@ -1,4 +1,4 @@
-"""The share of prompt tokens that the server's prefix cache knew, and the share that the workload plans."""
+"""The share of prompt tokens in the server's prefix cache: measured, and planned by the workload."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ def validity_rate(measured: Measured) -> Interval:
 
 
 def structured_summary(measured: Measured) -> list[dict[str, Any]]:
-    """A row per kind of answer, the unconstrained ones first; empty if the load asks for no structure."""
+    """A row per kind of answer, the unconstrained ones first; empty if the load requests no structure."""
     complete = _complete(measured)
     if not _structured(measured).any():
         return []

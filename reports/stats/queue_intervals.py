@@ -377,7 +377,7 @@ def longer_side(error: float) -> float:
 
 
 def _binomial_quantile(count: float, probability: float, tail: float) -> float:
-    """Where the continuous binomial distribution of a real `count` has `tail` below it."""
+    """The point below which the continuous binomial distribution of a real `count` has the probability `tail`."""
     low, high = 0.0, count
     for _ in range(50):
         middle = (low + high) / 2

@@ -41,14 +41,14 @@ index can be reached.
 """
 TAIL = """
 An empty cell: the client has no such feature, or has it under another column. Of the load tools, `yes` is a short run
-without an error, with the counts that were asked for. What each client does is in `tests/clients/scripts`, what is
+without an error, with the requested counts. The calls of each client are in `tests/clients/scripts`, what is
 installed in `tests/clients/clients.toml`.
 
 What a user of these clients may meet:
 
 * A refusal has TGI's body, `{"error": "…", "error_type": "…"}`. `openai` shows only the status in the exception's text;
   the reason is in its `body`.
-* So that answers have the length asked for, guidellm sends vLLM's `ignore_eos`, which the OpenAI routes take. With
+* So that answers have the requested length, guidellm sends vLLM's `ignore_eos`, which the OpenAI routes take. With
   aiperf it is `--extra-inputs ignore_eos:true`, and `ignore_eos_token:true` where it speaks to `/generate`.
 """
 

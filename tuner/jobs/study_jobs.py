@@ -11,7 +11,7 @@ from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE
 WORKER, STORAGE_SECRET = "tgi-tune-worker", "tgi-tune-storage"
 PROXY = "grpc://"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0")
-# Trials of a lost worker are asked for again, by any worker.
+# Trials of a lost worker are enqueued again, for any worker.
 RETRIES = 6
 
 

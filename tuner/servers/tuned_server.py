@@ -1,6 +1,6 @@
 """The protocol of a server under study: its settings, its launch, the meaning of its log, and exports.
 
-`TgiServer` knows the bundled server and TGI, `ProfiledServer` every server that a TOML profile describes.
+`TgiServer` serves the bundled server and TGI, `ProfiledServer` any server that a TOML profile describes.
 """
 
 from collections.abc import Mapping, Sequence

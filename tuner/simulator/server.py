@@ -1,4 +1,4 @@
-"""A launched server as the simulator knows it, and the same server under other settings."""
+"""The simulator's description of a launched server, and of the same server under other settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields

@@ -35,5 +35,5 @@ def tuned_by(
 
 
 def is_confirmed(settings: Mapping[str, Any]) -> bool:
-    """Whether a best file's provenance says that fresh launches confirmed it."""
+    """Whether fresh launches confirmed a best file, by its provenance."""
     return str(settings.get("tuned_by", "")).partition("?")[0].endswith("/confirmed")

@@ -86,7 +86,7 @@ class OptunaStudy:
         return found
 
     def add(self, space: SearchSpace, result: TrialResult, stored: TrialResult | None = None) -> None:
-        """Add a measured configuration that was not asked for, as evidence if the space has its choices.
+        """Add a measured configuration that the sampler did not propose, as evidence if the space has its choices.
 
         Numbers are moved into their range. `stored` is the result to store if it differs from the evidence.
         """
@@ -169,7 +169,7 @@ class OptunaStudy:
         return [dict(each.params) for each in self._trials(TrialState.RUNNING)]
 
     def ahead_of(self, trial: Trial) -> int:
-        """Number of running trials that were asked for before this one."""
+        """Number of running trials that began before this one."""
         return sum(each.number < trial.number for each in self._trials(TrialState.RUNNING))
 
     def is_taken(self, trial: Trial, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""One process of a search: it asks the sampler, measures, reports the result, and repairs trials of lost workers."""
+"""One process of a search: takes configurations from the sampler, measures them, repairs trials of lost workers."""
 
 import json
 import shutil

@@ -26,7 +26,7 @@ MAX_JSON_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class SavedResult:
-    """One result: its folder, kind, verdict, load and key numbers. `problem` says why a folder could not be read.
+    """One result: its folder, kind, verdict, load and key numbers. `problem`: why a folder could not be read.
 
     `started` is the start in UTC; of a result whose files do not record it, the last change of its file.
     """
