@@ -2,12 +2,15 @@
 
 import argparse
 import contextlib
+import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from loadgen.capacity.point_load import Point
 from loadgen.capacity.point_time import PointTime
@@ -22,6 +25,7 @@ from loadgen.errors import UsageError
 from loadgen.progress import ProgressDisplay
 from loadgen.runner import make_run_directory, measure, new_run_id
 from loadgen.target.target import Target, open_target
+from reports.document import Report, VerdictLine
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import Sweep
 from reports.pages.run_pages import write_run_page
@@ -54,6 +58,17 @@ def add_series_flags(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class SeriesResult:
+    """The content of `sweep.json`, the runs, and the report. `build` is called once the pages of the runs exist."""
+
+    content: Mapping[str, Any]
+    analyses: Sequence[Analysis]
+    build: Callable[[], Report]
+    verdict: VerdictLine
+    table: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
 class LoadSeries:
     """Loads on one server. `quantity` is the config field that differs between them: `concurrency` or `rate`."""
 
@@ -77,23 +92,25 @@ class LoadSeries:
         time.sleep(self.time.cool_down_s)
         return analysis
 
-    def write_run_pages(self, analyses: Sequence[Analysis]) -> None:
-        """Write the page of each run; the page of the series links to those that exist."""
-        self.progress.show(f"writing the pages of {len(analyses)} runs")
-        for analysis in analyses:
-            write_run_page(analysis)
-
     def report(self, sweep: Sweep, *, is_json: bool) -> str:
         """Write the report of all loads; returns the text for stdout."""
-        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **sweep_json(sweep)}
+        analyses = [analysis for point in sweep.points for analysis in point.analyses]
+        content, build = sweep_json(sweep), functools.partial(build_sweep_report, sweep)
+        return self.write(SeriesResult(content, analyses, build, verdict(sweep), points_table(sweep)), is_json=is_json)
+
+    def write(self, result: SeriesResult, *, is_json: bool) -> str:
+        """Write `sweep.json`, the page of each run and the report, which links to them; returns the text for stdout."""
+        content = {"schema_version": SCHEMA_VERSION, **result.content}
         write_json(self.out / SWEEP_FILE, content)
-        self.write_run_pages([analysis for point in sweep.points for analysis in point.analyses])
-        report = write_report(build_sweep_report(sweep), self.out)
+        self.progress.show(f"writing the pages of {len(result.analyses)} runs")
+        for analysis in result.analyses:
+            write_run_page(analysis)
+        report = write_report(result.build(), self.out)
         self.progress.show(f"report: {report.html}")
         if is_json:
             return json.dumps(content, indent=2, allow_nan=False)
-        line = verdict(sweep)
-        return "\n".join((f"{line.word}. {line.sentence}", *line.reasons, "", render_table(points_table(sweep))))
+        line = result.verdict
+        return "\n".join((f"{line.word}. {line.sentence}", *line.reasons, "", render_table(result.table)))
 
 
 def series_load(args: argparse.Namespace, first: float) -> tuple[BenchConfig, str]:

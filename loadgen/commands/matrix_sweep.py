@@ -1,7 +1,7 @@
 """The points of a sweep over two settings: measured in any order, those that an earlier command finished read again."""
 
 import argparse
-import json
+import functools
 import random
 import shutil
 from collections.abc import Sequence
@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from loadgen.capacity.load_list import parse_points
 from loadgen.capacity.matrix import Matrix, MatrixPoint, claim, is_measured, parse_settings, parse_values
 from loadgen.capacity.point_time import independent_requests_needed
-from loadgen.commands.load_series import SWEEP_FILE, LoadSeries, open_series, series_load
-from loadgen.commands.present import render_table
+from loadgen.commands.load_series import LoadSeries, SeriesResult, open_series, series_load
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
@@ -21,8 +20,6 @@ from loadgen.progress import open_progress
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.matrix_page import MatrixResult, build_matrix_report, matrix_json, matrix_table, matrix_verdict
-from reports.renderers.write import write_report
-from reports.run_store import SCHEMA_VERSION, write_json
 
 
 def run_matrix(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -97,12 +94,7 @@ def _facets(
 
 def _report(series: LoadSeries, result: MatrixResult, *, is_json: bool) -> str:
     """Write the report of all points; returns the text for stdout."""
-    content = {"schema_version": SCHEMA_VERSION, **matrix_json(result)}
-    write_json(series.out / SWEEP_FILE, content)
-    series.write_run_pages([point.first for _, sweep in result.facets for point in sweep.points])
-    report = write_report(build_matrix_report(result), series.out)
-    series.progress.show(f"report: {report.html}")
-    if is_json:
-        return json.dumps(content, indent=2, allow_nan=False)
-    line = matrix_verdict(result)
-    return "\n".join((f"{line.word}. {line.sentence}", *line.reasons, "", render_table(matrix_table(result))))
+    analyses = [point.first for _, sweep in result.facets for point in sweep.points]
+    content, build = matrix_json(result), functools.partial(build_matrix_report, result)
+    found = SeriesResult(content, analyses, build, matrix_verdict(result), matrix_table(result))
+    return series.write(found, is_json=is_json)
