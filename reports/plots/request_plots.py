@@ -100,10 +100,7 @@ def gantt(frame: pd.DataFrame, size: Size) -> Figure:
             axes.set_yticks(list(names["row"]), list(names["name"]), fontsize=7.5)
         start, end = float(frame["start_s"].min()), float((frame["start_s"] + frame["seconds"]).max())
         axes.set_xlim(start - 0.02 * (end - start), end + 0.02 * (end - start))
-        axes.grid(visible=False, axis="y")
-        axes.grid(visible=True, axis="x")
-        axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 8))
-        axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
+        _horizontal_axis(axes, size)
         axes.set_xlabel("seconds since the run's start")
         name_parts(axes, parts, size)
         return figure
@@ -133,13 +130,18 @@ def time_stack(frame: pd.DataFrame, size: Size) -> Figure:
         else:
             axes.set_yticks([])
             axes.set_ylim(-0.6, 0.6)
-        axes.grid(visible=False, axis="y")
-        axes.grid(visible=True, axis="x")
-        axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 8))
-        axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
+        _horizontal_axis(axes, size)
         axes.set_xlabel("ms of an average request   ← better")
         name_parts(axes, parts, size)
         return figure
+
+
+def _horizontal_axis(axes: Axes, size: Size) -> None:
+    """The axis of horizontal bars: vertical grid lines and plain numbers."""
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.xaxis.set_major_locator(MaxNLocator(4 if size.is_narrow else 8))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
 
 
 def name_parts(axes: Axes, parts: Sequence[str], size: Size) -> None:
