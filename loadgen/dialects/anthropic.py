@@ -10,8 +10,8 @@ from loadgen.dialects.dialect import (
     ParsedAnswer,
     Sampling,
     decode_object,
-    encode,
-    merged,
+    encode_request,
+    messages_of,
     other_parts,
     whole_number,
 )
@@ -44,7 +44,7 @@ class AnthropicMessages:
     can_force_length: bool = False
 
     def body(self, prompt: Prompt) -> bytes:
-        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        messages = messages_of(prompt)
         system = [message["content"] for message in messages if message["role"] == "system"]
         body: dict[str, Any] = {
             "model": self.sampling.model,
@@ -54,7 +54,7 @@ class AnthropicMessages:
             "messages": [message for message in messages if message["role"] != "system"],
             **({"system": system[0]} if system else {}),
         }
-        return encode(merged(merged(body, prompt.fields), self.sampling.extra))
+        return encode_request(body, prompt, self.sampling)
 
     def refused(self, prompt: Prompt) -> str | None:
         name = next((name for name in prompt.fields if name not in FIELDS), None)

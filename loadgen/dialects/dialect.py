@@ -208,6 +208,11 @@ def merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, **extra, **both}
 
 
+def messages_of(prompt: Prompt) -> list[Mapping[str, Any]]:
+    """The messages of a prompt; a text is one message of the user."""
+    return list(prompt.messages or ({"role": "user", "content": prompt.text},))
+
+
 def other_parts(prompt: Prompt) -> str | None:
     """The first part of a prompt's messages that is not a text, which a route for texts cannot carry."""
     for message in prompt.messages or ():
@@ -220,6 +225,11 @@ def other_parts(prompt: Prompt) -> str | None:
         if kind is not None:
             return f"a message with `{kind}`"
     return None
+
+
+def encode_request(body: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> bytes:
+    """The JSON of a body with the fields of its prompt's row, then those of `--extra-body`."""
+    return encode(merged(merged(body, prompt.fields), sampling.extra))
 
 
 def encode(body: Mapping[str, Any]) -> bytes:

@@ -10,8 +10,8 @@ from loadgen.dialects.dialect import (
     ParsedAnswer,
     Sampling,
     decode_object,
-    encode,
-    merged,
+    encode_request,
+    messages_of,
     other_parts,
     whole_number,
 )
@@ -35,8 +35,7 @@ class OllamaChat:
     can_force_length: bool = False
 
     def body(self, prompt: Prompt) -> bytes:
-        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-        return _encode({"messages": list(messages)}, prompt, self.sampling)
+        return _encode({"messages": messages_of(prompt)}, prompt, self.sampling)
 
     def refused(self, prompt: Prompt) -> str | None:
         name = next((name for name in prompt.fields if name not in CHAT_FIELDS), None)
@@ -83,7 +82,7 @@ def _encode(start: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> byt
     if prompt.output_tokens is not None:
         options["num_predict"] = prompt.output_tokens
     body = {**start, "model": sampling.model, "stream": sampling.streams, "options": options}
-    return encode(merged(merged(body, prompt.fields), sampling.extra))
+    return encode_request(body, prompt, sampling)
 
 
 def _read(payload: bytes, at_ns: int | None, answer: ParsedAnswer, field: str) -> None:

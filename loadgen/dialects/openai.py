@@ -11,8 +11,8 @@ from loadgen.dialects.dialect import (
     ParsedAnswer,
     Sampling,
     decode_object,
-    encode,
-    merged,
+    encode_request,
+    messages_of,
     other_parts,
     whole_number,
 )
@@ -35,8 +35,7 @@ class OpenAiChat:
     can_force_length: bool = True
 
     def body(self, prompt: Prompt) -> bytes:
-        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-        return _encode({"messages": list(messages)}, prompt, self.sampling)
+        return _encode({"messages": messages_of(prompt)}, prompt, self.sampling)
 
     def refused(self, prompt: Prompt) -> str | None:  # noqa: ARG002
         return None
@@ -85,7 +84,7 @@ def _encode(start: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> byt
     if prompt.output_tokens is not None:
         body["max_tokens"] = prompt.output_tokens
         body |= sampling.exact_length(prompt.output_tokens)
-    return encode(merged(merged(body, prompt.fields), sampling.extra))
+    return encode_request(body, prompt, sampling)
 
 
 def _read(payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
@@ -94,8 +93,7 @@ def _read(payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         return
     chunk = decode_object(payload)
     if chunk.get("error") is not None:
-        error = chunk["error"]
-        answer.error = str(error.get("type") or "error") if isinstance(error, dict) else "error"
+        answer.error = _error_type(chunk["error"])
         return
     choices = chunk.get("choices")
     if not isinstance(choices, list):
@@ -109,8 +107,7 @@ def _read(payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
 def _read_whole(payload: bytes, answer: ParsedAnswer) -> None:
     response = decode_object(payload)
     if response.get("error") is not None:
-        error = response["error"]
-        answer.error = str(error.get("type") or "error") if isinstance(error, dict) else "error"
+        answer.error = _error_type(response["error"])
         return
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -122,6 +119,10 @@ def _read_whole(payload: bytes, answer: ParsedAnswer) -> None:
     reason = choices[0].get("finish_reason")
     answer.finish_reason = None if reason is None else str(reason)
     _read_usage(response.get("usage"), answer, is_open=False)
+
+
+def _error_type(error: Any) -> str:
+    return str(error.get("type") or "error") if isinstance(error, dict) else "error"
 
 
 def _read_choice(choice: Any, tokens: int | None, at_ns: int, answer: ParsedAnswer) -> None:
