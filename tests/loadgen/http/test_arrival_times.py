@@ -73,7 +73,7 @@ def test_trust_3a_a_reader_that_waits_50_ms_before_each_read_has_the_arrival_tim
 def test_trust_3a_a_busy_hub_has_the_arrival_times():
     """gevent's loop is blocked for 50 ms again and again while a server of known times sends."""
     with timing_server(0.05, 0.06) as url:
-        words = [sys.executable, "-m", "tests.support.servers.busy_hub_reader", url]
+        words = [sys.executable, "-m", "tests.support.clients.busy_gevent_reader", url]
         done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=60)
         control = ControlClient(url)
         reference = {row["inputs"]: row["written_ns"] for row in json.loads(control.get("/times")[1])}

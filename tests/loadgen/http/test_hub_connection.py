@@ -31,7 +31,7 @@ def test_every_end_has_the_status_that_a_blocking_read_gives_it():
             servers.enter_context(raw_server(lambda pieces=pieces: pieces, **options)) for pieces, options, _ in cases
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "tests.support.servers.hub_reader", *urls],
+            [sys.executable, "-m", "tests.support.clients.gevent_reader", *urls],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             check=True,

@@ -1,4 +1,4 @@
-"""`python -m tests.support.servers.hub_reader URL...`: one request to each, all at once, read on gevent's loop.
+"""`python -m tests.support.clients.gevent_reader URL...`: one request to each, all at once, read on gevent's loop.
 
 A process of its own, because gevent makes sockets cooperative for good. Prints one row per URL as JSON, and the
 lateness of the ticks meanwhile.

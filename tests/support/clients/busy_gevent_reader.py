@@ -1,4 +1,4 @@
-"""`python -m tests.support.servers.busy_hub_reader URL`: four streams on a loop that is blocked for 50 ms at a time.
+"""`python -m tests.support.clients.busy_gevent_reader URL`: four streams on a loop that is blocked for 50 ms at a time.
 
 A process of its own, because gevent makes sockets cooperative for good. Prints the times of the events by prompt, the
 longest time from arrival to read, and the source of the times.
