@@ -137,7 +137,7 @@ def change_text(metric: MetricResult) -> str:
     change = metric.change
     if change.value != change.value:
         return "no pairs yet"
-    value, lo, hi = (f"{each:+.2f}" for each in (change.value, change.lo, change.hi))
+    value, lo, hi = (f"{each:+.2f}".replace("-", "\N{MINUS SIGN}") for each in (change.value, change.lo, change.hi))
     return f"{value} {metric.change_unit} ({lo} to {hi})"
 
 

@@ -45,7 +45,9 @@ def build_matrix_report(result: MatrixResult) -> Report:
     model = (manifest.target.get("info") or {}).get("model_id") or "unknown model"
     unit = LOAD_NAMES[result.first.quantity]
     loads = f"{len(result.first.points)} loads in {unit}, {len(result.facets)} values of {result.setting}"
-    sections = [Section("Summary", (Table("", matrix_table(result, has_links=True), _note(result)), *_plots(result)))]
+    plots = _plots(result)
+    table = Table("", matrix_table(result, has_links=True), _note(result))
+    sections = [Section("Summary", (*plots[:1], table, *plots[1:]))]
     if result.command:
         sections.append(Section("Reproduce", (Text(shlex.join(result.command), is_code=True),)))
     title = manifest.config.get("label") or f"Sweep over {result.first.quantity} and {result.setting}"

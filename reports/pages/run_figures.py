@@ -1,6 +1,7 @@
 """The latency figures of a run's report, and their frames."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from reports.metrics.per_request import primary_latency
 from reports.metrics.pooled_metrics import POOLED
 from reports.metrics.summary import Analysis
 from reports.pages.across_runs import values_of
-from reports.plots import latency_plots, request_plots
+from reports.plots import box_plots, latency_plots, request_plots
 from reports.run_schema import NOT_FAILED, Status
 from reports.stats.estimators import sorted_quantiles
 
@@ -88,6 +89,8 @@ def latency_blocks(analyses: Sequence[Analysis]) -> list[Block]:
         "tpot": ("TPOT", lambda analysis: values_of(analysis, "tpot_s")),
     }
     titles = {"ttft": "Time to first token", "gaps": "Gaps between token events", "tpot": "Time per output token"}
+    if len(analyses) > 1:
+        blocks += _boxes(analyses)
     for name, (quantity, values) in distributions.items():
         blocks += _distribution_plot(name, titles[name], quantity, analyses, values)
     blocks += _length_plot(
@@ -100,6 +103,42 @@ def latency_blocks(analyses: Sequence[Analysis]) -> list[Block]:
     for analysis in analyses[:MAX_HEAT_MAPS]:
         blocks += _heat_map(analysis, "ttft_s", "TTFT") + _heat_map(analysis, "e2e_s", "E2E")
     return blocks
+
+
+BOXES = {"ttft_s": ("ttft_boxes", "TTFT"), "tpot_s": ("tpot_boxes", "TPOT")}
+
+
+def _boxes(analyses: Sequence[Analysis]) -> list[Block]:
+    """A box for each run and latency."""
+    blocks: list[Block] = []
+    for column, (name, quantity) in BOXES.items():
+        frame = box_frame(analyses, column)
+        if len(frame) > 1:
+            medians = ", ".join(f"{row.run} {format_number(float(str(row.p50)))} ms" for row in frame.itertuples())
+            alt = f"Box plot of {quantity} of each run on one axis. Medians: {medians}."
+            blocks.append(
+                Plot(
+                    name,
+                    f"{quantity} of each run",
+                    "Requests that started in the window.",
+                    alt,
+                    partial(box_plots.boxes, frame, quantity),
+                    height=max(0.6, 0.35 + 0.12 * len(frame)),
+                )
+            )
+    return blocks
+
+
+def box_frame(analyses: Sequence[Analysis], column: str) -> pd.DataFrame:
+    """One row per run with a latency: run, count, p5, p25, p50, p75 and p95 in ms."""
+    rows = []
+    for analysis in analyses:
+        values = np.sort(values_of(analysis, column))
+        if len(values):
+            shares = np.array(box_plots.PERCENTILES) / 100
+            found = zip(box_plots.PERCENTILES, 1e3 * sorted_quantiles(values, shares), strict=True)
+            rows.append({"run": analysis.label, "count": len(values), **{f"p{p}": float(each) for p, each in found}})
+    return pd.DataFrame(rows)
 
 
 def heat_map_frame(analysis: Analysis, column: str) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from reports.document import Block, Facts, Plot, Report, Section, Table, VerdictLine, format_number
+from reports.pages.metric_titles import better_direction, metric_title
 from reports.pages.study.course import pareto
 from reports.pages.study.importance import importances
 from reports.pages.study.settings import importance
@@ -31,7 +32,12 @@ def build_predictions_report(study: StudyData, excess: Sequence[float], note: st
     sentence = f"Simulated {count:,} configurations in {seconds:.3g} s; {met:,} are within every limit."
     verdict = VerdictLine(LEVEL, WORD, sentence, (note,) if note else ())
     shown = tuple(Section(title, blocks) for title, blocks in sections if blocks)
-    return Report(study.name, f"{study.objective} {study.direction.mark}", (verdict,), shown)
+    subtitle = f"{metric_title(study.objective)} {study.direction.mark} by the simulator"
+    return Report(study.name, subtitle, (verdict,), shown)
+
+
+def _limits(limits: Sequence[str]) -> str:
+    return "; ".join(limit.replace("<=", "≤").replace(">=", "≥") for limit in limits)
 
 
 def _best(study: StudyData) -> Table:
@@ -41,12 +47,12 @@ def _best(study: StudyData) -> Table:
         {
             "number": str(each.number),
             **{knob.name: setting_text(knob, each) for knob in study.knobs},
-            **{name: each.metrics.get(name) for name in each.metrics},
+            **{f"{metric_title(name)} {better_direction(name).mark}": each.metrics[name] for name in each.metrics},
         }
         for each in list(reversed(different.values()))[:BEST_ROWS]
     ]
     notes = ["Configurations with equal predictions are listed once."]
-    notes += ["Limits: " + "; ".join(study.limits) + "."] if study.limits else []
+    notes += ["Limits: " + _limits(study.limits) + "."] if study.limits else []
     notes += [] if study.feasible else ["No configuration is within every limit."]
     return Table("", pd.DataFrame(rows), " ".join(notes))
 
@@ -132,7 +138,7 @@ def _replicas(plan: PlanData) -> Table:
     wide = wide[list(dict.fromkeys(rows["policy"]))]
     wide.insert(0, "requests/s", [f"{rate:g}" for rate in wide.index])
     note = "In brackets: the range of the cost model's level error." if (rows["low"] < rows["high"]).any() else ""
-    limits = "; ".join(plan.limits)
+    limits = _limits(plan.limits)
     return Table(f"{100 * plan.attainment:g} % of requests within {limits}", wide.reset_index(drop=True), note)
 
 

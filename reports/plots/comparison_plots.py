@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from reports.document import Size, format_number, signed
+from reports.document import Size, signed
 from reports.plots.figure import (
     MARGIN_NAMES,
     MARGIN_RIGHT,
@@ -36,6 +36,11 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
             for chosen, colour, mark in ((~is_worse, "good", "o"), (is_worse, "bad", "D")):
                 places = rows["change"][chosen], (row + spread)[chosen]
                 axes.scatter(*places, c=PALETTE[colour], s=20, marker=mark, linewidths=0, alpha=0.85)
+            texts = [
+                f"{name}, pair {pair}: {signed_percent(change)} %"
+                for pair, change in zip(rows["pair"], rows["change"], strict=True)
+            ]
+            add_hovers(axes, rows["change"], row + spread, texts)
             middle = float(rows["change"].median())
             axes.plot([middle, middle], [row - 0.24, row + 0.24], color=PALETTE["ink"], linewidth=1.6)
         name_rows(axes, names, size)
@@ -85,5 +90,5 @@ def forest(frame: pd.DataFrame, bound: float, unit: str, size: Size) -> Figure:
 
 
 def signed_percent(value: float) -> str:
-    """`+4.2`, `−1.5`, `0`."""
-    return signed(format_number(float(f"{value:.2g}")), is_change=True)
+    """`+4.2`, `−1.5`, `+16`, `0`."""
+    return signed(f"{float(f'{value:.2g}'):,g}".replace("-", "\N{MINUS SIGN}"), is_change=True)

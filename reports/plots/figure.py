@@ -148,7 +148,10 @@ def axis_from_zero(
 
 
 class Hovers(Artist):
-    """Texts shown over points of a figure in a page; draws nothing. `half_width` makes a point a full-height band."""
+    """Texts shown over points of a figure in a page; draws nothing. `half_width` makes a point a full-height band.
+
+    A point with an empty text has none.
+    """
 
     def __init__(self, x: Iterable[float], y: Iterable[float], texts: Iterable[str], half_width: float = 0.0) -> None:
         super().__init__()
@@ -166,8 +169,11 @@ class Hovers(Artist):
         scale, height = 72 / figure.dpi, figure.bbox.height
         box = axes.get_window_extent()
         for x, y, text in self.points:
+            if not text:
+                continue
             left, low = axes.transData.transform((x, y))
-            if not (math.isfinite(left) and math.isfinite(low) and box.contains(left, min(max(low, box.y0), box.y1))):
+            is_inside = box.x0 <= left <= box.x1 and (bool(self.half_width) or box.y0 <= low <= box.y1)
+            if not (math.isfinite(left) and math.isfinite(low) and is_inside):
                 continue
             title = f"<title>{escape(legible(text))}</title>"
             if self.half_width:

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from reports.document import Size, format_number
 from reports.plots.figure import (
     PALETTE,
+    add_hovers,
     label_axis,
     name_series,
     new_figure,
@@ -22,7 +23,9 @@ from reports.plots.figure import (
 MAX_POINTS = 700
 
 # Percentiles that are labelled in a distribution.
-MARKS = (50.0, 95.0)
+MARKS = (50.0, 95.0, 99.0)
+# Percentiles with their value over the curve in a page.
+HOVERED = (1.0, *(float(each) for each in range(5, 96, 5)), 99.0)
 
 
 def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
@@ -34,13 +37,19 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
         figure, [axes] = new_figure(size)
         runs = list(frame.groupby("run", sort=False))
         name_series(axes, [str(label) for label, _ in runs], size)
-        for index, (_, rows) in enumerate(runs):
+        for index, (label, rows) in enumerate(runs):
             colour = series_colour(index)
             axes.plot(rows["value_ms"], rows["fraction"], color=colour, drawstyle="steps-post")
+            hovered = np.interp(np.array(HOVERED) / 100, rows["fraction"], rows["value_ms"])
+            texts = [
+                f"{str(label) + ', ' if len(runs) > 1 else ''}p{each:g}: {format_number(float(value))} ms"
+                for each, value in zip(HOVERED, hovered, strict=True)
+            ]
+            add_hovers(axes, hovered, np.array(HOVERED) / 100, texts)
             for mark in MARKS:
                 value = float(np.interp(mark / 100, rows["fraction"], rows["value_ms"]))
                 axes.plot([value], [mark / 100], "o", color=colour, markersize=4.5)
-        scale = _value_axis(axes, frame["value_ms"])
+        scale = value_axis(axes, frame["value_ms"])
         if len(runs) == 1:
             _name_percentiles(axes, runs[0][1])
         axes.set_xlabel(f"{quantity}, ms{scale}   ← better")
@@ -55,17 +64,18 @@ def _name_percentiles(axes: Axes, rows: pd.DataFrame) -> None:
     for mark in MARKS:
         value = float(np.interp(mark / 100, rows["fraction"], rows["value_ms"]))
         x, _ = axes.transAxes.inverted().transform(axes.transData.transform((value, mark / 100)))
+        is_left = x >= 0.62 or mark > 95
         axes.annotate(
             f"p{mark:g}  {format_number(value)} ms",
             (value, mark / 100),
-            xytext=(9, -12) if x < 0.62 else (-9, 1),
+            xytext=(-9, 8 if mark > 95 else -4) if is_left else (9, -12),
             textcoords="offset points",
-            ha="left" if x < 0.62 else "right",
+            ha="right" if is_left else "left",
             color=PALETTE["ink"],
         )
 
 
-def _value_axis(axes: Axes, values: "pd.Series[float]") -> str:
+def value_axis(axes: Axes, values: "pd.Series[float]") -> str:
     """An x axis with plain numbers, logarithmic if the values span more than a factor of four.
 
     Returns the suffix of the axis title.
@@ -100,6 +110,7 @@ def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) 
             axes.plot(
                 shown["tokens"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.28, markeredgewidth=0
             )
+            _hover_requests(axes, shown, "tokens", "{:.0f} tokens", size)
             medians = _binned_medians(rows)
             axes.plot(medians["tokens"], medians["value_ms"], color=colour, linewidth=2.0)
             if len(runs) == 1 and len(medians):
@@ -125,6 +136,17 @@ def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) 
 def _even_selection(rows: pd.DataFrame, size: Size) -> pd.DataFrame:
     """Every n-th row, so that at most about MAX_POINTS remain, and half of them in a narrow figure."""
     return rows.iloc[:: max(1, len(rows) // (MAX_POINTS // (2 if size.is_narrow else 1)))]
+
+
+def _hover_requests(axes: Axes, shown: pd.DataFrame, column: str, place: str, size: Size) -> None:
+    """The values of each dot; a narrow figure is on a screen without a pointer, and its dots are too dense."""
+    if size.is_narrow:
+        return
+    texts = [
+        f"{place.format(x)}: {format_number(float(value))} ms"
+        for x, value in zip(shown[column], shown["value_ms"], strict=True)
+    ]
+    add_hovers(axes, shown[column], shown["value_ms"], texts)
 
 
 def _binned_medians(rows: pd.DataFrame) -> pd.DataFrame:
@@ -158,6 +180,7 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
             colour = series_colour(index)
             shown = _even_selection(rows, size)
             axes.plot(shown["t_s"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.4, markeredgewidth=0)
+            _hover_requests(axes, shown, "t_s", "{:.1f} s", size)
         _cap_outliers(axes, frame["value_ms"])
         start, end = min(first for first, _ in windows), max(last for _, last in windows)
         last = max(float(frame["t_s"].max()), 1.0)

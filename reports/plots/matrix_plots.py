@@ -5,8 +5,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from reports.document import Size
-from reports.plots.figure import PALETTE, label_axis, name_series, new_figure, series_colour, styled, tick_number
+from reports.document import Size, format_number
+from reports.plots.figure import (
+    PALETTE,
+    add_hovers,
+    label_axis,
+    name_series,
+    new_figure,
+    series_colour,
+    styled,
+    tick_number,
+)
 
 
 def facets(frame: pd.DataFrame, column: str, title: str, load: str, size: Size) -> Figure:
@@ -21,6 +30,11 @@ def facets(frame: pd.DataFrame, column: str, title: str, load: str, size: Size) 
             rows = frame[(frame["facet"] == name) & frame[column].notna()]
             axes.plot(rows["load"], rows[column], color=series_colour(index), linewidth=1.2)
             _dots(axes, rows["load"], rows[column], rows["is_valid"], index)
+            texts = [
+                f"{name}, {at:g} {load}: {format_number(value)} {title.rstrip(' ↑↓')}"
+                for at, value in rows[["load", column]].to_numpy(dtype=float).tolist()
+            ]
+            add_hovers(axes, rows["load"], rows[column], texts)
             axes.set_ylim(bottom=0, top=1.15 * float(rows[column].max()) if len(rows) else 1.0)
             axes.yaxis.set_major_locator(MaxNLocator(3))
             axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
@@ -44,6 +58,13 @@ def speed_front(frame: pd.DataFrame, size: Size) -> Figure:
                 ahead["output_tokens_per_s"], ahead["user_tokens_per_s"], color=series_colour(index), linewidth=1.2
             )
             _dots(axes, rows["output_tokens_per_s"], rows["user_tokens_per_s"], rows["is_front"], index)
+            texts = [
+                f"{name}, load {at:g}: {format_number(own)} tokens/s per user, {format_number(total)} in total"
+                for at, total, own in rows[["load", "output_tokens_per_s", "user_tokens_per_s"]]
+                .to_numpy(dtype=float)
+                .tolist()
+            ]
+            add_hovers(axes, rows["output_tokens_per_s"], rows["user_tokens_per_s"], texts)
             for row in ahead.itertuples():
                 axes.annotate(
                     f"{row.load:g}",

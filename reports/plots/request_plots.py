@@ -18,6 +18,7 @@ from reports.plots.figure import (
     MARGIN_TOP,
     PALETTE,
     PIXELS_PER_INCH,
+    add_hovers,
     label_axis,
     name_rows,
     new_figure,
@@ -92,6 +93,11 @@ def gantt(frame: pd.DataFrame, size: Size) -> Figure:
             colour = PART_COLOURS[str(part)]
             for start, seconds, row in zip(rows["start_s"], rows["seconds"], rows["row"], strict=True):
                 axes.add_patch(Rectangle((start, row - 0.34), seconds, 0.68, color=colour, linewidth=0))
+            texts = [
+                f"{name}: {part} {format_number(1e3 * seconds)} ms"
+                for name, seconds in zip(rows["name"], rows["seconds"], strict=True)
+            ]
+            add_hovers(axes, rows["start_s"] + rows["seconds"] / 2, rows["row"], texts)
         names = frame.drop_duplicates("row").sort_values("row")
         axes.set_ylim(float(frame["row"].max()) + 0.7, -0.7)
         if size.is_narrow:
@@ -119,6 +125,8 @@ def time_stack(frame: pd.DataFrame, size: Size) -> Figure:
         for run, part, value in zip(frame["run"], frame["part"], frame["value_ms"], strict=True):
             row = len(runs) - 1 - runs.index(run)
             axes.barh([row], [value], left=[ends[run]], height=0.5, color=PART_COLOURS[part], linewidth=0)
+            text = f"{run + ', ' if len(runs) > 1 else ''}{part}: {format_number(float(value))} ms"
+            add_hovers(axes, [ends[run] + value / 2], [float(row)], [text])
             ends[run] += value
         most, totals = max(ends.values()), frame.groupby("run")["total_ms"].first()
         for run, end in ends.items():

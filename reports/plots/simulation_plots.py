@@ -10,8 +10,17 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from reports.document import Size
-from reports.plots.figure import PALETTE, label_axis, name_series, new_figure, series_colour, styled, tick_number
+from reports.document import Size, format_percent
+from reports.plots.figure import (
+    PALETTE,
+    add_hovers,
+    label_axis,
+    name_series,
+    new_figure,
+    series_colour,
+    styled,
+    tick_number,
+)
 from reports.study import Knob
 
 Array = npt.NDArray[np.float64]
@@ -97,6 +106,11 @@ def replicas_over_rate(frame: pd.DataFrame, size: Size) -> Figure:
             colour = series_colour(index)
             axes.fill_between(rows["rate"], rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
             axes.plot(rows["rate"], rows["replicas"], "o-", color=colour, markersize=5)
+            texts = [
+                f"{name}, {row.rate:g} requests/s: {row.replicas:g} replicas ({row.low:g}–{row.high:g})"
+                for row in rows.itertuples()
+            ]
+            add_hovers(axes, rows["rate"], rows["replicas"], texts)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel("requests/s")
@@ -116,6 +130,12 @@ def cost_over_attainment(frame: pd.DataFrame, target: float, unit: str, size: Si
         for (name, _), rows in frame.groupby(["policy", "rate"], sort=False):
             colour = series_colour(names.index(str(name)))
             axes.plot(100 * rows["attainment"], rows["cost"], "o-", color=colour, markersize=5, linewidth=1.0)
+            texts = [
+                f"{row.policy}, {row.rate:g} requests/s: {format_percent(float(str(row.attainment)))} within, "
+                f"{unit} {row.cost:g}"
+                for row in rows.itertuples()
+            ]
+            add_hovers(axes, 100 * rows["attainment"], rows["cost"], texts)
         axes.axvline(100 * target, color=PALETTE["muted"], linewidth=0.9)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.06)
@@ -137,6 +157,12 @@ def day_profile(frame: pd.DataFrame, totals: Mapping[str, float], size: Size) ->
         for index, name in enumerate(totals):
             steps = np.append(frame[name].to_numpy(dtype=np.float64), frame[name].iloc[-1])
             axes.step(hours, steps, where="post", color=series_colour(index))
+        values = frame[list(totals)].to_dict("records")
+        texts = [
+            f"{hour:g} h: " + ", ".join(f"{name} {value:g}" for name, value in row.items())
+            for hour, row in zip(frame["hour"], values, strict=True)
+        ]
+        add_hovers(axes, frame["hour"] + 0.5, [0.0] * len(frame), texts, 0.5)
         axes.set_xlim(0, HOURS)
         axes.set_ylim(bottom=0)
         axes.set_xticks(range(0, HOURS + 1, 6 if size.is_narrow else 3))

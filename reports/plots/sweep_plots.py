@@ -147,6 +147,11 @@ def attainment(
         for is_overloaded, fill in ((False, series_colour(0)), (True, "white")):
             rows = points[points["is_overloaded"] == is_overloaded]
             axes.plot(rows["load"], rows["value"], "o", color=series_colour(0), markerfacecolor=fill, markersize=5)
+        texts = [
+            f"{at:g} {load}: {value:.1f} % ({lo:.1f}–{hi:.1f})" if lo == lo else f"{at:g} {load}: {value:.1f} %"
+            for at, value, lo, hi in points[["load", "value", "lo", "hi"]].to_numpy(dtype=float).tolist()
+        ]
+        add_hovers(axes, points["load"], points["value"], texts)
         axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
         _load_axis(axes, points["load"], load, size)
         counted = points.loc[~points["is_overloaded"], ["value", "lo"]].min(axis=1)

@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from reports.document import Size
+from reports.document import Size, format_number
 from reports.plots.figure import (
     PALETTE,
+    add_hovers,
     label_axis,
     name_series,
     new_figure,
@@ -34,6 +35,7 @@ def panels(frame: pd.DataFrame, window: tuple[float, float], last_s: float, size
             lines = list(rows.groupby("name", sort=False))
             for index, (_, line) in enumerate(lines):
                 axes.step(line["t_s"], line["value"], where="post", color=series_colour(index), linewidth=1.4)
+            _hover_samples(axes, rows)
             name_series(axes, [str(name) for name, _ in lines], size)
             axes.set_ylim(bottom=0, top=max(1.12 * float(rows["value"].max()), 1e-9))
             label_axis(axes, str(panel))
@@ -41,6 +43,24 @@ def panels(frame: pd.DataFrame, window: tuple[float, float], last_s: float, size
             _clock(axes, window, last_s, len(groups), is_whole=is_whole)
         axes_of[-1].set_xlabel("seconds since the run's start")
         return figure
+
+
+# Beyond this number of samples, the bands of the values are too narrow to point at.
+MAX_HOVERED = 400
+
+
+def _hover_samples(axes: Axes, rows: pd.DataFrame) -> None:
+    """The values of all lines of a panel at each sample."""
+    samples = list(rows.groupby("t_s"))
+    if not 1 < len(samples) <= MAX_HOVERED:
+        return
+    texts = [
+        f"{at:g} s: " + ", ".join(f"{row['name']} {format_number(float(row['value']))}" for _, row in found.iterrows())
+        for at, found in samples
+    ]
+    times = [float(str(at)) for at, _ in samples]
+    half = (times[-1] - times[0]) / (len(times) - 1) / 2
+    add_hovers(axes, [at + half for at in times], [0.0] * len(times), texts, half)
 
 
 def _clock(
@@ -65,6 +85,9 @@ def workers(frame: pd.DataFrame, bounds: Sequence[float], window: tuple[float, f
         last_s = float(frame["t_s"].max()) + 1
         for axes, (column, title), bound in zip(axes_of, titles.items(), bounds, strict=True):
             _worker_lines(axes, frame, column)
+            samples = frame.assign(name="worker " + frame["worker"].astype(int).astype(str), value=frame[column])
+            if frame["worker"].nunique() <= MAX_LINES:
+                _hover_samples(axes, samples)
             top = 1.12 * float(frame[column].max())
             if bound <= 3 * top:
                 axes.axhline(bound, color=PALETTE["bad"], linewidth=0.9, linestyle=(0, (4, 3)))

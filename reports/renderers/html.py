@@ -16,13 +16,14 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from reports.document import Block, Estimate, Link, Plot, Report, Section, Table
 from reports.plots.figure import PALETTE, Drawn
 from reports.renderers.markdown import cell_text, is_numeric
 
-SHORT_TEXT = 16
+# A text of at most this length has no line break; more in a table of many rows, which stay low.
+SHORT_TEXT, SHORT_SORTABLE_TEXT = 16, 28
 
 
 def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
@@ -36,9 +37,7 @@ def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
         return inline_svg(figure.wide_svg if width == "wide" else figure.narrow_svg, f"{plot.name}-{width}", plot.alt)
 
     environment.globals.update(svg=svg, columns=_columns, rows=_rows)
-    environment.filters.update(
-        breakable=_breakable, nonbreaking_units=_nonbreaking_units, unbroken_flags=_unbroken_flags
-    )
+    environment.filters.update(breakable=_breakable, prose=_prose, unbroken_flags=_unbroken_flags)
     template = environment.from_string(_resource("report.html.j2"))
     return template.render(
         report=report,
@@ -107,6 +106,15 @@ def _nonbreaking_units(text: str) -> str:
     return re.sub(r"(?<=\d) (?=(?:ms|s|min|GiB|points)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 
+def _prose(text: str) -> Markup:
+    """A sentence with unbroken units and with code between backticks.
+
+    >>> str(_prose("`run <a>` takes 3 s"))
+    '<code>run &lt;a&gt;</code> takes 3\\xa0s'
+    """
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(_nonbreaking_units(text)))))
+
+
 def _resource(name: str) -> str:
     return resources.files("reports.renderers").joinpath(name).read_text(encoding="utf-8")
 
@@ -140,15 +148,18 @@ def _columns(table: Table) -> list[Column]:
 def _rows(table: Table) -> Iterator[list[Cell]]:
     columns = _columns(table)
     for row in table.frame.itertuples(index=False):
-        yield [_cell(value, column) for value, column in zip(row, columns, strict=True)]
+        yield [
+            _cell(value, column, SHORT_SORTABLE_TEXT if table.is_sortable else SHORT_TEXT)
+            for value, column in zip(row, columns, strict=True)
+        ]
 
 
-def _cell(value: Any, column: Column) -> Cell:
+def _cell(value: Any, column: Column, longest: int) -> Cell:
     if isinstance(value, Estimate) and value.value is not None:
         style = "n" if value.is_supported else "n doubtful"
         return Cell(value.text, style, value.interval, key=repr(float(value.value)))
     text = cell_text(value)
-    style = "n" if column.is_numeric else "short" if len(text) <= SHORT_TEXT else ""
+    style = "n" if column.is_numeric else "short" if len(text) <= longest else ""
     is_number = isinstance(value, int | float) and value == value
     return Cell(text, style, "", value.href if isinstance(value, Link) else "", repr(float(value)) if is_number else "")
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from reports.document import Block, Plot, format_number
+from reports.document import Block, Plot, format_duration, format_number
+from reports.pages.study.trial_text import MAX_HOVERED, hover_text, trial_text
 from reports.plots.study import course_plots
 from reports.study import StudyData, StudyTrial, TrialOutcome, median_of
 
@@ -38,14 +39,15 @@ def history(study: StudyData) -> tuple[Block, ...]:
 
 
 def history_frame(study: StudyData) -> pd.DataFrame:
-    """One row per trial: trial, value, outcome, and the best feasible value so far."""
+    """One row per trial: trial, value, outcome, text, and the best feasible value so far."""
     rows, best = [], float("nan")
     for trial in study.searched:
         value = float("nan") if trial.value is None else trial.value
         if trial.outcome is TrialOutcome.FEASIBLE and trial.value is not None:
             best = value if best != best or study.is_better(value, best) else best
         rows.append({"trial": trial.number, "value": value, "outcome": trial.outcome, "best": best})
-    return pd.DataFrame(rows, columns=["trial", "value", "outcome", "best"])
+        rows[-1]["text"] = hover_text(study, trial)
+    return pd.DataFrame(rows, columns=["trial", "value", "outcome", "best", "text"])
 
 
 def pareto(study: StudyData) -> tuple[Block, ...]:
@@ -74,14 +76,17 @@ def pareto_frame(study: StudyData, x: str, y: str) -> pd.DataFrame:
         found = [median_of((each,), name, study.objective) for name in (x, y)]
         if found[0] is not None and found[1] is not None:
             marks = {"is_winner": each.number == study.winner, "is_baseline": each.number == study.baseline}
-            rows.append({"x": found[0][0], "y": found[1][0], "outcome": each.outcome, **marks})
-    frame = pd.DataFrame(rows, columns=["x", "y", "outcome", "is_winner", "is_baseline"])
+            point = {"x": found[0][0], "y": found[1][0], "outcome": each.outcome, "text": trial_text(study, each)}
+            rows.append(point | marks)
+    frame = pd.DataFrame(rows, columns=["x", "y", "outcome", "text", "is_winner", "is_baseline"])
     inside = frame[frame["outcome"] == TrialOutcome.FEASIBLE]
     frame["on_front"] = False
     for index, row in inside.iterrows():
         at_least = (inside["x"] >= row["x"]) & (inside["y"] <= row["y"])
         better = (inside["x"] > row["x"]) | (inside["y"] < row["y"])
         frame.loc[index, "on_front"] = not (at_least & better).any()
+    if len(frame) > MAX_HOVERED:
+        frame.loc[~frame["on_front"], "text"] = ""
     return frame
 
 
@@ -93,7 +98,8 @@ def times(study: StudyData) -> tuple[Block, ...]:
     for row, trial in enumerate(each for each in started if each.spent_s):
         at = trial.started_s or 0.0
         for phase, seconds in trial.spent_s.items():
-            rows.append({"row": row, "start_s": at, "seconds": seconds, "phase": phase})
+            text = f"trial {trial.number}: {phase} {format_duration(seconds)}"
+            rows.append({"row": row, "start_s": at, "seconds": seconds, "phase": phase, "text": text})
             at += seconds
     blocks: list[Block] = []
     if rows:
@@ -121,7 +127,10 @@ def _drift_checks(study: StudyData, started: Sequence[StudyTrial]) -> list[Block
     ]
     if len(repeats) < 2:
         return []
-    frame = pd.DataFrame({"minutes": (each.started_s or 0) / 60, "value": each.value} for each in repeats)
+    frame = pd.DataFrame(
+        {"minutes": (each.started_s or 0) / 60, "value": each.value, "text": trial_text(study, each)}
+        for each in repeats
+    )
     return [
         Plot(
             "drift_checks",

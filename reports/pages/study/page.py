@@ -11,8 +11,9 @@ from reports.pages.study.answer import answer_verdict, settings_blocks
 from reports.pages.study.course import history, pareto, times
 from reports.pages.study.predictions import predictions_of
 from reports.pages.study.settings import feasibility, importance, slices
+from reports.pages.study.trial_text import changed_settings
 from reports.stats.estimators import Interval
-from reports.study import StudyData, StudyTrial, TrialOutcome, median_of, paired_change, setting_text
+from reports.study import StudyData, StudyTrial, TrialOutcome, median_of, paired_change
 from reports.text import legible_values
 
 
@@ -174,7 +175,7 @@ def trials(study: StudyData) -> tuple[Block, ...]:
             "role": _role(each, study),
             "outcome": str(each.outcome),
             f"{study.objective} {study.direction.mark}": each.value,
-            "settings": _settings(study, each),
+            "settings": changed_settings(study, each),
             "missed": ", ".join(each.missed),
         }
         for each in study.trials
@@ -201,7 +202,7 @@ def failed(study: StudyData) -> tuple[Block, ...]:
             "trial": str(each.number),
             "cause": each.cause or str(each.outcome),
             "phase": each.phase,
-            "settings": _settings(study, each),
+            "settings": changed_settings(study, each),
             "reason": each.reason,
             "log": each.log_line,
         }
@@ -210,18 +211,6 @@ def failed(study: StudyData) -> tuple[Block, ...]:
     frame = pd.DataFrame(rows)
     note = "A failed configuration is a result: the sampler avoids similar ones."
     return (Table("", frame.drop(columns="log") if not frame["log"].any() else frame, note),)
-
-
-def _settings(study: StudyData, trial: StudyTrial) -> str:
-    """The settings of a trial that differ from the baseline."""
-    baseline = study.trial(study.baseline)
-    before = baseline.settings if baseline is not None else {}
-    own = [
-        f"{knob.name} {setting_text(knob, trial)}"
-        for knob in study.knobs
-        if trial.settings.get(knob.name) != before.get(knob.name)
-    ]
-    return ", ".join(own) or "baseline"
 
 
 def _role(trial: StudyTrial, study: StudyData) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.document import Block, Plot, Table, Text
+from reports.document import Block, Plot, Table, Text, format_number
 from reports.plots.study import prediction_plots
 from reports.study import Knob, Prediction, StudyData
 
@@ -84,7 +84,9 @@ def _errors(groups: dict[tuple[str, str], list[Prediction]]) -> Table:
 
 
 def _scatter(metric: str, own: Sequence[Prediction]) -> Plot:
-    frame = pd.DataFrame({"predicted": e.predicted, "measured": e.measured, "how": e.how} for e in own)
+    frame = pd.DataFrame(
+        {"predicted": e.predicted, "measured": e.measured, "how": e.how, "text": _text(e)} for e in own
+    )
     return Plot(
         f"predicted-{metric}",
         metric,
@@ -92,6 +94,12 @@ def _scatter(metric: str, own: Sequence[Prediction]) -> Plot:
         f"Scatter of measured against predicted {metric}, {len(frame)} predictions.",
         lambda size: prediction_plots.predicted(frame, metric, size),
     )
+
+
+def _text(each: Prediction) -> str:
+    error = f"{100 * float(np.expm1(each.residual)):+.1f}".replace("-", "\N{MINUS SIGN}")
+    values = f"predicted {format_number(each.predicted)}, measured {format_number(each.measured)}"
+    return f"trial {each.number}: {values} ({error} %)"
 
 
 def _by_setting(study: StudyData, metrics: Sequence[str]) -> list[Block]:
@@ -110,7 +118,9 @@ def _by_setting(study: StudyData, metrics: Sequence[str]) -> list[Block]:
 
 def _residuals(knob: Knob, own: Sequence[Prediction], settings: Sequence[Any]) -> Plot:
     errors = [100 * float(np.expm1(each.residual)) for each in own]
-    frame = pd.DataFrame({"setting": pd.Series(list(settings), dtype=object), "error": errors})
+    frame = pd.DataFrame({"setting": pd.Series(list(settings), dtype=object), "error": errors}).assign(
+        text=[_text(each) for each in own]
+    )
     return Plot(
         f"error-{knob.name}",
         f"Error by {knob.name}",

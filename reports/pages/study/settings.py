@@ -7,6 +7,7 @@ import pandas as pd
 from reports.document import Block, Plot, Text
 from reports.metrics.per_request import Direction
 from reports.pages.study.importance import importances, unimportant
+from reports.pages.study.trial_text import hover_text
 from reports.plots.study import settings_plots
 from reports.study import MIN_TRIALS_FOR_IMPORTANCE, Knob, StudyData, StudyTrial
 
@@ -24,6 +25,7 @@ def feasibility(study: StudyData) -> tuple[Block, ...]:
         axis: [each.settings.get(knob.name) for each in study.searched] for axis, knob in zip("xy", knobs, strict=True)
     }
     frame = pd.DataFrame(columns, dtype=object).assign(outcome=[each.outcome for each in study.searched])
+    frame["text"] = [hover_text(study, each) for each in study.searched]
     alt = f"Every configuration by {x.name} and {y.name}, marked by its outcome."
     caption = f"{len(frame)} configurations; green circles are within every limit."
     return (
@@ -71,6 +73,7 @@ def _slice(study: StudyData, knob: Knob, valued: Sequence[StudyTrial]) -> Plot:
             "value": [each.value for each in valued],
             "outcome": [each.outcome for each in valued],
             "is_winner": [each.number == study.winner for each in valued],
+            "text": [hover_text(study, each) for each in valued],
         }
     )
     caption = f"{len(frame)} launches." + (" A ring marks the winner." if frame["is_winner"].any() else "")
@@ -142,6 +145,7 @@ def _contour(study: StudyData, names: Sequence[str]) -> list[Block]:
     trials = study.feasible
     columns = {axis: [each.settings.get(knob.name) for each in trials] for axis, knob in (("x", x), ("y", y))}
     frame = pd.DataFrame(columns, dtype=object).assign(value=[each.value or 0.0 for each in trials])
+    frame["text"] = [hover_text(study, each) for each in trials]
     alt = f"{study.objective} over {x.name} and {y.name}."
     lines = "" if "category" in (x.scale, y.scale) else f"; lines join equal {study.objective}"
     return [

@@ -9,6 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from reports.document import Size
 from reports.plots.figure import (
     PALETTE,
+    add_hovers,
     label_axis,
     name_series,
     new_figure,
@@ -23,7 +24,7 @@ PHASE_COLOURS = {"launch": PALETTE["series-4"], "warm": PALETTE["series-5"], "me
 def history(frame: pd.DataFrame, quantity: str, noise: float | None, size: Size) -> Figure:
     """The objective of every trial in order, and the best so far with a band of one launch's noise.
 
-    frame: trial, value, outcome, best; a trial without a value is a mark at the bottom.
+    frame: trial, value, outcome, best, text; a trial without a value is a mark at the bottom.
     """
     with styled():
         figure, [axes] = new_figure(size)
@@ -49,7 +50,7 @@ def history(frame: pd.DataFrame, quantity: str, noise: float | None, size: Size)
 def pareto(frame: pd.DataFrame, x_title: str, y_title: str, size: Size) -> Figure:
     """Two metrics of every measured trial, and the Pareto front.
 
-    frame: x (higher is better), y (lower is better), outcome, on_front, is_winner, is_baseline.
+    frame: x (higher is better), y (lower is better), outcome, on_front, is_winner, is_baseline, text.
     """
     with styled():
         figure, [axes] = new_figure(size)
@@ -85,7 +86,7 @@ def pareto(frame: pd.DataFrame, x_title: str, y_title: str, size: Size) -> Figur
 
 
 def phases(frame: pd.DataFrame, size: Size) -> Figure:
-    """The phases of each launch over time. frame: row, start_s, seconds, phase, in the order of start."""
+    """The phases of each launch over time. frame: row, start_s, seconds, phase, text, in start order."""
     with styled():
         figure, [axes] = new_figure(size)
         minutes = frame.assign(start=frame["start_s"] / 60, length=frame["seconds"] / 60)
@@ -93,6 +94,7 @@ def phases(frame: pd.DataFrame, size: Size) -> Figure:
             colour = PHASE_COLOURS.get(str(phase), PALETTE["series-3"])
             for start, length, row in zip(rows["start"], rows["length"], rows["row"], strict=True):
                 axes.add_patch(Rectangle((start, row - 0.36), length, 0.72, color=colour, linewidth=0))
+            add_hovers(axes, rows["start"] + rows["length"] / 2, rows["row"], rows["text"])
         axes.set_xlim(0, float((minutes["start"] + minutes["length"]).max()) * 1.02)
         axes.set_ylim(float(frame["row"].max()) + 0.8, -0.8)
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -105,7 +107,7 @@ def phases(frame: pd.DataFrame, size: Size) -> Figure:
 
 
 def drift_checks(frame: pd.DataFrame, quantity: str, noise: float | None, size: Size) -> Figure:
-    """Launches of the baseline over time, their mean, and a band of one launch's noise. frame: minutes, value."""
+    """Launches of the baseline over time, their mean, and a band of one launch's noise. frame: minutes, value, text."""
     with styled():
         figure, [axes] = new_figure(size)
         middle = float(frame["value"].mean())
@@ -113,6 +115,7 @@ def drift_checks(frame: pd.DataFrame, quantity: str, noise: float | None, size: 
             axes.axhspan(middle * (1 - noise), middle * (1 + noise), color=PALETTE["shade"], linewidth=0, zorder=0)
         axes.axhline(middle, color=PALETTE["muted"], linewidth=0.9)
         axes.plot(frame["minutes"], frame["value"], "o-", color=PALETTE["series-0"], markersize=5)
+        add_hovers(axes, frame["minutes"], frame["value"], frame["text"])
         axes.margins(y=0.4)
         axes.set_xlabel("minutes since the study's start")
         axes.yaxis.set_major_formatter(FuncFormatter(tick_number))

@@ -10,6 +10,7 @@ from reports.plots.figure import (
     CHARACTER_PIXELS,
     PALETTE,
     PIXELS_PER_INCH,
+    add_hovers,
     name_series,
 )
 from reports.study import TrialOutcome
@@ -30,6 +31,8 @@ SHORT_OUTCOME = {
 
 
 def draw_outcomes(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
+    """A mark for each trial, and in a page the text of each trial over it."""
+    add_hovers(axes, frame[x], frame[y], frame["text"])
     for outcome, (marker, colour) in OUTCOME_STYLE.items():
         rows = frame[frame["outcome"] == outcome]
         axes.plot(rows[x], rows[y], marker, color=colour, markersize=6, alpha=0.85, markeredgewidth=0, linestyle="none")

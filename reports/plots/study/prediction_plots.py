@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from reports.document import Size
 from reports.plots.figure import (
     PALETTE,
+    add_hovers,
     label_axis,
     name_series,
     new_figure,
@@ -23,7 +24,7 @@ from reports.study import Knob
 def predicted(frame: pd.DataFrame, metric: str, size: Size) -> Figure:
     """Measured against predicted, with the line of equality and bands of ±5 and ±15 % around it.
 
-    frame: predicted, measured (above 0, in one unit), how.
+    frame: predicted, measured (above 0, in one unit), how, text.
     """
     with styled():
         figure, [axes] = new_figure(size)
@@ -38,6 +39,7 @@ def predicted(frame: pd.DataFrame, metric: str, size: Size) -> Figure:
         for name, colour, marker in zip(names, colours, "oD", strict=False):
             rows = frame[frame["how"] == name]
             axes.plot(rows["predicted"], rows["measured"], marker, color=colour, markersize=6, markeredgewidth=0)
+        add_hovers(axes, frame["predicted"], frame["measured"], frame["text"])
         for axis, which in ((axes.xaxis, "x"), (axes.yaxis, "y")):
             (axes.set_xscale if which == "x" else axes.set_yscale)("log")
             (axes.set_xlim if which == "x" else axes.set_ylim)(*ends)
@@ -59,13 +61,14 @@ def _round_numbers(low: float, high: float) -> Array:
 
 
 def residuals(frame: pd.DataFrame, knob: Knob, quantity: str, size: Size) -> Figure:
-    """The error of predictions against one setting. frame: setting, error (in %)."""
+    """The error of predictions against one setting. frame: setting, error (in %), text."""
     with styled():
         figure, [axes] = new_figure(size)
         setting_axis(axes, "x", knob, frame["setting"], size)
         axes.axhspan(-15, 15, color=PALETTE["shade"], linewidth=0, zorder=0)
         axes.axhline(0, color=PALETTE["muted"], linewidth=0.9)
         axes.plot(places_of(knob, frame["setting"]), frame["error"], "o", color=PALETTE["series-0"], markersize=6)
+        add_hovers(axes, places_of(knob, frame["setting"]), frame["error"], frame["text"])
         axes.margins(y=0.15)
         axes.set_xlabel(knob.name)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0"))

@@ -12,6 +12,7 @@ from reports.plots.figure import (
     MARGIN_NAMES,
     MARGIN_RIGHT,
     PALETTE,
+    add_hovers,
     label_axis,
     name_rows,
     new_figure,
@@ -33,14 +34,14 @@ from reports.study import Knob
 
 
 def settings_map(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
-    """Every trial by two of its settings, marked by its outcome. frame: x, y, outcome."""
+    """Every trial by two of its settings, marked by its outcome. frame: x, y, outcome, text."""
     with styled():
         figure, [axes] = new_figure(size, gridspec_kw=left_margin(y, size))
         setting_axis(axes, "x", x, frame["x"], size)
         setting_axis(axes, "y", y, frame["y"], size)
         places = pd.DataFrame(
             {"x": places_of(x, frame["x"]), "y": places_of(y, frame["y"]), "outcome": frame["outcome"]}
-        )
+        ).assign(text=frame["text"])
         draw_outcomes(axes, places, "x", "y")
         axes.set_xlabel(x.name)
         label_axis(axes, y.name)
@@ -49,7 +50,7 @@ def settings_map(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
 
 
 def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -> Figure:
-    """The objective over two settings: one dot per trial, and contour lines. frame: x, y, value.
+    """The objective over two settings: one dot per trial, and contour lines. frame: x, y, value, text.
 
     A choice has no intermediate values, so there are no contour lines with one.
     """
@@ -65,6 +66,7 @@ def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) ->
             axes.clabel(lines, fmt=lambda level: tick_number(float(f"{level:.3g}")), fontsize=7.5)
         fraction = (value - value.min()) / (np.ptp(value) or 1.0)
         axes.scatter(at_x, at_y, s=18 + 60 * fraction, color=PALETTE["series-0"], alpha=0.55, linewidths=0)
+        add_hovers(axes, at_x, at_y, frame["text"])
         # Contour lines leave no margin.
         axes.set_xlim(padded_limits(x, at_x))
         axes.set_ylim(padded_limits(y, at_y))
@@ -79,7 +81,7 @@ def _spans_a_plane(x: Array, y: Array) -> bool:
 
 
 def slice_of(frame: pd.DataFrame, knob: Knob, quantity: str, size: Size) -> Figure:
-    """The objective against one setting, a mark per trial. frame: setting, value, outcome, is_winner."""
+    """The objective against one setting, a mark per trial. frame: setting, value, outcome, is_winner, text."""
     with styled():
         figure, [axes] = new_figure(size)
         setting_axis(axes, "x", knob, frame["setting"], size)
@@ -138,6 +140,12 @@ def bars(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
         for row, lo, hi in zip(rows.index, rows["lo"], rows["hi"], strict=True):
             if lo == lo and hi == hi:
                 axes.plot([lo, hi], [row, row], color=PALETTE["ink"], linewidth=1.4)
+        add_hovers(
+            axes,
+            rows["value"],
+            rows.index,
+            [f"{name}: {value:.1f} %" for name, value in zip(rows["name"], rows["value"], strict=True)],
+        )
         name_rows(axes, [shorten(str(name), 40 if size.is_narrow else 25) for name in rows["name"]], size)
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")

@@ -5,82 +5,26 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from matplotlib.text import Text
 
-from reports.document import Report
-from reports.gate.compare import CompareOptions, judge
-from reports.gate.side_run import Pair, SideRun
-from reports.metrics.summary import Analysis
-from reports.metrics.sweep import LoadPoint, Sweep
-from reports.pages.comparison_page import build_comparison_report
-from reports.pages.run_page import build_run_report
-from reports.pages.study.page import build_study_report
-from reports.pages.sweep_page import build_sweep_report
-from reports.plots.figure import HALF
+from reports.plots.figure import HALF, draw_all
 from reports.renderers.write import write_report
-from tests.support.samples.sample_run import SampleLoad, sample_run
-from tests.support.samples.sample_study import sample_study
+from tests.support.samples.sample_pages import SAMPLE_PAGES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CHECK = Path(__file__).parents[2] / "support" / "page_check.js"
 WIDTHS = (390, 1280, 1920)
 
 
-def run_report() -> Report:
-    return build_run_report([Analysis.of(sample_run(SampleLoad(seed=3, duration_s=30)))])
-
-
-def runs_report() -> Report:
-    loads = (
-        SampleLoad(label="first"),
-        SampleLoad(label="slower", slowdown=1.3),
-        SampleLoad(label="closed", mode="closed"),
-    )
-    return build_run_report([Analysis.of(sample_run(replace(load, duration_s=30, seed=1))) for load in loads])
-
-
-def sweep_report() -> Report:
-    points = []
-    for rate in (2.0, 4.0, 8.0, 16.0):
-        run = sample_run(replace(SampleLoad(), rate=rate, duration_s=30, failure_share=0.0))
-        run.manifest.objectives = [{"metric": "ttft_p95_ms", "max": 400}]
-        points.append(LoadPoint(rate, (Analysis.of(run),)))
-    return build_sweep_report(Sweep("rate", tuple(points), 0.95, ("tgi-bench", "sweep", "--points", "2,4,8,16")))
-
-
-def comparison_report() -> Report:
-    def side(factor: float) -> SideRun:
-        return SideRun(
-            "x", {"tpot_p50_ms": 20 * factor, "ttft_p50_ms": 50 / factor, "output_tokens_per_s": 900 / factor}
-        )
-
-    pairs = [Pair(side(1.0), side(factor)) for factor in (1.05, 1.10, 1.07, 1.12)]
-    return build_comparison_report(judge(pairs, CompareOptions(shown=())), ("tgi-bench compare A B",))
-
-
-def study_report() -> Report:
-    return build_study_report(sample_study())
-
-
-PAGES: dict[str, Callable[[], Report]] = {
-    "run": run_report,
-    "runs": runs_report,
-    "sweep": sweep_report,
-    "comparison": comparison_report,
-    "study": study_report,
-}
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
-@pytest.mark.parametrize("kind", PAGES)
+@pytest.mark.parametrize("kind", SAMPLE_PAGES)
 def test_a_page_has_no_defect_at_any_width_light_dark_and_in_print(tmp_path: Path, kind: str) -> None:
-    page = write_report(PAGES[kind](), tmp_path).html.read_text(encoding="utf-8")
+    page = write_report(SAMPLE_PAGES[kind](), tmp_path).html.read_text(encoding="utf-8")
 
     found = {mode: defects_of(page, tmp_path, mode) for mode in ("light", "dark", "print")}
 
@@ -111,15 +55,29 @@ def test_the_check_finds_each_defect(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", PAGES)
+@pytest.mark.parametrize("kind", SAMPLE_PAGES)
 def test_every_axis_of_a_page_is_labelled(kind: str) -> None:
-    for plot in PAGES[kind]().plots:
+    for plot in SAMPLE_PAGES[kind]().plots:
         figure = plot.draw(HALF)
         for axes in figure.axes:
             is_named = axes.get_title(loc="left") or axes.get_ylabel()
             assert is_named or not has_numbers(axes.get_yticklabels()), f"{plot.name}: vertical axis"
         last = figure.axes[-1]
         assert last.get_xlabel() or not has_numbers(last.get_xticklabels()), f"{plot.name}: horizontal axis"
+
+
+# Heat maps have their numbers in their cells; a line of parallel coordinates is one launch of many.
+WITHOUT_HOVERS = ("ttft_by_lengths", "e2e_by_lengths", "parallel", "two_settings")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SAMPLE_PAGES)
+def test_pages_1_every_figure_with_points_shows_their_values(kind: str) -> None:
+    drawn = draw_all(SAMPLE_PAGES[kind](), has_png=False)
+
+    assert [
+        name for name, each in drawn.items() if "<title>" not in each.wide_svg and not name.startswith(WITHOUT_HOVERS)
+    ] == []
 
 
 def has_numbers(labels: Sequence[Text]) -> bool:

@@ -116,7 +116,7 @@ def test_pages_1_a_plan_has_a_row_for_each_rate_and_a_column_for_each_policy() -
 
     [table] = [block for block in build_plan_report(plan).sections[0].blocks if isinstance(block, Table)]
 
-    assert table.title == "95 % of requests within ttft_p95_ms <= 300"
+    assert table.title == "95 % of requests within ttft_p95_ms ≤ 300"
     assert list(table.frame) == ["requests/s", "round_robin", "two_choices"]
     assert list(table.frame["requests/s"]) == ["4", "16"]
     assert list(table.frame["two_choices"]) == [

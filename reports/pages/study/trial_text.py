@@ -1,0 +1,30 @@
+"""A trial in one line: its number, its value, its outcome, and the settings that differ from the baseline."""
+
+from reports.document import format_number
+from reports.study import StudyData, StudyTrial, setting_text
+
+# Of more trials, only marked ones have their text over a figure: a page stays small.
+MAX_HOVERED = 400
+
+
+def changed_settings(study: StudyData, trial: StudyTrial) -> str:
+    """The settings of a trial that differ from the baseline."""
+    baseline = study.trial(study.baseline)
+    before = baseline.settings if baseline is not None else {}
+    own = [
+        f"{knob.name} {setting_text(knob, trial)}"
+        for knob in study.knobs
+        if trial.settings.get(knob.name) != before.get(knob.name)
+    ]
+    return ", ".join(own) or "baseline"
+
+
+def trial_text(study: StudyData, trial: StudyTrial) -> str:
+    """`trial 7: output_tokens_per_s 412, within every limit; max_batch_size 64`."""
+    value = "" if trial.value is None else f"{study.objective} {format_number(trial.value)}, "
+    return f"trial {trial.number}: {value}{trial.outcome}; {changed_settings(study, trial)}"
+
+
+def hover_text(study: StudyData, trial: StudyTrial) -> str:
+    """The text over the mark of a trial; empty in a figure with too many trials."""
+    return trial_text(study, trial) if len(study.searched) <= MAX_HOVERED else ""

@@ -1,0 +1,139 @@
+"""A sample page of every kind, for the checks in a browser."""
+
+import datetime
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from reports.document import Report
+from reports.gate.compare import CompareOptions, judge
+from reports.gate.side_run import Pair, SideRun
+from reports.metrics.summary import Analysis
+from reports.metrics.sweep import LoadPoint, Sweep
+from reports.pages.comparison_page import build_comparison_report
+from reports.pages.index.page import build_index
+from reports.pages.index.results import SavedResult
+from reports.pages.matrix_page import MatrixResult, build_matrix_report
+from reports.pages.run_page import build_run_report
+from reports.pages.simulation_page import PlanData, build_plan_report, build_predictions_report
+from reports.pages.study.page import build_study_report
+from reports.pages.sweep_page import build_sweep_report
+from reports.stats.capacity import Capacity, RunEvidence
+from tests.support.samples.sample_run import SampleLoad, sample_run
+from tests.support.samples.sample_study import sample_study
+
+
+def run_report() -> Report:
+    return build_run_report([Analysis.of(sample_run(SampleLoad(seed=3, duration_s=30)))])
+
+
+def runs_report() -> Report:
+    loads = (
+        SampleLoad(label="first"),
+        SampleLoad(label="slower", slowdown=1.3),
+        SampleLoad(label="closed", mode="closed"),
+    )
+    return build_run_report([Analysis.of(sample_run(replace(load, duration_s=30, seed=1))) for load in loads])
+
+
+def _sweep(slowdown: float = 1.0) -> Sweep:
+    points = []
+    for rate in (2.0, 4.0, 8.0, 16.0):
+        run = sample_run(replace(SampleLoad(slowdown=slowdown), rate=rate, duration_s=30, failure_share=0.0))
+        run.manifest.objectives = [{"metric": "ttft_p95_ms", "max": 400}]
+        points.append(LoadPoint(rate, (Analysis.of(run),)))
+    return Sweep("rate", tuple(points), 0.95, ("tgi-bench", "sweep", "--points", "2,4,8,16"))
+
+
+def sweep_report() -> Report:
+    return build_sweep_report(_sweep())
+
+
+def search_report() -> Report:
+    shares = {4.0: 0.999, 8.0: 0.98, 12.0: 0.95, 16.0: 0.88}
+    runs = [RunEvidence(load, share, 300.0, 33.0, 1_000) for load, share in shares.items()]
+    runs.append(RunEvidence(32.0, 0.1, 50.0, 33.0, 500, is_overloaded=True))
+    sentence = "12 requests/s (11–13) keep ttft_p95_ms < 400 for 95 % of the requests."
+    return build_sweep_report(replace(_sweep(), search=("valid", sentence), capacity=Capacity(tuple(runs), 0.95)))
+
+
+def matrix_report() -> Report:
+    command = ("tgi-bench", "sweep", "--points", "rate=2..16", "--points", "input_tokens=128,1024")
+    return build_matrix_report(MatrixResult("input_tokens", (("128", _sweep()), ("1024", _sweep(1.4))), command))
+
+
+def comparison_report() -> Report:
+    def side(factor: float) -> SideRun:
+        values = {"tpot_p50_ms": 20 * factor, "ttft_p50_ms": 50 / factor, "output_tokens_per_s": 900 / factor}
+        return SideRun("x", values | {"error_rate": 0.0})
+
+    pairs = [Pair(side(1.0), side(factor)) for factor in (1.05, 1.10, 1.07, 1.12)]
+    return build_comparison_report(judge(pairs, CompareOptions(shown=())), ("tgi-bench compare A B",))
+
+
+def study_report() -> Report:
+    return build_study_report(sample_study())
+
+
+def predictions_report() -> Report:
+    study = replace(sample_study(40, is_confirmed=False), winner=None, baseline=None, name="Simulated sweep")
+    excess = [0.5 if number % 3 else 1.5 for number in range(len(study.trials))]
+    return build_predictions_report(study, excess, "", 2.5)
+
+
+def plan_report() -> Report:
+    rows = [
+        {
+            "rate": rate,
+            "policy": policy,
+            "replicas": count,
+            "low": count - 1,
+            "high": count + 1,
+            "with_spare": count + 1,
+            "attainment_at_least": 0.951,
+            "one_lost": "misses the target",
+            "ttft_p95_ms": 212.5,
+            "cost_per_hour": 1.2 * (count + 1),
+        }
+        for policy, counts in (("round_robin", (2, 8)), ("two_choices", (2, 7)))
+        for rate, count in zip((4.0, 16.0), counts, strict=True)
+    ]
+    fleets = [
+        {"rate": row["rate"], "policy": row["policy"], "attainment": share, "cost": row["cost_per_hour"] * share}
+        for row in rows
+        for share in (0.9, 0.97)
+    ]
+    needed = [2] * 12 + [8] * 12
+    day = pd.DataFrame({"hour": range(24), "needed": needed, "running": [2] * 11 + [8] * 13, "static": [8] * 24})
+    limits = ("ttft_p95_ms <= 400",)
+    facts = (("cost of the day", "31.20"),)
+    return build_plan_report(
+        PlanData("Capacity plan", pd.DataFrame(rows), pd.DataFrame(fleets), "cost per hour", 0.95, limits, day, facts)
+    )
+
+
+def index_report() -> Report:
+    root = Path("/data/runs")
+    at = datetime.datetime(2026, 11, 20, 13, 59, tzinfo=datetime.UTC)
+    result = SavedResult(root / "20261120-1359", "run", at, "before", "valid", "closed loop, 16 users", 1234.5, 87.3)
+    search = replace(result, path=root / "search", kind="search", found="41.0 (38.0–43.0) requests/s within objectives")
+    tpot = "tpot_p50_ms: +8.47 % (+3.20 to +14.00), regression."
+    gate = replace(result, path=root / "gate", kind="comparison", verdict="regression", found=tpot)
+    torn = replace(result, path=root / "torn", problem="/data/runs/torn/manifest.json: not JSON (Expecting value)")
+    return build_index(root, [result, search, gate, torn])
+
+
+SAMPLE_PAGES: dict[str, Callable[[], Report]] = {
+    "run": run_report,
+    "runs": runs_report,
+    "sweep": sweep_report,
+    "search": search_report,
+    "matrix": matrix_report,
+    "comparison": comparison_report,
+    "study": study_report,
+    "predictions": predictions_report,
+    "plan": plan_report,
+    "index": index_report,
+}
