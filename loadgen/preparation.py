@@ -29,7 +29,8 @@ from loadgen.workloads.workload import Workload
 
 CHECKED_PROMPTS = 16
 ESTIMATED_LENGTHS = (32, 128)
-LEAST_ESTIMATE_PERCENT = 3
+# One token of the longer text.
+LEAST_ESTIMATE_PERCENT = 1
 OPENAI_APIS = ("openai-chat", "openai-completions")
 COUNT_EACH_EVENT = {"stream_options": {"continuous_usage_stats": True}}
 
@@ -215,7 +216,8 @@ def length_estimate(counter: TokenCounter, vocabulary: Vocabulary, key: str) -> 
         return None
     texts = {tokens: vocabulary.write(tokens, f"estimate:{key}:{tokens}") for tokens in ESTIMATED_LENGTHS}
     error = max(abs(counter.count(text) - tokens) / tokens for tokens, text in texts.items())
-    return f"estimated (±{max(LEAST_ESTIMATE_PERCENT, math.ceil(100 * error))} %)"
+    percent = max(LEAST_ESTIMATE_PERCENT, math.ceil(100 * error))
+    return f"estimated (±{percent} %, measured on {len(texts)} texts)"
 
 
 def _length_check(work: Workload, counter: TokenCounter | None) -> LengthCheck | None:

@@ -35,6 +35,8 @@ STABLE_ORDERS = 3
 MAX_ORDERS = 48
 # Words that are counted at once where each count is a request, and the smallest such group.
 SPARE_GROUP, SMALLEST_GROUP = 64, 4
+# Tokens per word from which a tokenizer splits most words; then so many are counted alone.
+SPLIT_WORDS, FEW_WORDS = 1.5, 12
 
 
 class CalibrationError(Exception):
@@ -125,18 +127,35 @@ def calibrate(count: CountTokens) -> Vocabulary:
 
 
 def calibrate_sparingly(count: CountTokens) -> Vocabulary:
-    """A vocabulary of words of one token, from few counts: whole groups of words are counted at once.
+    """A vocabulary from few counts: words of one token, whole groups of which are counted at once.
 
-    Raises CalibrationError if fewer than `MIN_WORDS` words have one token each beside the others.
+    A tokenizer that splits most words has few words, each counted alone. Raises CalibrationError if the words do not
+    keep their counts beside each other, or no text fills the last tokens.
     """
     base = Word(CANDIDATES[0], 1)
     special = count(base.text) - base.tokens
     groups = [CANDIDATES[start : start + SPARE_GROUP] for start in range(1, len(CANDIDATES), SPARE_GROUP)]
+    first = count(base.text + "".join(f" {word}" for word in groups[0])) - special - base.tokens
+    if first > SPLIT_WORDS * len(groups[0]):
+        return _few_words(count, special, base)
     words = [word for group in groups for word in _single_words(count, special, base, group)]
     together = base.text + "".join(word.text for word in words)
     if len(words) < MIN_WORDS or count(together) != special + base.tokens + len(words):
         raise CalibrationError("too few words have one token each beside the others")
     return Vocabulary(special, (base,), tuple(words), words[0].text)
+
+
+def _few_words(count: CountTokens, special: int, base: Word) -> Vocabulary:
+    """Words of several tokens, each counted alone. Raises CalibrationError."""
+    texts = [f" {word}" for word in CANDIDATES[1 : 1 + FEW_WORDS]]
+    words = [Word(text, count(base.text + text) - special - base.tokens) for text in texts]
+    expected = special + base.tokens + sum(word.tokens for word in words)
+    if min(word.tokens for word in words) < 1 or count(base.text + "".join(texts)) != expected:
+        raise CalibrationError("words do not keep their token count beside each other")
+    for filler in FILLERS:
+        if count(base.text + words[0].text + filler * FEW_WORDS) == special + base.tokens + words[0].tokens + FEW_WORDS:
+            return Vocabulary(special, (base,), tuple(words), filler)
+    raise CalibrationError("no text adds exactly one token for each repetition")
 
 
 def _single_words(count: CountTokens, special: int, base: Word, group: Sequence[str]) -> list[Word]:

@@ -89,10 +89,10 @@ def test_lengths_that_no_tokenizer_counts_are_stated_as_estimated(tmp_path):
     with stream_server(ServerState(has_info=False, has_tokenize=False)) as (url, _):
         result = measure(BenchConfig(requests=1, concurrency=1, output_tokens="2"), Target(url), tmp_path / "r")
 
-    assert result.manifest.target["prompt_lengths"] == "estimated (±3 %)"
+    assert result.manifest.target["prompt_lengths"] == "estimated (±1 %, measured on 2 texts)"
 
 
-@pytest.mark.parametrize(("factor", "percent"), [(1.0, 3), (1.1, 11), (0.8, 21)])
+@pytest.mark.parametrize(("factor", "percent"), [(1.0, 1), (1.1, 11), (0.8, 21)])
 def test_an_estimate_states_the_error_of_texts_that_were_counted(factor, percent):
     vocabulary = Vocabulary(0, (Word("a", 1),), (Word(" b", 1),), " b")
 
@@ -101,7 +101,7 @@ def test_an_estimate_states_the_error_of_texts_that_were_counted(factor, percent
 
     counted = TokenCounter(count, "usage of responses", is_costly=True)
 
-    assert length_estimate(counted, vocabulary, "key") == f"estimated (±{percent} %)"
+    assert length_estimate(counted, vocabulary, "key") == f"estimated (±{percent} %, measured on 2 texts)"
     assert length_estimate(TokenCounter(count, "file"), vocabulary, "key") is None
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.workloads.vocabulary import CalibrationError, calibrate
+from loadgen.workloads.vocabulary import CalibrationError, calibrate, calibrate_sparingly
 
 
 def words(text: str) -> int:
@@ -65,3 +65,30 @@ def test_words_that_merge_are_left_out():
 def test_a_tokenizer_that_counts_nothing_is_refused():
     with pytest.raises(CalibrationError):
         calibrate(lambda text: 1)
+
+
+@pytest.mark.parametrize("special", [0, 1, 7])
+def test_pages_2_a_tokenizer_that_splits_words_is_counted_with_few_requests(special):
+    """A token per byte, as with models of bytes; the special tokens may be those of a chat template."""
+    counted = []
+
+    def count(text):
+        counted.append(text)
+        return special + len(text.encode())
+
+    vocabulary = calibrate_sparingly(count)
+
+    assert len(counted) <= 20
+    for tokens in (64, 200, 1_000):
+        texts = {vocabulary.write(tokens, f"key {number}") for number in range(20)}
+        assert {special + len(text) for text in texts} == {tokens}
+        assert len(texts) == 20
+
+
+def test_words_that_do_not_keep_their_counts_are_refused_with_few_requests():
+    with pytest.raises(CalibrationError, match="beside each other"):
+        calibrate_sparingly(lambda text: len(text) + len(text) ** 2 // 50)
+
+
+def test_a_tokenizer_of_whole_words_keeps_its_words_of_one_token():
+    assert {word.tokens for word in calibrate_sparingly(words).words} == {1}
