@@ -10,6 +10,7 @@ PORT   ?= 3000
 NUM_SHARD ?= 8
 BLOOM  ?= bigscience/bloom
 BASE   ?= HEAD~1
+MINUTES ?= 30
 # Three test processes, since many tests wait for servers; the first to end takes tests from the others.
 SIDE_BY_SIDE ?= -n 3 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -48,7 +49,8 @@ test-gpu: $(STAMP)  ## run what needs a GPU; fails without one
 clients: $(STAMP)  ## run real clients, each in an environment of its own, against a launched server; print the table
 	$(BIN)/python -m pytest -q -m clients tests/clients
 
-soak: $(STAMP)  ## half an hour of mixed requests: memory, blocks and answers stay as they were (SOAK_SECONDS=1800)
+soak: $(STAMP)  ## an hour: misbehaving clients, then memory, blocks and answers of an engine (MINUTES=30, SOAK_SECONDS=1800)
+	$(BIN)/python -m benchmarks.robustness.soak --minutes $(MINUTES)
 	$(BIN)/python -m pytest -q -s -m slow tests/end_to_end/test_soak.py
 
 check: $(STAMP)  ## format, lint, types, import contracts, import cycles
