@@ -1,12 +1,13 @@
 """A launched server under misbehaving clients: `python -m benchmarks.robustness.soak --minutes 30`.
 
-A third of the streams disconnects. Beside them: `/health` at a fixed rate, slow readers, prompts of 2 MB, hostile grammars.
-A stream's own work is its median gap between tokens while it is alone with the other streams. Writes
+A third of the streams disconnects. Beside them: `/health` at a fixed rate, slow readers, prompts of 2 MB, hostile
+grammars. A stream's own work is its median gap between tokens in a phase without the others. Writes
 `benchmarks/results/soak.json`; ends with 1 if a stream waits too long or a count does not return to its base line.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.robustness.soak_client import Address, exchange, free_port, hold, stream
+from benchmarks.robustness.soak_client import SoakedServer, exchange, free_port, hold, stream
 from loadgen.target.machine import describe_machine
 
 RESULT = Path(__file__).parents[1] / "results" / "soak.json"
@@ -34,7 +35,7 @@ LONG = "word " * 395_000
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class IdleState:
     """The state of the idle server."""
 
     resident_bytes: int
@@ -44,7 +45,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Counts:
+class PhaseCounts:
     """The answers of one phase, and the gaps between tokens of its streams in seconds."""
 
     statuses: Counter[str] = field(default_factory=Counter)
@@ -68,10 +69,8 @@ def main() -> int:
 
 async def soak(seconds: float, seed: int) -> dict[str, object]:
     """Launch the server, load it and return the figures; `failed` names the gates that were missed."""
-    address = Address("127.0.0.1", free_port())
-    command = [sys.executable, "-m", "reference_server.launcher.cli", "--model-id", "preset:tiny-llama"]
-    command += ["--hostname", address.host, "--port", str(address.port), "--cpu-memory-gib", "0.5"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    address = SoakedServer("127.0.0.1", free_port())
+    process = launch(address)
     try:
         await ready(address, process)
         chance = random.Random(seed)
@@ -106,7 +105,13 @@ async def soak(seconds: float, seed: int) -> dict[str, object]:
     }
 
 
-def missed_gates(wait_s: float, before: Reading, after: Reading) -> list[str]:
+def launch(address: SoakedServer) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "reference_server.launcher.cli", "--model-id", "preset:tiny-llama"]
+    command += ["--hostname", address.host, "--port", str(address.port), "--cpu-memory-gib", "0.5"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def missed_gates(wait_s: float, before: IdleState, after: IdleState) -> list[str]:
     """The gates that the figures miss, each with its limit."""
     gates = {
         f"wait of streams at p99.9: {wait_s * 1e3:.0f} ms, limit {MAX_WAIT_S * 1e3:.0f} ms": wait_s > MAX_WAIT_S,
@@ -130,9 +135,9 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]
 
 
-async def phase(address: Address, seconds: float, chance: random.Random, *, disturb: bool) -> Counts:
+async def phase(address: SoakedServer, seconds: float, chance: random.Random, *, disturb: bool) -> PhaseCounts:
     """Streams for `seconds`; if `disturb`, with everything that must not delay them."""
-    counts, end_s = Counts(), time.monotonic() + seconds
+    counts, end_s = PhaseCounts(), time.monotonic() + seconds
     jobs = [streams(address, counts, random.Random(chance.random()), end_s, leave=disturb) for _ in range(STREAMS)]
     if disturb:
         jobs.append(health(address, counts, end_s))
@@ -142,7 +147,9 @@ async def phase(address: Address, seconds: float, chance: random.Random, *, dist
     return counts
 
 
-async def streams(address: Address, counts: Counts, chance: random.Random, end_s: float, *, leave: bool) -> None:
+async def streams(
+    address: SoakedServer, counts: PhaseCounts, chance: random.Random, end_s: float, *, leave: bool
+) -> None:
     """One stream after another; with `leave` a third disconnects at a random token."""
     while time.monotonic() < end_s:
         body = {
@@ -152,10 +159,10 @@ async def streams(address: Address, counts: Counts, chance: random.Random, end_s
         leave_after = chance.randint(1, 40) if leave and chance.random() < 1 / 3 else None
         status, times_s = await stream(address, body, leave_after)
         counts.statuses[f"stream {'left' if leave_after is not None else status}"] += 1
-        counts.gaps_s += [later - earlier for earlier, later in zip(times_s, times_s[1:], strict=False)]
+        counts.gaps_s += [later - earlier for earlier, later in itertools.pairwise(times_s)]
 
 
-async def health(address: Address, counts: Counts, end_s: float) -> None:
+async def health(address: SoakedServer, counts: PhaseCounts, end_s: float) -> None:
     """Probes at a fixed rate, each on its own connection; a late answer delays no other probe."""
 
     async def probe() -> None:
@@ -172,7 +179,7 @@ async def health(address: Address, counts: Counts, end_s: float) -> None:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
 
-async def hostile(address: Address, counts: Counts, chance: random.Random, end_s: float) -> None:
+async def hostile(address: SoakedServer, counts: PhaseCounts, chance: random.Random, end_s: float) -> None:
     """Prompts of 2 MB and grammars that are too large or malformed, one after another."""
     while time.monotonic() < end_s:
         if chance.random() < 0.3:
@@ -185,7 +192,7 @@ async def hostile(address: Address, counts: Counts, chance: random.Random, end_s
         await asyncio.sleep(0.2)
 
 
-async def slow_reader(address: Address, counts: Counts, end_s: float) -> None:
+async def slow_reader(address: SoakedServer, counts: PhaseCounts, end_s: float) -> None:
     """Requests whose answers are read at 3 KB/s."""
     body = {"inputs": "the server", "parameters": {"max_new_tokens": 200, "ignore_eos_token": True}}
     while time.monotonic() < end_s:
@@ -193,7 +200,7 @@ async def slow_reader(address: Address, counts: Counts, end_s: float) -> None:
         counts.statuses["slow reader"] += 1
 
 
-async def ready(address: Address, process: "subprocess.Popen[bytes]") -> None:
+async def ready(address: SoakedServer, process: "subprocess.Popen[bytes]") -> None:
     async with asyncio.timeout(READY_S):
         while process.poll() is None:
             if await exchange(address, "GET", "/health", None) == 200:
@@ -202,7 +209,7 @@ async def ready(address: Address, process: "subprocess.Popen[bytes]") -> None:
     raise RuntimeError(f"the server ended with {process.returncode}")
 
 
-async def settled(address: Address, pid: int) -> Reading:
+async def settled(address: SoakedServer, pid: int) -> IdleState:
     """The state when no request is left, or after `SETTLE_S`."""
     end_s = time.monotonic() + SETTLE_S
     while True:
@@ -213,13 +220,13 @@ async def settled(address: Address, pid: int) -> Reading:
             return reading
 
 
-async def read_state(address: Address, pid: int) -> Reading:
+async def read_state(address: SoakedServer, pid: int) -> IdleState:
     text: list[bytes] = []
     await exchange(address, "GET", "/metrics", None, text)
     lines = [line.rpartition(" ") for line in b"".join(text).decode().splitlines()]
     gauges = {name: float(value) for name, _, value in lines if name in GAUGES}
     pids = family(pid)
-    return Reading(sum(map(resident_bytes, pids)), sum(map(num_descriptors, pids)), len(pids), gauges)
+    return IdleState(sum(map(resident_bytes, pids)), sum(map(num_descriptors, pids)), len(pids), gauges)
 
 
 def family(pid: int) -> list[int]:

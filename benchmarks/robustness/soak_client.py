@@ -13,7 +13,7 @@ SLOW_BYTES, SLOW_S = 300, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class SoakedServer:
     """Host and port of the server."""
 
     host: str
@@ -36,7 +36,7 @@ def request_bytes(method: str, path: str, body: dict[str, Any] | None) -> bytes:
 
 
 async def exchange(
-    address: Address, method: str, path: str, body: dict[str, Any] | None, answer: list[bytes] | None = None
+    address: SoakedServer, method: str, path: str, body: dict[str, Any] | None, answer: list[bytes] | None = None
 ) -> int | None:
     """The status of one request; None without an answer. answer: receives the bytes of the answer."""
     with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -53,7 +53,9 @@ async def exchange(
     return None
 
 
-async def stream(address: Address, body: dict[str, Any], leave_after: int | None) -> tuple[int | None, list[float]]:
+async def stream(
+    address: SoakedServer, body: dict[str, Any], leave_after: int | None
+) -> tuple[int | None, list[float]]:
     """The status of a `/generate_stream`, and the time of each token's arrival."""
     times_s: list[float] = []
     status = None
@@ -73,13 +75,13 @@ async def stream(address: Address, body: dict[str, Any], leave_after: int | None
     return status, times_s
 
 
-async def hold(address: Address, body: dict[str, Any], end_s: float) -> None:
+async def hold(address: SoakedServer, body: dict[str, Any], end_s: float) -> None:
     """Read one stream slowly, until it ends, the server disconnects or `end_s`."""
     with suppress(OSError, TimeoutError):
         reader, writer = await asyncio.open_connection(address.host, address.port, limit=SLOW_BYTES)
         try:
             writer.write(request_bytes("POST", "/generate_stream", body))
-            while time.monotonic() < end_s and await reader.read(SLOW_BYTES):
+            while time.monotonic() < end_s and await reader.read(SLOW_BYTES):  # noqa: ASYNC110
                 await asyncio.sleep(SLOW_S)
         finally:
             writer.transport.abort()

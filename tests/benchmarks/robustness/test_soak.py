@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from benchmarks.robustness.soak import Reading, missed_gates, quantile, soak
+from benchmarks.robustness.soak import IdleState, missed_gates, quantile, soak
 
-IDLE = Reading(resident_bytes=800 << 20, descriptors=85, processes=8, gauges={"tgi_queue_size": 0.0})
+IDLE = IdleState(resident_bytes=800 << 20, descriptors=85, processes=8, gauges={"tgi_queue_size": 0.0})
 
 
 def test_a_server_that_returns_to_its_base_line_misses_no_gate():
