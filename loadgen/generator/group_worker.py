@@ -4,7 +4,10 @@ Reads a `JoinPlan` as JSON on stdin. A worker that the master started writes its
 worker that joined from another machine sends them in batches. messages.py has the messages.
 """
 
-# locust first: it makes the sockets of everything imported after it cooperative.
+# First: it makes the sockets of everything imported after it cooperative.
+from loadgen.generator.locust_import import locust
+
+# isort: split
 import gevent
 import locust.env
 import locust.runners

@@ -6,7 +6,10 @@ starts and stops all workers together. worker_group.py has the decisions. SIGINT
 requests in flight, finish.
 """
 
-# locust first: it makes the sockets of everything imported after it cooperative.
+# First: it makes the sockets of everything imported after it cooperative.
+from loadgen.generator.locust_import import locust
+
+# isort: split
 import gevent
 import locust.dispatch
 import locust.env

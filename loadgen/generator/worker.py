@@ -5,9 +5,11 @@ to stdout once a second. After the window the load goes on until the last reques
 SIGTERM: stop sending, wait for the requests in flight, finish. One worker of several: group_worker.py.
 """
 
-# locust first: it makes the sockets of everything imported after it cooperative.
+# First: it makes the sockets of everything imported after it cooperative.
+from loadgen.generator.locust_import import locust
+
+# isort: split
 import gevent
-import locust
 import locust.env
 import locust.runners
 
