@@ -7,12 +7,20 @@ import pytest
 
 from reference_server.router import scheduling
 
+IMPORT_IN_TURN = """
+import json, sys
+for modules in json.loads(sys.argv[1]):
+    for name in modules:
+        __import__(name)
+    print(json.dumps(sorted(sys.modules)))
+"""
 
-def loaded_by(*modules):
-    """The top-level modules and the dotted ones that a fresh interpreter holds after importing these."""
-    code = f"import json, sys\nfor name in {modules!r}: __import__(name)\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return set(json.loads(done.stdout))
+
+def loaded_by(*steps):
+    """The modules that a fresh interpreter holds after importing those of each step, on top of the steps before."""
+    command = [sys.executable, "-c", IMPORT_IN_TURN, json.dumps(steps)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [set(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 SCHEDULING = tuple(
@@ -22,40 +30,49 @@ SCHEDULING = tuple(
 )
 
 
+SERVER = {"torch", "transformers"}
+LOAD = {"torch", "locust", "gevent"}
+
+
+# An interpreter for each chain; each step names modules to import, and those that are not loaded by then.
 @pytest.mark.parametrize(
-    ("modules", "absent"),
+    "steps",
     [
-        (("reference_server.router.app", "reference_server.router.cli"), {"torch", "transformers"}),
-        (
-            ("loadgen.cli", "loadgen.runner", "loadgen.target.target"),
-            {"torch", "locust", "gevent", "reference_server", "optuna"},
-        ),
-        (
-            ("tuner.cli", "tuner.study.search", "tuner.study.confirm", "tuner.study.optuna_study"),
-            {"torch", "locust", "gevent"},
-        ),
-        (("tuner.cli",), {"optuna", "pandas"}),
-        (("loadgen", "tuner"), {"pydantic", "pandas", "numpy", "locust", "gevent", "optuna", "loadgen.library"}),
-        (("loadgen.library", "tuner.library"), {"torch", "locust", "gevent"}),
-        (
-            ("reports.pages.run_page", "reports.gate.compare"),
-            {"torch", "locust", "gevent", "loadgen", "tuner", "reference_server"},
-        ),
-        (("reports.run_store",), {"pandas", "pyarrow", "numpy"}),
-        (SCHEDULING, {"asyncio", "pydantic", "torch", "numpy", "grpc", "logging"}),
-        (("reference_server.config",), {"torch", "grpc", "asyncio"}),
+        [
+            (SCHEDULING, {"asyncio", "pydantic", "torch", "numpy", "grpc", "logging"}),
+            (("reference_server.config",), {"torch", "grpc", "asyncio"}),
+            (("reference_server.router.app", "reference_server.router.cli"), SERVER),
+        ],
+        [
+            (("reports.run_store",), {"pandas", "pyarrow", "numpy"}),
+            (
+                ("reports.pages.run_page", "reports.gate.compare"),
+                LOAD | {"loadgen", "tuner", "reference_server"},
+            ),
+            (("loadgen.cli", "loadgen.runner", "loadgen.target.target"), LOAD | {"reference_server", "optuna"}),
+            (("tuner.cli", "tuner.study.search", "tuner.study.confirm", "tuner.study.optuna_study"), LOAD),
+            (("loadgen.library", "tuner.library"), LOAD),
+        ],
+        [
+            (("loadgen", "tuner"), {"pydantic", "pandas", "numpy", "locust", "gevent", "optuna", "loadgen.library"}),
+            (("tuner.cli",), {"optuna", "pandas"}),
+        ],
     ],
-    ids=lambda value: ",".join(sorted(value)) if isinstance(value, set) else value[0],
+    ids=["server", "reports to tuner", "libraries"],
 )
-def test_importing_costs_only_what_the_architecture_says(modules, absent):
-    assert loaded_by(*modules) & absent == set()
+def test_importing_costs_only_what_the_architecture_says(steps):
+    loaded = loaded_by(*(modules for modules, _ in steps))
+
+    assert [names & absent for names, (_, absent) in zip(loaded, steps, strict=True)] == [set()] * len(steps)
 
 
 def test_the_worker_alone_loads_locust():
-    assert {"locust", "gevent"} <= loaded_by("loadgen.generator.worker")
+    [loaded] = loaded_by(("loadgen.generator.worker",))
+
+    assert {"locust", "gevent"} <= loaded
 
 
 def test_below_its_cli_the_model_server_needs_torch_and_transformers_only():
-    loaded = loaded_by("reference_server.model_server.local_shard")
+    [loaded] = loaded_by(("reference_server.model_server.local_shard",))
 
     assert {"pydantic", "grpc", "fastapi", "google.protobuf"} & loaded == set()

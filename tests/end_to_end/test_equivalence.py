@@ -33,14 +33,21 @@ def load(*, prefix_caching: bool, prefill_chunking: bool) -> LocalShard:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[dict[str, ModelServers]]:
-    """One shard on TCP and a group of two on unix sockets, loading while the first tests run."""
-    with model_servers(MODEL, *FLAGS, tcp=True) as single, model_servers(MODEL, *FLAGS, num_shards=2) as pair:
-        yield {"one shard on TCP": single, "two shards on unix sockets": pair}
+def on_unix_sockets() -> Iterator[ModelServers]:
+    """Two shards, loading while the first tests run."""
+    with model_servers(MODEL, *FLAGS, num_shards=2) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
-def alone(servers: dict[str, ModelServers]) -> list[Answer]:
+def on_tcp() -> Iterator[ModelServers]:
+    """One shard."""
+    with model_servers(MODEL, *FLAGS, tcp=True) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def alone(on_unix_sockets: ModelServers) -> list[Answer]:
     """The answers to each request alone, whole prompts, nothing reused: the reference of the tests below."""
 
     async def ask() -> list[Answer]:
@@ -88,17 +95,17 @@ async def test_batching_chunking_and_the_prefix_cache_change_no_token(
 @pytest.mark.parametrize(
     ("where", "version", "transport"),
     [
-        ("one shard on TCP", "v2", "grpc"),
-        ("two shards on unix sockets", "v3", "link"),
-        pytest.param("two shards on unix sockets", "v3", "grpc", marks=pytest.mark.slow),
-        pytest.param("one shard on TCP", "v3", "grpc", marks=pytest.mark.slow),
-        pytest.param("two shards on unix sockets", "v2", "grpc", marks=pytest.mark.slow),
+        ("on_unix_sockets", "v2", "grpc"),
+        ("on_unix_sockets", "v3", "link"),
+        pytest.param("on_unix_sockets", "v3", "grpc", marks=pytest.mark.slow),
+        pytest.param("on_tcp", "v2", "grpc", marks=pytest.mark.slow),
+        pytest.param("on_tcp", "v3", "grpc", marks=pytest.mark.slow),
     ],
 )
 async def test_schema_shards_and_transport_change_no_token(
-    alone: list[Answer], servers: dict[str, ModelServers], where: str, version: str, transport: Transport
+    alone: list[Answer], request: pytest.FixtureRequest, where: str, version: str, transport: Transport
 ):
-    group = await servers[where].connect(version, transport)
+    group = await request.getfixturevalue(where).connect(version, transport)
 
     async with router_over(group, version) as router:
         together = await answers(router, CALLS, ALL)

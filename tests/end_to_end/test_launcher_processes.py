@@ -182,6 +182,7 @@ def test_a_shard_that_cannot_start_stops_the_others(launch: Launch) -> None:
     assert "router-serving" not in launched.events
 
 
+@pytest.mark.slow
 def test_a_shard_that_hangs_does_not_keep_a_failed_launch_up(launch: Launch) -> None:
     launched = launch("--num-shard", "2", "-g", "3600", STUB_SHARD="exit=1", STUB_EXIT_RANK="1")
     launched.until("router-serving")
@@ -226,6 +227,7 @@ def test_a_stop_while_shards_load_is_no_failure(launch: Launch) -> None:
     assert "router-serving" not in launched.events
 
 
+@pytest.mark.slow
 def test_a_stop_while_downloading_is_no_failure(launch: Launch) -> None:
     launched = launch(model="nobody/nothing", STUB_SHARD="download=hang", HF_HUB_OFFLINE="1")
     launched.until("download")
@@ -252,6 +254,7 @@ def test_a_second_signal_kills_what_ignores_the_first(launch: Launch) -> None:
     assert "SIGTERM again: killing the remaining processes" in output
 
 
+@pytest.mark.slow
 def test_an_unread_log_blocks_no_process(launch: Launch) -> None:
     launched = launch()
     launched.until("router-serving")
@@ -323,6 +326,7 @@ def test_reliability_F26_a_taken_port_fails_before_anything_starts(launch: Launc
     assert launched.events == []
 
 
+@pytest.mark.slow
 def test_an_explicit_socket_prefix_is_honoured(launch: Launch, tmp_path: Path) -> None:
     directory = tmp_path / "mine"
     directory.mkdir(mode=0o700)

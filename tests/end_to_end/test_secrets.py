@@ -15,9 +15,9 @@ from tests.support.servers.launched_server import Server, environment_of, serve
 
 KEY, TOKEN = "planted-key-7f3a", "hf_plantedtoken9c1e"
 SECRETS = (KEY, TOKEN)
-# The secrets in the environment of each process below the launcher.
+ROOT = Path(__file__).parents[2]
+# The secrets in the environment of each process below the launcher, besides the model server.
 CHILDREN = {
-    "text-generation-server": [TOKEN],
     "text-generation-router": [KEY, TOKEN],
     "template_worker": [],
     "grammars.worker": [],
@@ -49,12 +49,23 @@ def secrets_in(text: str) -> list[str]:
     return [secret for secret in SECRETS if secret in text]
 
 
-def test_reliability_T55_T62_server_load_and_report_show_no_secret(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "model_server"),
+    [
+        ("tests.support.servers.scripted_launch", "stub_server.py"),
+        pytest.param("reference_server.launcher.cli", "text-generation-server", marks=pytest.mark.slow),
+    ],
+)
+def test_reliability_T55_T62_server_load_and_report_show_no_secret(
+    program: str, model_server: str, tmp_path: Path
+) -> None:
+    environ = {"HF_TOKEN": TOKEN, "LOG_LEVEL": "debug", "PYTHONPATH": str(ROOT), "STUB_LOG": str(tmp_path / "events")}
+    children = CHILDREN | {model_server: [TOKEN]}
     out = tmp_path / "run"
     words = ["-m", "loadgen.cli", "run", "--api-key", KEY, "--concurrency", "2", "--requests", "30"]
     words += ["--input-tokens", "8", "--output-tokens", "4", "--out", str(out)]
 
-    with serve("--api-key", KEY, HF_TOKEN=TOKEN, LOG_LEVEL="debug") as server:
+    with serve("--api-key", KEY, program=program, **environ) as server:
         bench = subprocess.Popen(
             [sys.executable, *words, "--url", server.url],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ) | {"HF_TOKEN": TOKEN},
@@ -87,6 +98,6 @@ def test_reliability_T55_T62_server_load_and_report_show_no_secret(tmp_path: Pat
     assert {"manifest.json", "report.html", "requests.parquet"} <= {path.name for path in files}
     assert [path for path in files if any(secret.encode() in path.read_bytes() for secret in SECRETS)] == []
     # The key is for whom clients talk to, the token for those who ask the hub.
-    held = {name: [secret for line, own in environs.items() if name in line for secret in own] for name in CHILDREN}
-    assert held == CHILDREN
-    assert len(environs) == len(CHILDREN)
+    held = {name: [secret for line, own in environs.items() if name in line for secret in own] for name in children}
+    assert held == children
+    assert len(environs) == len(children)

@@ -1,4 +1,4 @@
-"""A thousand requests, a third of them cancelled by their clients: nothing is left behind."""
+"""Hundreds of requests, a third of them cancelled by their clients: nothing is left behind."""
 
 import asyncio
 import gc
@@ -44,15 +44,16 @@ async def quiesce(served: Served) -> None:
     served.shard.calls.clear()
 
 
-async def test_a_thousand_requests_with_leaving_clients_leave_nothing_behind():
+@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_requests_with_leaving_clients_leave_nothing_behind(count: int):
     async with serve_on_socket(script=endless) as served:
         port = served.client.base_url.port
         assert port is not None
-        await chaotic_clients.run(port, 200, 64, seed=1)
+        await chaotic_clients.run(port, count // 5, 64, seed=1)
         await quiesce(served)
         before = live_objects(), open_descriptors(os.getpid()), resident_bytes(os.getpid())
 
-        outcomes = await chaotic_clients.run(port, 1000, 64, seed=2)
+        outcomes = await chaotic_clients.run(port, count, 64, seed=2)
         await quiesce(served)
 
         after = live_objects(), open_descriptors(os.getpid()), resident_bytes(os.getpid())
@@ -60,8 +61,8 @@ async def test_a_thousand_requests_with_leaving_clients_leave_nothing_behind():
         allocator = served.scheduler.queue.admission.allocator  # type: ignore[attr-defined]
         assert (await served.generate(max_new_tokens=3)).status_code == 200
 
-    assert 250 < outcomes.num_left < 420
-    assert Counter(outcomes.statuses) == {200: 1000 - outcomes.num_left}
+    assert 0.25 * count < outcomes.num_left < 0.42 * count
+    assert Counter(outcomes.statuses) == {200: count - outcomes.num_left}
     assert outcomes.num_cut_short == 0
     assert set(metrics.splitlines()) >= GAUGES
     assert len(allocator.free_blocks) == allocator.capacity

@@ -77,6 +77,7 @@ def test_trust_D1_a_number_of_requests_counts_those_that_started_first(url, stat
     assert summary["rates"]["output_tokens_per_s"]["value"] * window.end_s == pytest.approx(inside)
 
 
+@pytest.mark.slow
 def test_trust_D1_a_number_of_requests_counts_over_all_workers(url, state, tmp_path):
     config = BenchConfig(concurrency=4, requests=30, workers=2, **SHORT)
 
@@ -116,7 +117,7 @@ def test_trust_D1_the_arrivals_of_an_open_loop_go_on_and_their_hash_covers_the_w
     assert sum(summarize(result)["counts"].values()) == 25
 
 
-@pytest.mark.parametrize("mode", ["trace", "closed"])
+@pytest.mark.parametrize("mode", ["closed", pytest.param("trace", marks=pytest.mark.slow)])
 def test_trust_D1_a_trace_starts_again_in_the_drain_with_new_texts_and_blocks(url, state, tmp_path, mode):
     state.script = lambda body: Script(first_s=0.3)
     rows = [(0, 24, [1]), (20, 32, [1, 2]), (40, 24, [3]), (60, 20, [1])]

@@ -28,9 +28,15 @@ def sent(folder, row, api, **settings):
 @pytest.mark.parametrize(
     "row",
     [
-        {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "tool_choice": "auto"},
+        pytest.param(
+            {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "tool_choice": "auto"},
+            marks=pytest.mark.slow,
+        ),
         {"messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"}, "stop": ["x"]},
-        {"messages": [{"role": "user", "content": TEXT}], "temperature": 0.5, "model": "adapter"},
+        pytest.param(
+            {"messages": [{"role": "user", "content": TEXT}], "temperature": 0.5, "model": "adapter"},
+            marks=pytest.mark.slow,
+        ),
         {
             "messages": [
                 {"role": "user", "content": "hi"},

@@ -36,7 +36,7 @@ def generations(state):
     return [request["body"] for request in state.requests if request["path"] != "/tokenize"]
 
 
-@pytest.mark.parametrize("hangs_up", [True, False])
+@pytest.mark.parametrize("hangs_up", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_server_that_closes_after_each_stream_gets_a_new_connection_each_time(hangs_up, tmp_path):
     state = ServerState(lambda _: Script(hangs_up=hangs_up), has_info=False, owner="llamacpp")
     with stream_server(state) as (url, _):
@@ -94,7 +94,7 @@ def test_prompts_are_distinct_and_equal_for_an_equal_seed_and_salt(url, state, t
     [
         {"input_tokens": "uniform:16,32"},
         {"workload": "shared_prefix", "prefix_tokens": 16, "input_tokens": "8"},
-        {"workload": "prompts"},
+        pytest.param({"workload": "prompts"}, marks=pytest.mark.slow),
     ],
     ids=lambda workload: workload.get("workload", "synthetic"),
 )
@@ -157,7 +157,7 @@ def test_trust_W12_a_burst_is_an_open_loop_for_the_load_and_for_its_report(url, 
     assert "not_stationary" not in str(analysis.summary["verdict"])
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_trust_W13_thirty_requests_are_enough_for_a_run(url, state, tmp_path, concurrency):
     config = BenchConfig(concurrency=concurrency, requests=30, input_tokens="8", output_tokens="4")
 

@@ -59,7 +59,7 @@ print(b"CURVE" in got or got[:1] == b"\\xff", b"the-api-key" in got)
     ("script", "printed"),
     [
         pytest.param(WRONG_KEY, "worker False", id="wrong-key"),
-        pytest.param(GARBAGE, "{'type': 'hello', 'good': True}", id="garbage"),
+        pytest.param(GARBAGE, "{'type': 'hello', 'good': True}", id="garbage", marks=pytest.mark.slow),
         pytest.param(CAPTURED, "True False", id="encrypted"),
     ],
 )

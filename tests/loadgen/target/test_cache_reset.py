@@ -35,7 +35,7 @@ def server(owner, reset=cleared, known=()):
     ("owner", "paths"),
     [
         ("vllm", ["/reset_prefix_cache"]),
-        ("sglang", ["/flush_cache"]),
+        pytest.param("sglang", ["/flush_cache"], marks=pytest.mark.slow),
         ("llamacpp", ["/slots/0?action=erase", "/slots/1?action=erase"]),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_server_without_a_route_is_refused(tmp_path):
         run(ServerState(), tmp_path, LOAD.model_copy(update={"engine": "tgi"}))
 
 
-@pytest.mark.parametrize("resets", [True, False])
+@pytest.mark.parametrize("resets", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_sides_of_a_pair_share_their_texts_after_a_reset(resets, tmp_path):
     salts = []
     load = LOAD.model_copy(update={"reset_cache": resets})

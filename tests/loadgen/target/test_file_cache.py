@@ -66,7 +66,7 @@ def test_servers_6_the_file_cache_of_a_server_that_already_runs_is_refused(tmp_p
         RunningServer("http://a:1").open(load, tmp_path / "log").__enter__()
 
 
-@pytest.mark.parametrize("slow_s", [0.0, 1.5])
+@pytest.mark.parametrize("slow_s", [0.0, pytest.param(1.5, marks=pytest.mark.slow)])
 def test_servers_6_the_start_up_of_a_launched_server_is_a_metric_of_its_run(model, tmp_path, slow_s):
     server = f"{SERVE} --slow-start {slow_s}"
     config = BenchConfig(server=server, file_cache="warm", model_files=str(model), **LOAD)

@@ -93,8 +93,13 @@ async def test_a_chat_over_the_wire(tmp_path: Path):
     [
         (["--no-such-flag"], 2, "unexpected argument '--no-such-flag'"),
         (["--check-invariants"], 1, "Error: `--check-invariants true` is not served yet"),
-        (["--validation-workers", "0"], 1, "Error: Argument validation error: `validation_workers` must be > 0"),
-        (["--cors-allow-origin", "*"], 1, "`cors_allow_origin` cannot hold *"),
+        pytest.param(
+            ["--validation-workers", "0"],
+            1,
+            "Error: Argument validation error: `validation_workers` must be > 0",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["--cors-allow-origin", "*"], 1, "`cors_allow_origin` cannot hold *", marks=pytest.mark.slow),
         (["--master-shard-uds-path", "/nowhere/socket"], 1, "Error: could not connect to the model server"),
     ],
     ids=["usage", "refused", "argument", "any_origin", "no_shard"],

@@ -52,7 +52,10 @@ def test_two_workers_on_one_proxy_share_trials(served: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("token", "message"),
-    [("another", "refused this process: wrong token: set TGI_TUNE_STORAGE_TOKEN"), ("", "needs a token: set TGI_TUNE")],
+    [
+        ("another", "refused this process: wrong token: set TGI_TUNE_STORAGE_TOKEN"),
+        pytest.param("", "needs a token: set TGI_TUNE", marks=pytest.mark.slow),
+    ],
 )
 def test_hardening_S1_a_proxy_refuses_clients_without_its_token(
     served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, message: str
