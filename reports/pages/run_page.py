@@ -21,7 +21,7 @@ from reports.metrics.per_request import primary_latency
 from reports.metrics.replicas import replicas_table
 from reports.metrics.server_replicas import server_replicas_table
 from reports.metrics.summary import Analysis
-from reports.pages import health, run_figures, tables
+from reports.pages import health, request_tables, run_figures, tables
 from reports.pages.across_runs import across_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time
 from reports.pages.objectives import objectives_table
@@ -125,7 +125,7 @@ def _headline(analysis: Analysis) -> str:
     if ttft["count"]:
         median, p95 = (_duration(ttft["percentiles"][p]["value"]) for p in ("p50", "p95"))
         parts.append(f"TTFT is {median} at the median and {p95} at the 95th percentile")
-    failed, total = tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
+    failed, total = request_tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
     parts.append(f"{failed:,} of {total:,} requests failed" if failed else f"none of {total:,} requests failed")
     return _sentence("; ".join(parts))
 
@@ -176,15 +176,15 @@ LEFT = (
 
 
 def _request_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
-    errors = tables.error_table(analyses)
+    errors = request_tables.error_table(analyses)
     causes = (Table("Errors", errors),) if len(errors) else ()
-    left = tables.abandoned_table(analyses)
+    left = request_tables.abandoned_table(analyses)
     return (
-        Table("Status", tables.status_table(analyses)),
+        Table("Status", request_tables.status_table(analyses)),
         *causes,
         *((Table("Clients that left", left, LEFT),) if len(left) else ()),
-        Table("Actual lengths", tables.lengths_table(analyses)),
-        Table("Finish reasons", tables.finish_table(analyses)),
+        Table("Actual lengths", request_tables.lengths_table(analyses)),
+        Table("Finish reasons", request_tables.finish_table(analyses)),
     )
 
 

@@ -7,7 +7,7 @@ from reports.document import Block, Plot, Table, Tile, Tiles, format_duration, f
 from reports.metrics.checks.findings import latencies_grow
 from reports.metrics.per_request import primary_latency
 from reports.metrics.summary import Analysis
-from reports.pages import run_figures, tables
+from reports.pages import request_tables, run_figures, tables
 from reports.pages.objectives import ObjectiveResult, objective_results
 from reports.plots import run_plots
 
@@ -26,7 +26,7 @@ TOTALS_NOTE = "In brackets: the change against the first run."
 
 
 def _tiles(analysis: Analysis) -> tuple[Tile, ...]:
-    failed, total = tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
+    failed, total = request_tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
     failures = format_percent(failed / total) if failed else ""
     return (
         _rate(analysis, "output_tokens_per_s", "Output tokens/s"),

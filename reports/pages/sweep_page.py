@@ -14,8 +14,9 @@ from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.facts import load_sentence, run_facts, start_time
 from reports.pages.objectives import statistic
+from reports.pages.request_tables import failed_requests
 from reports.pages.run_pages import run_link, runs_section
-from reports.pages.tables import failed_requests, scaled
+from reports.pages.tables import scaled
 from reports.pages.time_split import time_section
 from reports.plots import sweep_plots
 from reports.stats.capacity import NEAR, Capacity

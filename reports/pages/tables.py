@@ -1,4 +1,7 @@
-"""Tables: one function each, analysed runs in, `DataFrame` out. Cells are text, numbers or `Estimate`s."""
+"""Tables of metrics: one function each, analysed runs in, `DataFrame` out. Cells are text, numbers or `Estimate`s.
+
+Tables of requests: `request_tables.py`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +15,7 @@ from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.server import SERVER_METRICS
 from reports.metrics.summary import Analysis
 from reports.pages.facts import load_sentence
-from reports.run_schema import NOT_FAILED, Status
+from reports.pages.request_tables import failed_requests
 
 # Rows of the summary table, by their key in `summary["metrics"]`.
 HEADLINE = (
@@ -34,22 +37,6 @@ LATENCIES = (
     ("e2e_co_s", "E2E from schedule"),
     ("ntpot_s", "Normalized latency"),
 )
-STATUS_TEXT = {
-    Status.OK: "complete",
-    Status.CONNECT_ERROR: "connection failed, or broke before the headers",
-    Status.TIMEOUT: "time limit exceeded",
-    Status.OVERLOADED: "rejected with status 429",
-    Status.HTTP_4XX: "other 4xx status",
-    Status.HTTP_5XX: "5xx status",
-    Status.STREAM_ERROR: "error inside the stream",
-    Status.TRUNCATED: "ended without a finish reason",
-    Status.BAD_PAYLOAD: "unreadable JSON or fields",
-    Status.PROTOCOL_ERROR: "not a response of this API",
-    Status.CANCELLED: "cancelled by the generator",
-    Status.UNFINISHED: "still running at the drain limit",
-    Status.CLIENT_ERROR: "failed inside the generator",
-    Status.ABANDONED: "the client left as planned (--cancel)",
-}
 
 
 def summary_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
@@ -154,11 +141,6 @@ def with_change(value: float | None, before: float | None) -> str | None:
         return format_number(value)
     change = f"{100 * (value / before - 1):+,.1f}".replace("-", "\N{MINUS SIGN}")
     return f"{format_number(value)} ({change} %)"
-
-
-def failed_requests(analysis: Analysis) -> int:
-    """The number of requests in the window that failed."""
-    return sum(count for status, count in analysis.summary["counts"].items() if status not in NOT_FAILED)
 
 
 def rates_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
@@ -276,90 +258,6 @@ def adjusted_table(analysis: Analysis) -> pd.DataFrame:
             shown = {p: "∞" if adjusted[p] is None else 1e3 * adjusted[p] for p in ("p50", "p90", "p95", "p99")}
             rows.append({"ms, ↓ better": title, **shown})
     return pd.DataFrame(rows)
-
-
-def status_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """A row per status that occurred."""
-    rows = []
-    for status in Status:
-        counts = [analysis.summary["counts"][status] for analysis in analyses]
-        if any(counts) or status is Status.OK:
-            row: dict[str, Any] = {"status": str(status), "meaning": STATUS_TEXT[status]}
-            for analysis, count in zip(analyses, counts, strict=True):
-                row[analysis.label if len(analyses) > 1 else "requests"] = count
-                if len(analyses) == 1:
-                    row["fraction, %"] = 100 * count / max(sum(analysis.summary["counts"].values()), 1)
-            rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def abandoned_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """A row per run with clients that left: their number, the tokens that they received, requests inside the server."""
-    rows = []
-    for analysis in analyses:
-        found = analysis.summary.get("abandoned")
-        if found is not None:
-            row = {
-                "left": found["requests"],
-                "of all, %": 100 * found["fraction"],
-                "tokens received, mean": found["tokens_mean"],
-                "in flight, mean": found["in_flight"],
-                "inside the server, mean": found["in_server"],
-            }
-            rows.append(({"run": analysis.label} if len(analyses) > 1 else {}) | row)
-    return pd.DataFrame(rows).dropna(axis=1, how="all")
-
-
-def error_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """The causes of failures with their phase; empty without failures."""
-    rows = []
-    for analysis in analyses:
-        failed = analysis.measured.population
-        failed = failed[~failed["status"].isin(NOT_FAILED)]
-        kinds = failed.assign(error_type=failed["error_type"].fillna("unknown")).groupby(
-            ["status", "error_type"], sort=False
-        )
-        for (status, cause), group in kinds:
-            phase, _, kind = str(cause).rpartition("/")
-            row = {"status": str(status), "phase": phase or "unknown", "cause": kind, "requests": len(group)}
-            rows.append(({"run": analysis.label} if len(analyses) > 1 else {}) | row)
-    return pd.DataFrame(rows)
-
-
-def lengths_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """The actual lengths in tokens."""
-    titles = {"input_tokens": "input", "cached_input_tokens": "input, cached", "output_tokens": "output"}
-    rows = []
-    for name, title in titles.items():
-        for analysis in analyses:
-            found = analysis.summary["workload"]["lengths"][name]
-            if not found["count"] or (name == "cached_input_tokens" and not found["max"]):
-                continue
-            percentiles = found["percentiles"]
-            row = {"tokens": title, **({"run": analysis.label} if len(analyses) > 1 else {}), "mean": found["mean"]}
-            row |= {
-                "min": int(found["min"]),
-                "med": percentiles["p50"],
-                "p(95)": percentiles["p95"],
-                "max": int(found["max"]),
-            }
-            rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def finish_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """The number of responses by finish reason."""
-    reasons = list(dict.fromkeys(r for analysis in analyses for r in analysis.summary["workload"]["finish_reasons"]))
-    return pd.DataFrame(
-        {"finish reason": reason}
-        | {
-            analysis.label if len(analyses) > 1 else "requests": analysis.summary["workload"]["finish_reasons"].get(
-                reason, 0
-            )
-            for analysis in analyses
-        }
-        for reason in reasons
-    )
 
 
 def server_table(analysis: Analysis) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from loadgen.runner import measure
 from loadgen.target.target import Target
 from loadgen.workloads.departure import Departure, parse_departure
 from reports.metrics.summary import Analysis, summarize
-from reports.pages import tables
+from reports.pages import request_tables
 from tests.support.measured_requests import measured
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 
@@ -51,9 +51,9 @@ def test_servers_6_abandoned_requests_are_counted_and_enter_no_latency_error_or_
     assert summary["slo"]["attainment"]["value"] == 1
     assert (summary["abandoned"]["requests"], summary["abandoned"]["tokens_mean"]) == (left, 4)
     assert "records" not in str(summary["verdict"]["reasons"])
-    row = tables.abandoned_table([Analysis.of(result)]).iloc[0]
+    row = request_tables.abandoned_table([Analysis.of(result)]).iloc[0]
     assert (row["left"], row["tokens received, mean"]) == (left, 4)
-    assert tables.failed_requests(Analysis.of(result)) == 0
+    assert request_tables.failed_requests(Analysis.of(result)) == 0
     text = render_summary([Analysis.of(result)])
     assert re.search(r"failed +0\n", text)
     assert re.search(rf"clients left +{left}, as planned", text)
