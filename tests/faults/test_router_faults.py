@@ -1,8 +1,9 @@
 """Faults that the router handles: clients that disconnect, too many clients, and incompatible model servers."""
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import grpc.aio
 import pytest
 from grpc_reflection.v1alpha import reflection
 
+from reference_server.config import Transport
 from reference_server.errors import GenerationError, ShardConnectionError
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
@@ -19,6 +21,7 @@ from reference_server.transport.wire_schema import load_pool, load_schema
 from tests.support.servers.serving import endless, serve
 from tests.support.wire.scripted_shard import ScriptedShard, say
 from tests.support.wire.valid_requests import valid_request
+from tests.support.wire.wire_shard import served, socket_urls
 
 FOREIGN_LIMIT = 4 << 20
 
@@ -40,9 +43,9 @@ async def foreign_server(shard: ScriptedShard, path: Path, version: str) -> Asyn
 
 
 @asynccontextmanager
-async def batching(shard: object) -> AsyncIterator[Batcher]:
+async def batching(shard: object, now_ns: Callable[[], int] = time.perf_counter_ns) -> AsyncIterator[Batcher]:
     options = SchedulerOptions(max_batch_prefill_tokens=4096, max_batch_total_tokens=1 << 16, supports_chunking=True)
-    batcher = Batcher(shard, Scheduler(options))  # type: ignore[arg-type]
+    batcher = Batcher(shard, Scheduler(options), now_ns=now_ns)  # type: ignore[arg-type]
     loop = asyncio.create_task(batcher.run())
     try:
         yield batcher
@@ -138,6 +141,32 @@ async def test_reliability_F31_a_wrong_schema_is_refused_with_the_schemas_offere
         wanted, offered = "generate.v3.TextGenerationService", "generate.v2.TextGenerationService"
         with pytest.raises(ShardConnectionError, match=f"lacks the interface {wanted}; it offers {offered}$"):
             await connect(url, "v3")
+
+
+@pytest.mark.parametrize("transport", ["grpc", "link"])
+async def test_hardening_R3_health_is_answered_while_a_step_computes(tmp_path: Path, transport: Transport):
+    computing, opened = asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "decode":
+            computing.set()
+            await opened.wait()
+
+    shard = ScriptedShard(say("a", "b"), gate=hold)
+    async with (
+        served([shard], socket_urls(tmp_path), transport=transport) as group,
+        # The clock stands still: the reply to the prefill is a recent proof.
+        batching(group, now_ns=lambda: 0) as batcher,
+    ):
+        reading = asyncio.create_task(_read(batcher.submit(valid_request(4, 2))))
+        await computing.wait()
+        healthy = await batcher.health()
+        opened.set()
+
+        assert await reading == 2
+
+    assert healthy
+    assert not shard.called("health")
 
 
 async def _read(stream: object) -> int:
