@@ -78,7 +78,7 @@ def heat_map(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -
             axes.contour(*middles, filled, levels=[1.0], colors=[PALETTE["bad"]], linewidths=1.6)
         axes.grid(visible=False)
         axes.set_xlabel(x.name)
-        label_axis(axes, f"{y.name}; colour: {quantity}")
+        label_axis(axes, y.name if size.is_narrow else f"{y.name}; colour: {quantity}")
         return figure
 
 

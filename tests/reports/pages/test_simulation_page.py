@@ -74,7 +74,8 @@ def test_the_map_names_its_settings_and_draws_the_limit(size: Size) -> None:
 
     axes = figure.axes[0]
     assert axes.get_xlabel() == "max_batch_prefill_tokens"
-    assert axes.get_title("left") == "waiting_served_ratio; colour: output_tokens_per_s"
+    colour = "" if size.is_narrow else "; colour: output_tokens_per_s"
+    assert axes.get_title("left") == f"waiting_served_ratio{colour}"
     assert len(axes.collections) == 2
     within = simulation_plots.heat_map(PLANE.assign(excess=0.5), X, Y, "output_tokens_per_s", size)
     assert len(within.axes[0].collections) == 1
