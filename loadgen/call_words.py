@@ -9,7 +9,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.parsing import flag_name
 from loadgen.errors import UsageError
 
-COMMAND_ONLY = ("json", "dry_run", "export", "join")
+COMMAND_ONLY = ("json", "dry_run", "export", "join", "quiet", "verbose")
 """Flags that a call does not have: for the output of a command, and for work without a result."""
 
 

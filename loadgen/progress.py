@@ -1,20 +1,43 @@
-"""Progress of a run on stderr: one updated line on a terminal, plain lines elsewhere."""
+"""Progress of a run on stderr: one updated line on a terminal, plain lines elsewhere, nothing if quiet."""
 
+import argparse
 import sys
+import time
 from collections.abc import Callable, Mapping
+from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from loadgen.config.parsing import environment
+from loadgen.terminal.progress_line import MOST_COLUMNS, Position, RunLength, clock, plain_line, terminal_line
 from reports.text import plain_text
 
-PLAIN_EVERY_S = 5.0
+if TYPE_CHECKING:
+    from rich.text import Text
+
+PLAIN_EVERY_S, VERBOSE_EVERY_S = 5.0, 1.0
+REFRESHES_PER_S = 2
+
+
+class Verbosity(IntEnum):
+    """How much a command writes to stderr."""
+
+    QUIET = 0
+    NORMAL = 1
+    VERBOSE = 2
 
 
 class ProgressDisplay(Protocol):
-    """Shows messages and the progress of a run."""
+    """Shows messages and the progress of a run, or of the runs of a series."""
 
     def show(self, text: str) -> None:
         """Show a message permanently. Control characters are removed."""
+
+    def place(self, position: Position | None) -> None:
+        """Place the next run in its series; None after the last."""
+
+    def begin(self, length: RunLength) -> None:
+        """Begin a run of this expected length."""
 
     def update(self, message: Mapping[str, Any]) -> None:
         """Show the numbers of one progress message."""
@@ -29,31 +52,17 @@ class SilentProgress:
     def show(self, text: str) -> None:
         pass
 
+    def place(self, position: Position | None) -> None:
+        pass
+
+    def begin(self, length: RunLength) -> None:
+        pass
+
     def update(self, message: Mapping[str, Any]) -> None:
         pass
 
     def close(self) -> None:
         pass
-
-
-def render(message: Mapping[str, Any], tokens_per_s: float | None) -> str:
-    """One line: elapsed, phase, in flight, tokens per second, TTFT, errors.
-
-    >>> render({"t_s": 4.2, "phase": "measure", "in_flight": 8, "completed": 30, "failed": 0, "ttft_p50_s": 0.0123,
-    ...         "ttft_p95_s": 0.02}, 512.3)
-    '    4s measure   8 in flight    30 done    0 failed    512 tokens/s   TTFT p50 12.3 ms p95 20.0 ms'
-    """
-    parts = [
-        f"{message['t_s']:5.0f}s {message['phase']:<7} {message['in_flight']:>3} in flight",
-        f"{message['completed']:>5} done",
-        f"{message['failed']:>4} failed",
-        f"{tokens_per_s or 0:>6.0f} tokens/s",
-    ]
-    if message.get("ttft_p50_s") is not None:
-        parts.append(f"TTFT p50 {message['ttft_p50_s'] * 1e3:.1f} ms p95 {message['ttft_p95_s'] * 1e3:.1f} ms")
-    if message.get("waiting"):
-        parts.append(f"{message['waiting']} waiting at the in-flight limit")
-    return " ".join((parts[0], *(f" {part}" for part in parts[1:4]), *(f"  {part}" for part in parts[4:])))
 
 
 class _Rate:
@@ -71,61 +80,117 @@ class _Rate:
 
 
 class LineProgress:
-    """One line every `PLAIN_EVERY_S`, for logs and for callers. write: receives each line."""
+    """One line every `every_s`, for logs and for callers. write: receives each line."""
 
-    def __init__(self, write: Callable[[str], object]) -> None:
+    def __init__(self, write: Callable[[str], object], every_s: float = PLAIN_EVERY_S) -> None:
         self._write = write
+        self._every_s = every_s
         self._shown_s = 0.0
         self._rate = _Rate()
+        self._position: Position | None = None
+        self._length = RunLength()
 
     def show(self, text: str) -> None:
         self._write(plain_text(text))
 
+    def place(self, position: Position | None) -> None:
+        self._position = position
+
+    def begin(self, length: RunLength) -> None:
+        self._length = length
+
     def update(self, message: Mapping[str, Any]) -> None:
-        if message["t_s"] - self._shown_s >= PLAIN_EVERY_S:
+        if message["t_s"] - self._shown_s >= self._every_s:
             self._shown_s = message["t_s"]
-            self.show(render(message, self._rate.of(message)))
+            self.show(plain_line(message, self._rate.of(message), self._length, str(self._position or "")))
 
     def close(self) -> None:
-        self._shown_s, self._rate = 0.0, _Rate()
+        self._shown_s, self._rate, self._length = 0.0, _Rate(), RunLength()
 
 
 class TerminalProgress:
-    """One line that is updated in place."""
+    """One line that is updated in place, from the first run or position to `close` or the end of the series."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
-        from rich.status import Status
+        from rich.live import Live
 
         self._console = Console(file=stream)
-        self._status = Status("", console=self._console, spinner="dots")
-        self._is_live = False
+        self._clock_s = clock_s
         self._rate = _Rate()
+        self._tokens_per_s: float | None = None
+        self._position: Position | None = None
+        self._length = RunLength()
+        self._message: Mapping[str, Any] | None = None
+        self._since_s = clock_s()
+        self._live = Live(
+            get_renderable=self._line,
+            console=self._console,
+            refresh_per_second=REFRESHES_PER_S,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def show(self, text: str) -> None:
-        self._console.print(plain_text(text), markup=False, highlight=False)
+        self._console.print(plain_text(text), markup=False, highlight=False, soft_wrap=True)
+
+    def place(self, position: Position | None) -> None:
+        self._position, self._since_s = position, self._clock_s()
+        if position is not None:
+            self._live.start(refresh=True)
+        else:
+            self.close()
+
+    def begin(self, length: RunLength) -> None:
+        self._length = length
 
     def update(self, message: Mapping[str, Any]) -> None:
-        from rich.text import Text
-
-        self._status.update(Text(render(message, self._rate.of(message))))
-        if not self._is_live:
-            self._is_live = True
-            self._status.start()
+        self._tokens_per_s = self._rate.of(message)
+        self._message = message
+        self._live.start()
+        self._live.refresh()
 
     def close(self) -> None:
-        self._rate = _Rate()
-        if self._is_live:
-            self._is_live = False
-            self._status.stop()
+        self._rate, self._tokens_per_s, self._length, self._message = _Rate(), None, RunLength(), None
+        if self._position is None:
+            self._live.stop()
+
+    def _line(self) -> "Text":
+        from rich.text import Text
+
+        place, columns = str(self._position or ""), min(self._console.width, MOST_COLUMNS)
+        if self._message is None:
+            text = f"{place}: no load now, {clock(self._clock_s() - self._since_s)}" if place else ""
+        else:
+            text = terminal_line(self._message, self._tokens_per_s, self._length, place, columns)
+        return Text(text[:columns], no_wrap=True, overflow="crop")
 
 
-def open_progress(stream: TextIO | None = None) -> ProgressDisplay:
-    """The display for a stream, stderr by default: a terminal or a log."""
+def open_progress(stream: TextIO | None = None, verbosity: Verbosity = Verbosity.NORMAL) -> ProgressDisplay:
+    """The display for a stream, stderr by default: a terminal or a log. CI=true makes a terminal a log."""
     stream = stream or sys.stderr
-    return TerminalProgress(stream) if stream.isatty() else LineProgress(partial(print, file=stream, flush=True))
+    if verbosity is Verbosity.QUIET:
+        return SilentProgress()
+    if stream.isatty() and verbosity is Verbosity.NORMAL and environment("CI").get("CI") != "true":
+        return TerminalProgress(stream)
+    every_s = VERBOSE_EVERY_S if verbosity is Verbosity.VERBOSE else PLAIN_EVERY_S
+    return LineProgress(partial(print, file=stream, flush=True), every_s)
 
 
 def progress_to(write: Callable[[str], object] | None) -> ProgressDisplay:
     """The display of a call: its lines go to `write`; without one nothing is shown."""
     return SilentProgress() if write is None else LineProgress(write)
+
+
+def add_verbosity_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-q", "--quiet", action="store_true", help="No progress: the result and errors only.")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="Progress as lines with all numbers, every second."
+    )
+
+
+def progress_of(args: argparse.Namespace) -> ProgressDisplay:
+    """The display that the flags of a command choose."""
+    level = Verbosity.QUIET if args.quiet else Verbosity.VERBOSE if args.verbose else Verbosity.NORMAL
+    return open_progress(verbosity=level)

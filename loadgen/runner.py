@@ -40,6 +40,7 @@ from loadgen.target.metrics_source import metrics_sources
 from loadgen.target.replicas import check_replicas, replicas_of
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Telemetry
+from loadgen.terminal.progress_line import RunLength
 from loadgen.workloads.workload import Workload, text_hash
 from reports.run_store import (
     CLIENT_FILE,
@@ -128,6 +129,7 @@ def measure(
             stop_watcher.start()
 
     load = LoadProcess(progress, start_watchers)
+    progress.begin(_expected_length(config, prepared.work))
     stop_watcher = _open_stop_watcher(config, manifest, out, load.end_window)
     routes = prepared.facts.kind.health_routes
     probes = [HealthProbe(each.control(), config.unhealthy_probes, stop_unhealthy, routes) for each in replicas]
@@ -157,6 +159,13 @@ def measure(
             + log_tail(out)
         )
     return result
+
+
+def _expected_length(config: BenchConfig, work: Workload) -> RunLength:
+    """The time or the number of requests of a run, as far as either is planned."""
+    if config.duration_s is not None:
+        return RunLength(config.warmup_s, config.duration_s)
+    return RunLength(config.warmup_s, requests=config.requests or len(work.times_ns or ()) or None)
 
 
 def _stop_rules(config: BenchConfig) -> "tuple[StopRule, ...]":

@@ -19,7 +19,7 @@ from loadgen.gate.bisection import (
     subject,
 )
 from loadgen.gate.live_runs import live_measure
-from loadgen.progress import open_progress
+from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.runner import make_run_directory, new_run_id
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion
 from reports.gate.side_run import direction_of
@@ -50,6 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="Print the conclusion as JSON.")
     add_load_flags(parser, ("url", "server", "label"))
+    add_verbosity_flags(parser)
 
 
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
@@ -67,13 +68,13 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
     out: Path = args.out or Path("runs") / new_run_id()
     make_run_directory(out)
     state = BisectionRuns.open(out, question)
-    progress = open_progress()
+    progress = progress_of(args)
     progress.show(f"{len(question.commits)} revisions; {len(state.runs)} runs so far; {out}")
     try:
         bisection = Bisection(len(question.commits), args.max_runs, args.max_revisions)
         conclusion = Bisector(out, load, bisection, progress).run(state, live_measure(load, [args.metric], progress))
     finally:
-        progress.close()
+        progress.place(None)
     if args.json:
         print(json.dumps(_conclusion_json(state, conclusion), indent=2))
     else:

@@ -31,7 +31,7 @@ from loadgen.gate.live_runs import live_measure
 from loadgen.gate.pairing import Gate, GateResult, SeparateRuns
 from loadgen.gate.sides import SideSpec, check_docker, check_relaunch, describe_sides, open_side, read_side
 from loadgen.gate.stored_sides import between_of, stored_runs
-from loadgen.progress import ProgressDisplay, open_progress
+from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.redaction import redacted_argv
 from loadgen.runner import make_run_directory, new_run_id
 from loadgen.target.process_memory import num_gpus
@@ -109,6 +109,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the comparison. Default runs/<id>.")
     parser.add_argument("--json", action="store_true", help="Print comparison.json instead of the table.")
     add_side_load_flags(parser)
+    add_verbosity_flags(parser)
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         load, _, sides = _checked(args)
         print(describe_sides(sides, load))
         return 0
-    measured = measure_comparison(args, words, open_progress())
+    measured = measure_comparison(args, words, progress_of(args))
     comparison = measured.result.comparison
     annotations = ci.write_ci(comparison, ci_environment(parsing.environment(*GITHUB)), measured.reproduce)
     if args.json:
@@ -157,7 +158,7 @@ def measure_comparison(args: argparse.Namespace, words: Sequence[str], progress:
     try:
         result = _judged(sides, load, options, args, out, progress)
     finally:
-        progress.close()
+        progress.place(None)
     comparison = result.comparison
     reproduce = ("tgi-bench " + shlex.join(redacted_argv(words)),)
     directories = [[run.directory for run in runs if run.directory] for runs in (result.runs_a, result.runs_b)]

@@ -22,7 +22,7 @@ from loadgen.config.bench_settings import RATE_MODES
 from loadgen.config.durations import parse_duration
 from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError
-from loadgen.progress import ProgressDisplay
+from loadgen.progress import ProgressDisplay, add_verbosity_flags
 from loadgen.runner import make_run_directory, measure, new_run_id
 from loadgen.target.target import Target, open_target
 from reports.document import Report, VerdictLine
@@ -55,6 +55,7 @@ def add_series_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the series. Default runs/<id>.")
     parser.add_argument("--json", action="store_true", help="Print sweep.json instead of the table.")
     add_load_flags(parser)
+    add_verbosity_flags(parser)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class LoadSeries:
 
     def write(self, result: SeriesResult, *, is_json: bool) -> str:
         """Write `sweep.json`, the page of each run and the report, which links to them; returns the text for stdout."""
+        self.progress.place(None)
         content = {"schema_version": SCHEMA_VERSION, **result.content}
         write_json(self.out / SWEEP_FILE, content)
         self.progress.show(f"writing the pages of {len(result.analyses)} runs")
@@ -154,7 +156,7 @@ def open_series(
         with open_target(config, out / "server.log") as target:
             yield LoadSeries(config, quantity, target, out, progress, point_time)
     finally:
-        progress.close()
+        progress.place(None)
 
 
 def _point_time(args: argparse.Namespace, config: BenchConfig) -> PointTime:

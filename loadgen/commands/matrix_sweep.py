@@ -16,7 +16,8 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
-from loadgen.progress import open_progress
+from loadgen.progress import progress_of
+from loadgen.terminal.progress_line import Position
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.matrix_page import MatrixResult, build_matrix_report, matrix_json, matrix_table, matrix_verdict
@@ -29,14 +30,18 @@ def run_matrix(args: argparse.Namespace, words: Sequence[str]) -> int:
     config = _first_load(args, matrix)
     cells = list(matrix.cells(independent_requests_needed(args.attainment if config.slo else None)))
     check_points(config, cells)
-    with open_series(args, config, quantity, open_progress(), lambda out: claim(out, matrix.plan(config))) as series:
+    with open_series(args, config, quantity, progress_of(args), lambda out: claim(out, matrix.plan(config))) as series:
         reused = [cell for cell in cells if is_measured(series.out / cell.name)]
         if reused:
             series.progress.show(f"{len(reused)} of {len(cells)} points are measured already")
         order = [cell for cell in cells if cell not in reused]
         if args.order == "random":
             random.Random(f"order:{config.seed}").shuffle(order)
-        found = {cell: _analyse(series, cell) for cell in reused} | {cell: _measure(series, cell) for cell in order}
+        found = {cell: _analyse(series, cell) for cell in reused}
+        for number, cell in enumerate(order, start=len(reused) + 1):
+            series.progress.place(Position("point", number, len(cells)))
+            found[cell] = _measure(series, cell)
+        series.progress.place(None)
         result = MatrixResult(setting, _facets(matrix, found, args), ("tgi-bench", *words), len(reused))
         print(_report(series, result, is_json=args.json))
     return COULD_NOT_MEASURE if any(sweep.invalid for _, sweep in result.facets) else 0

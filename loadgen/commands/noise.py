@@ -28,7 +28,7 @@ from loadgen.gate.live_runs import live_measure
 from loadgen.gate.pairing import Gate
 from loadgen.gate.sides import check_docker, check_relaunch, describe_sides, open_side, read_side
 from loadgen.program import COULD_NOT_MEASURE
-from loadgen.progress import open_progress
+from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.runner import make_run_directory, new_run_id
 from loadgen.target.process_memory import num_gpus
 from reports.gate.compare import metrics_needed
@@ -61,6 +61,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the runs. Default runs/<id>.")
     parser.add_argument("--json", action="store_true", help="Print noise.json instead of the table.")
     add_side_load_flags(parser)
+    add_verbosity_flags(parser)
 
 
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
     make_run_directory(out)
     if (out / NOISE_FILE).exists():
         raise UsageError(f"{out} already holds a noise measurement; choose another --out or remove it")
-    progress = open_progress()
+    progress = progress_of(args)
     try:
         with ExitStack() as stack:
             side = open_side(spec, load, out, stack, progress)
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
             else:
                 measured = gate.run_alone(side, args.runs, measure)
     finally:
-        progress.close()
+        progress.place(None)
     splits = split_noise(measured.pairs, (*options.gated, *options.shown))
     found = noise_of(measured.runs, options, splits)
     content = noise_json(spec.label, measured.runs, found, splits)

@@ -20,7 +20,7 @@ from loadgen.config.distribution import (
     new_join_key,
 )
 from loadgen.errors import LoadgenError, UsageError
-from loadgen.progress import ProgressDisplay, open_progress
+from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.runner import InterruptedRun, make_run_directory, measure, new_run_id
 from loadgen.target.target import open_target, server_command
 from loadgen.terminal.flags import Rare
@@ -35,17 +35,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="Print the server command and the load as JSON; start nothing."
     )
     add_distribution_flags(parser)
+    add_verbosity_flags(parser)
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     if args.join is not None:
-        return join(join_address(args), join_key(), open_progress())
+        return join(join_address(args), join_key(), progress_of(args))
     config = load_config(args)
     distribution = distribution_of(args, config)
     if args.dry_run:
         print(json.dumps({"server": server_command(config), "load": config.resolved()}, indent=2))
         return 0
-    progress = open_progress()
+    progress = progress_of(args)
     exit_code = None
     with new_run_directory(args.out) as out:
         try:

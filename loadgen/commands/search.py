@@ -11,7 +11,8 @@ from loadgen.capacity.search_policy import CapacitySearch, SearchGoal
 from loadgen.capacity.search_result import search_result
 from loadgen.commands.load_series import LoadSeries, add_series_flags, open_series, series_load
 from loadgen.errors import MeasurementError, UsageError
-from loadgen.progress import open_progress
+from loadgen.progress import progress_of
+from loadgen.terminal.progress_line import Position
 from reports.metrics.checks.findings import Level
 from reports.metrics.summary import Analysis, metric_value
 from reports.metrics.sweep import SHORT_OF_REQUESTS, LoadPoint, Sweep
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise UsageError(f"`tolerance` is {args.tolerance:g} but must be above 0 and at most 100 percent")
     is_whole = quantity == "concurrency"
     goal = SearchGoal(args.low, args.high, args.attainment, args.tolerance / 100, is_whole, args.max_runs)
-    with open_series(args, config, quantity, open_progress()) as series:
+    with open_series(args, config, quantity, progress_of(args)) as series:
         measured = MeasuredSearch(series, CapacitySearch(goal, series.time))
         began_s = time.monotonic()
         measured.run()
@@ -72,6 +73,7 @@ class MeasuredSearch:
         """Raises MeasurementError when a load cannot be measured."""
         while (load := self.search.next_load()) is not None:
             runs = self.analyses.setdefault(load, [])
+            self._place()
             point = Point(self.series.quantity, load, len(runs), self.search.independent_requests)
             runs.append(self.series.measure(point, shares_stream=False))
             evidence = LoadPoint(load, tuple(runs)).evidence[-1]
@@ -93,6 +95,13 @@ class MeasuredSearch:
                 f"{self.series.quantity} {evidence.load:g} could not be measured: {failed[0]['message']}; "
                 f"the runs so far are in {self.series.out}"
             )
+
+    def _place(self) -> None:
+        number = sum(map(len, self.analyses.values())) + 1
+        interval = self.search.capacity.interval if self.analyses else None
+        is_bounded = interval is not None and math.isfinite(interval.hi - interval.lo)
+        note = f"capacity {interval.lo:.3g}–{interval.hi:.3g}" if is_bounded and interval is not None else ""
+        self.series.progress.place(Position("run", number, note=note))
 
     def _show(self, evidence: RunEvidence) -> None:
         share = f"{evidence.share:.1%} of {evidence.count} requests within the objectives"

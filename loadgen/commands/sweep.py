@@ -11,7 +11,8 @@ from loadgen.capacity.point_time import independent_requests_needed
 from loadgen.commands.load_series import add_series_flags, open_series, series_load
 from loadgen.commands.matrix_sweep import run_matrix
 from loadgen.program import COULD_NOT_MEASURE
-from loadgen.progress import ProgressDisplay, open_progress
+from loadgen.progress import ProgressDisplay, progress_of
+from loadgen.terminal.progress_line import Position
 from reports.metrics.sweep import LoadPoint, Sweep
 
 
@@ -33,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     if len(args.points) > 1 or "=" in args.points[0]:
         return run_matrix(args, words)
-    sweep, text, _ = measure_sweep(args, words, open_progress())
+    sweep, text, _ = measure_sweep(args, words, progress_of(args))
     print(text)
     return COULD_NOT_MEASURE if sweep.invalid else 0
 
@@ -47,10 +48,11 @@ def measure_sweep(args: argparse.Namespace, words: Sequence[str], progress: Prog
         random.Random(f"order:{config.seed}").shuffle(order)
     with open_series(args, config, quantity, progress) as series:
         needed = independent_requests_needed(args.attainment if config.slo else None)
-        measured = {
-            load: LoadPoint(load, (series.measure(Point(quantity, load, needed=needed), shares_stream=True),))
-            for load in order
-        }
+        measured = {}
+        for number, load in enumerate(order, start=1):
+            progress.place(Position("point", number, len(order)))
+            analysis = series.measure(Point(quantity, load, needed=needed), shares_stream=True)
+            measured[load] = LoadPoint(load, (analysis,))
         points = tuple(measured[load] for load in loads)
         sweep = Sweep(quantity, points, args.attainment, ("tgi-bench", *words), order=tuple(order))
         return sweep, series.report(sweep, is_json=args.json), series.out

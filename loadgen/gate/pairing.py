@@ -15,7 +15,8 @@ from loadgen.gate.live_runs import Measure
 from loadgen.gate.sides import LiveSide
 from loadgen.interrupts import Interrupted
 from loadgen.progress import ProgressDisplay
-from reports.gate.compare import CompareOptions, Comparison, judge
+from loadgen.terminal.progress_line import Position
+from reports.gate.compare import CompareOptions, Comparison, MetricResult, judge
 from reports.gate.side_run import GateRefusal, Pair, SideRun
 from reports.metrics.checks.findings import Level
 
@@ -68,6 +69,9 @@ class Gate:
         pairs: list[Pair] = []
         comparison = replace(judge(pairs, self.options), label_a=sides[0].label, label_b=sides[1].label)
         for number in range(1, self.options.looks[-1] + 1):
+            looks = self.options.looks
+            count = looks[-1] if looks[0] == looks[-1] else f"{looks[0]}–{looks[-1]}"
+            self.progress.place(Position("pair", number, count))
             try:
                 pairs.append(measure_pair(number, sides))
             except Interrupted as interrupted:
@@ -83,7 +87,7 @@ class Gate:
             comparison = judge(pairs, self.options)
             if comparison.refusals:
                 break
-            self.progress.show(f"pair {number}: {_changes(comparison)}")
+            self.progress.show(f"pair {number}, B against A: {_changes(comparison)}")
             if number >= self.options.looks[0] and comparison.is_decided:
                 break
             if deadline_s is not None and time.monotonic() > deadline_s:
@@ -113,6 +117,7 @@ class Gate:
         deadline_s = time.monotonic() + 60 * self.max_minutes if self.max_minutes else None
         done: list[T] = []
         for number in range(1, count + 1):
+            self.progress.place(Position("run", number, count))
             try:
                 done.append(measure(number))
             except Interrupted as interrupted:
@@ -175,8 +180,15 @@ class SideRuns:
 
 
 def _changes(comparison: Comparison) -> str:
-    return ", ".join(
-        f"{metric.name} {metric.change.value:+.1f} {metric.change_unit}"
-        for metric in comparison.gated
-        if metric.change.value == metric.change.value
-    )
+    """The change in the last pair, and the mean of all pairs with its interval, of each gated metric."""
+    return "".join(f"\n  {_change(metric)}" for metric in comparison.gated if metric.d)
+
+
+def _change(metric: MetricResult) -> str:
+    mean, count = metric.running_change, len(metric.d)
+    unit = metric.change_unit
+    text = f"{metric.name} {metric.last_change:+.1f} {unit}"
+    if count < 2:
+        return text
+    interval = f"95 % interval {mean.lo:+.1f} to {mean.hi:+.1f}"
+    return f"{text}; mean of {count} pairs {mean.value:+.1f} {unit} ({interval})"

@@ -135,7 +135,7 @@ def first_tokens(answer: ParsedAnswer, output_tokens: int | None) -> int:
 
 @dataclass(slots=True)
 class LiveNumbers:
-    """Counts so far, and the TTFTs of the last second for the time series."""
+    """Counts so far, the latest TTFTs of measured requests, and all TTFTs of the last second for the time series."""
 
     sent: int = 0
     completed: int = 0
@@ -143,22 +143,29 @@ class LiveNumbers:
     tokens_in: int = 0
     tokens_out: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
+    completed_measured: int = 0
     recent_ttft_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TTFTS))
     second_ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
+    second_measured_ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
     second_tpot_s: "array[float]" = field(default_factory=lambda: array("d"))
 
     def add(self, record: RequestRecord) -> None:
         """Count a complete request, and its latencies: those of others count nowhere."""
         self.completed += 1
         ttft_s, tpot_s = ttft_of(record), tpot_of(record)
+        is_measured = record.phase == Phase.MEASURE
+        self.completed_measured += is_measured
         if ttft_s is not None:
-            self.recent_ttft_s.append(ttft_s)
             self.second_ttft_s.append(ttft_s)
+            if is_measured:
+                self.recent_ttft_s.append(ttft_s)
+                self.second_measured_ttft_s.append(ttft_s)
         if tpot_s is not None:
             self.second_tpot_s.append(tpot_s)
 
     def clear_second(self) -> None:
         del self.second_ttft_s[:]
+        del self.second_measured_ttft_s[:]
         del self.second_tpot_s[:]
 
 
@@ -218,11 +225,12 @@ def quantile(values: "deque[float] | array[float]", fraction: float) -> float | 
 
 
 def live_row(live: LiveNumbers, in_flight: int) -> dict[str, Any]:
-    """Counts so far and quantiles of the latest TTFTs, for progress messages."""
+    """Counts so far and quantiles of the latest TTFTs without the warm-up, for progress messages."""
     return {
         "in_flight": in_flight,
         "sent": live.sent,
         "completed": live.completed,
+        "completed_measured": live.completed_measured,
         "failed": live.failed,
         "tokens_out": live.tokens_out,
         "ttft_p50_s": quantile(live.recent_ttft_s, 0.50),
@@ -233,6 +241,6 @@ def live_row(live: LiveNumbers, in_flight: int) -> dict[str, Any]:
 def latest(live: LiveNumbers) -> dict[str, Any]:
     """Some latencies of the last second; the master computes quantiles over all workers."""
     return {
-        "ttfts_s": list(live.second_ttft_s[-MAX_SENT_LATENCIES:]),
+        "ttfts_s": list(live.second_measured_ttft_s[-MAX_SENT_LATENCIES:]),
         "tpots_s": list(live.second_tpot_s[-MAX_SENT_LATENCIES:]),
     }

@@ -11,7 +11,7 @@ from loadgen.generator.messages import Hello
 from loadgen.generator.recorder import RECENT_TTFTS, quantile
 from loadgen.generator.start_count import StartCount
 
-COUNTS = ("in_flight", "sent", "completed", "failed", "tokens_out", "waiting")
+COUNTS = ("in_flight", "sent", "completed", "completed_measured", "failed", "tokens_out", "waiting")
 
 
 class Stage(StrEnum):

@@ -42,6 +42,8 @@ Array = npt.NDArray[np.float64]
 DEFAULT_GATED = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "error_rate")
 DEFAULT_SHOWN = ("requests_per_s", "ttft_p95_ms", "tpot_p95_ms", "e2e_p50_ms", "e2e_p95_ms", "gap_p99_ms")
 MIN_EFFECT = 0.03
+# One-sided level of each end of an interval of 95 %; the largest logarithm of a change that is shown as a percentage.
+RUNNING_LEVEL, MOST_LOG = 0.025, 700.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,27 @@ class MetricResult:
     @property
     def change(self) -> Interval:
         """The change of B against A, in percent of A or in percentage points; positive is a larger value."""
+        return self._as_change(self.mean)
+
+    @property
+    def last_change(self) -> float:
+        """The change in the last pair alone; NaN without one."""
+        last = self.d[-1] if self.d else math.nan
+        return self._as_change(Interval(last, last, last)).value
+
+    @property
+    def running_change(self) -> Interval:
+        """The mean of the pairs so far with its 95 % interval, for display: no correction for looks, no adjustment."""
+        if not self.d:
+            return Interval(math.nan, math.nan, math.nan)
+        return self._as_change(Evidence.of_pairs(np.array(self.d)).bounds(RUNNING_LEVEL))
+
+    def _as_change(self, mean: Interval) -> Interval:
+        """An interval of d, in percent of A or in percentage points; positive is a larger value."""
         turn = -1.0 if self.direction is Direction.HIGHER else 1.0
-        convert = (lambda x: 100 * x) if self.is_fraction else (lambda x: 100 * math.expm1(x))
-        ends = sorted(convert(turn * end) for end in (self.mean.lo, self.mean.hi))
-        return Interval(convert(turn * self.mean.value), ends[0], ends[1])
+        convert = (lambda x: 100 * x) if self.is_fraction else (lambda x: 100 * math.expm1(min(x, MOST_LOG)))
+        ends = sorted(convert(turn * end) for end in (mean.lo, mean.hi))
+        return Interval(convert(turn * mean.value), ends[0], ends[1])
 
     @property
     def change_unit(self) -> str:

@@ -5,9 +5,15 @@ from collections.abc import Sequence
 
 from loadgen.errors import UsageError
 from loadgen.program import Command
+from loadgen.progress import add_verbosity_flags, progress_of
 from tuner.commands.run import conclude
 from tuner.commands.study_flags import add_stored_flags, opened, print_plan
 from tuner.study.prepare import stored
+
+
+def add_confirm_flags(parser: argparse.ArgumentParser) -> None:
+    add_stored_flags(parser)
+    add_verbosity_flags(parser)
 
 
 def confirm(args: argparse.Namespace, _words: Sequence[str]) -> int:
@@ -16,7 +22,7 @@ def confirm(args: argparse.Namespace, _words: Sequence[str]) -> int:
         return print_plan(prepared)
     from tuner.study.study_folder import StudyFolder
 
-    with StudyFolder(prepared.folder).lock(), opened(prepared) as search:
+    with StudyFolder(prepared.folder).lock(), opened(prepared, progress_of(args)) as search:
         results = search.results()
         if not any(result.number == 0 for result in results):
             raise UsageError(f"{prepared.folder} has no measured defaults; `tgi-tune run` measures them")
@@ -24,4 +30,4 @@ def confirm(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 
 EXAMPLES = ("", "--study nightly", "--study nightly --json")
-COMMAND = Command("Launch the finalists again beside the defaults, and judge.", add_stored_flags, confirm, EXAMPLES)
+COMMAND = Command("Launch the finalists again beside the defaults, and judge.", add_confirm_flags, confirm, EXAMPLES)

@@ -5,8 +5,14 @@ import json
 from collections.abc import Sequence
 
 from loadgen.program import Command
+from loadgen.progress import add_verbosity_flags, progress_of
 from tuner.commands.study_flags import add_study_flags, opened, print_plan
 from tuner.study.prepare import prepare
+
+
+def add_noise_flags(parser: argparse.ArgumentParser) -> None:
+    add_study_flags(parser)
+    add_verbosity_flags(parser)
 
 
 def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
@@ -16,7 +22,7 @@ def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
     prepared = prepare(args)
     if args.dry_run:
         return print_plan(prepared)
-    with opened(prepared) as search:
+    with opened(prepared, progress_of(args)) as search:
         floor = search.measure_noise()
     metric, confirming = search.objective.maximize, prepared.config.confirm
     rounds, finalists = confirming.rounds, confirming.finalists
@@ -32,4 +38,4 @@ def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 
 EXAMPLES = ("--noise-runs 6", "space.toml", "--model-id preset:llama-125m --concurrency 8")
-COMMAND = Command("Measure how much one launch differs from the next.", add_study_flags, measure_noise, EXAMPLES)
+COMMAND = Command("Measure how much one launch differs from the next.", add_noise_flags, measure_noise, EXAMPLES)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 
 from loadgen.program import Command
+from loadgen.progress import SilentProgress
 from tuner.commands.study_flags import add_stored_flags, opened
 from tuner.study.prepare import stored
 
@@ -16,7 +17,7 @@ def report(args: argparse.Namespace, _words: Sequence[str]) -> int:
         return 0
     from tuner.study.report import write_study_report
 
-    with opened(prepared, is_leader=False) as search:
+    with opened(prepared, SilentProgress(), is_leader=False) as search:
         path = write_study_report(search)
     print(json.dumps({"report": str(path)}) if args.json else str(path))
     return 0

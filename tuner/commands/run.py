@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.program import Command
+from loadgen.progress import add_verbosity_flags, progress_of
 from tuner.commands.study_flags import add_study_flags, blaming, opened, print_plan
 from tuner.study.prepare import prepare
 
 if TYPE_CHECKING:
     from tuner.study.search import StudySearch
     from tuner.trial.outcome import TrialResult
+
+
+def add_search_flags(parser: argparse.ArgumentParser) -> None:
+    add_study_flags(parser)
+    add_verbosity_flags(parser)
 
 
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
@@ -26,7 +32,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
     with blaming(args.space):
         plan = render_plan(plan_of(prepared))
-    with StudyFolder(prepared.folder).lock(), opened(prepared) as search:
+    with StudyFolder(prepared.folder).lock(), opened(prepared, progress_of(args)) as search:
         search.setup.progress.show(plan)
         return conclude(search, run_search(search), is_json=args.json)
 
@@ -46,4 +52,4 @@ EXAMPLES = (
     '--model-id meta-llama/Llama-3.1-8B --concurrency 32 --slo "ttft_p95_ms < 500"',
     "space.toml --max-hours 8",
 )
-COMMAND = Command("Search, confirm, write best.toml; continues an existing study.", add_study_flags, run, EXAMPLES)
+COMMAND = Command("Search, confirm, write best.toml; continues an existing study.", add_search_flags, run, EXAMPLES)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from loadgen.config import load_flags
+from loadgen.progress import ProgressDisplay
 from loadgen.terminal.flags import OneOf, Rare
 from tuner.config import SamplerName, SimulatorUse
 from tuner.errors import SpaceError
@@ -83,12 +84,11 @@ def blaming(space: Path | None) -> Iterator[None]:
         raise SpaceError(f"{space}: {error}" if space is not None else str(error)) from error
 
 
-def opened(prepared: PreparedStudy, *, is_leader: bool = True) -> "StudySearch":
+def opened(prepared: PreparedStudy, progress: ProgressDisplay, *, is_leader: bool = True) -> "StudySearch":
     """The search of a study; leaving it stops its warm shards."""
-    from loadgen.progress import open_progress
     from tuner.study.open_search import open_search
 
-    return open_search(prepared, open_progress(), is_leader=is_leader)
+    return open_search(prepared, progress, is_leader=is_leader)
 
 
 def print_plan(prepared: PreparedStudy) -> int:

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Sequence
 
 from loadgen.program import Command
+from loadgen.progress import add_verbosity_flags, progress_of
 from tuner.commands.study_flags import add_stored_flags, opened, print_plan
 from tuner.study.prepare import stored, stored_in
 
 
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:
     add_stored_flags(parser)
+    add_verbosity_flags(parser)
     parser.add_argument("--storage", metavar="URL", help="Storage of the study, if its folder is not on this machine.")
     parser.add_argument(
         "--allow-command",
@@ -29,7 +31,7 @@ def work(args: argparse.Namespace, _words: Sequence[str]) -> int:
         return print_plan(prepared)
     from tuner.study.worker import run_search
 
-    with opened(prepared, is_leader=False) as search:
+    with opened(prepared, progress_of(args), is_leader=False) as search:
         results = run_search(search)
     print(f"{search.folder} has {len(results)} trials", file=sys.stderr)
     return 0

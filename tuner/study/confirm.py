@@ -6,6 +6,7 @@ The best value of a search is biased: it was chosen for being the largest. A fre
 import shutil
 from collections.abc import Callable, Sequence
 
+from loadgen.terminal.progress_line import Position
 from tuner.errors import CannotMeasureError
 from tuner.study.search import StudySearch
 from tuner.study.statistics.judgement import Confirmation, judge
@@ -34,7 +35,7 @@ def confirm(
     measurer = Measurer(search.folder, search.setup.fresh, search.objective, search.evaluate)
     for turn in range(rounds):
         for each in configurations if turn % 2 == 0 else reversed(configurations):
-            fresh[each.number].append(_relaunch(search, measurer, each, turn))
+            fresh[each.number].append(_relaunch(search, measurer, each, turn, rounds * len(configurations)))
     rejected: dict[int, str] = {}
     while True:
         left = [each for each in finalists if each.number not in rejected]
@@ -49,7 +50,7 @@ def confirm(
         rejected[winner.number] = reason
 
 
-def _relaunch(search: StudySearch, measurer: Measurer, trial: TrialResult, turn: int) -> TrialResult:
+def _relaunch(search: StudySearch, measurer: Measurer, trial: TrialResult, turn: int, count: int) -> TrialResult:
     directory = search.folder / CONFIRM / f"{turn}-{trial.number:04d}"
     known = read_result(directory)
     if known is not None and known.outcome != "failed":
@@ -57,6 +58,8 @@ def _relaunch(search: StudySearch, measurer: Measurer, trial: TrialResult, turn:
     shutil.rmtree(directory, ignore_errors=True)
     name = "the defaults" if trial.number == 0 else f"trial {trial.number}"
     search.setup.progress.show(f"confirmation round {turn + 1}: {name}")
+    done = len(search.files.results(CONFIRM))
+    search.setup.progress.place(Position("confirmation", done + 1, count))
     result = measurer.measure(trial.settings, directory, trial.number, "confirm", {"round": turn + 1})
     search.setup.progress.show("  " + describe(result, search.objective))
     if result.outcome == "failed":

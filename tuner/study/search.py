@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadgen.terminal.progress_line import Position
 from tuner.config import TuneConfig
 from tuner.errors import CannotMeasureError, TunerError
 from tuner.proposers.proposal import Proposer
@@ -29,6 +30,8 @@ from tuner.trial.outcome import TrialResult, read_result
 
 # The note that the proposer declined, and ln(measured / limit) up to which noise may explain a miss.
 DECLINED, NEARLY = "declined", 0.05
+# Launches beside the search, by origin, and the folder of their results.
+EXTRA_LAUNCHES = {"noise": NOISE, "drift_check": DRIFT_CHECKS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class StudySearch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.setup.progress.place(None)
         if self.setup.warm is not None:
             self.setup.warm.stop()
 
@@ -111,6 +115,16 @@ class StudySearch:
                 result = self._measure_once(settings, directory, number, "initial_design", title)
             results.append(result)
         return results
+
+    def place_launch(self, origin: str) -> None:
+        """Show the number of the next launch, and the gain so far."""
+        launched = self.launched()
+        is_extra = origin in EXTRA_LAUNCHES
+        number = len(self.files.results(EXTRA_LAUNCHES[origin])) if is_extra else len(launched)
+        count = self.config.study.noise_runs if origin == "noise" else None if is_extra else self.trials
+        name = origin.replace("_", " ") if is_extra else "launch"
+        note = "" if is_extra else best_so_far(launched, self.objective)
+        self.setup.progress.place(Position(name, number + 1, count, note))
 
     def check_drift(self) -> None:
         """Measure the first checked incumbent again, once every `drift_check_every` trials."""
@@ -175,6 +189,7 @@ class StudySearch:
             return known
         shutil.rmtree(directory, ignore_errors=True)
         self.setup.progress.show(title)
+        self.place_launch(origin)
         result = self.measurer.measure(settings, directory, number, origin)
         self.setup.progress.show("  " + describe(result, self.objective))
         if result.outcome == "failed":
@@ -187,6 +202,16 @@ def best_of(results: Sequence[TrialResult], objective: Objective) -> list[TrialR
     latest = {key_of(each.settings): each for each in results if each.number > 0 and each.outcome != "failed"}
     feasible = [each for each in latest.values() if each.is_feasible]
     return sorted(feasible, key=lambda each: objective.merit(each.value, each.second), reverse=True)
+
+
+def best_so_far(results: Sequence[TrialResult], objective: Objective) -> str:
+    """The gain of the best launch over the first measurement of the defaults; empty without both."""
+    defaults = next((each for each in results if each.number == 0 and each.value), None)
+    best = best_of(results, objective)
+    if defaults is None or not best:
+        return ""
+    gain = objective.merit(best[0].value, best[0].second) / objective.merit(defaults.value, defaults.second) - 1
+    return f"best so far {100 * gain:+.0f} %"
 
 
 def is_nearly_feasible(result: TrialResult) -> bool:

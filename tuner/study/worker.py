@@ -187,6 +187,7 @@ class SearchWorker:
         events.begin("resolved")
         search.setup.progress.show(f"trial {number}: {describe_settings(chosen)}")
         origin = "simulator" if trial.user_attrs.get("by_simulator") else "sampler"
+        search.place_launch(origin)
         predictions = {name: value for name, value in trial.user_attrs.items() if name.startswith(PREDICTED)}
         try:
             with Lease(self.study, trial):

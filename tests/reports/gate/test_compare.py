@@ -261,3 +261,23 @@ def test_units_do_not_matter(ratios: list[float], scale: float) -> None:
     scaled = [Pair(side(tpot_p50_ms=20 * scale), side(tpot_p50_ms=20 * scale * ratio)) for ratio in ratios]
 
     assert judge(pairs, GATED_ONLY).verdict is judge(scaled, GATED_ONLY).verdict
+
+
+def test_pages_2_the_change_in_the_last_pair_and_the_mean_of_all_are_two_numbers():
+    """The 97.5 % quantile of Student's t with 2 degrees of freedom is 4.302653."""
+    pairs = [Pair(side(), side(ttft_p50_ms=50 * factor)) for factor in (1.02, 1.04, 1.09)]
+    found = next(each for each in judge(pairs, GATED_ONLY).metrics if each.name == "ttft_p50_ms")
+
+    assert found.last_change == pytest.approx(9.0)
+    assert found.running_change.value == pytest.approx(100 * ((1.02 * 1.04 * 1.09) ** (1 / 3) - 1))
+    d = [math.log(factor) for factor in (1.02, 1.04, 1.09)]
+    half = 4.302653 * float(np.std(d, ddof=1)) / math.sqrt(3)
+    assert found.running_change.hi == pytest.approx(100 * math.expm1(sum(d) / 3 + half), rel=1e-5)
+    assert found.running_change.lo == pytest.approx(100 * math.expm1(sum(d) / 3 - half), rel=1e-5)
+
+
+def test_a_throughput_that_fell_is_a_negative_change():
+    pairs = [Pair(side(), side(output_tokens_per_s=900.0))]
+    found = next(each for each in judge(pairs, GATED_ONLY).metrics if each.name == "output_tokens_per_s")
+
+    assert found.last_change == pytest.approx(-10.0)

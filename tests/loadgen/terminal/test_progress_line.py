@@ -1,0 +1,43 @@
+import doctest
+
+import pytest
+
+from loadgen.terminal import progress_line
+from loadgen.terminal.progress_line import Position, RunLength, plain_line, terminal_line
+
+MESSAGE = {"t_s": 33.0, "phase": "measure", "in_flight": 8, "completed": 30, "completed_measured": 25, "failed": 0}
+
+
+def test_the_examples_hold():
+    assert doctest.testmod(progress_line).failed == 0
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_pages_2_the_line_fits_and_keeps_place_percent_and_time_left(columns):
+    place = str(Position("launch", 7, 15, "best so far +12 %")) if columns >= 60 else "point 2 of 5"
+
+    line = terminal_line(MESSAGE | {"failed": 3, "ttft_p95_s": 0.25}, 12345.6, RunLength(3, 60), place, columns)
+
+    assert len(line) <= min(columns, 80)
+    assert line.startswith(place)
+    assert "52 % ETA 0:30" in line
+
+
+@pytest.mark.parametrize(
+    ("length", "message", "share", "left_s"),
+    [
+        (RunLength(3, 60), {}, 33 / 63, 30.0),
+        (RunLength(requests=100), {}, 0.25, 99.0),
+        (RunLength(), {}, None, None),
+        (RunLength(3, 60), {"phase": "drain"}, 1.0, 30.0),
+    ],
+)
+def test_the_share_that_is_done_and_the_time_left(length, message, share, left_s):
+    assert length.share(MESSAGE | message) == share
+    assert length.left_s(MESSAGE | message) == left_s
+
+
+def test_a_line_of_a_log_has_no_bar():
+    line = plain_line(MESSAGE, 512.0, RunLength(requests=100), "run 3")
+
+    assert line == "run 3: 33 s measure, 25 %, 1:39 left, 8 running, 30 done, 0 failed, 512 tokens/s"
