@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test test-again test-long test-gpu clients soak check format tune perf-gate proto docs clean \
+.PHONY: help install bench test test-again test-long test-gpu clients soak check licenses format tune perf-gate proto docs clean \
 	run-bloom-560m download-bloom run-bloom run-bloom-quantize server-dev router-dev
 
 help:  ## list the targets
@@ -59,6 +59,9 @@ check: $(STAMP)  ## format, lint, types, import contracts, import cycles
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/contract/test_structure.py
+
+licenses: $(STAMP)  ## the licence of each dependency is known and permissive
+	$(BIN)/python -m pytest -q tests/contract/test_licenses.py
 
 format: $(STAMP)  ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
