@@ -41,10 +41,18 @@ def objectives_of(texts: Iterable[str]) -> list[dict[str, Any]]:
     found = [parse_objective(text) for text in texts]
     if not found:
         return []
-    from reports.metrics.per_request import PER_REQUEST, request_metric_of
+    from reports.metrics.per_request import PER_REQUEST, Direction, request_metric_of
+
+    directions = {metric.name: metric.direction for metric in PER_REQUEST}
 
     for each in found:
-        if request_metric_of(each["metric"], is_open_loop=False) is None:
+        name = request_metric_of(each["metric"], is_open_loop=False)
+        if name is not None and "min" in each and directions[name] is Direction.LOWER:
+            raise UsageError(
+                f"`slo` is '{each['metric']} > {each['min']:g}', but a lower {each['metric']} is better; "
+                f"write '{each['metric']} < {each['min']:g}'"
+            )
+        if name is None:
             names = ", ".join(f"{metric.name.removesuffix('_s')}_p95_ms" for metric in PER_REQUEST[:4])
             raise UsageError(
                 f"`slo` names {each['metric']!r}, which is not a metric of a single request; choose from {names}, "

@@ -147,6 +147,10 @@ def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
         (["run", "--master", "--workers", "2"], "`workers` is 2 but a --master makes no load; use --expect-workers"),
         (["run", "--expect-workers", "2"], "`expect_workers` needs --master"),
         (["noise", "somewhere"], "'somewhere' is not a side of a comparison"),
+        (
+            ["run", "--slo", "ttft_p95_ms > 500"],
+            "`slo` is 'ttft_p95_ms > 500', but a lower ttft_p95_ms is better; write 'ttft_p95_ms < 500'",
+        ),
         (["run", "--slo", "output_tokens_per_s > 5"], "`slo` names 'output_tokens_per_s', which is not a metric of a"),
         (["report", "no-such-directory"], "no-such-directory: no such directory"),
         (["run", "--config", "absent.toml"], "absent.toml: No such file"),
