@@ -53,8 +53,10 @@ class CapacityFit:
         loads, observed, size = (
             np.array([getattr(each, name) for each in shares]) for name in ("load", "share", "effective")
         )
-        # Half a request each that met and that missed keeps the curve finite (Haldane and Anscombe).
-        observed, size = (observed * size + 0.5) / (size + 1), size + 1
+        # Half a request each that met and that missed, over all loads together, keeps the curve finite (Haldane and
+        # Anscombe). Half a request in each of many runs would move the curve towards missing.
+        added = 1 / len(size)
+        observed, size = (observed * size + added / 2) / (size + added), size + added
         scale = float(np.median(loads))
         design = np.column_stack((np.ones(len(loads)), loads / scale - 1))
         beta = _maximum_likelihood(design, observed, size)

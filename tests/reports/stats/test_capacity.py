@@ -29,6 +29,17 @@ def test_trust_F1_the_interval_of_the_curve_covers_the_capacity() -> None:
     assert np.mean([each.lo <= 10 <= each.hi for each in found]) >= 0.93
 
 
+def test_trust_F1_many_short_runs_do_not_move_the_capacity() -> None:
+    """Runs that are worth 60 independent requests each, with the shares of the true curve: logit 3 at a load of 10."""
+    loads = [8 + 0.1 * step for step in range(40)]
+    shares = [1 / (1 + math.exp(-(3 - 0.6 * (load - 10)))) for load in loads]
+
+    fit = CapacityFit.of([LoadShare(load, share, 60) for load, share in zip(loads, shares, strict=True)], 0.95)
+
+    assert fit is not None
+    assert fit.capacity.value == pytest.approx(10 + (3 - math.log(19)) / 0.6, rel=0.003)
+
+
 def test_the_interval_narrows_with_the_requests() -> None:
     few, many = (CapacityFit.of(drawn(1, size), TARGET) for size in (300, 30_000))
 
@@ -50,7 +61,7 @@ def test_shares_that_do_not_fall_have_no_interval() -> None:
 
 def test_scatter_around_the_curve_widens_the_interval() -> None:
     smooth = [LoadShare(load, true_share(load), 500.0) for load in LOADS]
-    rough = [LoadShare(each.load, each.share + (-1) ** i * 0.03, 500.0) for i, each in enumerate(smooth)]
+    rough = [LoadShare(each.load, min(each.share + (-1) ** i * 0.03, 1.0), 500.0) for i, each in enumerate(smooth)]
 
     fits = [CapacityFit.of(shares, TARGET) for shares in (smooth, rough)]
 
