@@ -3,12 +3,17 @@
 import gc
 
 import pytest
+from hypothesis import settings
 
 from tests.support import environment
 
 environment.isolate()
 # Imports and collected tests live until the end: not one garbage collection is spent on them.
 gc.disable()
+
+# On a busy machine, one example may take seconds.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 SLOW_LIMIT_S = 1800
 

@@ -108,6 +108,7 @@ PAGES = [
 ]
 # Flags of docker, vLLM and SGLang, and of the checks that CONTRIBUTING.md names.
 FOREIGN = {"--user", "--gpus", "--shm-size", "--enable-prompt-tokens-details", "--enable-cache-report", "--strict"}
+FOREIGN |= {"--max-model-len"}
 
 
 def flags_of(help_text: str) -> set[str]:

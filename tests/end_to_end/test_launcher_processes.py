@@ -105,7 +105,9 @@ def test_launcher_L4_a_shard_and_a_socket_for_each_visible_device(launch: Launch
     launched = launch("--shard-uds-path", str(directory / "s"), CUDA_VISIBLE_DEVICES="0,1,2")
     launched.until("router-serving")
 
-    assert sorted(path.name for path in directory.iterdir()) == ["s-0", "s-1", "s-2"]
+    assert sorted(path.name for path in directory.iterdir()) == [
+        *("s-0", "s-0.link", "s-1", "s-1.link", "s-2", "s-2.link"),
+    ]
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end()[0] == 0
 

@@ -77,7 +77,7 @@ def test_the_property_covers_every_field() -> None:
 def test_to_argv_is_the_inverse_of_parsing(name: str) -> None:
     filled = load(ServerConfig, [], {}).config
 
-    @settings(max_examples=8, deadline=None, derandomize=True)
+    @settings(max_examples=8, derandomize=True)
     @given(VALUES[name])
     def check(value: object) -> None:
         config = ServerConfig.model_validate(dict(filled) | {name: value})
@@ -86,7 +86,7 @@ def test_to_argv_is_the_inverse_of_parsing(name: str) -> None:
     check()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(configs())
 def test_to_argv_is_the_inverse_of_parsing_for_several_fields(config: ServerConfig) -> None:
     filled = load(ServerConfig, [], {}).config

@@ -14,7 +14,7 @@ class RecomputingForward:
     """A forward whose keys depend on whether a request is longer than `original` tokens."""
 
     def __init__(self, forward: Forward, original: int, block_size: int) -> None:
-        self._forward = forward
+        self.forward = forward
         self._original = original
         self._block_size = block_size
 
@@ -23,7 +23,7 @@ class RecomputingForward:
         for sequence in inputs.sampled:
             if sequence.prompt_len <= self._original == sequence.cache_len:
                 self._recompute(sequence)
-        return self._forward(inputs)
+        return self.forward(inputs)
 
     def _recompute(self, sequence: Sequence) -> None:
         """Store the K/V of its first `original` tokens again, in the same blocks."""
@@ -31,5 +31,5 @@ class RecomputingForward:
         cache_len, input_len = sequence.cache_len, sequence.input_len
         for first in range(0, cache_len, CHUNK):
             sequence.cache_len, sequence.input_len = first, min(CHUNK, cache_len - first)
-            self._forward(build_inputs(batch, prompt_logprobs=False))
+            self.forward(build_inputs(batch, prompt_logprobs=False))
         sequence.cache_len, sequence.input_len = cache_len, input_len

@@ -81,7 +81,6 @@ def run_cases(url: str, path: str, method: str, mode: GenerationMode, count: int
 
     @hypothesis.settings(
         max_examples=count,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[hypothesis.Phase.generate],

@@ -18,7 +18,7 @@ from reports.run_schema import Status
 KNOWN_ERRORS = (ProtocolError, LineTooLongError, NotThisApiError, BadPayloadError, ConnectionResetError)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 # 200 examples each, as `make test` has time for.
-FEW = settings(max_examples=200, derandomize=True, deadline=None)
+FEW = settings(max_examples=200, derandomize=True)
 
 
 def read(api, pieces, limits=CallLimits()):  # noqa: B008 - it is frozen

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
 
 def test_loaded_objects_are_excluded_from_later_garbage_collections(monkeypatch):
     frozen = []
-    monkeypatch.setattr(cli, "_load", lambda *_: None)
+    monkeypatch.setattr(cli, "_load", lambda *_: SimpleNamespace(thread=None))
     monkeypatch.setattr(cli, "serve_until_stopped", lambda *_: None)
     monkeypatch.setattr(cli.uvloop, "run", lambda _: frozen.append(gc.get_freeze_count()) or 0)
     monkeypatch.setattr(cli.logging, "shutdown", lambda: None)

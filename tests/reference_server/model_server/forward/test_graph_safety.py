@@ -16,6 +16,7 @@ from reference_server.model_server.attention.select import AttentionBackend
 from reference_server.model_server.attention.torch_backend import TorchPrefill
 from reference_server.model_server.engine import Engine
 from reference_server.model_server.forward.cuda_graph import CapturedStep, GraphedForward, StaticInputs
+from reference_server.model_server.forward.long_rope import RecomputingForward
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.kv_cache import LayerCache
 from reference_server.model_server.local_shard import LocalShard
@@ -55,6 +56,8 @@ def captured_step(engine: Engine) -> tuple[CapturedStep, StaticInputs]:
     """The step that a graph of ROWS rows captures, and its inputs."""
     engine.allocate_cache(32)
     forward = engine.model.forward
+    if isinstance(forward, RecomputingForward):
+        forward = forward.forward
     assert isinstance(forward, RaggedForward)
     graphs = GraphedForward(forward, _no_runner, engine.info.block_size)
     static = StaticInputs.empty(ROWS, MAX_TOTAL // BLOCK_SIZE, torch.device("cpu"))

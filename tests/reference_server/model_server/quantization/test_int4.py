@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 @given(bits=st.sampled_from([2, 4, 8]), dim=st.sampled_from([0, 1]), seed=st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_unpacking_reverses_packing(bits: int, dim: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 1 << bits, (32, 64), generator=generator, dtype=torch.uint8)

@@ -239,7 +239,7 @@ class LongAllocatorMachine(AllocatorMachine):
 
 
 # 60 examples of up to 50 steps in CI, some 2,400 in all; 400 in the long run.
-AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=True)
+AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, derandomize=True)
 LongAllocatorMachine.TestCase.settings = settings(AllocatorMachine.TestCase.settings, max_examples=400)
 test_no_interleaving_loses_a_block = AllocatorMachine.TestCase
 test_no_interleaving_loses_a_block_at_length = pytest.mark.slow(LongAllocatorMachine.TestCase)

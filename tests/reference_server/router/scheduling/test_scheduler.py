@@ -626,7 +626,7 @@ class LongSchedulerMachine(SchedulerMachine):
 
 
 # 60 examples of up to 50 steps in CI, some 2,600 in all; 400 in the long run.
-SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=True)
+SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, derandomize=True)
 LongSchedulerMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings, max_examples=400)
 test_no_interleaving_breaks_the_scheduler = SchedulerMachine.TestCase
 test_no_interleaving_breaks_the_scheduler_at_length = pytest.mark.slow(LongSchedulerMachine.TestCase)
