@@ -17,6 +17,7 @@ from reports.document import Estimate, Link, format_number
 from reports.metrics.checks.findings import finding_messages, latencies_grow
 from reports.metrics.summary import Analysis, analyse_run
 from reports.pages import tables
+from reports.pages.objectives import objectives_table
 from reports.pages.run_page import build_run_report
 from reports.pages.run_pages import way_up
 from reports.renderers.write import write_report
@@ -64,6 +65,7 @@ def render_summary(analyses: Sequence[Analysis]) -> str:
     notes = textwrap.fill(tables.unsupported_note(analyses), NOTE_COLUMNS)
     parts.append("\n".join((render_table(tables.summary_table(analyses)), *([notes] if notes else []))))
     parts.append("\n".join(_totals(analysis, len(analyses) > 1) for analysis in analyses))
+    parts += [objectives for analysis in analyses if (objectives := _objectives(analysis, len(analyses) > 1))]
     return "\n\n".join(parts)
 
 
@@ -93,6 +95,13 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
     ]
     title = [analysis.label] if is_one_of_many else []
     return "\n".join([*title, *(f"{name:<16} {value}" for name, value in rows)])
+
+
+def _objectives(analysis: Analysis, is_one_of_many: bool) -> str:
+    """The objectives of a run with their decisions; empty without any."""
+    frame = objectives_table(analysis)
+    title = [analysis.label] if is_one_of_many else []
+    return "\n".join([*title, render_table(frame)]) if len(frame) else ""
 
 
 def _cached(cached: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -3,8 +3,9 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from loadgen.commands.join import join, join_address, join_key
 from loadgen.commands.present import export_runs, show_runs
@@ -19,11 +20,15 @@ from loadgen.config.distribution import (
     Distribution,
     new_join_key,
 )
+from loadgen.config.objectives import objectives_of
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.runner import InterruptedRun, make_run_directory, measure, new_run_id
 from loadgen.target.target import open_target, server_command
 from loadgen.terminal.flags import Rare
+from reports.metrics.checks.findings import latencies_grow
+from reports.metrics.judged_objectives import ObjectiveDecision, is_decidable
+from reports.run_store import SUMMARY_FILE
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +36,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="Run directory. Default runs/<id>.")
     parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
     add_export_flag(parser)
+    parser.add_argument(
+        "--fail-on-slo",
+        action="store_true",
+        help="Exit 1 if an objective (--slo) is missed, 3 if the run is too short to decide one; for CI.",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="Print the server command and the load as JSON; start nothing."
     )
@@ -43,6 +53,8 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         return join(join_address(args), join_key(), progress_of(args))
     config = load_config(args)
     distribution = distribution_of(args, config)
+    if args.fail_on_slo:
+        check_decidable(config.slo)
     if args.dry_run:
         print(json.dumps({"server": server_command(config), "load": config.resolved()}, indent=2))
         return 0
@@ -56,7 +68,40 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
             exit_code = interrupted.exit_code
         verdict_code = show_runs([out], out, is_json=args.json)
     export_runs([out], args.export)
+    if args.fail_on_slo and exit_code is None and verdict_code == 0:
+        return slo_exit_code(json.loads((out / SUMMARY_FILE).read_bytes()), progress)
     return exit_code if exit_code is not None else verdict_code
+
+
+def check_decidable(slo: Sequence[str]) -> None:
+    """Raises UsageError for a run without objectives, or with one that no run can decide."""
+    if not slo:
+        raise UsageError('`fail_on_slo` is set but there is no objective; add one, such as --slo "ttft_p95_ms < 500"')
+    for text, objective in zip(slo, objectives_of(slo), strict=True):
+        if not is_decidable(objective):
+            raise UsageError(
+                f"`fail_on_slo` is set but a run cannot decide the objective {text!r}; give a percentile or a mean, "
+                'such as "ttft_p95_ms < 500"'
+            )
+
+
+SLO_EXIT_CODES = {ObjectiveDecision.MISSED: 1, ObjectiveDecision.UNDECIDED: 3}
+
+
+def slo_exit_code(summary: Mapping[str, Any], progress: ProgressDisplay) -> int:
+    """1 if an objective is missed, else 3 if one is undecided, else 0; shows those objectives."""
+    remedies = {
+        ObjectiveDecision.MISSED: "",
+        ObjectiveDecision.UNDECIDED: "; the server is overloaded: lower the load"
+        if latencies_grow(summary)
+        else "; run longer",
+    }
+    for decision, code in SLO_EXIT_CODES.items():
+        found = [each["objective"] for each in summary["slo"]["results"] if each["decision"] == decision]
+        if found:
+            progress.show(f"objectives {decision}: {', '.join(found)}{remedies[decision]}")
+            return code
+    return 0
 
 
 @contextlib.contextmanager

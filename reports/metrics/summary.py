@@ -18,6 +18,7 @@ from reports.metrics.checks.overload import find_overload
 from reports.metrics.checks.validity import judge_run
 from reports.metrics.counted import GENERATOR_DELAYS, least_bound
 from reports.metrics.finish import finish_run
+from reports.metrics.judged_objectives import judge_objective
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import METRICS
 from reports.metrics.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of
@@ -77,6 +78,7 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
     window, overload = measured.window, find_overload(measured)
     abandoned = find_abandoned(measured, run.server_metrics)
     rates = {metric.name: metric.function(measured) for metric in PER_RUN}
+    metrics = _metrics(measured, rates["concurrency_mean"].value)
     summary = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.manifest.run_id,
@@ -92,9 +94,9 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
             "stop_reason": window.stop_reason,
         },
         "counts": _counts(measured),
-        "metrics": _metrics(measured, rates["concurrency_mean"].value),
+        "metrics": metrics,
         "rates": {name: _interval(found) for name, found in rates.items()},
-        "slo": _slo(measured, rates),
+        "slo": _slo(measured, metrics, rates, is_growing=overload is not None and overload.is_growing),
         "client": facts,
         "server": server,
         "cached": cached.to_json(),
@@ -239,7 +241,9 @@ def _statistics(
     }
 
 
-def _slo(measured: Measured, rates: Mapping[str, Interval]) -> dict[str, Any]:
+def _slo(
+    measured: Measured, metrics: Mapping[str, Any], rates: Mapping[str, Interval], *, is_growing: bool
+) -> dict[str, Any]:
     objectives, is_open = measured.manifest.objectives, measured.manifest.is_open_loop
     attainment = rates["slo_attainment"]
     first_violated: dict[str, int] = {}
@@ -250,8 +254,11 @@ def _slo(measured: Measured, rates: Mapping[str, Interval]) -> dict[str, Any]:
             missed = unjudged & ~np.asarray(met, dtype=np.bool_)
             first_violated[objective["metric"]] = int(missed.sum())
             unjudged &= ~missed
+    known = {"metrics": metrics, "rates": {name: _interval(found) for name, found in rates.items()}}
+    judged = (judge_objective(each, measured, known, is_growing=is_growing) for each in objectives)
     return {
         "objectives": objectives,
+        "results": [each.to_json() for each in judged],
         "attainment": _interval(attainment),
         "goodput_rps": rates["goodput_rps"].value,
         "first_violated": first_violated,

@@ -7,91 +7,74 @@ from typing import Any
 import pandas as pd
 
 from reports.document import Estimate, format_percent
-from reports.metrics.per_request import LATENCY_NAME, meets_objective, request_metric_of
+from reports.metrics.judged_objectives import ObjectiveDecision, named_statistic
+from reports.metrics.per_request import LATENCY_NAME
 from reports.metrics.summary import Analysis
 from reports.pages.tables import scaled
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveResult:
-    """One objective of a run. `is_met` is None if its metric has no statistic to compare, or no value.
+    """One objective of a run: its text, its value, and the share of requests that meet it, in percent.
 
-    `is_supported`: the 95 % interval of the value lies on one side of the limit.
+    `is_met` is None if its metric has no statistic to compare, or no value. `is_supported`: the 95 % interval is on one
+    side of the limit.
     """
 
     text: str
     value: str
+    share: Estimate
     is_met: bool | None = None
     is_supported: bool = True
 
     @property
     def decision(self) -> str:
-        """`met`, `missed`, or the same marked as unsupported; empty for a share of requests."""
+        """`met`, `missed`, or the same marked as undecided; empty for a share of requests."""
         if self.is_met is None:
             return ""
         word = "met" if self.is_met else "missed"
-        return word if self.is_supported else f"{word}, unsupported"
+        return word if self.is_supported else f"{word}, undecided"
 
 
 def objective_results(analysis: Analysis) -> tuple[ObjectiveResult, ...]:
     """Each objective with the measured value of its statistic, or with the share of requests that meet it."""
-    return tuple(_result(analysis, objective) for objective in analysis.summary["slo"]["objectives"])
+    slo = analysis.summary["slo"]
+    return tuple(
+        _result(analysis, objective["metric"], found)
+        for objective, found in zip(slo["objectives"], slo["results"], strict=True)
+    )
 
 
-def _result(analysis: Analysis, objective: Mapping[str, Any]) -> ObjectiveResult:
-    text = objective_text(objective)
-    measured = statistic(analysis, objective["metric"])
-    if measured is None:
-        met = meets_objective(analysis.measured.judged, objective, analysis.run.manifest.is_open_loop)
-        if met is None or not len(met):
-            return ObjectiveResult(text, "no value")
-        return ObjectiveResult(text, f"met by {format_percent(float(met.mean()))} of requests")
-    if measured.value is None:
-        return ObjectiveResult(text, "no value")
-    ends = [end for end in (measured.lo, measured.hi) if end is not None]
-    is_met = _is_within(measured.value, objective)
-    is_supported = len(ends) == 2 and all(_is_within(end, objective) == is_met for end in ends)
-    return ObjectiveResult(text, measured.text, is_met, is_supported)
-
-
-def objective_text(objective: Mapping[str, Any]) -> str:
-    """`ttft_p95_ms ≤ 200`."""
-    bounds = [
-        f"{sign} {objective[key]:g}" for key, sign in (("max", "≤"), ("min", "≥")) if objective.get(key) is not None
-    ]
-    return f"{objective['metric']} {' and '.join(bounds)}"
-
-
-def _is_within(value: float, objective: Mapping[str, Any]) -> bool:
-    least, most = objective.get("min"), objective.get("max")
-    return (most is None or value <= most) and (least is None or value >= least)
+def _result(analysis: Analysis, name: str, found: Mapping[str, Any]) -> ObjectiveResult:
+    text, share = found["objective"], found["attainment"]
+    measured = statistic(analysis, name)
+    is_supported = found["decision"] != ObjectiveDecision.UNDECIDED
+    percent = scaled(share, 100.0)
+    if measured is not None:
+        value = "no value" if measured.value is None else measured.text
+        return ObjectiveResult(text, value, percent, found["observed_met"], is_supported)
+    value = "no value" if share["value"] is None else f"met by {format_percent(share['value'])} of requests"
+    return ObjectiveResult(text, value, percent, found["observed_met"], is_supported)
 
 
 def statistic(analysis: Analysis, name: str) -> Estimate | None:
     """A statistic of a latency in ms with its interval, or a rate; None for the metric of one request."""
-    summary = analysis.summary
-    if name in summary["rates"]:
-        return scaled(summary["rates"][name], 1.0)
-    match = LATENCY_NAME.fullmatch(name)
-    column = request_metric_of(name, analysis.run.manifest.is_open_loop)
-    if match is None or column is None:
+    found = named_statistic(analysis.summary, name, analysis.run.manifest.is_open_loop)
+    if found is None:
         return None
-    metric, stat = summary["metrics"][column], match["stat"]
-    if stat.startswith("p"):
-        found = metric["percentiles"].get(stat)
-        return None if found is None else scaled(found, 1e3, is_high=float(stat[1:]) >= 90)
-    if stat == "mean":
-        return scaled({"value": metric["mean"], **metric.get("mean_interval", {"lo": None, "hi": None})}, 1e3)
-    return scaled({"value": metric[stat], "lo": None, "hi": None}, 1e3)
+    match = LATENCY_NAME.fullmatch(name)
+    is_high = match is not None and match["stat"].startswith("p") and float(match["stat"][1:]) >= 90
+    return scaled(*found, is_high=is_high)
 
 
 def objectives_table(analysis: Analysis) -> pd.DataFrame:
-    """Each objective with its value and decision, and the number of requests for which it is the first one missed."""
+    """Each objective with its value, the requests that meet it, its decision, and the requests that miss it first."""
     first_violated = analysis.summary["slo"]["first_violated"]
     return pd.DataFrame(
         {
             "objective": result.text,
             "measured": result.value,
+            "requests within, %": result.share,
             "decision": result.decision,
             "first missed by": first_violated.get(objective["metric"], "checked over the run"),
         }

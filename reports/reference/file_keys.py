@@ -128,6 +128,9 @@ SUMMARY_KEYS = {
     "metrics.NAME.exact": "Only ITL: whether the server sent the number of tokens of each event.",
     **{f"rates.NAME.{key}": text for key, text in INTERVAL.items()},
     "slo.objectives": "The objectives: metric and max or min.",
+    "slo.results": "Each objective in this order: its text, `value` with `lo` and `hi`, `attainment` (the share of the "
+    "requests with a value or a failure that succeed within it), `required` (the share that a percentile requires), "
+    "`observed_met`, and `decision`: `met` or `missed` if the 95 % interval shows it, else `undecided`.",
     **{f"slo.attainment.{key}": text for key, text in INTERVAL.items()},
     "slo.goodput_rps": "Requests per second that met every objective.",
     "slo.first_violated.OBJECTIVE": "Requests that missed this objective and met those before it.",

@@ -38,7 +38,7 @@ def test_metrics_15_keys(summary: dict[str, Any]) -> None:
     assert list(summary["metrics"]["ttft_s"]["percentiles"]["p50"]) == [
         *("value", "lo", "hi", "at_least", "supported", "needed")
     ]
-    assert list(summary["slo"]) == ["objectives", "attainment", "goodput_rps", "first_violated"]
+    assert list(summary["slo"]) == ["objectives", "results", "attainment", "goodput_rps", "first_violated"]
     assert list(summary["workload"]["finish_reasons"]) == ["length", "eos_token"]
 
 

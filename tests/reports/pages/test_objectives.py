@@ -1,9 +1,12 @@
 """Objectives of a run beside their measured values."""
 
+from typing import Any
+
 import pytest
 
+from reports.metrics.judged_objectives import judge_objective
 from reports.metrics.summary import Analysis
-from reports.pages.objectives import objective_results
+from reports.pages.objectives import ObjectiveResult, objective_results, statistic
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 
@@ -14,22 +17,34 @@ def analysis() -> Analysis:
     return Analysis.of(run)
 
 
-def result(analysis: Analysis, **objective: object) -> object:
-    analysis.summary["slo"]["objectives"] = [objective]
+def result(analysis: Analysis, **objective: Any) -> ObjectiveResult:
+    slo = analysis.summary["slo"]
+    slo["objectives"] = [objective]
+    slo["results"] = [judge_objective(objective, analysis.measured, analysis.summary, is_growing=False).to_json()]
     [found] = objective_results(analysis)
     return found
 
 
-def test_a_percentile_is_met_missed_or_unsupported_by_its_interval(analysis: Analysis) -> None:
-    p50 = analysis.summary["metrics"]["ttft_co_s"]["percentiles"]["p50"]
-    lo, value, hi = (1e3 * p50[name] for name in ("lo", "value", "hi"))
-    assert p50["supported"]
+@pytest.mark.parametrize("metric", ["ttft_p50_ms", "ttft_mean_ms"])
+def test_a_statistic_is_met_missed_or_undecided_by_its_interval(analysis: Analysis, metric: str) -> None:
+    found = statistic(analysis, metric)
+    assert found is not None
+    lo, value, hi = found.lo or 0.0, found.value or 0.0, found.hi or 0.0
+    assert lo < value < hi
 
-    assert result(analysis, metric="ttft_p50_ms", max=1.01 * hi).decision == "met"
-    assert result(analysis, metric="ttft_p50_ms", max=0.99 * lo).decision == "missed"
-    assert result(analysis, metric="ttft_p50_ms", max=(value + hi) / 2).decision == "met, unsupported"
-    assert result(analysis, metric="ttft_p50_ms", max=(value + lo) / 2).decision == "missed, unsupported"
-    assert result(analysis, metric="ttft_p50_ms", max=300.0).text == "ttft_p50_ms ≤ 300"
+    assert result(analysis, metric=metric, max=1.05 * hi).decision == "met"
+    assert result(analysis, metric=metric, max=0.95 * lo).decision == "missed"
+    assert result(analysis, metric=metric, max=value + 0.1 * (hi - value)).decision == "met, undecided"
+    assert result(analysis, metric=metric, max=value - 0.1 * (value - lo)).decision == "missed, undecided"
+    assert result(analysis, metric=metric, max=300.0).text == f"{metric} ≤ 300"
+
+
+def test_the_share_of_a_percentile_is_that_of_the_requests_within_its_limit(analysis: Analysis) -> None:
+    ttft_s = analysis.measured.judged["ttft_co_s"]
+    found = result(analysis, metric="ttft_p90_ms", max=1e3 * float(ttft_s.quantile(0.8)))
+
+    assert found.share.value == pytest.approx(80, abs=0.1)
+    assert found.decision == "missed"
 
 
 def test_an_objective_on_one_request_has_its_share_and_no_decision(analysis: Analysis) -> None:

@@ -1,0 +1,87 @@
+"""Exit codes of `tgi-bench run --fail-on-slo`, on made-up runs of known truth."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loadgen import cli, program
+from loadgen.commands import run as run_command
+from loadgen.config.objectives import objectives_of
+from reports.run_store import load_manifest, write_manifest
+from tests.support.samples.sample_run import SampleLoad, write_sample_run
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the command; the measurement is a sample with the objectives of the command line."""
+    monkeypatch.setattr(program, "raise_on_signals", lambda: None)
+
+    def main(*slo: str, load: SampleLoad, flags: tuple[str, ...] = ("--fail-on-slo",)) -> int:
+        def measure(config: object, distribution: object, out: Path, words: object, progress: object) -> None:
+            write_sample_run(out, load)
+            manifest = load_manifest(out)
+            manifest.objectives = objectives_of(slo)
+            manifest.price_per_hour = 3.6
+            write_manifest(out, manifest)
+
+        monkeypatch.setattr(run_command, "measure_server", measure)
+        objectives = [word for each in slo for word in ("--slo", each)]
+        return cli.main(["run", "--requests", "9", *objectives, *flags, "--out", str(tmp_path / "r")])
+
+    return main
+
+
+LONG = SampleLoad(mode="closed", duration_s=60, failure_share=0.0)
+SHORT = SampleLoad(mode="closed", duration_s=8, concurrency=4, failure_share=0.0)
+
+
+def test_pages_2_objectives_that_are_met_exit_0(run_of: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_of("ttft_p95_ms < 60000", "tpot_mean_ms < 5000", load=LONG) == 0
+
+    printed = capsys.readouterr()
+    assert [line.split()[0] for line in printed.out.splitlines() if " met " in line] == ["ttft_p95_ms", "tpot_mean_ms"]
+    assert "objectives missed" not in printed.err
+    assert "objectives undecided" not in printed.err
+
+
+def test_pages_2_a_missed_objective_exits_1_and_is_named(
+    run_of: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_of("ttft_p95_ms < 60000", "ttft_p95_ms < 0.01", load=LONG) == 1
+
+    assert "objectives missed: ttft_p95_ms ≤ 0.01" in capsys.readouterr().err
+    results = json.loads((tmp_path / "r/summary.json").read_text())["slo"]["results"]
+    assert [each["decision"] for each in results] == ["met", "missed"]
+
+
+def test_pages_2_an_objective_that_the_run_cannot_decide_exits_3(
+    run_of: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_of("ttft_p95_ms < 60000", load=SHORT) == 3
+    assert "objectives undecided: ttft_p95_ms ≤ 60000; run longer" in capsys.readouterr().err
+
+
+def test_pages_2_without_the_flag_a_missed_objective_is_printed_and_exits_0(
+    run_of: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_of("ttft_p95_ms < 0.01", load=LONG, flags=()) == 0
+    assert " missed " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("slo", "message"),
+    [
+        ((), "`fail_on_slo` is set but there is no objective"),
+        (("ttft_s < 0.5",), "cannot decide the objective 'ttft_s"),
+    ],
+)
+def test_pages_2_an_objective_that_no_run_decides_is_refused_before_the_run(
+    run_of: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], slo: tuple[str, ...], message: str
+) -> None:
+    assert run_of(*slo, load=LONG) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
