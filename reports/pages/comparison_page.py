@@ -11,6 +11,7 @@ from reports.gate.compare import MIN_EFFECT, Comparison, MetricResult
 from reports.gate.decide import GateDecision
 from reports.gate.noise_split import components_table
 from reports.pages.comparison_runs import DIFFERENCE
+from reports.pages.metric_titles import metric_title
 from reports.plots import comparison_plots
 
 VERDICT_WORDS = {
@@ -50,9 +51,9 @@ def build_comparison_report(
     sections += [each for each in of_runs if each.title != DIFFERENCE]
     if reproduce:
         sections.append(Section("Reproduce", tuple(Text(line, is_code=True) for line in reproduce)))
-    title = f"{comparison.label_b} against {comparison.label_a}"
+    heading = f"{comparison.label_b} against {comparison.label_a}"
     subtitle = " · ".join(filter(None, (comparison.size, comparison.setting)))
-    return Report(title, subtitle, (verdict_line(comparison),), tuple(sections))
+    return Report(heading, subtitle, (verdict_line(comparison),), tuple(sections))
 
 
 def _as_sentence(note: str) -> str:
@@ -79,7 +80,7 @@ def verdict_line(comparison: Comparison) -> VerdictLine:
 
 
 def _sentence(comparison: Comparison) -> str:
-    names = ", ".join(metric.name for metric in comparison.gated if metric.decision is comparison.verdict)
+    names = ", ".join(title(metric) for metric in comparison.gated if metric.decision is comparison.verdict)
     bound = _percent(comparison)
     match comparison.verdict:
         case GateDecision.REGRESSION:
@@ -125,36 +126,49 @@ def _percent(comparison: Comparison) -> str:
 def metric_sentence(metric: MetricResult) -> str:
     """One metric's effect, interval and decision in a sentence."""
     if metric.decision is GateDecision.NOT_MEASURED:
-        return f"{metric.name}: not measured in every run."
-    text = f"{metric.name}: {change_text(metric)}, {metric.decision}."
+        return f"{title(metric)}: not measured in every run."
+    text = f"{title(metric)}: {change_text(metric)}, {metric.decision}."
     if metric.decision is GateDecision.INCONCLUSIVE:
         text += f" These runs can detect {format_number(metric.smallest_effect)} {metric.change_unit}."
     return text
 
 
+def title(metric: MetricResult) -> str:
+    """`TTFT p95`, without the unit, for sentences."""
+    return metric_title(metric.name).partition(", ")[0]
+
+
 def change_text(metric: MetricResult) -> str:
-    """`+4.20 % (+1.10 to +7.30)`."""
-    change = metric.change
+    """`+4.20 % (+1.1 to +7.3)`."""
+    change = _change(metric)
     if change.value != change.value:
         return "no pairs yet"
-    value, lo, hi = (f"{each:+.2f}".replace("-", "\N{MINUS SIGN}") for each in (change.value, change.lo, change.hi))
-    return f"{value} {metric.change_unit} ({lo} to {hi})"
+    return f"{change.text} {metric.change_unit} ({change.interval})"
+
+
+def _change(metric: MetricResult) -> Estimate:
+    return Estimate(metric.change.value, metric.change.lo, metric.change.hi, is_change=True)
 
 
 def metrics_table(comparison: Comparison) -> pd.DataFrame:
     """A row per metric: medians of both sides, change with interval, decision, smallest detectable effect."""
     return pd.DataFrame(
         {
-            "metric": f"{metric.name} {metric.direction.mark}",
+            "metric": _row_title(metric),
             "A": _shown(metric, metric.a),
             "B": _shown(metric, metric.b),
-            "change of B": Estimate(metric.change.value, metric.change.lo, metric.change.hi, is_change=True),
+            "change of B": _change(metric),
             "unit": metric.change_unit,
             "decision": str(metric.decision) if metric.is_gated else f"{UNGATED_WORDS[metric.decision]}, not gated",
             "detectable": metric.smallest_effect,
         }
         for metric in comparison.metrics
     )
+
+
+def _row_title(metric: MetricResult) -> str:
+    """`TTFT p95, ms ↓`; fractions are in percent."""
+    return f"{f'{title(metric)}, %' if metric.is_fraction else metric_title(metric.name)} {metric.direction.mark}"
 
 
 def _shown(metric: MetricResult, value: float | None) -> float | None:
@@ -177,7 +191,7 @@ def pairs_frame(comparison: Comparison) -> pd.DataFrame:
             continue
         turn = -1.0 if metric.direction == "higher" else 1.0
         for number, d in enumerate(metric.d, 1):
-            rows.append({"metric": metric.name, "pair": number, "change": 100 * np.expm1(turn * d), "worse": d > 0})
+            rows.append({"metric": title(metric), "pair": number, "change": 100 * np.expm1(turn * d), "worse": d > 0})
     return pd.DataFrame(rows, columns=["metric", "pair", "change", "worse"])
 
 
@@ -214,7 +228,7 @@ def forest_frame(comparison: Comparison) -> pd.DataFrame:
         lo, hi = (end if math.isfinite(end) else math.nan for end in (change.lo, change.hi))
         rows.append(
             {
-                "name": f"{metric.name} {metric.direction.mark}",
+                "name": f"{title(metric)} {metric.direction.mark}",
                 "value": change.value,
                 "lo": lo,
                 "hi": hi,
@@ -230,7 +244,9 @@ def _forest(comparison: Comparison) -> tuple[Block, ...]:
     if not len(frame):
         return ()
     bound = 100 * max(comparison.options.min_effect, MIN_EFFECT)
-    changes = "; ".join(f"{metric.name} {change_text(metric)}" for metric in comparison.gated if not metric.is_fraction)
+    changes = "; ".join(
+        f"{title(metric)} {change_text(metric)}" for metric in comparison.gated if not metric.is_fraction
+    )
     return (
         Plot(
             "forest",

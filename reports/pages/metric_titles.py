@@ -23,6 +23,9 @@ RATE_TITLES = {
     "goodput_rps": "Goodput, requests/s",
     "error_rate": "Failed, fraction",
     "slo_attainment": "Objectives met, fraction",
+    "token_timeliness": "Tokens in time, fraction",
+    "structured_validity": "Valid structured answers, fraction",
+    "cost_per_mtok": "Cost per million tokens",
 }
 
 

@@ -145,7 +145,7 @@ def test_step_summary_has_verdict_table_dots_and_commands(regression: Comparison
     text = step_summary(regression, ["tgi-bench compare --server-a a --server-b b"])
 
     assert "**Regression.**" in text
-    assert "| tpot\\_p50\\_ms ↓ |" in text
+    assert "| TPOT p50, ms ↓ |" in text
     assert "better [" in text
     assert "tgi-bench compare --server-a a" in text
     assert "figures/" not in text
@@ -189,7 +189,7 @@ def test_comparison_is_written_as_a_report(regression: Comparison, tmp_path: Pat
     paths = write_report(build_comparison_report(regression, ["tgi-bench compare …"]), tmp_path)
 
     page = paths.html.read_text()
-    assert "B is worse than A in tpot_p50_ms" in page
+    assert "B is worse than A in TPOT p50" in page
     assert "<b>1</b>" not in page
     assert [path.name for path in paths.figures] == ["forest.png", "forest.svg", "pairs.png", "pairs.svg"]
 

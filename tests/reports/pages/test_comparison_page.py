@@ -14,6 +14,9 @@ from reports.gate.side_run import Pair, SideRun
 from reports.pages.comparison_page import (
     build_comparison_report,
     forest_frame,
+    metric_sentence,
+    metrics_table,
+    pairs_frame,
     pairs_needed,
     verdict_line,
 )
@@ -123,6 +126,27 @@ def test_the_page_opens_with_the_difference_of_the_sides_and_a_forest_plot(runs:
     assert [type(block) for block in metrics.blocks][:2] == [Plot, Table]
     [axes] = report.plots[0].draw(HALF).axes
     assert axes.get_xlabel() == "change of B against A, %"
+
+
+def test_pages_1_the_page_has_the_titles_of_metrics_and_two_digits_of_an_interval_everywhere() -> None:
+    made = noisy(6)
+    [metric] = made.gated
+    [row] = metrics_table(made).to_dict("records")
+
+    assert row["metric"] == "TPOT p50, ms ↓"
+    assert forest_frame(made)["name"].tolist() == ["TPOT p50 ↓"]
+    assert pairs_frame(made)["metric"].unique().tolist() == ["TPOT p50"]
+    assert metric_sentence(metric).startswith(
+        f"TPOT p50: {row['change of B'].text} % ({row['change of B'].interval}), "
+    )
+    assert "in TPOT p50." in verdict_line(made).sentence
+
+
+def test_pages_1_a_fraction_is_shown_in_percent_without_another_unit() -> None:
+    pairs = [Pair(*(SideRun("x", {"error_rate": share}) for share in (0.0, 0.02)))] * 4
+    [row] = metrics_table(judge(pairs, CompareOptions(gated=("error_rate",), shown=()))).to_dict("records")
+
+    assert (row["metric"], row["B"], row["unit"]) == ("Failed, % ↓", 2.0, "points")
 
 
 def test_forest_frame_has_the_bounds_of_each_gated_ratio() -> None:

@@ -82,7 +82,7 @@ def test_pages_1_every_result_is_listed_with_its_verdict_load_and_numbers(result
         name: (each.kind, each.verdict, each.load, each.output_tokens_per_s, each.found) for name, each in found.items()
     }
     assert rows.pop("gate")[:2] == ("comparison", "regression")
-    assert "tpot_p50_ms: +" in found["gate"].found
+    assert "TPOT p50: +" in found["gate"].found
     assert rows == {
         "old": ("run", "valid", "closed loop, 16 users", 123.4, "5 of 100 requests failed"),
         "more/new": ("run", "valid", "closed loop, 16 users", 123.4, "5 of 100 requests failed"),
