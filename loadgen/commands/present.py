@@ -90,6 +90,7 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
         *([("clients left", f"{left}, as planned")] if left else []),
         ("window", f"{window['end_s'] - window['start_s']:.1f} s, ended by {window['stop_reason'] or 'a crash'}"),
         *([("latencies", "grow with time: the server is overloaded")] if latencies_grow(summary) else []),
+        *_cost(analysis),
         *_cached(summary["cached"]),
         *_clipped(analysis),
     ]
@@ -102,6 +103,14 @@ def _objectives(analysis: Analysis, is_one_of_many: bool) -> str:
     frame = objectives_table(analysis)
     title = [analysis.label] if is_one_of_many else []
     return "\n".join([*title, render_table(frame)]) if len(frame) else ""
+
+
+def _cost(analysis: Analysis) -> list[tuple[str, str]]:
+    """The cost of a million output tokens with its interval, in the currency of the price; nothing without a price."""
+    found, price = tables.scaled(analysis.summary["rates"]["cost_per_mtok"], 1.0), analysis.run.manifest.price_per_hour
+    if price is None or found.value is None:
+        return []
+    return [("cost", f"{found} per million output tokens, at {price:g} per hour")]
 
 
 def _cached(cached: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -255,8 +255,8 @@ PER_RUN = (
     ),
     RunMetric(
         "cost_per_mtok",
-        "Cost per million tokens",
-        "price",
+        "Cost per million output tokens",
+        "unit of the price",
         Direction.LOWER,
         "price per hour / 3600 / output_tokens_per_s * 1e6",
         _cost,

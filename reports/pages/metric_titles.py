@@ -25,7 +25,7 @@ RATE_TITLES = {
     "slo_attainment": "Objectives met, fraction",
     "token_timeliness": "Tokens in time, fraction",
     "structured_validity": "Valid structured answers, fraction",
-    "cost_per_mtok": "Cost per million tokens",
+    "cost_per_mtok": "Cost per million output tokens",
 }
 
 

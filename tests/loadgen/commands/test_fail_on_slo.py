@@ -72,6 +72,18 @@ def test_pages_2_without_the_flag_a_missed_objective_is_printed_and_exits_0(
     assert " missed " in capsys.readouterr().out
 
 
+def test_pages_2_the_cost_is_printed_per_million_output_tokens(
+    run_of: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_of("ttft_p95_ms < 60000", load=LONG)
+
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cost ")]
+    summary = json.loads((tmp_path / "r/summary.json").read_text())
+    expected = 3.6 / 3600 * 1e6 / summary["rates"]["output_tokens_per_s"]["value"]
+    assert float(line.split()[1]) == pytest.approx(expected, rel=0.01)
+    assert line.endswith(" per million output tokens, at 3.6 per hour")
+
+
 @pytest.mark.parametrize(
     ("slo", "message"),
     [
