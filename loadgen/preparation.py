@@ -1,13 +1,10 @@
 """Prepares a run before its first request: facts about the target, vocabulary, workload, length control."""
 
 import contextlib
-import hashlib
 import math
 import re
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import NO_SALT
@@ -24,6 +21,7 @@ from loadgen.workloads import workload
 from loadgen.workloads.planned_cache import CacheFacts
 from loadgen.workloads.prompt import Prompt
 from loadgen.workloads.prompts_file import FilePrompts, marker_text
+from loadgen.workloads.tokenizer_file import TokenizerFile
 from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabulary, calibrate, calibrate_sparingly
 from loadgen.workloads.workload import Workload
 
@@ -171,13 +169,8 @@ def open_counter(config: BenchConfig, control: ControlClient, facts: TargetFacts
     """
     if config.tokenizer is None:
         return _server_counter(config, control, facts)
-    path = Path(config.tokenizer)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"`tokenizer` is {config.tokenizer!r}: {error.strerror}") from error
-    return TokenCounter(_count_with_file(content, path), str(path), hashlib.sha256(content).hexdigest())
+    file = TokenizerFile.read(config.tokenizer)
+    return TokenCounter(file.count, str(file.path), file.digest)
 
 
 def _server_counter(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> TokenCounter:
@@ -225,16 +218,6 @@ def _length_check(work: Workload, counter: TokenCounter | None) -> LengthCheck |
     if counter is None or counter.is_costly:
         return None
     return check_lengths(work.first(CHECKED_PROMPTS), counter)
-
-
-def _count_with_file(content: bytes, path: Path) -> Callable[[str], int]:
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception
-        raise UsageError(f"`tokenizer` is {str(path)!r}: not a tokenizer.json ({error})") from error
-    return lambda text: len(tokenizer.encode(text).ids)
 
 
 def make_vocabulary(counter: TokenCounter) -> Vocabulary:

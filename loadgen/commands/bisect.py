@@ -21,6 +21,7 @@ from loadgen.gate.bisection import (
 from loadgen.gate.live_runs import live_measure
 from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.runner import make_run_directory, new_run_id
+from loadgen.workloads.workload import check_files
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion
 from reports.gate.side_run import direction_of
 
@@ -56,6 +57,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Bisect; returns 0 with a conclusion, 3 without one."""
     load = load_config(args)
+    check_files(load)
     check_server(args.tree_server)
     for name, least, most in (("max_runs", 8, MOST_RUNS), ("max_revisions", 3, MOST_REVISIONS)):
         if not least <= getattr(args, name) <= most:

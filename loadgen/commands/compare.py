@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.redaction import redacted_argv
 from loadgen.runner import make_run_directory, new_run_id
 from loadgen.target.process_memory import num_gpus
+from loadgen.workloads.workload import check_files
 from reports.gate.compare import MIN_EFFECT, CompareOptions, Comparison, metrics_needed
 from reports.gate.noise_split import components_table
 from reports.gate.requirements import Requirement
@@ -142,6 +144,8 @@ def _checked(args: argparse.Namespace) -> tuple[BenchConfig, CompareOptions, tup
     """Load, options and sides of a command line. Raises UsageError."""
     load = load_config(args)
     options, sides = options_of(args, load), sides_of(args)
+    if not sides[1].is_stored:
+        check_files(load)
     check_contention(args.equal_contention, sides)
     check_interleaving(args.interleave, sides, load, num_gpus())
     return load, options, sides
@@ -150,6 +154,8 @@ def _checked(args: argparse.Namespace) -> tuple[BenchConfig, CompareOptions, tup
 def measure_comparison(args: argparse.Namespace, words: Sequence[str], progress: ProgressDisplay) -> MeasuredComparison:
     """Measure until decided and write the files."""
     load, options, sides = _checked(args)
+    for name in ("junit", "md", "metrics"):
+        _check_writable(name, getattr(args, name))
     out: Path = args.out or Path("runs") / new_run_id()
     make_run_directory(out)
     if (out / COMPARISON_FILE).exists():
@@ -377,6 +383,18 @@ def render(comparison: Comparison) -> str:
     if comparison.noise:
         parts += ["", "noise, standard deviations in %:", render_table(components_table(comparison.noise))]
     return "\n".join(parts)
+
+
+def _check_writable(name: str, path: Path | None) -> None:
+    """Create the folder of an output file before anything is measured. Raises UsageError."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"`{name}` is {str(path)!r}: {error.strerror}; give a path in another folder") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"`{name}` is {str(path)!r}, which cannot be written; give a path in another folder")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -31,6 +31,7 @@ from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.runner import make_run_directory, new_run_id
 from loadgen.target.process_memory import num_gpus
+from loadgen.workloads.workload import check_files
 from reports.gate.compare import metrics_needed
 from reports.gate.noise import noise_json, noise_of, noise_sentence, noise_table
 from reports.gate.noise_split import components_table, split_noise
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
     if spec.is_stored:
         raise UsageError(f"{args.side} is stored, but noise needs live runs; `compare` accepts stored sides")
     check_relaunch((spec,), args.no_relaunch)
+    check_files(load)
     check_interleaving(args.interleave, (spec, replace(spec, letter="b")), load, num_gpus())
     if args.dry_run:
         print(describe_sides((spec,), load))

@@ -138,7 +138,7 @@ def read_prompts(path: Path, columns: Columns = Columns()) -> list[PromptRow]:
     try:
         rows = reader(path, columns)
     except OSError as error:
-        raise UsageError(f"`prompts_file` is {str(path)!r}: {error.strerror}") from error
+        raise UsageError(f"`prompts_file` is {str(path)!r}: {error.strerror}; give a readable file") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     if not rows:
@@ -268,7 +268,7 @@ def read_sharegpt(path: Path, limit: int | None = None) -> list[Conversation]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"`prompts_file` is {str(path)!r}: {error.strerror}") from error
+        raise UsageError(f"`prompts_file` is {str(path)!r}: {error.strerror}; give a readable file") from error
     except ValueError as error:
         raise UsageError(f"{path}: not JSON ({error})") from error
     if not isinstance(rows, list):

@@ -212,7 +212,7 @@ def _open(path: Path) -> TextIO:
     try:
         return path.open(encoding="utf-8", newline="")
     except OSError as error:
-        raise UsageError(f"`trace_file` is {str(path)!r}: {error.strerror}") from error
+        raise UsageError(f"`trace_file` is {str(path)!r}: {error.strerror}; give a readable trace file") from error
 
 
 def _in_order(rows: Iterable[TraceRow], path: Path) -> list[TraceRow]:

@@ -41,7 +41,9 @@ from loadgen.workloads.prompts_file import (
     shuffled,
 )
 from loadgen.workloads.shared_prefix import SharedPrefix
+from loadgen.workloads.structured import structure_of
 from loadgen.workloads.synthetic import Synthetic
+from loadgen.workloads.tokenizer_file import TokenizerFile
 from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS, READERS, LengthRange, RowChoice, TracePrompts
 from loadgen.workloads.vocabulary import CountTokens, Vocabulary, Word
 
@@ -157,7 +159,10 @@ def build(
 
 
 def check_files(config: BenchConfig) -> None:
-    """Read the files of a load, before a server is started for it. Raises UsageError naming the file."""
+    """Read the files of a load (prompts, lengths, schemas, tokenizer) before a server is started for it.
+
+    Raises UsageError naming the file.
+    """
     if config.workload in TRACE_WORKLOADS:
         READERS[config.workload](Path(config.trace_file or ""), row_choice(config))
     elif config.workload == "prompts":
@@ -166,6 +171,9 @@ def check_files(config: BenchConfig) -> None:
         _sharegpt_rows(config)
     else:
         _lengths(config)
+    if config.tokenizer is not None:
+        TokenizerFile.read(config.tokenizer)
+    structure_of(config)
 
 
 def _from_file(

@@ -103,17 +103,46 @@ def test_hardening_R26_a_nested_info_is_no_info(foreign_server: str, monkeypatch
         (("--mode", "trace", "--workload", "mooncake", "--trace-file", "absent.jsonl"), "absent.jsonl"),
         (("--workload", "prompts", "--prompts-file", "absent.jsonl", "--output-tokens", "4"), "absent.jsonl"),
         (("--length-pairs", "absent.csv"), "absent.csv"),
+        (("--tokenizer", "absent"), "`tokenizer` is 'absent': No such file or directory; give a tokenizer.json"),
+        (("--structured", "1", "--schemas-file", "absent.jsonl"), "absent.jsonl"),
     ],
 )
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run --server {start}",
+        "sweep --server {start} --points 1,2",
+        "search --server {start} --low 1 --high 2 --slo e2e_p95_ms<1000",
+        "compare --server-a {start} --server-b {start}",
+        "noise {named}",
+    ],
+    ids=lambda command: command.split()[0],
+)
 def test_hardening_S7_files_are_read_before_a_server_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, flags: tuple[str, ...], message: str
 ):
     started = tmp_path / "started"
+    words = [word.format(start=f"touch {started}", named=f"command:touch {started}") for word in command.split(" ")]
+    if words[0] in ("sweep", "search") and "--mode" in flags:
+        pytest.skip("a trace has no load to vary")
 
-    code = cli.main(["run", "--server", f"touch {started}", *flags, "--out", str(tmp_path / "r")])
+    code = cli.main([*words, *flags, "--out", str(tmp_path / "r")])
 
     assert code == 2
     assert message in capsys.readouterr().err
+    assert not started.exists()
+
+
+def test_pages_2_output_files_are_checked_before_a_server_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    started, taken = tmp_path / "started", tmp_path / "file"
+    taken.write_text("")
+    sides = ("--server-a", f"touch {started}", "--server-b", f"touch {started}")
+
+    code = cli.main(["compare", *sides, "--junit", str(taken / "gate.xml"), "--out", str(tmp_path / "r")])
+
+    assert code == 2
+    assert "gate.xml': " in (printed := capsys.readouterr().err)
+    assert "; give a path in another folder" in printed
     assert not started.exists()
 
 

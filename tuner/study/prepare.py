@@ -10,6 +10,7 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError
+from loadgen.workloads.workload import check_files
 from tuner.config import STUDY_NAME, TuneConfig, study_name
 from tuner.errors import StudyError
 from tuner.servers.select import server_of
@@ -49,9 +50,13 @@ class PreparedStudy:
 
 
 def prepare(args: argparse.Namespace, space: Mapping[str, Any] | None = None) -> PreparedStudy:
-    """The study of a space, by default of the file of `args`, and flags. Raises UsageError, SpaceError."""
+    """The study of a space, by default of the file of `args`, and flags; the files of its load are read.
+
+    Raises UsageError, SpaceError.
+    """
     config = read_config(args, space)
     load = load_of(config)
+    check_files(load)
     config = with_implied(config, load)
     name = config.study.name or _name(config, load)
     return PreparedStudy(config, load, STUDIES / name)

@@ -132,3 +132,13 @@ def test_check_refuses_a_wrong_space_with_its_file_key_and_rule(tmp_path, capsys
     assert cli.main(["check", "space.toml"]) == 2
 
     assert re.search(f"space.toml: .*{expected}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_pages_2_the_files_of_a_load_are_read_before_a_server_starts(tmp_path, capsys, command):
+    (tmp_path / "space.toml").write_text('[load]\ntokenizer = "absent.json"\n')
+
+    assert cli.main([command, "space.toml"]) == 2
+
+    assert "`tokenizer` is 'absent.json': No such file or directory" in capsys.readouterr().err
+    assert not (tmp_path / "studies").exists()
