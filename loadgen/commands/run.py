@@ -25,7 +25,7 @@ from loadgen.errors import LoadgenError, UsageError
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.runner import InterruptedRun, make_run_directory, measure, new_run_id
 from loadgen.target.target import open_target, server_command
-from loadgen.terminal.flags import Rare
+from loadgen.terminal.flags import Rare, section
 from reports.metrics.checks.findings import latencies_grow
 from reports.metrics.judged_objectives import ObjectiveDecision, is_decidable
 from reports.run_store import SUMMARY_FILE
@@ -36,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="Run directory. Default runs/<id>.")
     parser.add_argument("--json", action="store_true", help="Print summary.json instead of the table.")
     add_export_flag(parser)
-    parser.add_argument(
+    section(parser, "Objectives and price").add_argument(
         "--fail-on-slo",
         action="store_true",
         help="Exit 1 if an objective (--slo) is missed, 3 if the run is too short to decide one; for CI.",
