@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from loadgen.program import Program
-from tuner.commands import check, confirm, export, noise, plan, report, run, serve, simulate, storage, worker
+from tuner.commands import check, confirm, export, fit, noise, plan, report, run, serve, simulate, storage, worker
 
 EXIT_CODES = """exit codes:
   0         done: better settings, or "defaults are as good"
@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": serve.COMMAND,
     "simulate": simulate.COMMAND,
     "plan": plan.COMMAND,
+    "fit": fit.COMMAND,
 }
 
 

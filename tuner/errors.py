@@ -6,6 +6,7 @@ TunerError
 ├── NotSimulatedError   2   a configuration or load that the simulator does not model
 ├── CostModelError      2   a cost file that is missing or wrong, or steps that cannot be fitted
 ├── TraceError          2   a file that is missing or not a step trace
+├── ModelSizeError      2   a model whose memory cannot be computed, or GPUs that cannot share it
 ├── NoFleetError        1   no number of replicas meets the SLO
 ├── CannotMeasureError  4   the load generator or the machine failed repeatedly
 ├── StorageLostError    4   the storage is unreachable for a minute
@@ -36,6 +37,10 @@ class CostModelError(TunerError):
 
 
 class TraceError(TunerError):
+    exit_code = 2
+
+
+class ModelSizeError(TunerError):
     exit_code = 2
 
 
