@@ -2,13 +2,16 @@
 
 import re
 import runpy
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from loadgen import cli as bench
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.load_examples import EXAMPLES
+from tuner import cli as tune
 
 ROOT = Path(__file__).parents[2]
 TREE = runpy.run_path(str(ROOT / "docs" / "tree.py"))
@@ -21,6 +24,7 @@ FILES = subprocess.run(
     text=True,
 ).stdout.splitlines()
 PAGES = sorted(name for name in FILES if name.endswith(".md") and name != "CHANGELOG.md")
+PROGRAMS = {program.name: program for program in (bench.PROGRAM, tune.PROGRAM)}
 NAMES_ELSEWHERE = {
     "report.md",
     *("utils.py", "helpers.py", "common.py", "misc.py", "base.py", "types.py", "constants.py"),
@@ -74,6 +78,23 @@ def test_modules_that_a_document_runs_exist(page):
     assert {name for name in modules if not _is_module(name)} == set()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/cookbook.md", "docs/tgi-questions.md"])
+def test_commands_of_a_document_are_accepted(page):
+    commands = [shlex.split(line, comments=True) for line in _shell_lines(page)]
+    found = [words for words in commands if words and words[0] in PROGRAMS]
+
+    assert found
+    for name, *words in found:
+        assert PROGRAMS[name].parse(words).command == words[0]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tests_that_a_document_names_exist(page):
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", _text(page))
+
+    assert [(file, name) for file, name in named if not re.search(rf"def {name}\(", _text(file))] == []
+
+
 def test_classes_that_the_architecture_page_names_exist():
     named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", _text("docs/architecture.md")))
 
@@ -120,6 +141,12 @@ def _exists(name: str, page: str) -> bool:
     if "/" not in name:
         return any(file.endswith(f"/{name}") or file == name for file in FILES)
     return name in FILES or (ROOT / page).parent.joinpath(name).exists() or any(f.endswith(f"/{name}") for f in FILES)
+
+
+def _shell_lines(page: str) -> list[str]:
+    """The lines of the page's shell blocks; a line that ends with a backslash continues."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", _text(page), re.MULTILINE | re.DOTALL)
+    return "".join(blocks).replace("\\\n", " ").splitlines()
 
 
 def _is_module(name: str) -> bool:
