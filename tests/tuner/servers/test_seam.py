@@ -1,4 +1,4 @@
-"""The seam between the tuner and a server: only TGI's own room and the simulator name TGI's settings."""
+"""The seam between the tuner and a server: TGI's own room, the simulator and `fit` name TGI's settings."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ from tuner.config import ServerSection
 from tuner.servers.select import server_of
 
 ROOT = Path(tuner.__file__).parent
-TGI_ROOMS = ("servers/tgi/", "simulator/", "commands/simulate")
+# `fit` computes what the launcher would find on a GPU, so its flags are the launcher's.
+TGI_ROOMS = ("servers/tgi/", "simulator/", "commands/simulate", "commands/fit.py")
 
 
 def test_no_other_module_of_the_tuner_names_a_setting_of_tgi():
