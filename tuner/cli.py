@@ -7,7 +7,7 @@ from loadgen.program import Program
 from tuner.commands import check, confirm, export, fit, noise, plan, report, run, serve, simulate, storage, worker
 
 EXIT_CODES = """exit codes:
-  0         done: better settings, or "defaults are as good"
+  0         done: better settings, or "no gain over the defaults is shown"
   1         no configuration meets every limit
   2         usage, or a file that is missing or wrong
   3         not decided

@@ -39,7 +39,7 @@ def test_a_gain_within_noise_keeps_the_defaults():
     confirmation = judge(TOKENS, BASE, [BEST], fresh)
 
     assert confirmation.winner is BASE
-    assert confirmation.sentence.startswith("defaults are as good")
+    assert confirmation.sentence.startswith("no gain over the defaults is shown")
 
 
 def test_one_round_confirms_nothing():

@@ -86,7 +86,9 @@ def judge(
         return confirmed(baseline, sentence, gain, best)
     gain_text += f" (95 % interval {100 * (gain.lo - 1):+.1f} to {100 * (gain.hi - 1):+.1f} %)"
     if gain.lo <= 1.0:
-        return confirmed(baseline, f"defaults are as good: trial {best.number} has {gain_text}", gain, best)
+        return confirmed(
+            baseline, f"no gain over the defaults is shown: trial {best.number} has {gain_text}", gain, best
+        )
     return confirmed(best, f"trial {best.number} is better than the defaults: {gain_text}", gain, best)
 
 

@@ -193,12 +193,14 @@ def test_log_sentence_is_the_last_line_cut_in_length() -> None:
 
 
 def test_sentences_of_the_verdict_are_capitalized(study: StudyData) -> None:
-    line = dataclasses.replace(study.verdict, sentence="defaults are as good", reasons=("the guard was off",))
+    line = dataclasses.replace(
+        study.verdict, sentence="no gain over the defaults is shown", reasons=("the guard was off",)
+    )
     study = dataclasses.replace(study, winner=study.baseline, load="")
 
     [verdict] = build_study_report(dataclasses.replace(study, verdict=line)).verdicts
 
-    assert (verdict.sentence, verdict.reasons) == ("Defaults are as good", ("The guard was off",))
+    assert (verdict.sentence, verdict.reasons) == ("No gain over the defaults is shown", ("The guard was off",))
 
 
 @pytest.mark.parametrize(
