@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
+from loadgen.config.distribution import JOIN_KEY_VARIABLE
 from loadgen.program import Program, command_in
 
 EXIT_CODES = """exit codes:
@@ -93,7 +94,13 @@ COMMANDS = {
         "--seconds 10 --json",
     ),
 }
-PROGRAM = Program("tgi-bench", "Benchmark TGI- and OpenAI-compatible servers.", EXIT_CODES, COMMANDS)
+PROGRAM = Program(
+    "tgi-bench",
+    "Benchmark TGI- and OpenAI-compatible servers.",
+    EXIT_CODES,
+    COMMANDS,
+    secrets=(JOIN_KEY_VARIABLE,),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

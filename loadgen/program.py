@@ -16,9 +16,10 @@ from loadgen.interrupts import Interrupted, raise_on_signals
 from loadgen.terminal import completion
 from loadgen.terminal.command_parser import CommandParser
 from loadgen.terminal.help_page import HelpPage
-from loadgen.terminal.variables import words_of_variables
+from loadgen.terminal.variables import misspelt_variables, variables_of, words_of_variables
 
 COULD_NOT_MEASURE, BROKEN_PIPE = 4, 141
+START_FILES = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fish"}
 # Packages of the extra `server`.
 OF_SERVER = (
     "torch",
@@ -66,7 +67,10 @@ def command_in(module: str, summary: str, *examples: str) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`later` are documented commands that this version lacks; they are refused by name."""
+    """`later` are documented commands that this version lacks; they are refused by name.
+
+    secrets: environment variables with its prefix that have no flag.
+    """
 
     name: str
     description: str
@@ -74,6 +78,7 @@ class Program:
     commands: Mapping[str, Command]
     later: Sequence[str] = ()
     when_stopped: str = "stopped"
+    secrets: Sequence[str] = ()
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one command; returns the exit code. Errors are one line on stderr."""
@@ -90,6 +95,7 @@ class Program:
             parser = self.parser(words)
             named = parser.named(words)
             found, from_environment = words_of_variables(named, words, variables(self.prefix), self.prefix)
+            self._warn_of_misspelt(named)
             depth = len(named.prog.split()) - 1
             words[depth:depth] = found
             args = self.parse(words, parser)
@@ -151,10 +157,18 @@ class Program:
             if name == next(iter(words), None):
                 command.add_flags(subparser)
         completing = subparsers.add_parser(completion.COMMAND, help="Print the script that completes words in a shell.")
-        completing.add_argument(
-            "shell", choices=completion.SHELLS, help=f"In ~/.bashrc: {completion.line_of(self.name)}"
-        )
+        lines = ", ".join(f"{file}: {completion.line_of(self.name, shell)}" for shell, file in START_FILES.items())
+        completing.add_argument("shell", choices=completion.SHELLS, help=f"The line for {lines}.")
         return parser
+
+    def _warn_of_misspelt(self, named: CommandParser) -> None:
+        """Report each variable that sets no flag of any command and looks like one that does."""
+        unused = variables(self.prefix).keys() - variables_of(named, self.prefix) - set(self.secrets)
+        if not unused:
+            return
+        known = set(self.secrets).union(*(variables_of(self.parser([name]), self.prefix) for name in self.commands))
+        for sentence in misspelt_variables(variables(self.prefix), known, self.prefix):
+            self._write_error(f"{self.name}: {sentence}")
 
     def _write_error(self, text: str) -> None:
         sys.stderr.write(text + "\n")

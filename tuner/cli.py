@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from loadgen.program import Program
 from tuner.commands import check, confirm, export, fit, noise, plan, report, run, serve, simulate, storage, worker
+from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE
 
 EXIT_CODES = """exit codes:
   0         done: better settings, or "no gain over the defaults is shown"
@@ -36,6 +37,7 @@ PROGRAM = Program(
     EXIT_CODES,
     COMMANDS,
     when_stopped="stopped; the same command continues the study",
+    secrets=(TOKEN_VARIABLE,),
 )
 
 

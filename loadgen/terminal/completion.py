@@ -1,4 +1,4 @@
-"""Shell completion: the script that bash reads once, and the candidates that it then gets for a line being typed."""
+"""Shell completion: the script that a shell reads once, and the candidates that it then gets for a line being typed."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from loadgen.terminal.command_parser import CommandParser
 from loadgen.terminal.flags import OneOf, Rare
 
-COMMAND, CANDIDATES, SHELLS = "completion", "--complete", ("bash",)
+COMMAND, CANDIDATES = "completion", "--complete"
 
 # The program prints one candidate a line; without any, the shell completes files.
 _BASH = """\
@@ -16,17 +16,40 @@ _{function}() {{
 }}
 complete -o default -F _{function} {program}
 """
+_ZSH = """_{function}() {{
+    local -a found
+    found=(${{(f)"$({program} {candidates} "${{(@)words[2,CURRENT-1]}}" "$PREFIX" 2>/dev/null)"}})
+    if (( $#found )); then compadd -a found; else _files; fi
+}}
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+compdef _{function} {program}
+"""
+_FISH = """function __{function}
+    set -l words (commandline -opc)
+    set -e words[1]
+    set -l current (commandline -ct)
+    set -l found ({program} {candidates} $words "$current" 2>/dev/null)
+    if set -q found[1]
+        printf '%s\\n' $found
+    else
+        __fish_complete_path "$current"
+    end
+end
+complete -c {program} -f -a '(__{function})'
+"""
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+SHELLS = tuple(_SCRIPTS)
 
 
-def line_of(program: str) -> str:
+def line_of(program: str, shell: str) -> str:
     """The line of a shell's start file that installs the completion."""
-    return f'eval "$({program} {COMMAND} bash)"'
+    call = f"{program} {COMMAND} {shell}"
+    return f"{call} | source" if shell == "fish" else f'eval "$({call})"'
 
 
 def script_of(program: str, shell: str) -> str:
     """The script of a shell. shell: one of `SHELLS`."""
-    assert shell in SHELLS, shell
-    return _BASH.format(program=program, candidates=CANDIDATES, function=program.replace("-", "_"))
+    return _SCRIPTS[shell].format(program=program, candidates=CANDIDATES, function=program.replace("-", "_"))
 
 
 def candidates(parser: CommandParser, words: Sequence[str]) -> list[str]:

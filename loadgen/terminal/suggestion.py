@@ -14,5 +14,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("x", ["closed", "poisson"])
     ''
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=LEAST_LIKENESS)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = nearest_word(word, known)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def nearest_word(word: str, known: Iterable[str], likeness: float = LEAST_LIKENESS) -> str | None:
+    """The known word that is most like this one, if one is."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)), None)

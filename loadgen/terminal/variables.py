@@ -1,11 +1,14 @@
 """Environment variables of a command's flags, as words of its command line: a flag overrides its variable."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from loadgen.errors import UsageError
 from loadgen.terminal.flags import Switch, long_name, variable_of
+from loadgen.terminal.suggestion import nearest_word
 
+# Below this likeness a name with the prefix is of something else, such as a service that Kubernetes names.
+MISSPELT_LIKENESS = 0.75
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -41,3 +44,25 @@ def _words(action: argparse.Action, variable: str, value: str) -> Iterator[str]:
     values = value.splitlines() if isinstance(action, argparse._AppendAction) else [value]
     for each in filter(None, map(str.strip, values)):
         yield f"{name}={each}"
+
+
+def variables_of(parser: argparse.ArgumentParser, prefix: str) -> set[str]:
+    """The variables of every flag of a parser and of the words below it."""
+    found = {variable_of(action, prefix) for action in parser._actions} - {None}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found = found.union(*(variables_of(each, prefix) for each in action.choices.values()))
+    return {name for name in found if name}
+
+
+def misspelt_variables(environ: Mapping[str, str], known: Collection[str], prefix: str) -> Iterator[str]:
+    """A sentence for each set variable that is no setting and is like the name of one.
+
+    >>> list(misspelt_variables({"TGI_BENCH_CONCURENCY": "8"}, ["TGI_BENCH_CONCURRENCY"], "TGI_BENCH_"))
+    ["TGI_BENCH_CONCURENCY sets nothing; did you mean 'TGI_BENCH_CONCURRENCY'?"]
+    """
+    names = {name.removeprefix(prefix) for name in known}
+    for variable in sorted(set(environ) - set(known)):
+        meant = nearest_word(variable.removeprefix(prefix), names, MISSPELT_LIKENESS)
+        if meant is not None:
+            yield f"{variable} sets nothing; did you mean {prefix + meant!r}?"

@@ -1,4 +1,6 @@
 import os
+import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,12 @@ from loadgen.terminal.completion import candidates
 from tuner import cli as tune_cli
 
 BIN = Path(sys.executable).parent
+# A value after `=`, a word below a command, a file.
+LINES = [
+    ("tgi-bench run --mode=poi", "tgi-bench run --mode=poisson"),
+    ("tgi-tune simulate val", "tgi-tune simulate validate"),
+    ("tgi-bench report run_of_to", "tgi-bench report run_of_today"),
+]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +31,7 @@ BIN = Path(sys.executable).parent
         (["sweep", "--order", "r"], ["random"]),
         (["run", "--no-str"], ["--no-stream"]),
         (["run", "--trace-file", ""], []),
-        (["completion", ""], ["bash"]),
+        (["completion", ""], ["bash", "zsh", "fish"]),
     ],
 )
 def test_the_words_that_complete_a_line(line, found):
@@ -50,3 +58,59 @@ def test_pages_2_bash_completes_after_the_documented_line():
 
     assert done.stdout.splitlines()[0] == "poisson"
     assert "-F _tgi_bench tgi-bench" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on the PATH")
+@pytest.mark.parametrize(("typed", "completed"), LINES)
+def test_pages_2_zsh_completes_after_the_documented_line(tmp_path, typed, completed):
+    (tmp_path / "run_of_today").write_text("")
+    program = typed.partition(" ")[0]
+    # The tab completes the line; then `print` is typed at its start, so that the shell prints it.
+    keys = f'PS1=; eval "$({program} completion zsh)"\n{typed}\t\x01print -r -- "\x05"\nexit\n'
+
+    written = in_terminal(["zsh", "-f", "-i"], keys, tmp_path)
+
+    assert completed in [line.strip() for line in written.splitlines()]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish on the PATH")
+@pytest.mark.parametrize(("typed", "completed"), LINES)
+def test_pages_2_fish_completes_after_the_documented_line(tmp_path, typed, completed):
+    (tmp_path / "run_of_today").write_text("")
+    program = typed.partition(" ")[0]
+    script = f"{program} completion fish | source; complete -C '{typed}'"
+
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        timeout=120,
+    )
+
+    [candidate] = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert candidate == completed.split()[-1], done.stderr
+
+
+def environment(home: Path) -> dict[str, str]:
+    return os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home), "TERM": "xterm"}
+
+
+def in_terminal(command: list[str], keys: str, directory: Path) -> str:
+    """The output of a program in a terminal of its own, after these keys."""
+    terminal, its_end = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=its_end, stdout=its_end, stderr=its_end, cwd=directory, env=environment(directory)
+    ) as shell:
+        os.close(its_end)
+        os.write(terminal, keys.encode())
+        written = b""
+        try:
+            while block := os.read(terminal, 65536):
+                written += block
+        except OSError:  # the shell has ended
+            pass
+        shell.wait(60)
+    os.close(terminal)
+    return written.decode(errors="replace")

@@ -38,6 +38,28 @@ def test_pages_2_variables_of_switches_and_repeatable_flags(planned):
 
 
 @pytest.mark.parametrize(
+    ("name", "reported"),
+    [
+        ("CONCURENCY", "TGI_BENCH_CONCURENCY sets nothing; did you mean 'TGI_BENCH_CONCURRENCY'?"),
+        ("TOLERENCE", "did you mean 'TGI_BENCH_TOLERANCE'?"),  # of `search`
+        ("JOINKEY", "did you mean 'TGI_BENCH_JOIN_KEY'?"),
+        ("TOLERANCE", ""),
+        ("JOIN_KEY", ""),
+        ("SERVICE_HOST", ""),  # set by Kubernetes for a service named tgi-bench
+    ],
+)
+def test_pages_2_a_misspelt_variable_is_reported_with_the_nearest(monkeypatch, tmp_path, capsys, name, reported):
+    monkeypatch.setattr(program, "raise_on_signals", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(f"TGI_BENCH_{name}", "8")
+
+    assert cli.main(["run", "--dry-run"]) == 0
+
+    error = capsys.readouterr().err
+    assert (reported in error) if reported else ("sets nothing" not in error)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("CONCURRENCY", "many", "set by the environment: TGI_BENCH_CONCURRENCY"),
