@@ -56,14 +56,14 @@ from reference_server.router.app import TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.chat.prompts import RenderingPool
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.server_info import ServerInfo
 from reference_server.router.services import Services
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.tokenizer_files import find_tokenizer_files
-from reference_server.router.validation import Validator
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.validator import Validator
 
 ROUTES = ("/generate_stream", "/v1/chat/completions", "/v1/completions")
 BARE = "bare Starlette"

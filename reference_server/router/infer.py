@@ -20,11 +20,11 @@ from reference_server.router.generation_stream import (
     PrefillDone,
     TokenArrived,
 )
-from reference_server.router.request_rules import check_best_of
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SegmentProgress
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.validation import Continuation, GenerateCall, Validator
+from reference_server.router.validation.request_rules import check_best_of
+from reference_server.router.validation.validator import Continuation, GenerateCall, Validator
 
 T = TypeVar("T")
 

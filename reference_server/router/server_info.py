@@ -11,9 +11,9 @@ from reference_server.config import RouterConfig
 from reference_server.config_fields import Secret
 from reference_server.errors import ArgumentError
 from reference_server.messages import ModelInfo, WarmupReply
-from reference_server.router.request_rules import GenerationLimits
-from reference_server.router.token_limits import TokenLimits
 from reference_server.router.tokenizer_files import TokenizerFiles
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.token_limits import TokenLimits
 from reference_server.settings import Loaded
 
 #: Extensions to TGI's API, listed in `/info` for clients.

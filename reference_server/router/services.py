@@ -13,7 +13,7 @@ from reference_server.router.server_info import ServerInfo
 from reference_server.router.sse import Header
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.telemetry.times import RequestTimes
-from reference_server.router.validation import GenerateCall
+from reference_server.router.validation.validator import GenerateCall
 
 
 @dataclass(frozen=True, slots=True)

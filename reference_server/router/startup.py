@@ -32,15 +32,15 @@ from reference_server.router.services import Services
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.telemetry.step_trace import StepTrace
 from reference_server.router.telemetry.tracing import Tracing
-from reference_server.router.token_limits import (
+from reference_server.router.tokenizer_files import TokenizerFiles, find_tokenizer_files
+from reference_server.router.validation.token_limits import (
     V2_BLOCK_SIZES,
     ConfiguredLimits,
     TokenLimits,
     resolve_limits,
     warmup_request,
 )
-from reference_server.router.tokenizer_files import TokenizerFiles, find_tokenizer_files
-from reference_server.router.validation import Validator
+from reference_server.router.validation.validator import Validator
 from reference_server.settings import Loaded
 from reference_server.tokenizer import SlowTokenizer
 from reference_server.transport.address import tcp_url

@@ -9,7 +9,7 @@ from reference_server.messages import ModelInfo
 from reference_server.router.batching import Batcher
 from reference_server.router.generation_stream import Finished
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
-from reference_server.router.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
 from tests.support.wire.scripted_shard import Reply, ScriptedShard
 from tests.support.wire.valid_requests import valid_request
 from tests.support.wire.wire_shard import served, socket_urls

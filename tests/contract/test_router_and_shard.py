@@ -13,7 +13,7 @@ from reference_server.model_server.options import EngineOptions
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
-from reference_server.router.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of
 
 CHUNK_TOKENS, WHOLE_TOKENS = 24, 64

@@ -15,13 +15,13 @@ from reference_server.model_server.local_shard import LocalShard
 from reference_server.router.app import TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
 from reference_server.router.server_info import EngineInfo, ServerInfo
 from reference_server.router.services import Services
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.token_limits import ConfiguredLimits, resolve_limits, warmup_request
-from reference_server.router.validation import Validator
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from reference_server.router.validation.validator import Validator
 from reference_server.tokenizer import load_tokenizer
 from reference_server.transport.shard import Shard
 from tests.support.models.lower_tiers import ENCODER_DECODER, PADDED, RECURRENT, generate_alone, save_model

@@ -11,7 +11,7 @@ from reference_server.router.batching import Batcher
 from reference_server.router.generation_stream import Finished
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
-from reference_server.router.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import (
     SavedModel,

@@ -13,7 +13,7 @@ from reference_server.router.chat.tool_calls import CallReader
 from reference_server.router.chat.tools import NO_TOOL
 from reference_server.router.generation_stream import Event, Finished, PrefillDone, TokenArrived
 from reference_server.router.services import Services
-from reference_server.router.validation import GenerateCall
+from reference_server.router.validation.validator import GenerateCall
 
 
 class CallDelta(NamedTuple):

@@ -12,12 +12,12 @@ from reference_server.messages import Tokens
 from reference_server.router.generation_stream import Finished, GeneratedToken, TokenArrived
 from reference_server.router.http_call import HttpCall, Route
 from reference_server.router.infer import CompletedGeneration
-from reference_server.router.request_rules import check_stream
 from reference_server.router.schemas.tgi import CompatGenerateRequest, GenerateRequest
 from reference_server.router.services import Services
 from reference_server.router.sse import JSON_OPTIONS, render_event
 from reference_server.router.telemetry.times import timing_headers
-from reference_server.router.validation import GenerateCall
+from reference_server.router.validation.request_rules import check_stream
+from reference_server.router.validation.validator import GenerateCall
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from reference_server.router.services import Services
 from reference_server.router.sse import DONE, render_json
 from reference_server.router.telemetry.request_context import RequestContext
 from reference_server.router.telemetry.times import RequestTimes, timing_headers
-from reference_server.router.validation import GenerateCall
+from reference_server.router.validation.validator import GenerateCall
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from reference_server.router.chat.tools import ToolOffer
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest, SamplingFields
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.telemetry.request_context import RequestContext
-from reference_server.router.validation import GenerateCall
+from reference_server.router.validation.validator import GenerateCall
 
 
 def completion_calls(request: CompletionRequest, choices: int, context: RequestContext) -> list[GenerateCall]:

@@ -14,7 +14,7 @@ from reference_server.router.schemas.platforms import InferOutput, InferRequest,
 from reference_server.router.schemas.tgi import CompatGenerateRequest, GenerateParameters
 from reference_server.router.services import Services
 from reference_server.router.telemetry.request_context import RequestContext
-from reference_server.router.validation import GenerateCall
+from reference_server.router.validation.validator import GenerateCall
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reference_server.messages import GrammarType
-from reference_server.router.request_rules import GenerationLimits
+from reference_server.router.validation.request_rules import GenerationLimits
 from tests.support.samples.grammar_samples import accepts, grammar_of
 from tests.support.samples.grammars import CompilingHere, compiler
 from tests.support.servers.serving import Served, endless, serve

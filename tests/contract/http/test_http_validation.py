@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reference_server.router.request_rules import GenerationLimits
+from reference_server.router.validation.request_rules import GenerationLimits
 from tests.support.servers.serving import endless, events_of, serve
 from tests.support.wire.scripted_shard import ScriptedShard
 

@@ -7,9 +7,9 @@ from reference_server.errors import GenerationError, OverloadedError, ShardError
 from reference_server.messages import Request
 from reference_server.router.generation_stream import Finished, GeneratedToken, TokenArrived
 from reference_server.router.infer import CompletedGeneration, Permits, all_or_nothing
-from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.schemas.tgi import GenerateParameters
-from reference_server.router.validation import GenerateCall
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.validator import GenerateCall
 from tests.support.servers.serving import Served, endless, serve
 from tests.support.wire.scripted_shard import Reply, ScriptedShard
 

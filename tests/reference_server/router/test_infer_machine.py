@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from reference_server.errors import GenerationError, OverloadedError, ShardConnectionError, ShardError
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import CompletedGeneration, Infer, Permits
-from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.validation import GenerateCall, Validator
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.validator import GenerateCall, Validator
 from tests.support.models.word_tokenizer import WordTokenizer
 from tests.support.wire.scripted_shard import INFO, Reply, ScriptedShard
 

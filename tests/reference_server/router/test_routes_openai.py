@@ -3,13 +3,13 @@ from dataclasses import replace
 from reference_server.messages import GeneratedText
 from reference_server.router.generation_stream import Finished, GeneratedToken, TokenArrived
 from reference_server.router.infer import CompletedGeneration
-from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.routes.openai import usage_of
 from reference_server.router.routes.openai_bodies import ChatBodies, CompletionBodies, Usage
 from reference_server.router.routes.openai_calls import completion_calls
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest
 from reference_server.router.server_info import ServerInfo
 from reference_server.router.telemetry.request_context import NO_CONTEXT
+from reference_server.router.validation.request_rules import GenerationLimits
 from tests.support.servers.serving import events_of
 
 FACTS = ServerInfo("m", GenerationLimits(1024, 2048), version="0.0.0")

@@ -17,7 +17,7 @@ from reference_server.router.startup import (
     step_timeout_s,
     warn_of_open_routes,
 )
-from reference_server.router.token_limits import ConfiguredLimits, TokenLimits, warmup_request
+from reference_server.router.validation.token_limits import ConfiguredLimits, TokenLimits, warmup_request
 from reference_server.settings import load
 from tests.support.servers.serving import Setup, services_on
 from tests.support.wire.scripted_shard import ScriptedShard

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from reference_server.presets.catalog import find
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.token_limits import ConfiguredLimits, resolve_limits, warmup_request
-from reference_server.router.validation import GenerateCall, Validator
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from reference_server.router.validation.validator import GenerateCall, Validator
 from reference_server.tokenizer import load_tokenizer
 from reference_server.transport.shard import Shard
 

@@ -17,7 +17,6 @@ from reference_server.router.chat.prompts import ChatTemplate
 from reference_server.router.chat.tools import ToolOffer
 from reference_server.router.connection import ConnectionLimits
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.schemas.openai import ChatMessage
 from reference_server.router.schemas.tgi import RequestGrammar
@@ -25,7 +24,8 @@ from reference_server.router.server import HttpServer, bind
 from reference_server.router.server_info import EngineInfo, ServerInfo
 from reference_server.router.services import Services
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.validation import Validator
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.validator import Validator
 from tests.support.models.word_tokenizer import WordTokenizer
 from tests.support.wire.scripted_shard import Reply, ScriptedShard, say
 

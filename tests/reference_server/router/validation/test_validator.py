@@ -8,11 +8,11 @@ import pytest
 
 from reference_server.errors import OverloadedError, ValidationError
 from reference_server.messages import FinishReason, GeneratedText
-from reference_server.router.request_rules import GenerationLimits
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SEED_STRIDE, SegmentProgress
 from reference_server.router.schemas.tgi import GenerateParameters
-from reference_server.router.validation import Continuation, GenerateCall, Validator
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.validator import Continuation, GenerateCall, Validator
 from tests.support.models.word_tokenizer import WordTokenizer
 
 LIMITS = GenerationLimits(max_input_tokens=1024, max_total_tokens=2048)

@@ -4,7 +4,7 @@ import pytest
 
 from reference_server.errors import StartupError
 from reference_server.messages import Image, ModelInfo, WarmupReply
-from reference_server.router.token_limits import (
+from reference_server.router.validation.token_limits import (
     ConfiguredLimits,
     TokenLimits,
     check_limits,

@@ -10,13 +10,6 @@ from typing import TypeVar
 
 from reference_server.errors import OverloadedError, RequestError, ValidationError
 from reference_server.messages import ChooserParameters, Grammar, GrammarType, Request, StoppingParameters
-from reference_server.router.request_rules import (
-    IMAGE_MODELS,
-    GenerationLimits,
-    check_parameters,
-    refuse_images,
-    value_or,
-)
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import (
     SegmentProgress,
@@ -26,7 +19,14 @@ from reference_server.router.scheduling.segments import (
 )
 from reference_server.router.schemas.tgi import GenerateParameters, RequestGrammar
 from reference_server.router.telemetry.request_context import NO_CONTEXT, RequestContext
-from reference_server.router.token_listing import render_tokens
+from reference_server.router.validation.request_rules import (
+    IMAGE_MODELS,
+    GenerationLimits,
+    check_parameters,
+    refuse_images,
+    value_or,
+)
+from reference_server.router.validation.token_listing import render_tokens
 from reference_server.tokenizer import Tokenizer
 
 T = TypeVar("T")

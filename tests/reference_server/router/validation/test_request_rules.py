@@ -3,8 +3,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from reference_server.errors import ValidationError
-from reference_server.router.request_rules import refuse_images
-from reference_server.router.validation import GenerateCall, Validator
+from reference_server.router.validation.request_rules import refuse_images
+from reference_server.router.validation.validator import GenerateCall, Validator
 from tests.support.models.word_tokenizer import WordTokenizer
 from tests.support.servers.serving import LIMITS
 
