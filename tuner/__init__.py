@@ -1,6 +1,6 @@
 """Finds settings of LLM servers for a load: `tune` is `tgi-tune run` as a function.
 
-Names are imported on first use, so that `import tuner` costs nothing. docs/python.md has an example.
+Names are imported on first use, so `import tuner` is fast. docs/python.md has an example.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""TuneConfig: the typed sections of a space file. It is beside `errors.py` because every room reads it."""
+"""TuneConfig: the typed sections of a space file."""
 
 import re
 from pathlib import Path
@@ -16,41 +16,49 @@ Kind = Literal["own", "tgi-docker", "tgi-launcher", "command", "profile"]
 
 # Name of a study and of its folder.
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# Default launches: of a study, of a space of more than `WIDE` parameters, and of a search by the simulator.
+# Default number of launches: of a study, with more than `WIDE` parameters, and while the simulator proposes.
 TRIALS, WIDE_TRIALS, SIMULATOR_TRIALS, WIDE = 40, 80, 16, 6
 
 
 class StudySection(BaseModel):
-    """`[study]`: its storage, its sampler, and when it ends."""
+    """`[study]`: storage, sampler and end of the study."""
 
     model_config = _STRICT
 
     name: Annotated[str, Field(pattern=rf"^{STUDY_NAME.pattern}$")] | None = Field(
-        None, description="Folder under studies/. Default from model, space and load."
+        None, description="Name of the folder under studies/. Default: the model and a digest of space and load."
     )
     storage: str = Field(
         "journal", description="journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://..., or grpc://HOST:PORT."
     )
     trials: int | None = Field(
-        None, ge=1, le=10_000, description="Configurations launched, the defaults included. Default 40, or 80 if wide."
+        None,
+        ge=1,
+        le=10_000,
+        description=f"Number of launches of the search, including the defaults. Default {TRIALS}, {WIDE_TRIALS} with "
+        f"more than {WIDE} parameters, {SIMULATOR_TRIALS} while the simulator proposes.",
     )
-    max_hours: float | None = Field(None, gt=0, description="Stop searching after this long, whichever comes first.")
+    max_hours: float | None = Field(None, gt=0, description="End the search after this time, in hours.")
     seed: int = Field(0, ge=0, description="Seed of the sampler.")
     sampler: SamplerName = Field(
-        "auto", description="auto: initial design, halving, then TPE; with a profile a model of the results."
+        "auto",
+        description="auto: initial design, halving of its values, then TPE; for a profile's server a surrogate model.",
     )
     simulator: SimulatorUse = Field(
-        "auto", validation_alias=AliasChoices("simulator", "guide"), description="Whether the simulator proposes."
+        "auto",
+        validation_alias=AliasChoices("simulator", "guide"),
+        description="Launches proposed by the simulator. gp: corrected by a Gaussian process of its errors. rank: "
+        "without correction. auto: gp where step times are known. off: none.",
     )
     cost: str | None = Field(
         None,
         min_length=1,
-        description="Cost file of `tgi-tune simulate calibrate --url`, with which the simulator proposes launches of a "
+        description="Cost file of `tgi-tune simulate calibrate --url`. With it the simulator proposes launches of a "
         "profile's server.",
     )
     noise_runs: int = Field(4, ge=0, le=50, description="Runs of the defaults before the search; 0 for none.")
     patience: int | None = Field(None, ge=1, description="Stop after this many launches without an improvement.")
-    keep_all: bool = Field(False, description="Search every value of the initial design, not the better half.")
+    keep_all: bool = Field(False, description="Search every value of the initial design, not only the better half.")
     skip_dominated: bool = Field(
         True,
         validation_alias=AliasChoices("skip_dominated", "skip_doomed"),
@@ -65,7 +73,7 @@ class StudySection(BaseModel):
     reuse: bool = Field(
         False, description="Reuse results of equal settings from other studies of this load, build and device."
     )
-    mixed: bool = Field(False, description="Let workers with another device class, build or load join.")
+    mixed: bool = Field(False, description="Accept workers with another device class, build or load.")
 
     def num_trials(self, num_parameters: int) -> int:
         """Number of launches: `trials`, or a default for the size of the space."""
@@ -79,20 +87,28 @@ class ServerSection(BaseModel):
 
     model_config = _STRICT
 
-    kind: Kind = Field("own", description="The bundled reference server, a real TGI, a command, or a profile's server.")
+    kind: Kind = Field(
+        "own",
+        description="own: the bundled server. tgi-docker, tgi-launcher: TGI. command: the server of `command`. "
+        "profile: the server of `profile`.",
+    )
     profile: str | None = Field(
-        None, description="vllm, sglang, llamacpp, or the TOML file of another server's profile; sets the kind."
+        None, description="vllm, sglang, llamacpp, or the TOML file of another server's profile; sets `kind`."
     )
     model_id: str = Field("preset:tiny-llama", min_length=1, description="Hub id, local directory, or preset:NAME.")
     command: str | None = Field(
-        None, description="kind command: starts the server; {setting} is replaced. tgi-launcher: the launcher's path."
+        None,
+        description="kind command: command line of the server; {setting} is replaced. kind tgi-launcher: path of the "
+        "launcher. kind profile: replaces the profile's command.",
     )
-    image: str = Field("ghcr.io/huggingface/text-generation-inference:latest", description="kind tgi-docker.")
+    image: str = Field(
+        "ghcr.io/huggingface/text-generation-inference:latest", description="kind tgi-docker: container image."
+    )
     volume: str | None = Field(None, description="kind tgi-docker: HOST_DIR:/data.")
     shm_size: str = Field("1g", description="kind tgi-docker: shared memory of the container.")
-    gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="Devices of the server; none for a CPU.")
-    ready_timeout_s: float = Field(300.0, gt=0, description="Longest time of a launch in seconds.")
-    fixed: dict[str, Any] = Field(default_factory=dict, description="Settings of every trial, also of the baseline.")
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="GPU indices of the server; empty: CPU.")
+    ready_timeout_s: float = Field(300.0, gt=0, description="Longest time until the server is ready, in seconds.")
+    fixed: dict[str, Any] = Field(default_factory=dict, description="Settings of every trial, including the baseline.")
 
     @model_validator(mode="before")
     @classmethod
@@ -104,7 +120,9 @@ class ServerSection(BaseModel):
     @model_validator(mode="after")
     def _has_command(self) -> "ServerSection":
         if (self.kind == "profile") != (self.profile is not None):
-            raise ValueError(f"kind `{self.kind}` with profile {self.profile!r}: a profile has the kind `profile`")
+            raise ValueError(
+                f"`kind` is {self.kind} and `profile` is {self.profile!r}: set `profile` exactly if `kind` is profile"
+            )
         if self.kind == "command" and not self.command:
             raise ValueError("kind `command` needs `command`, the command line of the server")
         if self.kind in ("own", "tgi-docker") and self.command:
@@ -134,7 +152,9 @@ class ObjectiveSection(BaseModel):
     model_config = _STRICT
 
     maximize: str | tuple[str, str] | None = Field(
-        None, description="Default: output_tokens_per_s, or goodput_rps with limits. Two make a Pareto search."
+        None,
+        description="Metric to improve, or two metrics for a Pareto search. Default output_tokens_per_s, with limits "
+        "goodput_rps.",
     )
     choose: Literal["knee", "first", "second"] = Field(
         "knee", description="On a Pareto front: the knee, or the best in one objective."
@@ -200,16 +220,18 @@ class ConfirmSection(BaseModel):
 
 
 class QualitySection(BaseModel):
-    """`[quality]`: how well the answers of a winner with other weights or K/V type must match the defaults' answers."""
+    """`[quality]`: required agreement with the answers of the defaults, for winners with other weights or K/V type."""
 
     model_config = _STRICT
 
-    min_agreement: float = Field(0.90, ge=0, le=1, description="Least fraction of equal tokens among the first 64.")
-    command: str | None = Field(None, description="Used instead: run with the server's URL; exit code 0 accepts.")
+    min_agreement: float = Field(0.90, ge=0, le=1, description="Smallest fraction of equal tokens among the first 64.")
+    command: str | None = Field(
+        None, description="Command that decides instead: it receives the server's URL, and exit code 0 accepts."
+    )
 
 
 class TuneConfig(BaseModel):
-    """One study. `load` has the flags of `tgi-bench run` as TOML keys."""
+    """One study. The keys of `load` are the flags of `tgi-bench run`."""
 
     model_config = _STRICT
 
@@ -220,11 +242,11 @@ class TuneConfig(BaseModel):
     )
     objective: ObjectiveSection = Field(ObjectiveSection(), description="Metrics to improve, and limits.")
     param: dict[str, ParamSection] = Field(
-        default_factory=dict, description="Searched settings, by name. Default the settings that the server marks."
+        default_factory=dict, description="Searched settings, by name. Default: those that the server marks as tunable."
     )
     forbid: tuple[ForbidSection, ...] = Field((), description="Combinations known to be impossible.")
     confirm: ConfirmSection = Field(ConfirmSection(), description="Launches that decide between the finalists.")
-    quality: QualitySection = Field(QualitySection(), description="How much answers may change.")
+    quality: QualitySection = Field(QualitySection(), description="How much the answers may change.")
 
     @model_validator(mode="after")
     def _simulator_has_costs(self) -> "TuneConfig":
@@ -242,29 +264,30 @@ class TuneConfig(BaseModel):
 
     @property
     def uses_simulator(self) -> bool:
-        """Whether the simulator proposes launches, for one objective and sampler `auto`.
+        """Whether the simulator proposes launches. It needs one objective, sampler `auto` and step times.
 
-        It needs the bundled server's step traces or TGI's metrics. Another command may have neither, so there
-        `simulator` must be set explicitly. For a profile's server it needs `cost`.
+        Step times come from `cost` for a profile's server, else from the bundled server's step traces or from TGI's
+        metrics. A server of kind `command` may have neither, so there `simulator` must be set explicitly.
         """
-        has_one_objective = not isinstance(self.objective.maximize, tuple)
+        if self.study.simulator == "off" or not self._has_proposer:
+            return False
         if self.server.kind == "profile":
-            is_known_server = self.study.cost is not None
-        else:
-            is_known_server = self.server.kind != "command" or self.study.simulator != "auto"
-        is_on = self.study.simulator != "off" and self.study.sampler == "auto"
-        return is_on and is_known_server and has_one_objective
+            return self.study.cost is not None
+        return self.server.kind != "command" or self.study.simulator != "auto"
 
     @property
     def uses_surrogate(self) -> bool:
-        """Whether a model of the results proposes launches: for one objective, on servers without step traces."""
-        has_one_objective = not isinstance(self.objective.maximize, tuple)
-        is_own_choice = self.study.sampler == "auto" and not self.uses_simulator
-        return self.server.kind == "profile" and has_one_objective and is_own_choice
+        """Whether a surrogate model of the results proposes launches of a profile's server."""
+        return self._has_proposer and self.server.kind == "profile" and not self.uses_simulator
+
+    @property
+    def _has_proposer(self) -> bool:
+        """Whether a proposer may choose the launches: with one objective and sampler `auto`."""
+        return self.study.sampler == "auto" and not isinstance(self.objective.maximize, tuple)
 
 
 def study_name(model_id: str, digest: str) -> str:
-    """The folder of an unnamed study: model and digest, so that the same command continues it.
+    """The folder of an unnamed study: model and digest, so the same command continues the study.
 
     >>> study_name("preset:tiny-llama", "a1b2c3d4e5")
     'tiny-llama-a1b2c3d4'

@@ -62,8 +62,9 @@ def tune(
 ) -> Study:
     """Search, confirm, write the report; an existing study continues.
 
-    space: a space file or its sections; without one the settings that the server marks are searched. load: settings of
-    the load, which override those of the space. Raises UsageError, TunerError.
+    space: a space file or its sections; None searches the settings that the server marks as tunable. load: settings of
+    the load, which override those of the space. progress: called with each line of progress. Raises UsageError,
+    TunerError.
     """
     file = Path(space) if isinstance(space, str | Path) else None
     sections = None if isinstance(space, str | Path) else space

@@ -119,7 +119,7 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
         assert text in capsys.readouterr().out
     # The study's model is a preset, which a TGI does not have.
     assert cli.main(["export", "--study", "s", "--as", "k8s"]) == 2
-    assert "a model of this package: TGI does not have it" in capsys.readouterr().err
+    assert "a preset of this package, which TGI cannot load" in capsys.readouterr().err
     jobs = ["export", "--study", "s", "--workers", "2", "--image", "tgi-bench:1", "--out", "jobs"]
     assert cli.main([*jobs, "--as", "load-jobs", "--url", "http://server"]) == 0
     names = {"kustomization.yaml", "load.toml", "master.yaml", "runs.yaml", "service.yaml", "workers.yaml"}
@@ -129,7 +129,7 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
         (["--as", "load-jobs"], "needs --url URL"),
         (["--as", "load-jobs", "--url", "http://server", "--trial", "1"], "--trial does not go with --as load-jobs"),
         (["--as", "study-jobs", "--url", "http://server"], "--url does not go with --as study-jobs"),
-        (["--as", "study-jobs"], "the storage of the study, journal, is on one machine"),
+        (["--as", "study-jobs"], "the study's storage, journal, is a file on this machine"),
         (["--as", "k8s"], "--workers does not go with --as k8s"),
     ):
         assert cli.main([*jobs, *words]) == 2

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The user of this repository's container images, and the folder that it may write to.
+# User id in this repository's container images, and the folder that this user can write to.
 USER, FOLDER = 1000, "/data"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 
@@ -23,9 +23,9 @@ class SecretVariable:
 
 @dataclass(frozen=True, slots=True)
 class JobManifest:
-    """`pods` pods of one command. `retries` pods in total are started again after a failure.
+    """`pods` pods that run one command. Failed pods are restarted, up to `retries` times in total.
 
-    `apart_from` are names of Jobs whose pods run on other nodes. `volumes` are the sources of the mounted folders.
+    apart_from: names of Jobs whose pods must run on other nodes. volumes: Kubernetes volume sources, by mount path.
     """
 
     name: str
@@ -41,7 +41,7 @@ class JobManifest:
     ports: Sequence[int] = ()
 
     def content(self) -> dict[str, Any]:
-        """The Job as plain values."""
+        """The manifest as plain values."""
         template = {
             "metadata": {"labels": {"app": self.name}},
             "spec": {
@@ -85,7 +85,7 @@ class JobManifest:
 
 
 def _volume_name(path: str) -> str:
-    """A folder as the name of its volume.
+    """The volume name of a folder.
 
     >>> _volume_name("/data/runs")
     'data-runs'
@@ -94,7 +94,7 @@ def _volume_name(path: str) -> str:
 
 
 def _apart_from(jobs: Sequence[str]) -> dict[str, Any]:
-    """The rule that pods of these Jobs do not share a node."""
+    """The affinity rule that keeps a pod off the nodes of these Jobs' pods."""
     chosen = {"matchExpressions": [{"key": "app", "operator": "In", "values": list(jobs)}]}
     term = {"labelSelector": chosen, "topologyKey": HOSTNAME_LABEL}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -1,4 +1,4 @@
-"""A load from several pods as Kubernetes text: a master, its Service, workers that join it, and a volume of runs."""
+"""Kubernetes manifests of a distributed load: a master, its Service, the workers, and a volume for the runs."""
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.distribution import JOIN_KEY_VARIABLE, MASTER_PORT, Distribution
@@ -12,18 +12,18 @@ from tuner.servers.exported_text import image_note
 MASTER, WORKER = "tgi-bench-master", "tgi-bench-worker"
 JOIN_SECRET, API_SECRET = "tgi-bench-join", "tgi-bench-api"
 RUNS, LOAD, LOAD_FILE = "tgi-bench-runs", "tgi-bench-load", "load.toml"
-# Settings of a load that hold secrets, with the remedy.
+# Settings of a load that contain secrets, with the remedy.
 SECRETS = {"api_key": "name its variable in `api_key_env`", "header": "leave it out"}
-# A worker whose master does not listen yet is started again.
+# A worker fails while its master does not listen yet.
 RETRIES_OF_A_WORKER = 6
 
 
 def load_jobs(load: BenchConfig, load_toml: str, url: str, workers: int, image: str) -> dict[str, str]:
-    """The files of a kustomization by name; `load_toml` is the load as a file. Raises UsageError, SpaceError."""
+    """The files of a kustomization, by name. `load_toml`: content of the load file. Raises UsageError, SpaceError."""
     Distribution(workers, is_open=True).check(load)
     for name, remedy in SECRETS.items():
         if getattr(load, name):
-            raise SpaceError(f"`{name}` of the load would be in the manifest: {remedy}")
+            raise SpaceError(f"`{name}` of the load is a secret and would be written to the manifest: {remedy}")
     join_key = SecretVariable(JOIN_KEY_VARIABLE, JOIN_SECRET)
     api_key = [SecretVariable(load.api_key_env, API_SECRET)] if load.api_key_env else []
     run = ("tgi-bench", "run", "--config", f"/load/{LOAD_FILE}", "--url", url)
@@ -71,22 +71,22 @@ def _comments(load: BenchConfig, url: str, workers: int, image: str) -> list[str
         if load.api_key_env
         else []
     )
-    files = [f"Assumes that the image has {name} = {value}." for name, value in _files_of(load)]
+    files = [f"Assumes that the image contains {name} = {value}." for name, value in _files_of(load)]
     return [
-        f"A load of {workers} workers on {url}. Before the first time:",
+        f"A load of {workers} workers on {url}. Before the first run:",
         *(f"  {line}" for line in (secret, *api)),
         "Then: kubectl apply -k . && kubectl wait --for=condition=complete --timeout=1h job/" + MASTER,
-        f"A Job runs once: kubectl delete job {MASTER} {WORKER} before the next load.",
+        f"A Job runs once. Before the next run: kubectl delete job {MASTER} {WORKER}",
         *image_note(image),
         *files,
-        f"Assumes that {image} has tgi-bench on PATH and that user 1000 may write to {FOLDER}.",
+        f"Assumes that {image} has tgi-bench on PATH and that user 1000 can write to {FOLDER}.",
         f"Assumes that pods reach {url}, and a default storage class: the runs are in the volume {RUNS}.",
-        "Workers have one CPU each. A node that they share with the server under test disturbs the measurement.",
+        "Each worker requests one CPU. Workers on the node of the server under test disturb the measurement.",
     ]
 
 
 def _files_of(load: BenchConfig) -> list[tuple[str, str]]:
-    """The settings of a load that name files."""
+    """Name and value of each setting of a load that is a file path."""
     found = [(name, getattr(load, name)) for name in (*FILE_SETTINGS, *LENGTH_SETTINGS, "tokenizer", "ca_file")]
     return [
         (name, str(value))

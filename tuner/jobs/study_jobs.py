@@ -1,4 +1,4 @@
-"""Workers of a study as Kubernetes text: pods of `tgi-tune worker` on a storage that all of them reach."""
+"""Kubernetes manifests of a study's workers: pods that run `tgi-tune worker` with one shared storage."""
 
 from tuner.config import TuneConfig
 from tuner.errors import SpaceError
@@ -11,12 +11,12 @@ from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE
 WORKER, STORAGE_SECRET = "tgi-tune-worker", "tgi-tune-storage"
 PROXY = "grpc://"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0")
-# Trials of a lost worker are enqueued again, for any worker.
+# A restarted pod continues the search; the trial of the lost worker is enqueued again.
 RETRIES = 6
 
 
 def study_jobs(name: str, config: TuneConfig, storage: str, workers: int, image: str) -> dict[str, str]:
-    """The files of a kustomization by name. Raises SpaceError for a storage or a server that pods do not have."""
+    """The files of a kustomization, by name. Raises SpaceError for a storage or a server that pods cannot use."""
     _check(config, storage)
     local = local_parts(config)
     worker = JobManifest(
@@ -36,16 +36,16 @@ def study_jobs(name: str, config: TuneConfig, storage: str, workers: int, image:
     }
     server = config.server.profile or config.server.kind
     comments = (
-        f"{workers} workers of study {name} on {storage}. Before the first time, with the proxy's token:",
+        f"{workers} workers of study {name} on {storage}. Before the first run, with the proxy's token:",
         f"  kubectl create secret generic {STORAGE_SECRET} --from-literal={TOKEN_VARIABLE}=TOKEN",
-        f"Then, while `tgi-tune run --study {name}` searches: kubectl apply -k .",
+        f"Then, while `tgi-tune run --study {name}` is running: kubectl apply -k .",
         *image_note(image),
-        *(f"Assumes that the image has {key} = {value}." for key, value in local.items()),
-        f"Assumes that {image} has tgi-tune and the study's server ({server}) on PATH, and that user 1000 may write to "
+        *(f"Assumes that the image contains {key} = {value}." for key, value in local.items()),
+        f"Assumes that {image} has tgi-tune and the study's server ({server}) on PATH, and that user 1000 can write to "
         f"{FOLDER}.",
-        f"Assumes that pods reach {storage}. The traffic is not encrypted: keep it inside a private network.",
-        "Each worker has a node of its own. Its device class and server build must be those of the study, or the study "
-        "has `mixed = true`.",
+        f"Assumes that pods reach {storage}. The traffic is not encrypted: use a private network.",
+        "Each worker runs on its own node. Device class and server build must equal those of the study, unless the "
+        "study sets `mixed = true`.",
     )
     return {
         "kustomization.yaml": yaml_text(kustomization, comments),
@@ -57,16 +57,18 @@ def _check(config: TuneConfig, storage: str) -> None:
     if not storage.startswith(PROXY):
         kind = storage.partition(":")[0]
         reason = (
-            "is on one machine, which pods do not reach"
+            "is a file on this machine, which pods cannot reach"
             if kind in ("journal", "sqlite")
-            else "has a password, which would be in the manifest"
+            else "has a password, which would be written to the manifest"
         )
         raise SpaceError(
-            f"the storage of the study, {kind}, {reason}: serve a database with `tgi-tune storage` and give --storage "
+            f"the study's storage, {kind}, {reason}: serve a database with `tgi-tune storage` and set --storage "
             "grpc://HOST:PORT"
         )
     host = storage.removeprefix(PROXY).rpartition(":")[0]
     if host in LOCAL_HOSTS:
-        raise SpaceError(f"--storage is {storage}, an address of this machine: give one that pods reach")
+        raise SpaceError(f"--storage is {storage}, an address of this machine only: set an address that pods can reach")
     if config.server.kind == "tgi-docker":
-        raise SpaceError("`kind` of the server is tgi-docker: a pod has no docker; use tgi-launcher in TGI's image")
+        raise SpaceError(
+            "`kind` of the server is tgi-docker, but pods have no docker: use tgi-launcher, with TGI's image for pods"
+        )

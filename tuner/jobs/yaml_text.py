@@ -1,4 +1,4 @@
-"""Plain values as YAML: a line for each key, texts quoted as in JSON, so that YAML reads none as another type."""
+"""Renders plain values as YAML. Strings are quoted as in JSON, so YAML cannot parse them as another type."""
 
 import json
 from collections.abc import Iterator, Mapping

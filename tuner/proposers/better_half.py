@@ -1,4 +1,4 @@
-"""The better half of the values that the initial design launched; the search continues with them. Pure."""
+"""Successive halving of a choice: keeps the better half of the values that the initial design launched. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from tuner.trial.outcome import TrialResult
 def better_half(results: Sequence[TrialResult], objective: Objective, setting: str) -> list[Any]:
     """The better half of a setting's values, rounded up.
 
-    Feasible ones come first, ordered by the objective; then the measured ones, by the smaller violation.
+    Values of feasible results come first, by the objective. Values of infeasible measured results follow, by violation.
     """
     ordered = sorted(results, key=lambda result: _merit(result, objective), reverse=True)
     values = list(dict.fromkeys(result.settings[setting] for result in ordered))

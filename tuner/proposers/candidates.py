@@ -1,4 +1,4 @@
-"""Candidates for the next launch: a small space as a whole, or random points and neighbours of the best launches."""
+"""Candidates for the next launch: every point of a small space, else random points and neighbours of the best."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +11,9 @@ from tuner.space.configuration import key_of
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
 
-# A space up to this size is listed.
+# A space of at most this size is enumerated, a larger one is sampled with this number of points.
 NUM_CANDIDATES, NUM_BEST, NUM_NEIGHBOURS, NEIGHBOUR_DEVIATION = 768, 5, 24, 0.12
-# Settings of a configuration that a neighbour has moved, on average.
+# Average number of settings in which a neighbour differs.
 NUM_MOVED = 2
 
 
@@ -24,7 +24,7 @@ def candidates_of(
     best: Sequence[Mapping[str, Any]],
     rng: np.random.Generator,
 ) -> list[dict[str, Any]]:
-    """Configurations that no rule refuses, each once; `best` are measured ones, best first."""
+    """Distinct configurations that no rule refuses. `best`: measured settings, best first."""
     size = space.size()
     if size is not None and size <= NUM_CANDIDATES:
         levels = [_levels(each) for each in space.parameters]
@@ -33,14 +33,14 @@ def candidates_of(
         )
     else:
         seed = int(rng.integers(2**31))
-        near = (_near(space, each, rng) for each in best[:NUM_BEST] for _ in range(NUM_NEIGHBOURS))
-        drawn = itertools.chain(space.quasi_random(NUM_CANDIDATES, seed, fixed), near)
+        neighbours = (_neighbour(space, each, rng) for each in best[:NUM_BEST] for _ in range(NUM_NEIGHBOURS))
+        drawn = itertools.chain(space.quasi_random(NUM_CANDIDATES, seed, fixed), neighbours)
     unique = {key_of(each): each for each in map(server.resolved, drawn)}
     return [each for each in unique.values() if why_rejected(each, space, server) is None]
 
 
-def whole_settings(space: SearchSpace, fixed: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a trial with the fixed ones; numbers of a running one are the sampler's, before rounding."""
+def complete_settings(space: SearchSpace, fixed: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the fixed settings to a trial's settings, and round its numbers as the launch does."""
     known = {each.name: each for each in space.parameters}
     rounded = {
         name: known[name].as_setting(value) if known[name].type in ("int", "float") and value is not None else value
@@ -50,8 +50,8 @@ def whole_settings(space: SearchSpace, fixed: Mapping[str, Any], settings: Mappi
     return {**fixed, **settings, **rounded}
 
 
-def _near(space: SearchSpace, settings: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """The configuration with some settings moved: a number a little, a choice to any value."""
+def _neighbour(space: SearchSpace, settings: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A configuration in which some settings differ: numbers a little, choices by any value."""
     values = dict(settings)
     moved = rng.random(len(space.parameters)) < NUM_MOVED / max(NUM_MOVED, len(space.parameters))
     moved[rng.integers(len(moved))] = True
@@ -67,7 +67,7 @@ def _near(space: SearchSpace, settings: Mapping[str, Any], rng: np.random.Genera
 
 
 def _levels(parameter: Parameter) -> list[float]:
-    """Fractions of the range that give every value."""
+    """One fraction of the range for each value of the parameter."""
     if parameter.type in ("bool", "choice"):
         count = parameter.num_values
         return [(index + 0.5) / count for index in range(count)]

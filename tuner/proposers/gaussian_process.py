@@ -1,8 +1,8 @@
-"""A Gaussian process over settings whose parameters are averaged, not fitted to one value.
+"""A Gaussian process over settings that averages over sets of kernel parameters instead of fitting one set.
 
-The kernel is a sum of one-dimensional parts, one for each setting, plus their product: most effects of settings
-multiply the throughput, so that they add in its logarithm, and the product has the interactions. With twenty launches
-no single set of length scales is certain; sets are drawn from a prior, refined around the likely ones, and weighted by
+The kernel is a sum of one-dimensional parts, one for each setting, plus their product. Most settings multiply the
+throughput, so their effects add in its logarithm; the product models interactions. Twenty launches do not determine the
+length scales, so sets of kernel parameters are drawn from a prior, refined around the likely ones, and weighted by
 their evidence. Rasmussen and Williams, Gaussian Processes for Machine Learning, chapters 2 and 5.
 """
 
@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-DRAWN, REFINED, ROUNDS, KEPT = 192, 64, 2, 16
+# Sets drawn from the prior, sets added in each of the refinement rounds, and sets kept.
+NUM_DRAWN, NUM_REFINED, NUM_ROUNDS, NUM_KEPT = 192, 64, 2, 16
 # Prior of ln(length scale) in units of a setting's range, and its spread.
 LOG_LENGTH, LOG_LENGTH_SPREAD = -0.4, 0.8
-# Prior of ln(variance) and of the share of the additive part, for values of unit variance.
+# Prior of ln(variance), and beta prior of the additive part's share, for values of unit variance.
 LOG_VARIANCE, LOG_VARIANCE_SPREAD = 0.4, 0.6
 ADDITIVE_SHARE = (2.0, 1.5)
-# Concentration of the settings' shares of the additive part: below 1 few settings matter.
+# Concentration of the settings' shares of the additive part. Below 1 the prior favours few important settings.
 SHARES = 0.7
 LOG_NOISE_SPREAD = 0.5
 MEAN_VARIANCE, JITTER = 1.0, 1e-6
@@ -28,7 +29,10 @@ MEAN_VARIANCE, JITTER = 1.0, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class KernelSets:
-    """Sets of kernel parameters: [sets, settings] length scales and shares, [sets] for the others, all logarithms."""
+    """Sets of kernel parameters, all as logarithms.
+
+    length, share: [sets, settings]. variance, additive (share of the additive part), noise: [sets].
+    """
 
     length: Array
     share: Array
@@ -38,7 +42,7 @@ class KernelSets:
 
     @classmethod
     def drawn(cls, count: int, num_settings: int, noise: float, rng: np.random.Generator) -> "KernelSets":
-        """Sets from the prior; `noise` is the likely standard deviation of a measurement."""
+        """Sets drawn from the prior. `noise`: the likely standard deviation of a measurement."""
         return cls(
             rng.normal(LOG_LENGTH, LOG_LENGTH_SPREAD, (count, num_settings)),
             np.log(rng.dirichlet([SHARES] * num_settings, count) + 1e-4),
@@ -48,7 +52,7 @@ class KernelSets:
         )
 
     def near(self, chosen: npt.NDArray[np.intp], rng: np.random.Generator) -> "KernelSets":
-        """One set near each chosen one."""
+        """One random set near each of the chosen sets."""
         count = len(chosen)
         return KernelSets(
             self.length[chosen] + rng.normal(0, 0.35, self.length[chosen].shape),
@@ -69,7 +73,7 @@ class KernelSets:
         return (self.length, self.share, self.variance, self.additive, self.noise)
 
     def log_prior(self, noise: float) -> Array:
-        """ln of the prior density of each set, without constants; shares are left out, they are flat enough."""
+        """[sets]: ln of the prior density, without constants and without the nearly flat density of the shares."""
         return np.asarray(
             -0.5 * (((self.length - LOG_LENGTH) / LOG_LENGTH_SPREAD) ** 2).sum(axis=1)
             - 0.5 * ((self.variance - LOG_VARIANCE) / LOG_VARIANCE_SPREAD) ** 2
@@ -79,7 +83,7 @@ class KernelSets:
     def kernel(self, distances: Array) -> Array:
         """Covariances [sets, rows, columns] without noise, of distances [settings, rows, columns]."""
         scaled = distances[None] * np.exp(-self.length)[:, :, None, None]
-        parts = (1 + scaled) * np.exp(-scaled)  # Matérn 3/2: surfaces of servers have kinks.
+        parts = (1 + scaled) * np.exp(-scaled)  # Matérn 3/2, because the objective is not smooth in the settings.
         share = np.exp(self.share)
         share = share / share.sum(axis=1, keepdims=True)
         additive = np.exp(self.additive)[:, None, None]
@@ -89,7 +93,7 @@ class KernelSets:
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """Mean and deviation [sets, points] of each weighted set, in the units of the values."""
+    """mean, deviation: [sets, points], in the units of the values. weights: [sets], with sum 1."""
 
     mean: Array
     deviation: Array
@@ -97,14 +101,14 @@ class Posterior:
 
     @property
     def average(self) -> Array:
-        """The mean over the sets, for each point."""
+        """[points]: the weighted mean over the sets."""
         return np.asarray(self.weights @ self.mean)
 
 
 def posterior(
     distances: Array, cross: Array, values: Sequence[float], noise: float, rng: np.random.Generator
 ) -> Posterior:
-    """The values at other points.
+    """The posterior of the values at other points.
 
     distances: [settings, measured, measured]; cross: [settings, points, measured]; noise: likely standard deviation of
     one value, in its units.
@@ -112,13 +116,13 @@ def posterior(
     observed = np.asarray(values, dtype=np.float64)
     centre, scale = float(observed.mean()), max(float(observed.std()), 2 * noise, 1e-6)
     scaled, scaled_noise = (observed - centre) / scale, max(noise / scale, 1e-3)
-    sets = KernelSets.drawn(DRAWN, len(distances), scaled_noise, rng)
+    sets = KernelSets.drawn(NUM_DRAWN, len(distances), scaled_noise, rng)
     evidence = _log_evidence(sets, distances, scaled, scaled_noise)
-    for _ in range(ROUNDS):
-        more = sets.near(rng.choice(len(evidence), REFINED, p=_weights(evidence)), rng)
+    for _ in range(NUM_ROUNDS):
+        more = sets.near(rng.choice(len(evidence), NUM_REFINED, p=_weights(evidence)), rng)
         sets = sets.with_more(more)
         evidence = np.concatenate([evidence, _log_evidence(more, distances, scaled, scaled_noise)])
-    best = np.argsort(evidence)[-KEPT:]
+    best = np.argsort(evidence)[-NUM_KEPT:]
     sets, weights = sets.at(best), _weights(evidence[best])
     lower, solved = _solved(sets, distances, scaled)
     covariance = sets.kernel(cross)
@@ -129,6 +133,7 @@ def posterior(
 
 
 def _solved(sets: KernelSets, distances: Array, values: Array) -> tuple[Array, Array]:
+    """The Cholesky factor of each covariance, [sets, measured, measured], and its inverse times the values."""
     covariance = sets.kernel(distances)
     diagonal = np.arange(covariance.shape[1])
     covariance[:, diagonal, diagonal] += np.exp(2 * sets.noise)[:, None] + JITTER
@@ -138,6 +143,7 @@ def _solved(sets: KernelSets, distances: Array, values: Array) -> tuple[Array, A
 
 
 def _log_evidence(sets: KernelSets, distances: Array, values: Array, noise: float) -> Array:
+    """[sets]: ln of likelihood times prior, without constants."""
     lower, solved = _solved(sets, distances, values)
     determinant = np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
     return np.asarray(-0.5 * solved @ values - determinant + sets.log_prior(noise))

@@ -1,4 +1,4 @@
-"""Coordinate search: one parameter at a time over a few levels, the others at the best configuration so far."""
+"""Coordinate search: varies one parameter at a time around the best configuration so far."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LEVELS = 5
 
 @dataclass(frozen=True, slots=True)
 class OneKnobAtATime:
-    """Shows the effect of each parameter; a model-based sampler finds better optima."""
+    """Shows the effect of each parameter. A model-based sampler finds better optima."""
 
     space: SearchSpace
     fixed: Mapping[str, Any]
@@ -35,7 +35,7 @@ class OneKnobAtATime:
                 settings = {**start, parameter.name: value}
                 if key_of(self.server.resolved(settings)) not in known:
                     return Proposal(settings)
-        return Decline("every level of every parameter is measured beside the best configuration")
+        return Decline("every level of every parameter around the best configuration is measured")
 
     def best_first(self, results: Sequence[TrialResult]) -> None:
-        """None: measured values decide."""
+        """None: finalists are ordered by measured values."""

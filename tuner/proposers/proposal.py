@@ -1,4 +1,4 @@
-"""The protocol of a proposer: it names the next configuration to launch, or declines. The sampler is used otherwise."""
+"""The protocol of a proposer. It returns the next configuration to launch, or declines; then the sampler continues."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,19 +17,20 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """The proposer has no further proposal. `then`, or the sampler, continues with all trials so far, unless `is_done`.
+    """The proposer has no further proposal.
 
-    `is_done`: no further gain is expected, so the search ends.
+    is_done: the search ends, because no further gain is expected. successor: the proposer that continues with all
+    trials so far; None for the sampler.
     """
 
     reason: str
     is_done: bool = False
-    then: "Proposer | None" = None
+    successor: "Proposer | None" = None
 
 
 class Proposer(Protocol):
     def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | Decline:
-        """The next launch, from the results so far and the settings that other workers are measuring."""
+        """The next launch. `running`: settings that other workers are measuring."""
 
     def best_first(self, results: Sequence[TrialResult]) -> list[Mapping[str, Any]] | None:
-        """The measured settings, best first; None to order by measured values."""
+        """The measured settings, best first; None to order them by measured values."""

@@ -1,6 +1,6 @@
 """Exported settings as text: TOML values, comment lines, and one line for each flag.
 
-TOML is written here: `tomli-w` writes a list over several lines, which cannot be commented out as one default.
+TOML is written here because `tomli-w` splits a list over several lines, and a default is commented out as one line.
 """
 
 import json
@@ -14,7 +14,7 @@ CONTAINER_PORT = 80
 
 
 def render_toml(settings: Mapping[str, Any], defaults: Mapping[str, Any], comments: Sequence[str]) -> str:
-    """Comment lines and settings as TOML; a setting at its default is commented out.
+    """Comment lines, then the settings as TOML. A setting at its default is commented out.
 
     >>> print(render_toml({"port": 3000, "max_waiting_tokens": 7}, {"port": 3000}, ["found by a study"]))
     # found by a study
@@ -43,7 +43,7 @@ def toml_value(value: Any) -> str:
 
 
 def comment_lines(comments: Sequence[str]) -> list[str]:
-    """Comments, each on one line: a control character is written as its escape.
+    """Each comment on one line. Control characters are escaped.
 
     >>> comment_lines(["found\\nrm -rf x"])
     ['# found\\\\nrm -rf x']
@@ -56,19 +56,19 @@ def _visible(character: str) -> str:
 
 
 def check_values(settings: Mapping[str, Any]) -> None:
-    """Raises SpaceError for a value with a control character: a line break would be a line of its own in a script."""
+    """Raises SpaceError for a value with a control character: a line break would start a new command in a script."""
     for name, value in settings.items():
         for each in value if isinstance(value, list | tuple) else (value,):
             if isinstance(each, str) and not each.isprintable():
-                raise SpaceError(f"`{name}` is {each!r}: a setting with control characters is not exported")
+                raise SpaceError(f"`{name}` is {each!r}: a setting with control characters cannot be exported")
 
 
 def image_note(image: str) -> list[str]:
-    """A comment on an image whose content may change."""
+    """A comment if the content of the image can change later; else empty."""
     name, _, digest = image.partition("@")
     tag = name.rpartition("/")[2].partition(":")[2]
     is_moving = not digest and tag in ("", "latest")
-    return [f"Assumes the newest {image}: pin its version or digest."] if is_moving else []
+    return [f"Uses the newest {image}: pin its version or digest."] if is_moving else []
 
 
 def flag_lines(words: Sequence[str]) -> list[str]:
@@ -85,7 +85,7 @@ def flag_lines(words: Sequence[str]) -> list[str]:
 def docker_script(
     image: str, words: Sequence[str], environment: Mapping[str, str], comments: Sequence[str], options: Sequence[str]
 ) -> str:
-    """A shell script that runs a container; `options` are lines of `docker run` that are shell text already."""
+    """A shell script that runs a container. `options`: options of `docker run`, already quoted for the shell."""
     flags = [
         *("docker run --rm", *options),
         *(shlex.join(["-e", f"{name}={value}"]) for name, value in environment.items()),
@@ -107,7 +107,7 @@ def k8s_manifest(
     command: Sequence[str] = (),
     gpus: int = 1,
 ) -> str:
-    """A deployment and its service; strings are quoted as in JSON, so that YAML reads no value as another type."""
+    """A Deployment and its Service. Strings are quoted as in JSON, so YAML cannot parse them as another type."""
     variables = [
         line
         for variable, value in environment.items()

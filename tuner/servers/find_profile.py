@@ -1,7 +1,7 @@
 """Finds a server profile: in this package, in an installed package, or in a TOML file.
 
-A package offers profiles by entry points of the group `tgi_bench.servers`. The entry point has the name of the
-profile; its object is the path of the TOML file:
+A package provides profiles through entry points of the group `tgi_bench.servers`. The name of the entry point is the
+name of the profile; its object is the path of the TOML file:
 
     [project.entry-points."tgi_bench.servers"]
     my-server = "my_package.profiles:MY_SERVER"     # MY_SERVER = Path(__file__).with_name("my-server.toml")
@@ -24,18 +24,16 @@ GROUP, SUFFIX = "tgi_bench.servers", ".toml"
 
 
 def find_profile(name: str) -> ServerProfile:
-    """The profile of a name, or of a TOML file. Raises SpaceError naming file, key and limit."""
-    place, source = _source_of(name)
+    """The profile with this name, or in this TOML file. Raises SpaceError with the file, the key and the limit."""
+    label, source = _source_of(name)
     try:
         return ServerProfile.model_validate(tomllib.loads(source.read_text(encoding="utf-8")))
     except tomllib.TOMLDecodeError as error:
-        raise SpaceError(f"{place}: not TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpaceError(f"{place}: {error}") from None
-    except ExpressionError as error:
-        raise SpaceError(f"{place}: {error}") from None
+        raise SpaceError(f"{label}: not TOML: {error}") from None
+    except (OSError, UnicodeDecodeError, ExpressionError) as error:
+        raise SpaceError(f"{label}: {error}") from None
     except ValidationError as error:
-        raise SpaceError("; ".join(f"{place}: {_problem(each)}" for each in error.errors())) from None
+        raise SpaceError("; ".join(f"{label}: {_problem(each)}" for each in error.errors())) from None
 
 
 def shipped_profiles() -> list[str]:
@@ -49,23 +47,25 @@ def known_profiles() -> list[str]:
 
 
 def _source_of(name: str) -> tuple[str, Path | Traversable]:
-    """The TOML text of a profile and its place for messages; names of this package come first."""
+    """A profile's label for messages, and its TOML file. Profiles of this package take precedence."""
     shipped = shipped_profiles()
     if name in shipped:
         return name, _folder() / f"{name}{SUFFIX}"
     installed = {each.name: each for each in entry_points(group=GROUP)}
     if name in installed:
-        return f"{name} ({installed[name].value})", _loaded(installed[name])
+        return f"{name} ({installed[name].value})", _path_of(installed[name])
     if Path(name).is_file():
         return name, Path(name)
     raise SpaceError(f"`profile` is {name}, but must be a TOML file or one of {', '.join(known_profiles())}")
 
 
-def _loaded(entry: EntryPoint) -> Path | Traversable:
+def _path_of(entry: EntryPoint) -> Path | Traversable:
     try:
         found = entry.load()
     except Exception as error:
-        raise SpaceError(f"profile {entry.name}: `{entry.value}` of group {GROUP} does not load: {error}") from error
+        raise SpaceError(
+            f"profile {entry.name}: cannot load entry point `{entry.value}` of group {GROUP}: {error}"
+        ) from error
     if isinstance(found, str):
         return Path(found)
     if not isinstance(found, Path | Traversable):

@@ -1,4 +1,4 @@
-"""The command line that starts a server under study, and the container that it may leave behind."""
+"""The command line that starts a server under study, and the removal of its container."""
 
 import subprocess
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ CIDFILE = "container.id"
 class LaunchCommand:
     """A command line with its environment variables.
 
-    `container` is the file for a container's id, `ready` the route that answers 200 when the server is ready.
+    container: file to which docker writes the container's id. ready: route that returns 200 when the server is ready.
     """
 
     command: tuple[str, ...]
@@ -22,14 +22,14 @@ class LaunchCommand:
     ready: str = "/health"
 
     def target(self, log: Path, ready_timeout_s: float) -> LaunchedTarget:
-        """The launched server as a context manager; `log` receives its output."""
+        """The launched server as a context manager. Its output is written to `log`."""
         return LaunchedTarget(
             self.command, log, ready_timeout_s=ready_timeout_s, environment=self.environment, ready_route=self.ready
         )
 
 
 def remove_container(container: Path | None) -> None:
-    """Remove the container of the recorded id if it exists."""
+    """Remove the container whose id is in this file, if the file exists."""
     if container is None or not container.exists():
         return
     subprocess.run(["docker", "rm", "-f", container.read_text().strip()], capture_output=True, check=False, timeout=120)

@@ -1,8 +1,7 @@
-"""`ProfiledServer`: a server that a TOML profile describes, such as vLLM, SGLang or llama.cpp."""
+"""`ProfiledServer`: a server with a TOML profile, such as vLLM, SGLang or llama.cpp."""
 
 import json
 import re
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -16,15 +15,9 @@ from loadgen.target.launch import split_command
 from loadgen.target.target import Target
 from tuner.config import ParamSection, ServerSection
 from tuner.errors import CannotMeasureError, SpaceError
-from tuner.servers.exported_text import (
-    check_values,
-    comment_lines,
-    docker_script,
-    image_note,
-    k8s_manifest,
-    render_toml,
-)
+from tuner.servers.exported_text import check_values, render_toml
 from tuner.servers.launch_command import LaunchCommand
+from tuner.servers.profiled_export import ProfiledExport
 from tuner.servers.server_profile import ServerProfile
 from tuner.servers.setting_row import setting_rows
 from tuner.servers.tuned_server import FailureRule, WarmParts
@@ -33,7 +26,7 @@ from tuner.space.nearest_name import nearest_name
 from tuner.space.search_space import SearchSpace
 from tuner.trial.outcome import Cause, cause_of
 
-# Settings of a configuration that are not of the profile: the model, and the provenance of an exported one.
+# Settings that are not in a profile: the model, and the provenance of an exported configuration.
 MODEL, PROVENANCE = "model_id", "tuned_by"
 FORMS = ("toml", "env", "cli", "docker", "k8s", "script")
 NUMBERS = ("int", "float")
@@ -41,7 +34,7 @@ NUMBERS = ("int", "float")
 
 @dataclass(frozen=True)
 class ProfiledServer:
-    """The settings are those of the profile; nothing is known about the server beyond it."""
+    """A server whose settings, rules and log patterns all come from its profile."""
 
     section: ServerSection
     profile: ServerProfile
@@ -80,7 +73,7 @@ class ProfiledServer:
 
     @cached_property
     def failure_rules(self) -> Mapping[str, FailureRule]:
-        """Failures of one cause share a rule with the settings of all: it rules out less than each alone would."""
+        """One rule for each cause. It has the settings of all failures of the cause, so it prunes cautiously."""
         found: dict[str, FailureRule] = {}
         for each in self.profile.failure:
             if each.grows_with or each.shrinks_with:
@@ -93,7 +86,7 @@ class ProfiledServer:
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Memory use is compared between equal models and equal choices; other numbers are free."""
+        """The model, and every setting that is not a number."""
         return (MODEL, *(name for name, each in self.profile.setting.items() if each.type not in NUMBERS))
 
     @property
@@ -121,7 +114,7 @@ class ProfiledServer:
         return {}
 
     def without_effect(self, space: SearchSpace, _load: BenchConfig) -> dict[str, str]:
-        return {each.name: "it has one value here" for each in space.parameters if each.cannot_vary}
+        return {each.name: "it has only one value here" for each in space.parameters if each.cannot_vary}
 
     def initial_design(self, _space: SearchSpace, _fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
@@ -136,7 +129,7 @@ class ProfiledServer:
             if name not in self.profile.setting:
                 near = nearest_name(name, self.known)
                 raise SpaceError(f"`{name}` is not a setting of profile {self.profile.name}{near}")
-            if reason := self.profile.setting[name].misfit(value):
+            if reason := self.profile.setting[name].mismatch(value):
                 raise SpaceError(f"`{name}` is {value!r}: {reason}")
         values = {**self.defaults, **without_unset(settings)}
         for expression in self.profile.forbidden:
@@ -167,7 +160,7 @@ class ProfiledServer:
         return next((line.strip() for line in log.splitlines() if any(each.search(line) for each in patterns)), None)
 
     def facts_of(self, log: str) -> dict[str, float]:
-        """The last number that each pattern of the profile finds; thousands may be separated by commas."""
+        """The last match of each pattern of the profile, without commas between thousands."""
         found = {}
         for name, pattern in self.profile.facts.items():
             for match in re.finditer(pattern, log):
@@ -181,11 +174,11 @@ class ProfiledServer:
         words = (setting.flag, setting.flag_true, setting.flag_false, setting.env)
         return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words if word)
 
-    def random_answers(self, _settings: Mapping[str, Any]) -> str | None:
+    def why_not_comparable(self, _settings: Mapping[str, Any]) -> str | None:
         return None
 
     def answer(self, target: Target, prompt: str, max_tokens: int) -> Sequence[int | str]:
-        """The words of a greedy completion: not every server returns its tokens."""
+        """The words of a greedy completion, because not every server returns tokens."""
         control = target.control()
         body = {"model": target.facts().model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "seed": 0}
         try:
@@ -199,45 +192,12 @@ class ProfiledServer:
     def export(self, form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None) -> str:
         chosen = without_unset(settings)
         check_values(chosen)
+        if form == "toml":
+            return render_toml(chosen, {}, comments)
         words, environment = self._words(chosen)
-        port, model = self.profile.port, str(chosen.get(MODEL, self.section.model_id))
-        command = [word.replace("{model}", model) for word in split_command(self._template)]
-        match form:
-            case "toml":
-                return render_toml(chosen, {}, comments)
-            case "env":
-                return (
-                    "\n".join([*comment_lines(comments), *(f"{key}={text}" for key, text in environment.items())])
-                    + "\n"
-                )
-            case "cli":
-                assignments = [f"{key}={shlex.quote(text)}" for key, text in environment.items()]
-                line = shlex.join([*(word.replace("{port}", str(port)) for word in command), *words])
-                return " ".join([*assignments, line]) + "\n"
-            case "script":
-                exports = [f"export {key}={shlex.quote(text)}" for key, text in environment.items()]
-                line = " ".join(_shell_word(word, port) for word in (*command, *words))
-                return "\n".join(["#!/bin/sh", *comment_lines(comments), *exports, f'exec {line} "$@"']) + "\n"
-        image = image or self.profile.image
-        if model.startswith("preset:"):
-            raise SpaceError(f"`model_id` is {model}, a model of this package: {self.profile.name} does not have it")
-        if image is None:
-            note = f"profile {self.profile.name} has no image: export with --image"
-            return "\n".join(comment_lines([*comments, note])) + "\n"
-        comments = [*comments, *image_note(image)]
-        template, program = split_command(self._container_template), self.profile.image_program
-        values = {"{port}": str(port), "{model}": model, "127.0.0.1": "0.0.0.0"}
-        inside = [values.get(word, word) for word in template[1:]]
-        if form == "docker":
-            started = [f"--entrypoint {program}"] if program is not None else []
-            gpus = ["--gpus all"] if self.section.gpus else []
-            options = [*started, *gpus, "--shm-size 1g", f"-p 127.0.0.1:{port}:{port}", '-v "$PWD/data:/data"']
-            return docker_script(image, [*inside, *words], environment, comments, options)
-        return k8s_manifest(
-            self.profile.name, image, [*inside, *words], environment, comments,
-            port=port, ready=self.profile.ready, command=(program,) if program is not None else (),
-            gpus=len(self.section.gpus),
-        )  # fmt: skip
+        model, gpus = str(chosen.get(MODEL, self.section.model_id)), self.section.gpus
+        exported = ProfiledExport(self.profile, self._template, model, words, environment, len(gpus))
+        return exported.render(form, comments, image)
 
     def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:
         launch = self.launch(tomllib.loads(best.read_text()), best.parent)
@@ -247,14 +207,8 @@ class ProfiledServer:
     def _template(self) -> str:
         return self.section.command or self.profile.command
 
-    @property
-    def _container_template(self) -> str:
-        """The command inside a container: that of the profile if the study starts another program."""
-        own = Path(split_command(self._template)[0]).name
-        return self._template if own == split_command(self.profile.command)[0] else self.profile.command
-
     def _words(self, settings: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-        """Flags and variables of the settings."""
+        """The flags and the environment variables of the settings."""
         words: list[str] = []
         environment = dict(self.profile.environment)
         for name, value in without_unset(settings).items():
@@ -268,11 +222,6 @@ class ProfiledServer:
             elif setting.flag is not None:
                 words += [setting.flag, _text(value)]
         return words, environment
-
-
-def _shell_word(word: str, port: int) -> str:
-    """A word of a shell script; the port is the variable PORT if it is set."""
-    return f'"${{PORT:-{port}}}"' if word == "{port}" else shlex.quote(word)
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 LogCause = Literal["memory", "no_cache", "flag", "crash"]
-# Parts of the simulator's batching rule that a setting can be, with the type of the setting.
+# Roles of a setting in the simulator's batching rule, and the type that each role requires.
 Meaning = Literal["slots", "prefill_tokens", "prefill_prompts", "steps_between", "mixes_prefill"]
 MEANING_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("slots", "prefill_tokens", "prefill_prompts", "steps_between"), "int"),
@@ -24,32 +24,34 @@ MEANING_TYPES: Mapping[str, str] = {
 
 
 class SettingSection(BaseModel):
-    """`[setting.NAME]`: one setting of the server, and how its command line or environment sets it."""
+    """`[setting.NAME]`: one setting of the server, with its flag or environment variable."""
 
     model_config = _STRICT
 
     type: Literal["int", "float", "bool", "choice", "text"] = Field(description="Type of the value.")
     flag: str | None = Field(None, pattern=r"^-{1,2}[A-Za-z]", description="Flag that takes the value.")
-    flag_true: str | None = Field(None, description="type bool: flag of true; without it, true adds no flag.")
-    flag_false: str | None = Field(None, description="type bool: flag of false; without it, false adds no flag.")
+    flag_true: str | None = Field(None, description="type bool: flag for true. Default: no flag.")
+    flag_false: str | None = Field(None, description="type bool: flag for false. Default: no flag.")
     env: str | None = Field(None, pattern=r"^[A-Z][A-Z0-9_]*$", description="Environment variable of the value.")
-    low: float | None = Field(None, description="Least value of the default range.")
+    low: float | None = Field(None, description="Smallest value of the default range.")
     high: float | None = Field(None, description="Largest value of the default range.")
     log: bool = Field(False, description="Search the range on a logarithmic scale.")
-    step: float | None = Field(None, gt=0, description="Distance of values of a float.")
-    multiple_of: int | None = Field(None, gt=0, description="Values of an int are multiples of it.")
+    step: float | None = Field(None, gt=0, description="Distance between the values of a float.")
+    multiple_of: int | None = Field(None, gt=0, description="Every value of an int is a multiple of this.")
     values: tuple[Any, ...] = Field((), description="Values of a choice.")
-    default: Any = Field(None, description="The server's own default, if it is one value on every machine.")
-    when: str | None = Field(None, description="Searched only if this expression holds.")
-    searched: bool = Field(True, description="In the space of a study without [param].")
-    changes_answers: bool = Field(False, description="The quality guard compares answers if it differs.")
+    default: Any = Field(None, description="The server's default, if it is the same on every machine.")
+    when: str | None = Field(None, description="The setting is searched only if this expression holds.")
+    searched: bool = Field(True, description="Whether a study without [param] searches the setting.")
+    changes_answers: bool = Field(
+        False, description="Whether the value changes answers, so that the quality guard compares them."
+    )
     meaning: Meaning | None = Field(
-        None, description="Part of the simulator's batching rule that the setting is; docs/simulate.md explains each."
+        None, description="Role of the setting in the simulator's batching rule; docs/simulate.md explains the roles."
     )
     help: str = Field("", description="One sentence for `tgi-tune check` and docs/profiles.md.")
 
     @model_validator(mode="after")
-    def _is_set_somehow(self) -> "SettingSection":
+    def _has_flag_or_variable(self) -> "SettingSection":
         if self.type == "bool":
             if self.flag is not None:
                 raise ValueError("type `bool` takes `flag_true` and `flag_false`, not `flag`")
@@ -63,12 +65,12 @@ class SettingSection(BaseModel):
             raise ValueError(f"`meaning` {self.meaning} needs type `{MEANING_TYPES[self.meaning]}`, not `{self.type}`")
         if self.type != "text" and self.searched:
             self.param()
-        if self.default is not None and (reason := self.misfit(self.default)):
+        if self.default is not None and (reason := self.mismatch(self.default)):
             raise ValueError(f"`default` is {self.default!r}: {reason}")
         return self
 
-    def misfit(self, value: Any) -> str:
-        """Why a value is not of the setting's type or not one of its choices; empty if it fits."""
+    def mismatch(self, value: Any) -> str:
+        """The reason why a value has the wrong type or is not one of the choices; empty if it is valid."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         match self.type:
             case "bool":
@@ -80,11 +82,11 @@ class SettingSection(BaseModel):
             case "choice":
                 is_known = value in self.values or not self.values
                 return "" if is_known else f"must be one of {', '.join(map(str, self.values))}"
-        return "" if isinstance(value, str) else "must be a text"
+        return "" if isinstance(value, str) else "must be a string"
 
     @property
     def candidates(self) -> tuple[Any, ...]:
-        """Values among which a condition that can hold does hold; empty if the setting has no range."""
+        """Values at which conditions are tested: every choice, or the ends of the range; empty without a range."""
         if self.type == "bool":
             return (False, True)
         ends = (self.low, self.high) if self.low is not None and self.high is not None else ()
@@ -92,7 +94,7 @@ class SettingSection(BaseModel):
 
     def param(self) -> ParamSection:
         """The setting as a searched parameter."""
-        assert self.type != "text", "a text is not searched"
+        assert self.type != "text", "a setting of type text is not searched"
         return ParamSection(
             type=self.type,
             low=self.low,
@@ -106,7 +108,7 @@ class SettingSection(BaseModel):
 
 
 class ProfileForbid(BaseModel):
-    """`[[forbid]]`: a combination that the server refuses. It applies if each setting has a value or a default."""
+    """`[[forbid]]`: a combination that the server refuses. It applies only if each setting has a value or a default."""
 
     model_config = _STRICT
 
@@ -119,14 +121,14 @@ class ProfileForbid(BaseModel):
 
 
 class FailureSection(BaseModel):
-    """`[[failure]]`: text in the log of a server that failed, its cause, and the settings that a cause rules out."""
+    """`[[failure]]`: a pattern in the log of a failed server, its cause, and the settings that make it worse."""
 
     model_config = _STRICT
 
-    match: str = Field(description="Regular expression, without case, for the end of the log.")
+    match: str = Field(description="Case-insensitive regular expression, searched in the end of the log.")
     cause: LogCause = Field(description="memory, no_cache, flag or crash.")
-    grows_with: tuple[Name, ...] = Field((), description="No smaller values of these fail as well.")
-    shrinks_with: tuple[Name, ...] = Field((), description="No larger values of these fail as well.")
+    grows_with: tuple[Name, ...] = Field((), description="Settings whose equal or larger values also fail.")
+    shrinks_with: tuple[Name, ...] = Field((), description="Settings whose equal or smaller values also fail.")
 
     @model_validator(mode="after")
     def _compiles(self) -> "FailureSection":
@@ -135,25 +137,29 @@ class FailureSection(BaseModel):
 
 
 class ServerProfile(BaseModel):
-    """One server program. `{port}` and `{model}` are replaced in `command`."""
+    """One server program."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")] = Field(description="Name in studies and exports.")
-    command: str = Field(min_length=1, description="Starts the server; {port} and {model} are replaced.")
+    command: str = Field(
+        min_length=1, description="Command line that starts the server; {port} and {model} are replaced."
+    )
     environment: dict[str, str] = Field(default_factory=dict, description="Variables of every launch.")
-    ready: str = Field("/health", pattern="^/", description="Route that answers 200 when the server is ready.")
+    ready: str = Field("/health", pattern="^/", description="Route that returns 200 when the server is ready.")
     api: Literal["openai-chat", "openai-completions"] = Field("openai-completions", description="API of the load.")
-    version: str = Field("", description="The release that the profile was checked with.")
+    version: str = Field("", description="The release with which the profile was checked.")
     image: str | None = Field(None, description="Container image of the exports.")
     image_program: str | None = Field(
-        None, description="Program that the container starts; without it the image's entry point."
+        None, description="Program that the container starts. Default: the image's entry point."
     )
     port: int = Field(8080, gt=0, lt=65536, description="Port of the exports.")
     setting: dict[Name, SettingSection] = Field(min_length=1)
     forbid: tuple[ProfileForbid, ...] = ()
     failure: tuple[FailureSection, ...] = ()
-    facts: dict[Name, str] = Field(default_factory=dict, description="Numbers in the log: a name, and a pattern.")
+    facts: dict[Name, str] = Field(
+        default_factory=dict, description="Numbers in the log: a name, and a regular expression with one group."
+    )
 
     @model_validator(mode="after")
     def _refers_to_settings(self) -> "ServerProfile":
@@ -186,7 +192,7 @@ class ServerProfile(BaseModel):
                 raise ValueError(f"`when` of [setting.{name}] never holds: `{each.when}`")
         for expression in self.forbidden:
             if outcomes(expression, ranges) == {True}:
-                raise ValueError(f"[[forbid]] `{expression.text}` always holds, so that no setting is possible")
+                raise ValueError(f"[[forbid]] `{expression.text}` always holds, so no configuration is possible")
             if expression.names <= self.defaults.keys() and expression.evaluate(self.defaults):
                 raise ValueError(f"[[forbid]] `{expression.text}` forbids the defaults")
         return self
@@ -195,12 +201,12 @@ class ServerProfile(BaseModel):
     def _meanings_are_unique(self) -> "ServerProfile":
         if len(set(self.meanings.values())) < len(self.meanings):
             named = ", ".join(f"{name} = {meaning}" for name, meaning in self.meanings.items())
-            raise ValueError(f"two settings have one `meaning`: {named}")
+            raise ValueError(f"two settings have the same `meaning`: {named}")
         return self
 
     @cached_property
     def meanings(self) -> Mapping[str, str]:
-        """The settings that are part of the simulator's batching rule."""
+        """Name of a setting to its role in the simulator's batching rule."""
         return {name: each.meaning for name, each in self.setting.items() if each.meaning is not None}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A setting of a profile as texts: how it is set, its values, its default, and its use in a study."""
+"""The settings of a profile as rows of text: flags, values, default, and use in a study."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from tuner.servers.server_profile import ServerProfile, SettingSection
 def setting_rows(
     profile: ServerProfile, fixed: Mapping[str, Any], searched: Mapping[str, ParamSection]
 ) -> list[dict[str, str]]:
-    """One row for each setting of a profile. `here` is its use in a study: searched values or the fixed value."""
+    """One row for each setting of a profile. Column `here`: the searched values or the fixed value in this study."""
     return [
         {
             "setting": name,
@@ -25,14 +25,14 @@ def setting_rows(
 
 
 def set_by(setting: SettingSection) -> str:
-    """The flags or the variable of a setting."""
+    """The flags or the environment variable of a setting."""
     return " or ".join(
         word for word in (setting.flag, setting.flag_true, setting.flag_false, setting.env) if word is not None
     )
 
 
 def values_of(setting: SettingSection | ParamSection) -> str:
-    """The values that a setting takes."""
+    """The possible values of a setting."""
     if setting.values:
         return ", ".join(map(str, setting.values))
     if setting.low is not None and setting.high is not None:

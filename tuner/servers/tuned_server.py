@@ -1,6 +1,6 @@
-"""The protocol of a server under study: its settings, its launch, the meaning of its log, and exports.
+"""The protocol of a server under study: its settings, its launch, the meaning of its log, and its exports.
 
-`TgiServer` serves the bundled server and TGI, `ProfiledServer` any server that a TOML profile describes.
+`TgiServer` implements it for the bundled server and TGI, `ProfiledServer` for a server with a TOML profile.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,10 @@ from tuner.trial.outcome import Cause
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """When a failure of one cause rules out another configuration.
+    """The configurations that are expected to fail like a failed one.
 
-    The other has no smaller value of each setting in `grows_with` and no larger value of each in `shrinks_with`.
+    They have an equal or larger value of each setting in `grows_with`, and an equal or smaller value of each in
+    `shrinks_with`.
     """
 
     grows_with: tuple[str, ...] = ()
@@ -30,17 +31,26 @@ class FailureRule:
 
 
 class WarmParts(Protocol):
-    """A part of a server that keeps running between trials that do not change it."""
+    """A part of a server, such as its model server, that keeps running between trials with equal settings of it."""
 
     @property
-    def state(self) -> str: ...
+    def state(self) -> str:
+        """`started` or `kept` for the current trial, `none` if the part is not running."""
+        ...
 
     @property
-    def exit_code(self) -> int | None: ...
+    def exit_code(self) -> int | None:
+        """None while the part runs, and if it is not started."""
+        ...
 
     def launch_for(
         self, settings: Mapping[str, Any], launch: LaunchCommand, directory: Path, steps: Path | None
-    ) -> LaunchCommand: ...
+    ) -> LaunchCommand:
+        """Start the part if needed, and return the command of the rest of the server. Raises StartError.
+
+        launch: the command of the whole server. steps: file of its step trace.
+        """
+        ...
 
     def log_tail(self) -> str: ...
 
@@ -48,7 +58,7 @@ class WarmParts(Protocol):
 
 
 class TunedServer(Protocol):
-    """A server under study. Settings are plain values by name; names of settings are `known`."""
+    """A server under study. Settings are plain values by name."""
 
     @property
     def section(self) -> ServerSection:
@@ -57,7 +67,7 @@ class TunedServer(Protocol):
 
     @property
     def build(self) -> str:
-        """The server's build: results of different builds are not comparable."""
+        """An identifier of the server's build. Results of different builds are not comparable."""
         ...
 
     @property
@@ -67,65 +77,67 @@ class TunedServer(Protocol):
 
     @property
     def known(self) -> frozenset[str]:
-        """The names of its settings."""
+        """The names of all settings."""
         ...
 
     def is_open(self, name: str) -> bool:
-        """Whether a setting takes any text or path, lets foreign code run, or is unknown.
+        """Whether a setting is unsafe in a study from a shared storage: free text, path, foreign code, or unknown.
 
-        A study of a shared storage may set it only with permission.
+        A worker accepts it there only with `--allow-command`.
         """
         ...
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Default values, as far as they are known before a launch."""
+        """The default values that are known before a launch."""
         ...
 
     @property
     def guarded(self) -> tuple[str, ...]:
-        """Settings that change answers, so that the quality guard compares them."""
+        """Settings that change answers. The quality guard checks finalists that differ in them."""
         ...
 
     @property
     def design_setting(self) -> str | None:
-        """The choice of which the initial design launches every value; None for no design."""
+        """The choice whose values the initial design launches; None without an initial design."""
         ...
 
     @property
     def failure_rules(self) -> Mapping[str, FailureRule]:
-        """The rules by cause. They hold between configurations that are equal in `compared`."""
+        """The rules by cause. They apply between configurations with equal `compared` settings."""
         ...
 
     @property
-    def compared(self) -> tuple[str, ...]: ...
+    def compared(self) -> tuple[str, ...]:
+        """The settings that change memory use in ways that no rule describes."""
+        ...
 
     @property
     def meanings(self) -> Mapping[str, str]:
-        """The settings that are part of the simulator's batching rule of a server with slots; empty without any."""
+        """Name of a setting to its role in the simulator's batching rule of a server with slots (`SlotRule`)."""
         ...
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The forms of `export`."""
+        """The possible forms of `export`."""
         ...
 
     @property
     def artefacts(self) -> Mapping[str, str]:
-        """The files that a study leaves for its winner, with their form of `export`."""
+        """The files that a study writes for its winner: file name to form of `export`."""
         ...
 
     @property
     def writes_steps(self) -> bool:
-        """Whether it writes a step trace, which the simulator reads."""
+        """Whether the server can write a step trace, which the simulator reads."""
         ...
 
     def params(self) -> dict[str, ParamSection]:
-        """The space of a study without `[param]`."""
+        """The parameters that a study without `[param]` searches."""
         ...
 
     def explained(self, searched: Mapping[str, ParamSection]) -> dict[str, Any]:
-        """The profile as plain values: each setting, and the default command line; empty without a profile."""
+        """The profile as plain values for `tgi-tune check`; empty without a profile."""
         ...
 
     def implied(self, load: BenchConfig) -> dict[str, Any]:
@@ -133,46 +145,46 @@ class TunedServer(Protocol):
         ...
 
     def without_effect(self, space: SearchSpace, load: BenchConfig) -> dict[str, str]:
-        """Settings without effect on this machine under this load, with the reason."""
+        """Settings without effect on this machine under this load: name to reason."""
         ...
 
     def initial_design(self, space: SearchSpace, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One configuration for each value of `design_setting`, beside the fixed settings."""
+        """One configuration for each value of `design_setting`, without the fixed settings."""
         ...
 
     def resolved(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings as the server changes them itself."""
+        """The settings after the server's own adjustments."""
         ...
 
     def validate(self, settings: Mapping[str, Any]) -> None:
-        """Raises SpaceError with the rule that the settings break."""
+        """Raises SpaceError with the rule that the settings violate."""
         ...
 
     def launch(self, settings: Mapping[str, Any], directory: Path, steps: Path | None = None) -> LaunchCommand:
-        """The command of a configuration; `steps` is the file of its step trace. Raises SpaceError, UsageError."""
+        """The command of a configuration. `steps`: file for its step trace. Raises SpaceError, UsageError."""
         ...
 
     def keep_warm(self, searched: AbstractSet[str]) -> WarmParts | None:
-        """The part that trials can share if these settings are searched; None if there is none."""
+        """The part that can keep running between trials that search these settings; None if there is none."""
         ...
 
     def cause_of(self, log_tail: str, *, exit_code: int | None) -> Cause:
-        """The cause of the server's end, from the tail of its log and its exit code."""
+        """Why the server ended, from the tail of its log and its exit code."""
         ...
 
     def failure_line(self, log: str) -> str | None:
-        """The first line of a log that names a known failure; None if there is none."""
+        """The first line of a log that matches a known failure; None if there is none."""
         ...
 
     def facts_of(self, log: str) -> dict[str, float]:
-        """Numbers that the log states, by name."""
+        """Numbers in the log, by name."""
         ...
 
     def names_setting(self, text: str, name: str) -> bool:
         """Whether an error message names the setting."""
         ...
 
-    def random_answers(self, settings: Mapping[str, Any]) -> str | None:
+    def why_not_comparable(self, settings: Mapping[str, Any]) -> str | None:
         """Why answers of this configuration cannot be compared; None if they can."""
         ...
 
@@ -181,16 +193,16 @@ class TunedServer(Protocol):
         ...
 
     def export(self, form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None) -> str:
-        """The settings in one of `forms`. Raises SpaceError for settings that the form or its target cannot have."""
+        """The settings in one of `forms`. Raises SpaceError for settings that the form cannot express."""
         ...
 
     def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:
-        """The command that serves the settings of the TOML file `best`, with more words at its end."""
+        """The command that serves the settings of the TOML file `best`. `extra` arguments are appended."""
         ...
 
 
 def why_rejected(settings: Mapping[str, Any], space: SearchSpace, server: TunedServer) -> str | None:
-    """The rule of the server or of the space that settings break, or None."""
+    """The rule of the server or of the space that the settings violate, or None."""
     try:
         server.validate(settings)
     except SpaceError as error:

@@ -1,16 +1,16 @@
-"""A configuration as plain settings: values that leave a setting to the server, and a key of equal configurations."""
+"""Plain settings of a configuration: the values that mean "unset", and a key that equal configurations share."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-# Values that leave a setting to the server, beside None.
+# Values of an unset setting, besides None: the server chooses.
 UNSET = ("none", "auto")
 
 
 def without_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that have a value of their own.
+    """The settings without the unset ones.
 
     >>> without_unset({"quantize": "none", "parallel": 4, "threads": None})
     {'parallel': 4}
@@ -19,7 +19,7 @@ def without_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(settings: Mapping[str, Any]) -> str:
-    """A digest of resolved settings: equal configurations have equal keys, whether a default is written or not.
+    """A digest of resolved settings. Unset settings do not change it, and 1.0 equals 1.
 
     >>> key_of({"a": 1, "quantize": "none"}) == key_of({"quantize": None, "a": 1.0}) == key_of({"a": 1})
     True

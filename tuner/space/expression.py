@@ -1,6 +1,6 @@
 """The expressions of `when` and `forbid`: names, literals, comparisons, `in`, `and/or/not`, `+ - * /`.
 
-They are parsed once and every node is checked; `eval` is not used.
+They are parsed once and every node is checked. `eval` is not used.
 """
 
 import ast

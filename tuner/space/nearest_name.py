@@ -1,11 +1,11 @@
-"""The known name nearest to a wrong one, for messages."""
+"""Suggests the known name nearest to an unknown one, for messages."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that is not known.
+    """A suggestion for the end of a message about an unknown name; empty if no known name is similar.
 
     >>> nearest_name("paralel", ["batch", "parallel"])
     '; the nearest is `parallel`'

@@ -23,10 +23,10 @@ class Suggester(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One setting and the values it may take; `models` are the prepared checkpoints by value.
+    """One setting and its possible values. `models`: prepared checkpoints, by value.
 
-    Integers are suggested as floats and rounded to `multiple_of`: samplers treat each integer of a range as a separate
-    level, which is slower and finds nothing better.
+    Integers are suggested as floats and rounded to `multiple_of`. Samplers treat each integer of a range as a separate
+    level, which is slower and does not find better values.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Parameter:
                 return self.rounded(trial.suggest_float(self.name, self.low, self.high, log=self.log))
             case _:
                 value = trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
-                # An enqueued value of a shared storage may lie outside.
+                # A value enqueued in a shared storage can be outside the range.
                 return round(min(max(value, self.low), self.high), 6)
 
     def rounded(self, value: float) -> int:

@@ -1,4 +1,4 @@
-"""Whether a condition can hold and can fail, by trying the ends and values of each setting's range."""
+"""Tests whether a condition can be true and can be false, at the values or the range ends of each setting."""
 
 import ast
 import itertools
@@ -7,15 +7,15 @@ from typing import Any
 
 from tuner.space.expression import Expression
 
-# Combinations tried at most; a condition reads two or three settings.
-MOST = 20_000
+# Limit of tested combinations; conditions usually read two or three settings.
+MAX_COMBINATIONS = 20_000
 
 
 def outcomes(expression: Expression, ranges: Mapping[str, Sequence[Any]]) -> set[bool]:
-    """The truth values that an expression takes over `ranges`: values of each setting, or the ends of its range.
+    """The truth values of an expression over `ranges`, which has the values of each setting or its range ends.
 
-    Numbers of the expression that are inside a range are tried as well. Empty if a setting has no range. Raises
-    ExpressionError if the expression cannot be computed, such as a comparison of a text with a number.
+    Numbers of the expression that are inside a range are tested too. Empty if a setting has no range. Raises
+    ExpressionError if the expression cannot be computed, for example if it compares a string with a number.
 
     >>> from tuner.space.expression import parse
     >>> outcomes(parse("slots > 100"), {"slots": (1, 64)})
@@ -25,7 +25,7 @@ def outcomes(expression: Expression, ranges: Mapping[str, Sequence[Any]]) -> set
     names = sorted(expression.names)
     choices = [_with_literals(ranges[name], literals) for name in names]
     found: set[bool] = set()
-    for values in itertools.islice(itertools.product(*choices), MOST):
+    for values in itertools.islice(itertools.product(*choices), MAX_COMBINATIONS):
         found.add(bool(expression.evaluate(dict(zip(names, values, strict=True)))))
     return found
 

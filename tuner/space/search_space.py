@@ -1,4 +1,4 @@
-"""The search space: parameters, their conditions and forbidden combinations; from a space file or from a server."""
+"""The search space: parameters, their conditions, and forbidden combinations."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from tuner.space.parameter import Parameter, Suggester
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Parameters, ordered so that every condition reads earlier ones only, and forbidden combinations."""
+    """Parameters and forbidden combinations. A condition reads only parameters before its own."""
 
     parameters: tuple[Parameter, ...]
     forbidden: tuple[Expression, ...] = ()
@@ -23,7 +23,7 @@ class SearchSpace:
     def of(
         cls, params: Mapping[str, ParamSection], forbid: Sequence[ForbidSection], known: frozenset[str]
     ) -> "SearchSpace":
-        """The space of a file. `known` are the server's settings. Raises SpaceError naming the wrong parameter."""
+        """The space of parsed sections. `known`: names of the server's settings. Raises SpaceError, ExpressionError."""
         for name in params:
             if name not in known:
                 raise SpaceError(
@@ -38,7 +38,7 @@ class SearchSpace:
         return cls(tuple(_in_order(parameters)), forbidden)
 
     def suggest(self, trial: Suggester, fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the sampler for every parameter whose condition holds; conditions may also read `fixed` settings."""
+        """Ask the sampler for every parameter whose condition holds. Conditions can also read `fixed` settings."""
         values: dict[str, Any] = {}
         for parameter in self.parameters:
             if parameter.when is None or parameter.when.evaluate(_Known({**fixed, **values})):
@@ -50,7 +50,7 @@ class SearchSpace:
         return [each for each in self.parameters if each.when is None or each.when.evaluate(_Known(values))]
 
     def at(self, fractions: Sequence[float], fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """The point at one fraction of each parameter's range, without parameters whose condition does not hold."""
+        """The point at the given fraction of each parameter's range. Parameters with a false condition are left out."""
         values: dict[str, Any] = {}
         for parameter, fraction in zip(self.parameters, fractions, strict=True):
             if parameter.when is None or parameter.when.evaluate(_Known({**fixed, **values})):
@@ -66,7 +66,7 @@ class SearchSpace:
             yield {**fixed, **self.at([float(fraction) for fraction in point[:size]], fixed)}
 
     def with_values(self, name: str, values: Sequence[Any]) -> "SearchSpace":
-        """The space with a choice narrowed to `values`."""
+        """The space in which the choice `name` has only `values`."""
         parameters = tuple(
             replace(each, values=tuple(value for value in each.values if value in values))
             if each.name == name
@@ -85,7 +85,7 @@ class SearchSpace:
         return count
 
     def grid(self, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Every combination of a space of choices. Raises SpaceError where a parameter is a range."""
+        """Every combination of a space of choices. Raises SpaceError if a parameter is a range."""
         lists = []
         for each in self.parameters:
             if each.type not in ("bool", "choice"):
@@ -100,7 +100,7 @@ class SearchSpace:
         return list(points.values())
 
     def with_models(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings with the prepared checkpoint of a chosen value as `model_id`."""
+        """The settings, with the prepared checkpoint of a chosen value, if it has one, as `model_id`."""
         models = [
             each.models[str(settings[each.name])]
             for each in self.parameters
@@ -109,13 +109,13 @@ class SearchSpace:
         return {**settings, **({"model_id": models[-1]} if models else {})}
 
     def why_forbidden(self, values: Mapping[str, Any]) -> str | None:
-        """The text of the first forbidden combination that matches these values, or None."""
+        """The text of the first forbidden combination that these values match, or None."""
         known = _Known(values)
         return next((expression.text for expression in self.forbidden if expression.evaluate(known)), None)
 
 
 class _Known(dict[str, Any]):
-    """Settings by name; a setting that was not chosen is None."""
+    """Settings by name. A missing setting is None."""
 
     def __missing__(self, name: str) -> None:
         return None
@@ -140,6 +140,7 @@ def _parameter(name: str, section: ParamSection) -> Parameter:
 
 
 def _in_order(parameters: Mapping[str, Parameter]) -> list[Parameter]:
+    """The parameters, each after those that its condition reads. Raises SpaceError for a cycle."""
     ordered: list[Parameter] = []
     waiting = list(parameters.values())
     while waiting:
@@ -150,7 +151,7 @@ def _in_order(parameters: Mapping[str, Parameter]) -> list[Parameter]:
             if each.when is None or not (each.when.names & parameters.keys()) - placed - {each.name}
         ]
         if not ready:
-            raise SpaceError(f"the conditions of {', '.join(f'`{each.name}`' for each in waiting)} form a circle")
+            raise SpaceError(f"the conditions of {', '.join(f'`{each.name}`' for each in waiting)} form a cycle")
         ordered += ready
         waiting = [each for each in waiting if each not in ready]
     return ordered

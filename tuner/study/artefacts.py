@@ -98,7 +98,7 @@ def verdict_of(
         },
         "medians": {str(number): value for number, value in confirmation.medians.items()},
         "rejected": {str(number): reason for number, reason in confirmation.rejected.items()},
-        "cannot_act": dict(search.cannot_act),
+        "cannot_act": dict(search.without_effect),
         "quality_guard": guard_off or "on",
         "load": identity.get(LOAD, "")[:12],
         "build": identity.get(BUILD),

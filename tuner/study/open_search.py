@@ -36,7 +36,9 @@ def open_search(prepared: PreparedStudy, progress: ProgressDisplay, *, is_leader
         server.keep_warm(set(params_of(config))),
         with_steps=server.writes_steps,
     )
-    search = make_search(prepared.folder, config, setup, cannot_act=without_effect(config, load), is_leader=is_leader)
+    search = make_search(
+        prepared.folder, config, setup, without_effect=without_effect(config, load), is_leader=is_leader
+    )
     if is_leader:
         search.files.update(STUDY_FILE, {"config": json.loads(config.model_dump_json(by_alias=True))})
     return search
@@ -48,7 +50,7 @@ def make_search(
     setup: TrialSetup,
     evaluate: Evaluate = evaluate,
     *,
-    cannot_act: Mapping[str, str] | None = None,
+    without_effect: Mapping[str, str] | None = None,
     is_leader: bool = True,
 ) -> StudySearch:
     """Create the folder or continue it; `cannot_act` are parameters without effect on this target, with the reason.
@@ -60,8 +62,8 @@ def make_search(
     server.validate(fixed)
     params = params_of(config)
     whole = SearchSpace.of(params, config.forbid, server.known)
-    left_out = {each.name: "it has one value here" for each in whole.parameters if each.cannot_vary}
-    left_out |= dict(cannot_act or {})
+    left_out = {each.name: "it has only one value here" for each in whole.parameters if each.cannot_vary}
+    left_out |= dict(without_effect or {})
     space = SearchSpace(tuple(each for each in whole.parameters if each.name not in left_out), whole.forbidden)
     if not space.parameters:
         raise SpaceError("nothing to search: every parameter is fixed, has one value, or cannot act here")

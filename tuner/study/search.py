@@ -44,7 +44,7 @@ class StudySearch:
     objective: Objective
     space: SearchSpace
     fixed: Mapping[str, Any]
-    cannot_act: Mapping[str, str]
+    without_effect: Mapping[str, str]
     trials: int
     evaluate: Evaluate
     proposer: Proposer | None = None

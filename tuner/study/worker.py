@@ -216,12 +216,12 @@ class SearchWorker:
             return True
         proposal = self._proposer.propose(self.search.results(), self.study.running_settings())
         if isinstance(proposal, Decline):
-            self._proposer = proposal.then
+            self._proposer = proposal.successor
             if proposal.is_done:
                 self.search.setup.progress.show(f"the search ends: {proposal.reason}")
                 return False
-            next_one = "the sampler" if proposal.then is None else "a model of the results"
-            self.search.setup.progress.show(f"{next_one} continues the search: {proposal.reason}")
+            successor = "the sampler" if proposal.successor is None else "a surrogate model"
+            self.search.setup.progress.show(f"{successor} continues the search: {proposal.reason}")
             self.search.files.note(DECLINED, proposal.reason)
             return self._propose()
         self.study.enqueue(self.space, proposal.settings, proposal.attributes)

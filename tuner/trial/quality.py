@@ -49,7 +49,7 @@ class QualityGuard:
     @property
     def off(self) -> str | None:
         """The reason why the guard is off; None if it is on."""
-        return self.setup.server.random_answers(self.baseline.settings) if self.section.command is None else None
+        return self.setup.server.why_not_comparable(self.baseline.settings) if self.section.command is None else None
 
     def __call__(self, finalist: TrialResult) -> str | None:
         """The reason to reject a finalist, or None."""

@@ -50,7 +50,7 @@ def test_a_model_that_does_not_fit_is_exit_code_1(capsys):
     ("words", "message"),
     [
         (["--gpu", "l4"], "name a MODEL"),
-        (["preset:llama-3.1-8b", "--gpu", "v100"], "the GPU v100 is not known"),
+        (["preset:llama-3.1-8b", "--gpu", "v100"], "unknown GPU v100"),
         (["preset:nonesuch", "--gpu", "l4"], "there is no built-in model 'preset:nonesuch'"),
         (["preset:llama-3.1-8b", "--gpu", "l4", "--count", "0"], "--count is 0"),
         (["preset:llama-3.1-8b", "--gpu", "l4", "--cuda-memory-fraction", "2"], "--cuda-memory-fraction is 2"),

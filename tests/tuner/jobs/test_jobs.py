@@ -102,18 +102,18 @@ def test_commands_and_paths_of_the_study_are_allowed_and_named():
     files = of_study(command="vllm serve {model} --port {port}", model_id="/models/m")
 
     assert container(manifests(files)["workers.yaml"])["command"][-1] == "--allow-command"
-    assert "# Assumes that the image has server.model_id = /models/m." in files["kustomization.yaml"]
-    assert "# Assumes that the image has server.command = vllm serve" in files["kustomization.yaml"]
+    assert "# Assumes that the image contains server.model_id = /models/m." in files["kustomization.yaml"]
+    assert "# Assumes that the image contains server.command = vllm serve" in files["kustomization.yaml"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"storage": "journal"}, "the storage of the study, journal, is on one machine"),
-        ({"storage": "sqlite:x.db"}, "the storage of the study, sqlite, is on one machine"),
-        ({"storage": "postgresql://me:hunter@db/s"}, "has a password, which would be in the manifest"),
+        ({"storage": "journal"}, "the study's storage, journal, is a file on this machine"),
+        ({"storage": "sqlite:x.db"}, "the study's storage, sqlite, is a file on this machine"),
+        ({"storage": "postgresql://me:hunter@db/s"}, "has a password, which would be written to the manifest"),
         ({"storage": "grpc://127.0.0.1:13000"}, "an address of this machine"),
-        ({"profile": None, "kind": "tgi-docker"}, "a pod has no docker"),
+        ({"profile": None, "kind": "tgi-docker"}, "pods have no docker"),
     ],
 )
 def test_a_study_that_pods_cannot_join_is_refused(change: dict, message: str):
@@ -126,8 +126,8 @@ def test_a_study_that_pods_cannot_join_is_refused(change: dict, message: str):
 @pytest.mark.parametrize(
     ("change", "workers", "message"),
     [
-        ({"api_key": "k"}, 2, "`api_key` of the load would be in the manifest"),
-        ({"header": ["X-Key=k"]}, 2, "`header` of the load would be in the manifest"),
+        ({"api_key": "k"}, 2, "`api_key` of the load is a secret and would be written to the manifest"),
+        ({"header": ["X-Key=k"]}, 2, "`header` of the load is a secret and would be written to the manifest"),
         ({}, 9, "`concurrency` is 8 but 9 workers share it"),
     ],
 )

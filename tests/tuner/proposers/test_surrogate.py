@@ -6,7 +6,7 @@ import pytest
 
 from tuner.config import ServerSection
 from tuner.proposers.proposal import Decline, Proposal
-from tuner.proposers.surrogate import SPREAD, SurrogateProposer
+from tuner.proposers.surrogate import NUM_INITIAL, SurrogateProposer
 from tuner.servers.select import server_of
 from tuner.space.configuration import key_of
 from tuner.space.expression import parse
@@ -57,10 +57,10 @@ def test_twenty_launches_find_the_optimum_of_a_space_of_half_a_million():
 
 
 def test_the_next_proposal_depends_on_the_results_alone():
-    results = search(proposer(), SPREAD + 2)
+    results = search(proposer(), NUM_INITIAL + 2)
 
     assert proposer().propose(results, []) == proposer().propose(results, [])
-    assert proposer(seed=1).propose(results, []) != proposer().propose(results[:SPREAD], [])
+    assert proposer(seed=1).propose(results, []) != proposer().propose(results[:NUM_INITIAL], [])
 
 
 def test_proposals_meet_a_limit_that_the_best_values_miss():
@@ -69,7 +69,7 @@ def test_proposals_meet_a_limit_that_the_best_values_miss():
 
     results = search(proposer(limits=(LIMIT,)), 20, violation=ttft)
 
-    feasible = [each for each in results[SPREAD:] if each.is_feasible]
+    feasible = [each for each in results[NUM_INITIAL:] if each.is_feasible]
     assert len(feasible) > 9
     assert max(each.settings["parallel"] for each in feasible) >= 8
 
@@ -84,7 +84,7 @@ def test_settings_that_failed_to_start_are_avoided():
         results.append(TrialResult(number, dict(settings), value=value, **outcome))
         settings = proposes.propose(results, []).settings
 
-    assert sum(each.outcome == "infeasible" for each in results[SPREAD:]) <= 5
+    assert sum(each.outcome == "infeasible" for each in results[NUM_INITIAL:]) <= 5
 
 
 def test_refused_measured_and_running_configurations_are_not_proposed():

@@ -83,7 +83,7 @@ def test_a_condition_on_an_unknown_setting_is_refused():
 
 
 def test_circular_conditions_are_refused():
-    with pytest.raises(SpaceError, match="form a circle"):
+    with pytest.raises(SpaceError, match="form a cycle"):
         space(
             {
                 "prefill_chunking": {"type": "bool", "when": "quantize == 'a'"},

@@ -76,7 +76,7 @@ def test_servers_3_a_study_whose_twin_is_poor_continues_without_it(tmp_path: Pat
     assert not any(each.origin == "simulator" for each in results)
     assert isinstance(search.proposer.otherwise, SurrogateProposer)
     assert "median error of held-out throughput is 20.0%, above 15%" in search.files.notes()["declined"]
-    assert any(line.startswith("a model of the results continues the search: ") for line in progress.lines)
+    assert any(line.startswith("a surrogate model continues the search: ") for line in progress.lines)
 
 
 @pytest.mark.parametrize(

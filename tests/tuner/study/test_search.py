@@ -109,7 +109,7 @@ def test_a_parameter_with_one_value_is_reported_and_not_searched(tmp_path):
     }
     search = make_search(tmp_path / "t", config.model_copy(update={"param": params}), SETUP)
 
-    assert search.cannot_act == {"quantize": "it has one value here"}
+    assert search.without_effect == {"quantize": "it has only one value here"}
     assert [parameter.name for parameter in search.space.parameters] == ["prefill_chunking"]
 
 

@@ -1,6 +1,6 @@
-"""The default space of a file without `[param]`, and parameters without effect on a target.
+"""The default space of a study without `[param]`, and the parameters without effect on a target.
 
-A parameter without effect is reported and not searched. All functions but `facts_of` and `local_devices` are pure.
+A parameter without effect is reported and not searched. All functions except `facts_of` and `local_devices` are pure.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ from tuner.servers.tgi.settings import server_config
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
 
-# K/V memory that the default load of a study fills: about twice one maximum batch of the embedded preset.
+# Memory of the embedded preset with which the default load fills the K/V pool.
 PRESET_MEMORY: Mapping[str, Any] = {"cpu_memory_gib": 0.15}
 LEAST_BUDGET = 64
 GIB = 2**30
 DEFAULT_CPU_GIB = 4.0
-# A smaller fraction of the memory never serves more: it is searched only where a study gives the range.
+# A smaller fraction of the memory never serves more load. It is searched only if the study sets the range.
 LEAST_MEMORY_FRACTION = 0.80
 WAIT_KNOBS = ("max_waiting_tokens", "waiting_served_ratio")
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The largest demand of a load at one time. None if the load does not bound it."""
+    """Upper bounds of a load: concurrent users, and tokens of one request. None if the load has no bound."""
 
     users: int | None
     longest_input: int | None
@@ -41,7 +41,7 @@ class Demand:
 
     @classmethod
     def of(cls, load: BenchConfig) -> "Demand":
-        """The demand of a load; an open loop does not bound the users."""
+        """The demand of a load. An open loop has no bound of users."""
         inputs, outputs = _longest(load.input_tokens), _longest(load.output_tokens)
         is_known = load.workload == "synthetic"
         total = inputs + outputs if inputs is not None and outputs is not None else None
@@ -50,10 +50,10 @@ class Demand:
 
 
 def derived_params(fixed: Mapping[str, Any], *, is_own: bool = True) -> dict[str, ParamSection]:
-    """The central `Tunable` fields that `fixed` does not set.
+    """The central `Tunable` fields that `fixed` does not set, as parameters.
 
-    The prefill budget is bounded by the longest prompt; a sixteenth of it is enough, since prefill is chunked. Choices
-    of the bundled server are those that it supports; other servers get all.
+    The range of the prefill budget depends on the longest prompt and begins at a sixteenth of it, because prefill is
+    chunked. Choices that the bundled server does not support are left out.
     """
     sections: dict[str, ParamSection] = {}
     for name, tunable in tunables(ServerConfig).items():
@@ -72,7 +72,7 @@ def derived_params(fixed: Mapping[str, Any], *, is_own: bool = True) -> dict[str
             log=tunable.log,
             step=tunable.step,
             multiple_of=tunable.multiple_of,
-            values=tuple(choice for choice in tunable.choices if not is_own or _offered(name, choice)),
+            values=tuple(choice for choice in tunable.choices if not is_own or _is_supported(name, choice)),
             when=tunable.when,
         )
     return sections
@@ -89,23 +89,23 @@ def facts_of(model_id: str) -> ModelFacts | None:
     return ModelFacts.parse(content) if content is not None else None
 
 
-def cannot_act(
+def searched_without_effect(
     space: SearchSpace, fixed: Mapping[str, Any], demand: Demand, facts: ModelFacts | None, devices: Devices
 ) -> dict[str, str]:
-    """The reasons why parameters have no effect on this target, by name."""
+    """Parameters of the space without effect on this target: name to reason."""
     found: dict[str, str] = {}
     chunking = _chunking(space, fixed)
     for parameter in space.parameters:
-        reason = _why(parameter, space, fixed, demand, facts, devices, chunking)
+        reason = _why_no_effect(parameter, space, fixed, demand, facts, devices, chunking)
         if reason is not None:
             found[parameter.name] = reason
     return found
 
 
-def fixed_that_cannot_act(fixed: Mapping[str, Any]) -> dict[str, str]:
-    """Parameters outside the derived space that fixed settings make ineffective, with the reason.
+def disabled_by_fixed(fixed: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters that lose their effect through fixed settings: name to reason.
 
-    >>> sorted(fixed_that_cannot_act({"prefill_chunking": True}))
+    >>> sorted(disabled_by_fixed({"prefill_chunking": True}))
     ['max_waiting_tokens', 'waiting_served_ratio']
     """
     if fixed.get("prefill_chunking") is not True:
@@ -113,7 +113,7 @@ def fixed_that_cannot_act(fixed: Mapping[str, Any]) -> dict[str, str]:
     return {name: "chunked prefill does not use it" for name in WAIT_KNOBS if name not in fixed}
 
 
-def _why(
+def _why_no_effect(
     parameter: Parameter,
     space: SearchSpace,
     fixed: Mapping[str, Any],
@@ -124,20 +124,20 @@ def _why(
 ) -> str | None:
     name = parameter.name
     if parameter.cannot_vary:
-        return "it has one value here"
+        return "it has only one value here"
     if name in WAIT_KNOBS and chunking is True:
         return "chunked prefill does not use it"
     if name == "max_batch_size" and chunking is True:
-        return "with chunked prefill it limits the first batch only"
+        return "with chunked prefill it limits only the first batch"
     if name == "cuda_graphs" and not devices.gpus:
-        return "there is no GPU for graphs"
+        return "CUDA graphs need a GPU"
     if name == "cuda_memory_fraction":
         return _memory_reason(parameter, space, fixed, demand, facts, devices)
     if name == "max_batch_prefill_tokens" and demand.users and demand.longest_input:
         most = demand.users * demand.longest_input
         if parameter.low >= most:
             return (
-                f"the load has at most {most:,} prompt tokens at one time, and its lowest value is {parameter.low:,.0f}"
+                f"the load has at most {most:,} prompt tokens at one time, and the range begins at {parameter.low:,.0f}"
             )
     return None
 
@@ -157,19 +157,19 @@ def _memory_reason(
     tokens = int(held / bytes_per_token) if held > 0 and bytes_per_token else 0
     limit = fixed.get("max_batch_total_tokens")
     if isinstance(limit, int) and limit <= tokens:
-        return f"`max_batch_total_tokens` is fixed at {limit:,}, and its lowest value holds {tokens:,} tokens"
+        return f"`max_batch_total_tokens` is fixed at {limit:,}, and the lowest fraction holds {tokens:,} tokens"
     if demand.users and demand.longest_total:
-        # The largest prefill needs memory beside the K/V pool.
+        # The largest prefill needs memory in addition to the K/V pool.
         needed = demand.users * demand.longest_total
         prefill = _largest_prefill(space, fixed, demand)
-        spare = facts.bytes_per_token or 0
-        if held - prefill * spare >= needed * bytes_per_token:
-            return f"its lowest value holds {tokens:,} tokens of K/V, and the load needs at most {needed:,}"
+        prefill_bytes = prefill * (facts.bytes_per_token or 0)
+        if held - prefill_bytes >= needed * bytes_per_token:
+            return f"the lowest fraction holds {tokens:,} tokens of K/V, and the load needs at most {needed:,}"
     return None
 
 
 def device_bytes(fixed: Mapping[str, Any], devices: Devices) -> float:
-    """Total memory to which `cuda_memory_fraction` applies, in bytes."""
+    """The memory to which `cuda_memory_fraction` applies, in bytes."""
     if devices.gpus:
         return float(devices.gpus[0].memory_mib) * 2**20
     cpu_gib = fixed.get("cpu_memory_gib")
@@ -180,7 +180,7 @@ def device_bytes(fixed: Mapping[str, Any], devices: Devices) -> float:
 
 
 def cache_bytes_per_token(facts: ModelFacts, *, is_cpu: bool) -> int:
-    """Bytes of keys and values of one token, with four bytes a number on a CPU and two on a GPU."""
+    """K/V bytes of one token. A number has four bytes on a CPU and two on a GPU."""
     if facts.num_kv_heads is None or facts.head_dim is None or facts.num_layers is None:
         return 0
     return 2 * facts.num_kv_heads * facts.head_dim * facts.num_layers * (4 if is_cpu else 2)
@@ -212,7 +212,7 @@ def _longest(text: str | None) -> int | None:
     return lengths.longest if lengths is not None else None
 
 
-def _offered(name: str, choice: Any) -> bool:
+def _is_supported(name: str, choice: Any) -> bool:
     try:
         server_config({name: choice})
     except SpaceError:

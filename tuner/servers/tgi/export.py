@@ -1,4 +1,4 @@
-"""A TGI configuration as a TOML file, environment variables, a command line, a container or a deployment."""
+"""Exports a TGI configuration: TOML file, variables, command line, launcher script, container, or deployment."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from tuner.servers.exported_text import (
     k8s_manifest,
     render_toml,
 )
-from tuner.servers.tgi.launch_command import OURS, tgi_words
+from tuner.servers.tgi.launch_command import BUNDLED_ONLY, tgi_words
 from tuner.space.configuration import without_unset
 
 FORMS = ("toml", "env", "cli", "docker", "k8s", "launcher")
 IMAGE = "ghcr.io/huggingface/text-generation-inference:latest"
-# Shared memory and the volume for weights, which every container needs.
 LENGTHS = ("max_input_tokens", "max_total_tokens")
+# Shared memory, and the volume for weights.
 SHM_SIZE, VOLUME = "1g", "$PWD/data:/data"
 DEFAULTS: Mapping[str, Any] = {name: field.default for name, field in ServerConfig.model_fields.items()}
 
@@ -30,9 +30,9 @@ DEFAULTS: Mapping[str, Any] = {name: field.default for name, field in ServerConf
 def render(
     form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str = IMAGE, *, has_gpus: bool = True
 ) -> str:
-    """The settings in one of `FORMS`. Comments list the settings that TGI lacks, and what the text assumes.
+    """The settings in one of `FORMS`. Its comments also list left-out settings and assumptions.
 
-    Raises SpaceError for a value with control characters, and for a preset in a form for TGI.
+    Raises SpaceError for a value with control characters, and for a preset in a container.
     """
     chosen = without_unset(settings)
     check_values(chosen)
@@ -60,7 +60,7 @@ def render(
 
 
 def render_env(settings: Mapping[str, Any], comments: Sequence[str]) -> str:
-    """Launcher variables as an env file; a setting at its default is commented out."""
+    """Launcher variables as an env file. A setting at its default is commented out."""
     fields = ServerConfig.model_fields
     lines = comment_lines(comments)
     for name, value in settings.items():
@@ -71,25 +71,25 @@ def render_env(settings: Mapping[str, Any], comments: Sequence[str]) -> str:
 
 
 def _for_tgi(settings: Mapping[str, Any], image: str, *, has_gpus: bool) -> tuple[list[str], dict[str, str], list[str]]:
-    """Flags, variables, and notes: the settings that TGI lacks, and what the export assumes."""
+    """Flags, variables, and notes about left-out settings and assumptions."""
     model = str(settings.get("model_id", ""))
     if model.startswith("preset:"):
         raise SpaceError(
-            f"`model_id` is {model}, a model of this package: TGI does not have it. Study a model of the hub"
+            f"`model_id` is {model}, a preset of this package, which TGI cannot load: tune a model of the hub"
         )
-    left_out = sorted(OURS.intersection(settings) - {"tuned_by"})
+    left_out = sorted(BUNDLED_ONLY.intersection(settings) - {"tuned_by"})
     words, environment = tgi_words(
-        ServerConfig.model_validate({name: value for name, value in settings.items() if name not in OURS})
+        ServerConfig.model_validate({name: value for name, value in settings.items() if name not in BUNDLED_ONLY})
     )
-    notes = [f"TGI has no {name}: left out" for name in left_out] + image_note(image)
+    notes = [f"Left out, because TGI does not have it: {name}" for name in left_out] + image_note(image)
     if not has_gpus:
-        notes.append("The study used no GPU, and neither does this container.")
+        notes.append("The study used no GPU, so this container uses none.")
     caps = [f"{name} {settings[name]}" for name in LENGTHS if name in settings]
     if caps:
-        notes.append(f"Limits of the study's load, raise them for longer requests: {', '.join(caps)}.")
+        notes.append(f"Limits from the study's load; raise them for longer requests: {', '.join(caps)}.")
     return words, environment, notes
 
 
 def _typed(value: Any) -> Any:
-    """A list as the tuple that the field expects."""
+    """A list as a tuple, which the field expects."""
     return tuple(value) if isinstance(value, list) else value

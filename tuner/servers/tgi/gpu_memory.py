@@ -1,7 +1,7 @@
-"""GPUs by a short name, with the memory that nvidia-smi reports.
+"""GPUs by a short name, with their memory.
 
-As of November 2026. `memory.total` of nvidia-smi, with ECC where it is on by default; it is less than the vendor's
-decimal gigabytes suggest.
+The memory is `memory.total` of nvidia-smi as of November 2026, with ECC if it is on by default. It is smaller than the
+vendor's number of gigabytes.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ GPUS: Mapping[str, Gpu] = {
 
 
 def find_gpu(text: str) -> Gpu:
-    """A GPU by its name, or by its memory in GiB, such as `24GiB`.
+    """The GPU with a name, or with a memory in GiB such as `24GiB`. Raises ModelSizeError.
 
     >>> find_gpu("A10G").memory_mib
     23028
@@ -42,5 +42,5 @@ def find_gpu(text: str) -> Gpu:
     except (ValueError, OverflowError):
         mib = 0
     if mib <= 0:
-        raise ModelSizeError(f"the GPU {text} is not known: one of {', '.join(GPUS)}, or its memory such as 24GiB")
+        raise ModelSizeError(f"unknown GPU {text}: use one of {', '.join(GPUS)}, or the memory, such as 24GiB")
     return Gpu(f"GPU of {text}", mib)

@@ -1,6 +1,6 @@
 """The initial design of a search of TGI: one launch for each value of `quantize`. Pure.
 
-One launch per `quantize` value gives most of the information of ten random launches.
+These launches give most of the information of ten random ones.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,10 @@ DESIGN_SETTING = "quantize"
 
 
 def initial_design(space: SearchSpace, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One plain configuration for each value of `quantize`; empty if `quantize` is not searched."""
+    """One configuration for each value of `quantize`; empty if `quantize` is not searched.
+
+    The prefill budget is twice the longest prompt, and 90 % of the GPU memory is used, within the ranges of the space.
+    """
     choice = next((each for each in space.parameters if each.name == DESIGN_SETTING), None)
     if choice is None:
         return []

@@ -1,4 +1,4 @@
-"""The command of a TGI configuration: the bundled launcher, TGI in a container or on the path, or any command."""
+"""The launch command of a TGI configuration: the bundled launcher, TGI's launcher or container, or any command."""
 
 import re
 import shutil
@@ -12,10 +12,10 @@ from tuner.config import ServerSection
 from tuner.servers.launch_command import CIDFILE, LaunchCommand
 
 LABEL = "tgi-tune"
-# Settings that a TGI launcher takes from the environment only.
+# Settings that TGI reads only from the environment.
 BY_VARIABLE = ("prefill_chunking", "prefix_caching", "attention")
 # Settings that only the bundled server has.
-OURS = frozenset(
+BUNDLED_ONLY = frozenset(
     (
         *("cpu_memory_gib", "compute_threads", "run_ahead", "load_format", "step_trace", "tuned_by", "grpc_schema"),
         *("check_invariants", "step_timeout", "disable_custom_kernels", "transport"),
@@ -25,7 +25,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 def launch_command_of(server: ServerSection, config: ServerConfig, directory: Path) -> LaunchCommand:
-    """The command for a configuration on a target. Raises UsageError naming a setting that the target lacks."""
+    """The command for a configuration. Raises UsageError for a setting that the target does not have."""
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, server.gpus))} if server.gpus else {}
     match server.kind:
         case "own":
@@ -33,7 +33,7 @@ def launch_command_of(server: ServerSection, config: ServerConfig, directory: Pa
         case "tgi-launcher":
             launcher = server.command or shutil.which("text-generation-launcher")
             if launcher is None:
-                raise UsageError("there is no text-generation-launcher on the path; set `command` in [server]")
+                raise UsageError("PATH has no text-generation-launcher: set `command` in [server]")
             words, environment = tgi_words(config)
             return LaunchCommand((*split_command(launcher), *words), {**environment, **visible})
         case "tgi-docker":
@@ -50,9 +50,10 @@ def tgi_words(config: ServerConfig) -> tuple[list[str], dict[str, str]]:
     """
     fields = type(config).model_fields
     changed = [name for name in fields if getattr(config, name) not in (None, fields[name].default)]
-    foreign = sorted(OURS.intersection(changed))
-    if foreign:
-        raise UsageError(f"TGI has no {', '.join(f'`{name}`' for name in foreign)}: leave it out of the study")
+    unsupported = sorted(BUNDLED_ONLY.intersection(changed))
+    if unsupported:
+        names = ", ".join(f"`{name}`" for name in unsupported)
+        raise UsageError(f"TGI has no {names}: remove it from the study")
     environment = config.to_environ()
     words: list[str] = []
     for name in changed:
@@ -66,7 +67,7 @@ def tgi_words(config: ServerConfig) -> tuple[list[str], dict[str, str]]:
 def docker_command(
     server: ServerSection, config: ServerConfig, cidfile: Path | None, port: str = "{port}"
 ) -> list[str]:
-    """The `docker run` command of a TGI container, published on the loopback interface only."""
+    """The `docker run` command of a TGI container. Its port is published only on the loopback interface."""
     words, environment = tgi_words(config)
     gpus = ["--gpus", f'"device={",".join(map(str, server.gpus))}"' if server.gpus else "all"]
     return [
@@ -82,10 +83,10 @@ def docker_command(
 
 
 def _command_launch(server: ServerSection, config: ServerConfig, visible: dict[str, str]) -> LaunchCommand:
-    """Any command: `{setting}` is replaced; settings that are not at their default are also variables."""
+    """`command` with each `{setting}` replaced. Settings that are not at their default are also variables."""
     fields = type(config).model_fields
-    named = {
-        name: text_of(getattr(config, name))
+    environment = {
+        name.upper(): text_of(getattr(config, name))
         for name in fields
         if getattr(config, name) not in (None, fields[name].default)
     }
@@ -99,4 +100,4 @@ def _command_launch(server: ServerSection, config: ServerConfig, visible: dict[s
         return text_of(getattr(config, name)) if getattr(config, name) is not None else ""
 
     words = [_PLACEHOLDER.sub(value, word) for word in split_command(server.command or "")]
-    return LaunchCommand(tuple(words), {**{name.upper(): text for name, text in named.items()}, **visible})
+    return LaunchCommand(tuple(words), {**environment, **visible})

@@ -1,4 +1,4 @@
-"""Whether a model fits on GPUs with each value of `--quantize`, and the K/V tokens that fit beside its weights. Pure.
+"""Whether a model fits on GPUs with each value of `--quantize`, and the number of K/V tokens that then fit.
 
 memory x fraction x wiggle room   |--reserve--|--largest prefill--|--weights--|--------- K/V ---------|
 """
@@ -23,10 +23,10 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class GpuGroup:
-    """Equal GPUs that share a model, one shard each.
+    """Identical GPUs that share a model, with one shard on each.
 
-    reserve_bytes: memory of each GPU for its driver, the CUDA context and kernels. prefill_tokens: of the largest
-    prefill; None for the launcher's default.
+    reserve_bytes: memory of each GPU for the driver, the CUDA context and kernels. prefill_tokens: tokens of the
+    largest prefill; None for the launcher's default.
     """
 
     gpu: Gpu
@@ -43,7 +43,7 @@ class GpuGroup:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSize:
-    """The numbers of a model that its memory depends on. `width`: bytes of a number in the compute type."""
+    """The numbers that determine the memory of a model. `width`: bytes of a number in the compute type."""
 
     model_type: str
     parameters: ParameterCount
@@ -55,15 +55,15 @@ class DecoderSize:
     prefill_bytes_per_token: int
 
     def kv_heads_of(self, count: int) -> int:
-        """K/V heads of one of `count` GPUs; with fewer heads than GPUs, several hold the same one."""
+        """K/V heads on each of `count` GPUs. With fewer heads than GPUs, a head is on several GPUs."""
         return max(1, self.num_kv_heads // count)
 
     def kv_bytes_per_token(self, count: int = 1) -> int:
-        """Bytes of keys and values of one token on one of `count` GPUs."""
+        """K/V bytes of one token on each of `count` GPUs."""
         return 2 * self.kv_heads_of(count) * self.head_dim * self.num_layers * self.width
 
     def weight_bytes(self, method: WeightMethod, count: int = 1) -> int:
-        """Bytes of the weights on one of `count` GPUs."""
+        """Bytes of the weights on each of `count` GPUs."""
         parts, plain = self.parameters, self.width
         stored = plain if method.bits is None else method.bits / 8
         attention = plain if method.mlp_only else stored
@@ -76,7 +76,7 @@ class DecoderSize:
 
 @dataclass(frozen=True, slots=True)
 class MethodFit:
-    """One method on one group of GPUs. `refusal`: the reason why it cannot be launched there; None if it can."""
+    """One method on one group of GPUs. `refusal`: the reason why a launch is impossible; None if it is possible."""
 
     method: WeightMethod
     weight_bytes: int
@@ -86,12 +86,12 @@ class MethodFit:
     refusal: str | None
 
     def requests_of(self, tokens: int) -> int:
-        """Requests of `tokens` prompt and output tokens whose K/V fit at the same time."""
+        """Number of concurrent requests, each of `tokens` prompt and output tokens, whose K/V fit."""
         return self.kv_tokens // tokens
 
 
 def read_config(model_id: str | None, numbers: Mapping[str, Any], revision: str | None = None) -> dict[str, Any]:
-    """A model's config.json with `numbers` in place of its own; the numbers alone without a model."""
+    """A model's config.json, overridden by `numbers`; only `numbers` without a model. Raises ModelSizeError."""
     found: Mapping[str, Any] | None = {}
     try:
         if model_id is not None:
@@ -100,13 +100,13 @@ def read_config(model_id: str | None, numbers: Mapping[str, Any], revision: str 
         raise ModelSizeError(str(error)) from error
     if found is None:
         raise ModelSizeError(
-            f"could not read the config.json of {model_id}: use a directory that has one, a preset, or --numbers"
+            f"could not read the config.json of {model_id}: use a directory with this file, a preset, or --numbers"
         )
     return {**found, **numbers}
 
 
 def size_of(config: Mapping[str, Any]) -> DecoderSize:
-    """The sizes in a config.json. Raises ModelSizeError, with the field, for a model that cannot be sized."""
+    """The sizes in a config.json. Raises ModelSizeError with the missing or unsupported field."""
     named = with_common_names(config)
     parameters = count_parameters(named)
     facts = ModelFacts.parse(named)
@@ -121,13 +121,13 @@ def size_of(config: Mapping[str, Any]) -> DecoderSize:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         width=WIDTHS.get(str(dtype), 2),
-        # The launcher's estimate, without its K/V of two bytes.
+        # The launcher's estimate without its K/V, which it counts with two bytes a number.
         prefill_bytes_per_token=(facts.bytes_per_token or 0) - 4 * kv_heads * head_dim * layers,
     )
 
 
 def largest_prefill(config: Mapping[str, Any], group: GpuGroup, method: WeightMethod) -> int:
-    """`--max-batch-prefill-tokens`: as given, or the launcher's default for these GPUs."""
+    """Tokens of the largest prefill: `group.prefill_tokens`, or the launcher's default for these GPUs."""
     launch = ServerConfig(cuda_memory_fraction=group.memory_fraction, max_batch_prefill_tokens=group.prefill_tokens)
     devices = Devices(gpus=(group.gpu,) * group.count)
     quantize = None if method.name == PLAIN else method.name
@@ -135,12 +135,12 @@ def largest_prefill(config: Mapping[str, Any], group: GpuGroup, method: WeightMe
 
 
 def fits(config: Mapping[str, Any], group: GpuGroup) -> Sequence[MethodFit]:
-    """One row per method that the model's checkpoint allows.
+    """One row for each method that the model's checkpoint allows.
 
     Raises ModelSizeError if the heads of the model cannot be divided over the GPUs.
     """
     size = size_of(config)
-    _refuse_undivided(size, group.count)
+    _check_divisible(size, group.count)
     return [_fit(config, size, group, method) for method in methods_of(config)]
 
 
@@ -151,9 +151,9 @@ def _fit(config: Mapping[str, Any], size: DecoderSize, group: GpuGroup, method: 
         free -= largest_prefill(config, group, method) * size.prefill_bytes_per_token
     refusal = None
     if group.count > 1 and not method.is_sharded:
-        refusal = "one GPU only"
+        refusal = "supports only one GPU"
     elif free < 0:
-        refusal = f"{-free / 2**30:.1f} GiB too much for each GPU"
+        refusal = f"needs {-free / 2**30:.1f} GiB more on each GPU"
     return MethodFit(
         method,
         weight_bytes=size.weight_bytes(method),
@@ -164,7 +164,7 @@ def _fit(config: Mapping[str, Any], size: DecoderSize, group: GpuGroup, method: 
     )
 
 
-def _refuse_undivided(size: DecoderSize, count: int) -> None:
+def _check_divisible(size: DecoderSize, count: int) -> None:
     heads, kv_heads = size.num_heads, size.num_kv_heads
     if heads % count or (kv_heads % count and count % kv_heads):
         allowed = [n for n in range(1, 17) if not heads % n and not (kv_heads % n and n % kv_heads)]

@@ -1,6 +1,6 @@
-"""Parameters of a decoder, counted from its config.json.
+"""Counts the parameters of a decoder from its config.json.
 
-Defaults of a launch follow TGI's estimate, `ModelFacts.weight_bytes`; this count is exact for the families listed here.
+The count is exact for the families listed here. The launcher's defaults use TGI's estimate, `ModelFacts.weight_bytes`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from reference_server.launcher.model_facts import ModelFacts
 from tuner.errors import ModelSizeError
 
-# Fields of config.json, with the names that older families use.
+# Fields of config.json, with their names in older families.
 OTHER_NAMES = {
     "num_hidden_layers": ("n_layer", "num_layers"),
     "num_attention_heads": ("n_head",),
@@ -23,11 +23,11 @@ REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_si
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    """Parts of a family's decoder that its config does not list.
+    """Parts of a family's decoder that its config.json does not contain.
 
-    mlp_matrices: of one MLP. layer_norms, outer_norms: vectors of hidden size in a layer, and outside of the layers.
-    head_norms: vectors of head size in a layer. extra_positions: rows of the position table beyond the positions; None
-    without a table. is_tied: the head is the embedding, unless the config differs.
+    mlp_matrices: matrices of one MLP. layer_norms: vectors of hidden size in a layer. outer_norms: those outside the
+    layers. head_norms: vectors of head size in a layer. extra_positions: rows of the position table in addition to
+    `max_position_embeddings`; None without a table. is_tied: whether embedding and head share weights by default.
     """
 
     mlp_matrices: int = 3
@@ -66,7 +66,7 @@ PARTS: Mapping[str, DecoderParts] = {
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
-    """Parameters of a decoder, by their part. `mlp`: dense ones; `vectors`: norms, biases, routers and positions."""
+    """Number of parameters by part. `mlp`: only dense MLPs. `vectors`: norms, biases, routers and positions."""
 
     attention: int
     keys_values: int
@@ -81,7 +81,7 @@ class ParameterCount:
 
 
 def with_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the field names of newer families. An MLP without a size has four times the hidden size.
+    """The config with the field names of newer families. The default size of an MLP is four times the hidden size.
 
     >>> with_common_names({"n_layer": 2, "n_embd": 8})["intermediate_size"]
     32
@@ -97,16 +97,18 @@ def with_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_parameters(config: Mapping[str, Any]) -> ParameterCount:
-    """The parameters of a config with common names.
+    """The parameter count of a config from `with_common_names`.
 
-    Raises ModelSizeError for a missing number, and for a family or a variant whose parameters are not known.
+    Raises ModelSizeError for a missing number, and for an unknown family or variant.
     """
     parts = _parts(config)
     facts = ModelFacts.parse(config)
     layers, heads, hidden, vocab = (_number(config, name) for name in REQUIRED)
     inner, kv_heads = _number(config, "intermediate_size"), facts.num_kv_heads or heads
     if facts.head_dim is None:
-        raise ModelSizeError(f"`hidden_size` {hidden} is no multiple of `num_attention_heads` {heads}: set `head_dim`")
+        raise ModelSizeError(
+            f"`hidden_size` is {hidden}, not a multiple of `num_attention_heads` {heads}: set `head_dim`"
+        )
     queries, keys = heads * facts.head_dim, kv_heads * facts.head_dim
     mlp = parts.mlp_matrices * hidden * inner
     experts = facts.num_experts if facts.num_experts > 1 else 0
@@ -134,11 +136,13 @@ def _parts(config: Mapping[str, Any]) -> DecoderParts:
     model_type = str(config.get("model_type"))
     if model_type not in PARTS:
         raise ModelSizeError(
-            f"the parameters of `model_type` {model_type} are not known: only of {', '.join(sorted(PARTS))}"
+            f"`model_type` is {model_type}, but parameters can be counted only for {', '.join(sorted(PARTS))}"
         )
     projected = config.get("word_embed_proj_dim")
     if projected not in (None, config.get("hidden_size")):
-        raise ModelSizeError(f"an embedding of `word_embed_proj_dim` {projected} beside another hidden size is unknown")
+        raise ModelSizeError(
+            f"`word_embed_proj_dim` is {projected}, but must equal `hidden_size` {config.get('hidden_size')}"
+        )
     parts = PARTS[model_type]
     has_bias = next((config[name] for name in ("use_bias", "enable_bias") if config.get(name) is not None), None)
     return parts if has_bias is None else replace(parts, has_qkv_bias=has_bias, has_bias=has_bias)
@@ -152,5 +156,5 @@ def _has(config: Mapping[str, Any], name: str, default: bool) -> bool:
 def _number(config: Mapping[str, Any], name: str) -> int:
     found = config.get(name)
     if not isinstance(found, int) or found < 1:
-        raise ModelSizeError(f"config.json has `{name}` {found!r:.40}: a number above 0 is needed")
+        raise ModelSizeError(f"`{name}` in config.json is {found!r:.40}, but must be a number above 0")
     return found

@@ -1,4 +1,4 @@
-"""`TgiServer`: the bundled server, TGI's launcher, a TGI container, or a command that takes TGI's settings."""
+"""`TgiServer`: the bundled server, TGI's launcher or container, or a command with TGI's settings."""
 
 import json
 import re
@@ -18,7 +18,14 @@ from reference_server.presets.catalog import find
 from tuner.config import ParamSection, ServerSection
 from tuner.errors import CannotMeasureError
 from tuner.servers.launch_command import LaunchCommand
-from tuner.servers.tgi.derive import Demand, cannot_act, derived_params, facts_of, fixed_that_cannot_act, local_devices
+from tuner.servers.tgi.derive import (
+    Demand,
+    derived_params,
+    disabled_by_fixed,
+    facts_of,
+    local_devices,
+    searched_without_effect,
+)
 from tuner.servers.tgi.export import FORMS, render
 from tuner.servers.tgi.initial_design import DESIGN_SETTING, initial_design
 from tuner.servers.tgi.launch_command import launch_command_of
@@ -28,15 +35,15 @@ from tuner.servers.tuned_server import FailureRule, WarmParts
 from tuner.space.search_space import SearchSpace
 from tuner.trial.outcome import Cause, cause_of
 
-# The router logs the K/V pool that the warm-up found.
+# Log line of the router with the size of the K/V pool, in tokens.
 POOL = re.compile(r"max batch total tokens to (\d+)", re.IGNORECASE)
-# Log texts of a server without memory for the K/V of one request.
+# Log texts of a server whose memory is too small for the K/V of one request.
 _NO_CACHE_WORDS = (
     "not enough memory to handle",
     "not enough memory for",
     "no k/v block fits",
     "cache below one",
-    # A budget above the K/V pool.
+    # The prefill budget is larger than the K/V pool.
     "must be <= `max_batch_total_tokens`",
 )
 BUDGET, FRACTION = "max_batch_prefill_tokens", "cuda_memory_fraction"
@@ -44,7 +51,7 @@ BUDGET, FRACTION = "max_batch_prefill_tokens", "cuda_memory_fraction"
 
 @dataclass(frozen=True, slots=True)
 class TgiServer:
-    """The settings are the fields of `ServerConfig`, and the space is made of its `Tunable` marks."""
+    """A server whose settings are the fields of `ServerConfig`. Its default space has the `Tunable` fields."""
 
     section: ServerSection
 
@@ -53,7 +60,7 @@ class TgiServer:
     defaults = DEFAULTS
     guarded = ("quantize", "kv_cache_dtype")
     design_setting = DESIGN_SETTING
-    # Memory for prefill and K/V: a larger budget takes from the pool that a larger fraction provides.
+    # The fraction is the memory for prefill and K/V together. A larger budget leaves less of it for K/V.
     failure_rules: ClassVar[Mapping[str, FailureRule]] = {
         "memory": FailureRule(grows_with=(BUDGET, FRACTION)),
         "no_cache": FailureRule(grows_with=(BUDGET,), shrinks_with=(FRACTION,)),
@@ -89,11 +96,11 @@ class TgiServer:
         return derived_params(self.section.fixed, is_own=self.section.kind == "own")
 
     def explained(self, _searched: Mapping[str, ParamSection]) -> dict[str, Any]:
-        """Nothing: docs/settings.md has the settings."""
+        """Empty: docs/settings.md lists the settings."""
         return {}
 
     def implied(self, load: BenchConfig) -> dict[str, Any]:
-        """The limits on input and total tokens from the load's lengths: budgets scale with them."""
+        """Limits of input and total tokens, from the load's lengths. The server's default budgets depend on them."""
         lengths = ("max_input_tokens", "max_total_tokens")
         if load.workload != "synthetic" or any(name in self.section.fixed for name in lengths):
             return {}
@@ -105,7 +112,8 @@ class TgiServer:
     def without_effect(self, space: SearchSpace, load: BenchConfig) -> dict[str, str]:
         fixed = self.section.fixed
         facts = facts_of(self.section.model_id) if self.section.kind == "own" else None
-        return {**fixed_that_cannot_act(fixed), **cannot_act(space, fixed, Demand.of(load), facts, local_devices())}
+        searched = searched_without_effect(space, fixed, Demand.of(load), facts, local_devices())
+        return {**disabled_by_fixed(fixed), **searched}
 
     def initial_design(self, space: SearchSpace, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
         return initial_design(space, fixed)
@@ -121,7 +129,7 @@ class TgiServer:
         return launch_command_of(self.section, server_config(traced), directory)
 
     def keep_warm(self, searched: AbstractSet[str]) -> WarmParts | None:
-        """A model server that stays if only settings of the router are searched."""
+        """A model server that keeps running between trials that differ only in settings of the router."""
         if self.section.kind != "own" or not ROUTER_ONLY & searched:
             return None
         return WarmShards(self.section.ready_timeout_s)
@@ -131,7 +139,7 @@ class TgiServer:
         return "no_cache" if is_full else cause_of(log_tail, exit_code=exit_code)
 
     def failure_line(self, _log: str) -> str | None:
-        """None: the end of the log has the cause."""
+        """None: the end of the log contains the cause."""
         return None
 
     def facts_of(self, log: str) -> dict[str, float]:
@@ -141,7 +149,7 @@ class TgiServer:
     def names_setting(self, text: str, name: str) -> bool:
         return flag_of(name) in text or f"`{name}`" in text
 
-    def random_answers(self, settings: Mapping[str, Any]) -> str | None:
+    def why_not_comparable(self, settings: Mapping[str, Any]) -> str | None:
         if settings.get("load_format") == "dummy":
             return "the weights are random, so answers cannot be compared"
         preset = find(str(settings.get("model_id", "")))

@@ -1,4 +1,4 @@
-"""Plain settings of TGI's launcher: their defaults, the rules that change a value, and their ServerConfig."""
+"""Settings of TGI's launcher as plain values: defaults, adjustments, and conversion to `ServerConfig`."""
 
 import types
 import typing
@@ -14,7 +14,7 @@ from reference_server.config_support import unsupported_settings
 from tuner.errors import SpaceError
 from tuner.space.configuration import UNSET
 
-# Defaults of the launcher, as far as they are known before a launch.
+# The launcher's defaults that are known before a launch.
 DEFAULTS: Mapping[str, Any] = {
     "max_batch_prefill_tokens": 4096,
     "max_waiting_tokens": 20,
@@ -27,7 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the prefill budget raised to the longest prompt where prompts are not chunked.
+    """The settings, with a prefill budget of at least the longest prompt if prompts are not chunked.
 
     >>> resolved({"prefill_chunking": False, "max_input_tokens": 1000, "max_batch_prefill_tokens": 64})
     {'prefill_chunking': False, 'max_input_tokens': 1000, 'max_batch_prefill_tokens': 1000}
@@ -39,7 +39,7 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def server_config(settings: Mapping[str, Any]) -> ServerConfig:
-    """The launcher's configuration. Raises SpaceError with the launcher's rule that the settings break."""
+    """The launcher's configuration. Raises SpaceError with the launcher's rule that the settings violate."""
     try:
         config = ServerConfig.model_validate({name: value for name, value in settings.items() if value not in UNSET})
     except ValidationError as error:
@@ -50,7 +50,6 @@ def server_config(settings: Mapping[str, Any]) -> ServerConfig:
 
 
 def known_settings() -> frozenset[str]:
-    """The names of the launcher's settings."""
     return frozenset(ServerConfig.model_fields)
 
 
@@ -62,9 +61,9 @@ def _plain_types(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-# Settings that let code of a model's author run, or requests of clients reach other machines.
+# Settings that run code of a model's author, or that allow clients to make the server contact other machines.
 RISKY_SETTINGS = frozenset(("trust_remote_code", "allow_image_fetch"))
-# Settings that take any text or path.
+# Settings whose value can be any text or path.
 OPEN_SETTINGS = frozenset(
     name
     for name, field in ServerConfig.model_fields.items()

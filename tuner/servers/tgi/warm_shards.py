@@ -1,6 +1,6 @@
-"""A model server kept warm between trials: if only router settings change, only the router is started again.
+"""Keeps a model server running between trials. If only router settings change, only the router is restarted.
 
-The weights stay loaded and the router connects as to a launched server, so results equal those of a fresh launch.
+The weights stay loaded. The router connects as it does in a full launch, so results equal those of a fresh launch.
 Confirmation always uses fresh launches.
 """
 
@@ -31,7 +31,7 @@ POLL_S = 0.05
 
 @dataclass(slots=True)
 class WarmShards:
-    """At most one model server; it is restarted if a trial needs other model settings."""
+    """At most one running model server. It is restarted if a trial needs other model settings."""
 
     ready_timeout_s: float
     state: str = "none"
@@ -42,9 +42,10 @@ class WarmShards:
     def launch_for(
         self, settings: Mapping[str, Any], launch: LaunchCommand, directory: Path, steps: Path | None
     ) -> LaunchCommand:
-        """The router's command line for a configuration, with its model server running.
+        """The router's command for a configuration, after its model server is started.
 
-        Raises StartError if the model server does not start. A configuration of several shards is launched as a whole.
+        A configuration with several shards gets `launch`, the whole command. Raises StartError if the model server does
+        not start.
         """
         config = server_config({**settings, **({"step_trace": steps.resolve()} if steps is not None else {})})
         plan = LaunchPlan.resolve(config, facts_of(config.model_id or ""), local_devices())
@@ -78,7 +79,7 @@ class WarmShards:
 
     @property
     def _socket(self) -> str:
-        assert self._folder is not None, "a model server runs"
+        assert self._folder is not None, "no model server runs"
         return str(Path(self._folder.name) / "shard")
 
     def _start(self, plan: LaunchPlan, directory: Path) -> None:
@@ -98,7 +99,7 @@ class WarmShards:
 
 
 def model_settings_key(config: ServerConfig) -> str:
-    """A key of the model server's settings: all but the router's own."""
+    """A key of the settings that need a restart of the model server: all except those of the router."""
     return json.dumps(config.model_dump(mode="json", exclude={*ROUTER_ONLY, "step_trace"}), sort_keys=True, default=str)
 
 
@@ -107,7 +108,7 @@ def _programs() -> Programs:
 
 
 def _with_port(argv: tuple[str, ...]) -> list[str]:
-    """The command on the loopback interface, with a placeholder for the port."""
+    """The command with the loopback interface and a placeholder for the port."""
     words = list(argv)
     words[words.index("--port") + 1] = "{port}"
     words[words.index("--hostname") + 1] = "127.0.0.1"

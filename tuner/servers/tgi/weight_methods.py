@@ -1,6 +1,6 @@
-"""The values of `--quantize` with the bits of a stored weight, for sizes that are computed without torch.
+"""The values of `--quantize` with the bits of a stored weight, to compute sizes without torch.
 
-A test compares them with the bytes of the model server's own quantized weights.
+A test compares them with the bytes of weights that the model server quantized.
 """
 
 from collections.abc import Mapping
@@ -11,19 +11,20 @@ from tuner.errors import ModelSizeError
 
 PLAIN = "none"
 ANY_CHECKPOINT = "any unquantized checkpoint"
-# Two numbers of two bytes, the scale and the zero, for the inputs of one group.
+# A scale and a zero point of two bytes each for every group.
 BITS_PER_GROUP = 32
 GROUP_SIZE = 128
+# Bits per weight of bitsandbytes' nested scales: one byte for 64 weights, and four bytes for 256 of these bytes.
 NESTED_SCALES = 8 / 64 + 32 / (64 * 256)
-"""Bits per weight of bitsandbytes' scales: one byte for 64 weights, four bytes for 256 of these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightMethod:
     """One value of `--quantize`.
 
-    bits: of a quantized weight, with scales; None for the compute type. checkpoint: the checkpoints that it serves.
-    mlp_only: attention and the first and last layer stay in the compute type. is_sharded: several GPUs can share it.
+    bits: bits of a quantized weight including scales; None for the compute type. checkpoint: supported checkpoints.
+    mlp_only: attention, the first and the last layer stay in the compute type. is_sharded: several GPUs can share the
+    weights.
     """
 
     name: str
@@ -51,7 +52,7 @@ METHODS = (
 
 
 def methods_of(config: Mapping[str, Any]) -> tuple[WeightMethod, ...]:
-    """The methods for a model: all of them for an unquantized one, else its own with the bits of its config.
+    """The methods for a model: all methods if it is not quantized, else the method of its checkpoint.
 
     Raises ModelSizeError for an unknown kind of checkpoint.
     """
@@ -62,12 +63,12 @@ def methods_of(config: Mapping[str, Any]) -> tuple[WeightMethod, ...]:
     found = next((method for method in METHODS if method.name == name and name != PLAIN), None)
     if found is None or found.bits is None:
         known = ", ".join(method.name for method in METHODS[1:])
-        raise ModelSizeError(f"the checkpoint is quantized with {name!r:.40}: only {known} are served")
+        raise ModelSizeError(f"the checkpoint's `quant_method` is {name!r:.40}, but must be one of {known}")
     return (replace(found, bits=_stored_bits(found, settings), mlp_only=False, checkpoint="this checkpoint"),)
 
 
 def _stored_bits(method: WeightMethod, settings: Mapping[str, Any]) -> float | None:
-    """Bits of a weight in a checkpoint. A group size of -1 is one group per output, whose scale does not count."""
+    """Bits of a weight in a checkpoint. A group size of -1 means one group per output; its scale is negligible."""
     if method.name == "compressed-tensors":
         groups = settings.get("config_groups")
         first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen.config.bench_config import BenchConfig
 from tuner.errors import CostModelError, NotSimulatedError, TunerError
-from tuner.proposers.candidates import candidates_of, whole_settings
+from tuner.proposers.candidates import candidates_of, complete_settings
 from tuner.proposers.infeasible_by_dominance import dominance_of
 from tuner.proposers.proposal import Decline, Proposal, Proposer
 from tuner.servers.tuned_server import TunedServer
@@ -69,11 +69,11 @@ class TwinProposer:
         try:
             model = self._model(results)
         except (NotSimulatedError, CostModelError) as error:
-            return Decline(f"the simulator makes no proposal: {error}", then=self.otherwise)
+            return Decline(f"the simulator makes no proposal: {error}", successor=self.otherwise)
         busy = [self._whole(each) for each in running]
         best = model.propose(self._observations(results), busy)
         if isinstance(best, Decline):
-            return best if best.is_done else replace(best, then=self.otherwise)
+            return best if best.is_done else replace(best, successor=self.otherwise)
         return noted_candidate(self.folder, best)
 
     def best_first(self, results: Sequence[TrialResult]) -> list[Mapping[str, Any]] | None:
@@ -148,7 +148,7 @@ class TwinProposer:
         """The settings with the server's defaults of searched settings that are not set."""
         searched = {each.name for each in self.space.parameters}
         defaults = {name: value for name, value in self.server.defaults.items() if name in searched}
-        return {**defaults, **whole_settings(self.space, self.fixed, settings)}
+        return {**defaults, **complete_settings(self.space, self.fixed, settings)}
 
     def _observations(self, results: Sequence[TrialResult]) -> list[Observation]:
         """The measured launches; a failed one is ruled out with those that it dominates."""

@@ -82,7 +82,7 @@ def test_tuning_6_the_deployment_parses_back(served):
 def test_settings_that_tgi_lacks_are_listed_and_left_out():
     text = render("docker", {**CHOSEN, "cpu_memory_gib": 0.5, "tuned_by": "s/1"}, [])
 
-    assert "# TGI has no cpu_memory_gib" in text
+    assert "# Left out, because TGI does not have it: cpu_memory_gib" in text
     assert "--cpu-memory-gib" not in text
 
 
@@ -144,7 +144,7 @@ def test_hardening_S5_a_comment_stays_a_comment(form):
 @pytest.mark.parametrize("form", ["toml", "env", "cli", "docker", "k8s"])
 @pytest.mark.parametrize("value", ["a\nHF_TOKEN=x", "a\rb", "a\x00", "a\x1b[2J"])
 def test_hardening_S5_a_setting_with_control_characters_is_refused(form, value):
-    with pytest.raises(SpaceError, match="control characters is not exported"):
+    with pytest.raises(SpaceError, match="control characters cannot be exported"):
         render(form, {**CHOSEN, "revision": value}, [])
 
 
@@ -161,8 +161,8 @@ def test_hardening_S6_an_export_states_what_it_assumes(form):
     assert "gpu:" not in text
     assert "--gpus" not in text
     assert "# The study used no GPU" in text
-    assert "# Assumes the newest ghcr.io/x/tgi:latest: pin its version or digest." in text
-    assert "# Limits of the study's load, raise them for longer requests: max_input_tokens 1024, max_total" in text
+    assert "# Uses the newest ghcr.io/x/tgi:latest: pin its version or digest." in text
+    assert "# Limits from the study's load; raise them for longer requests: max_input_tokens 1024, max_total" in text
 
 
 @pytest.mark.parametrize("image", ["tgi:3.3.5", "host:5000/tgi@sha256:00ff", "host:5000/x/tgi:3"])

@@ -88,8 +88,8 @@ def test_a_70b_model_on_four_a10g_needs_quantized_weights():
         *("eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "gptq", "awq", "marlin"),
         "compressed-tensors",
     }
-    assert rows["none"].refusal == "13.6 GiB too much for each GPU"
-    assert rows["exl2"].refusal == "one GPU only"
+    assert rows["none"].refusal == "needs 13.6 GiB more on each GPU"
+    assert rows["exl2"].refusal == "supports only one GPU"
     assert rows["gptq"].weight_bytes_per_gpu == 10_144_464_896
     assert 100_000 < rows["gptq"].kv_tokens < 130_000
 

@@ -88,5 +88,7 @@ def test_a_missing_number_is_named(name):
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones():
-    with pytest.raises(ModelSizeError, match="`model_type` deepseek_v3 are not known: only of bloom, gemma"):
+    with pytest.raises(
+        ModelSizeError, match="`model_type` is deepseek_v3, but parameters can be counted only for bloom, gemma"
+    ):
         count_parameters({**LLAMA_2_7B, "model_type": "deepseek_v3"})
