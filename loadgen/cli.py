@@ -56,7 +56,7 @@ COMMANDS = {
         "Store results per commit; find the commits that changed them.",
         "add runs/quickstart",
         "check --metric ttft_p95_ms",
-        "check --fail --json",
+        "check --fail --out runs/history",
     ),
     "report": command_in(
         "loadgen.commands.report",

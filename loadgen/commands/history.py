@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +16,8 @@ from loadgen.gate.stored_sides import run_directories, side_run
 from reports.gate.compare import DEFAULT_GATED
 from reports.gate.history import HistoryError, append_point, find_changes, load_history, point_of
 from reports.pages.ci import change_annotations
+from reports.pages.history_page import build_history_report
+from reports.renderers.write import write_report
 from reports.run_store import load_manifest
 
 
@@ -25,6 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--commit", metavar="ID", help="The measured commit. Default the runs' own commit.")
     check = actions.add_parser("check", help="Find the commits at which a metric changed.", allow_abbrev=False)
     check.add_argument("--metric", action="append", metavar="METRIC", help="Check this metric; repeatable.")
+    check.add_argument("--out", type=Path, metavar="DIR", help="Write a report with a figure of each metric.")
     check.add_argument("--fail", action="store_true", help="Exit 1 if a metric became worse in the newest series.")
     for each in (add, check):
         add_history_flag(each)
@@ -66,7 +70,11 @@ def _check(args: argparse.Namespace) -> tuple[str, int]:
     points = load_history(args.history)
     if not points:
         raise UsageError(f"{args.history}: no history; `tgi-bench history add` starts one")
-    changes = find_changes(points, args.metric or DEFAULT_GATED)
+    metrics = args.metric or DEFAULT_GATED
+    changes = find_changes(points, metrics)
+    if args.out is not None:
+        report = write_report(build_history_report(args.history.name, points, changes, metrics), args.out)
+        print(f"report: {report.html}", file=sys.stderr)
     is_worse = any(change.is_worse and change.series == points[-1].series for change in changes)
     exit_code = 1 if args.fail and is_worse else 0
     if args.json:

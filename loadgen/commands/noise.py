@@ -6,6 +6,7 @@ run.
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,12 +30,15 @@ from loadgen.gate.pairing import Gate
 from loadgen.gate.sides import check_docker, check_relaunch, describe_sides, open_side, read_side
 from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import add_verbosity_flags, progress_of
+from loadgen.redaction import redacted_argv
 from loadgen.runner import make_run_directory, new_run_id
 from loadgen.target.process_memory import num_gpus
 from loadgen.workloads.workload import check_files
 from reports.gate.compare import metrics_needed
 from reports.gate.noise import noise_json, noise_of, noise_sentence, noise_table
 from reports.gate.noise_split import components_table, split_noise
+from reports.pages.noise_page import build_noise_report
+from reports.renderers.write import write_report
 from reports.run_store import write_json
 
 NOISE_FILE = "noise.json"
@@ -65,8 +69,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_verbosity_flags(parser)
 
 
-def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    """Measure and write `noise.json`."""
+def run(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Measure, write `noise.json` and the report."""
     load = load_config(args)
     least = 2 if args.interleave is None else 4
     if not least <= args.runs <= MAX_RUNS:
@@ -103,6 +107,9 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
     found = noise_of(measured.runs, options, splits)
     content = noise_json(spec.label, measured.runs, found, splits)
     write_json(out / NOISE_FILE, content)
+    reproduce = ("tgi-bench " + shlex.join(redacted_argv(words)),)
+    report = build_noise_report(spec.label, measured.runs, found, options, splits, reproduce)
+    progress.show(f"report: {write_report(report, out).html}")
     if args.json:
         print(json.dumps(content, indent=2, allow_nan=False))
     else:

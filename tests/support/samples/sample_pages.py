@@ -9,13 +9,18 @@ import pandas as pd
 
 from reports.document import Report
 from reports.gate.compare import CompareOptions, judge
+from reports.gate.history import CommitPoint, find_changes
+from reports.gate.noise import noise_of
+from reports.gate.noise_split import split_noise
 from reports.gate.side_run import Pair, SideRun
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.comparison_page import build_comparison_report
+from reports.pages.history_page import build_history_report
 from reports.pages.index.page import build_index
 from reports.pages.index.results import SavedResult
 from reports.pages.matrix_page import MatrixResult, build_matrix_report
+from reports.pages.noise_page import build_noise_report
 from reports.pages.run_page import build_run_report
 from reports.pages.simulation_page import PlanData, build_plan_report, build_predictions_report
 from reports.pages.study.page import build_study_report
@@ -71,6 +76,36 @@ def comparison_report() -> Report:
 
     pairs = [Pair(side(1.0), side(factor)) for factor in (1.05, 1.10, 1.07, 1.12)]
     return build_comparison_report(judge(pairs, CompareOptions(shown=())), ("tgi-bench compare A B",))
+
+
+def noise_report() -> Report:
+    def run(level: float, moved: float = 0.0) -> SideRun:
+        times = {"tpot_p50_ms": 20 * (level + moved), "ttft_p50_ms": 50 * (level - moved)}
+        identity = {"model": "preset:tiny-llama", "load mode": "closed"}
+        return SideRun("main", {**times, "output_tokens_per_s": 900 / level, "error_rate": 0.0}, identity=identity)
+
+    options = CompareOptions(gated=("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "error_rate"), shown=())
+    runs = [run(level) for level in (1.0, 1.02, 0.97, 1.05, 0.99, 1.01)]
+    pairs = [
+        Pair.of_slices([Pair(run(level, 0.01 * slot), run(level + 0.02, 0.02 * slot)) for slot in range(4)])
+        for level in (1.0, 1.03, 0.98)
+    ]
+    splits = split_noise(pairs, options.gated)
+    found = noise_of(runs, options, splits)
+    return build_noise_report("main", runs, found, options, splits, ("tgi-bench noise git:main --interleave 4",))
+
+
+def history_report() -> Report:
+    metrics = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
+
+    def point(number: int) -> CommitPoint:
+        level = (1.0 if number < 11 else 1.1) * (1 + 0.004 * (-1) ** number)
+        values = dict(zip(metrics, (900 / level, 50.0, 20 * level), strict=True))
+        at = f"2026-11-{number + 1:02d}T08:30:00+00:00"
+        return CommitPoint(f"{number * 7919 + 1048576:x}a4c", "s", "2 × AMD EPYC 9B14", values, 5, at)
+
+    points = [point(number) for number in range(20)]
+    return build_history_report("history.jsonl", points, find_changes(points, metrics), metrics)
 
 
 def study_report() -> Report:
@@ -132,6 +167,8 @@ SAMPLE_PAGES: dict[str, Callable[[], Report]] = {
     "search": search_report,
     "matrix": matrix_report,
     "comparison": comparison_report,
+    "noise": noise_report,
+    "history": history_report,
     "study": study_report,
     "predictions": predictions_report,
     "plan": plan_report,
