@@ -30,6 +30,8 @@ from tuner.trial.outcome import TrialResult, parse_result
 LAUNCH = "launch"
 MEMORY = "memory"
 RESULT, LEASE, KEY, REDONE, SETTINGS, ENQUEUED = "result", "lease", "key", "redone", "settings", "enqueued"
+# Attributes that a repeated trial writes anew.
+OF_ONE_TRIAL = frozenset((RESULT, LEASE, KEY, REDONE, SETTINGS, ENQUEUED))
 LEASE_EVERY_S = 30.0
 LEASE_DEAD_S = 300.0
 MAX_REDONE = 2
@@ -192,12 +194,21 @@ class OptunaStudy:
     def num_running(self) -> int:
         return len(self._trials(TrialState.RUNNING))
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a trial is enqueued that no process has begun."""
+        return bool(self._trials(TrialState.WAITING))
+
     def redo(self, trial: Trial) -> bool:
-        """Drop an unfinished trial and enqueue its settings again, at most `MAX_REDONE` times; false after that."""
+        """Drop an unfinished trial and enqueue its settings again, at most `MAX_REDONE` times; false after that.
+
+        The attributes of its proposal stay with the settings.
+        """
         params, times = dict(trial.params), int(trial.user_attrs.get(REDONE, 0))
+        proposal = {name: value for name, value in trial.user_attrs.items() if name not in OF_ONE_TRIAL}
         self.drop(trial)
         if params and times < MAX_REDONE:
-            self._enqueue(params, {REDONE: times + 1})
+            self._enqueue(params, {**proposal, REDONE: times + 1})
         return times < MAX_REDONE
 
     def _enqueue(self, params: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:

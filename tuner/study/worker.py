@@ -211,8 +211,11 @@ class SearchWorker:
         return result
 
     def _propose(self) -> bool:
-        """Enqueue the proposer's next configuration; false if it ends the search."""
-        if self._proposer is None:
+        """Enqueue the proposer's next configuration unless one waits; false if the proposer ends the search.
+
+        The settings of an interrupted launch wait when its study continues.
+        """
+        if self._proposer is None or self.study.has_waiting:
             return True
         proposal = self._proposer.propose(self.search.results(), self.study.running_settings())
         if isinstance(proposal, Decline):

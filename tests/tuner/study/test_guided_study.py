@@ -1,7 +1,9 @@
 """A study of a profile's server with a cost file: its proposals are predicted, and a decline hands over by name."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from tuner.study.open_search import make_search
 from tuner.study.search import StudySearch
 from tuner.study.worker import run_search
 from tuner.trial.evaluate import TrialSetup
+from tuner.trial.measure import Evaluate
 from tuner.trial.outcome import MeasuredAttempt
 
 
@@ -35,7 +38,23 @@ def evaluate(settings, _setup, directory):
     return MeasuredAttempt(directory / "run", {"rates": rates, "metrics": {}})
 
 
-def opened(folder: Path, errors: float, progress: Shown, **study: object) -> StudySearch:
+class Interrupted:
+    """An `evaluate` with the settings of each launch; the launch of a number is interrupted once."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+        self.launches: list[dict[str, Any]] = []
+
+    def __call__(self, settings: Mapping[str, Any], setup: TrialSetup, directory: Path) -> MeasuredAttempt:
+        self.launches.append(dict(settings))
+        if len(self.launches) == self.at:
+            raise KeyboardInterrupt
+        return evaluate(settings, setup, directory)
+
+
+def opened(
+    folder: Path, errors: float, progress: Shown, evaluate: Evaluate = evaluate, **study: object
+) -> StudySearch:
     costs_of(errors).write(folder / "llama-cost.json")
     config = TuneConfig.model_validate(
         {
@@ -99,3 +118,26 @@ def test_the_plan_of_a_study_names_its_costs(
 
     assert cli.main(["check", "studies.toml"]) == 0
     assert "the simulator proposes launches, from the costs of c.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("errors", [0.05, 0.3], ids=["twin", "model of the results"])
+def test_the_settings_of_an_interrupted_launch_are_launched_once_after_it(tmp_path: Path, errors: float):
+    interrupted, resumed = Interrupted(4), Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        run_search(opened(tmp_path, errors, Shown(), interrupted, trials=8))
+
+    results = run_search(opened(tmp_path, errors, Shown(), resumed, trials=8))
+
+    assert resumed.launches.count(interrupted.launches[-1]) == 1
+    finished = [*interrupted.launches[:-1], *resumed.launches]
+    assert len(finished) == len({json.dumps(each, sort_keys=True) for each in finished}) == len(results) >= 6
+
+
+def test_a_launch_repeated_after_an_interruption_keeps_its_prediction(tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt):
+        run_search(opened(tmp_path, 0.05, Shown(), Interrupted(3), trials=6))
+
+    results = run_search(opened(tmp_path, 0.05, Shown(), trials=6))
+
+    guided = [each for each in results[1:] if "predicted_output_tokens_per_s" in each.attributes]
+    assert [each.origin for each in results[1:]] == ["simulator"] * len(guided)
