@@ -4,6 +4,7 @@ import contextlib
 import math
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.config.bench_config import BenchConfig
@@ -15,6 +16,7 @@ from loadgen.errors import TargetError, UsageError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.connection_probe import keeps_connections
 from loadgen.target.control import ControlClient
+from loadgen.target.metrics_source import MetricsSource, open_metrics_sources
 from loadgen.target.prompt_start import StartProbe
 from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads import workload
@@ -85,7 +87,8 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
         vocabulary = make_vocabulary(counter) if counter is not None else None
         estimate = length_estimate(counter, vocabulary, config.text_key) if counter and vocabulary else None
         answer_tokens = _answer_tokens(config, control, facts)
-        cache = cache_facts(config, facts, control, vocabulary)
+        with open_metrics_sources([target.url], target.access, config.metrics_url) as sources:
+            cache = cache_facts(config, facts, control, vocabulary, sources)
         work = workload.build(config, vocabulary, facts.limits, answer_tokens, cache)
         length_check = _length_check(work, counter)
         check_fields(work, facts)
@@ -250,18 +253,22 @@ def check_lengths(prompts: list[Prompt], counter: TokenCounter) -> LengthCheck:
 
 
 def cache_facts(
-    config: BenchConfig, facts: TargetFacts, control: ControlClient, vocabulary: Vocabulary | None
+    config: BenchConfig,
+    facts: TargetFacts,
+    control: ControlClient,
+    vocabulary: Vocabulary | None,
+    sources: Sequence[MetricsSource] = (),
 ) -> CacheFacts:
-    """The start that all prompts of a run share, and the blocks of the server's prefix cache."""
+    """The start that all prompts of a run share, and the blocks of the server's prefix cache by its metrics."""
     special_tokens, words = (vocabulary.special_tokens, len(vocabulary.words)) if vocabulary is not None else (0, 0)
     has_marker = vocabulary is None and config.salt != NO_SALT and config.prefix_cache != "cold"
     text = marker_text(config.salt or "") if has_marker else ""
     if vocabulary is not None and not has_template(facts):
-        return CacheFacts(special_tokens, special_tokens, _block_tokens(control), words=words)
+        return CacheFacts(special_tokens, special_tokens, _block_tokens(sources), words=words)
     count = start_counter(config, facts, control)
     plain = count("")
     marked = count(text) if text else plain
-    return CacheFacts(marked, special_tokens, _block_tokens(control), max(0, marked - plain), words)
+    return CacheFacts(marked, special_tokens, _block_tokens(sources), max(0, marked - plain), words)
 
 
 def has_template(facts: TargetFacts) -> bool:
@@ -281,14 +288,10 @@ def start_counter(config: BenchConfig, facts: TargetFacts, control: ControlClien
     return StartProbe(control, dialect, facts.kind, config.salt or secrets.token_hex(8)).tokens
 
 
-VLLM_BLOCK_SIZE = re.compile(rb'vllm:cache_config_info\{[^}]*block_size="(\d+)"')
+VLLM_BLOCK_SIZE = re.compile(r'vllm:cache_config_info\{[^}]*block_size="(\d+)"')
 
 
-def _block_tokens(control: ControlClient) -> int:
-    """Tokens of a block of the server's prefix cache; 1 if the server does not report it."""
-    try:
-        _, body = control.get("/metrics")
-    except TargetError:
-        return 1
-    found = VLLM_BLOCK_SIZE.search(body)
+def _block_tokens(sources: Sequence[MetricsSource]) -> int:
+    """Tokens of a block of the server's prefix cache; 1 if no source reports it."""
+    found = next((match for source in sources if (match := VLLM_BLOCK_SIZE.search(source.text() or ""))), None)
     return max(1, int(found[1])) if found else 1

@@ -36,7 +36,7 @@ from loadgen.target.accelerator import open_accelerators
 from loadgen.target.cache_reset import reset_cache
 from loadgen.target.health_probe import HealthProbe
 from loadgen.target.idle import wait_until_idle
-from loadgen.target.metrics_source import metrics_sources
+from loadgen.target.metrics_source import metrics_sources, open_metrics_sources
 from loadgen.target.replicas import check_replicas, replicas_of
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Telemetry
@@ -210,7 +210,9 @@ def _reset_caches(
     """Empty the prefix cache of each replica. Returns the last result. Raises UsageError, TargetError."""
     facts, result = prepared.facts, ""
     for target in replicas:
-        result = reset_cache(target, facts.kind, open_dialect(facts.api, probe_sampling(config, facts)))
+        result = reset_cache(
+            target, facts.kind, open_dialect(facts.api, probe_sampling(config, facts)), config.metrics_url
+        )
         progress.show(f"cache reset of {target.url}: {result}")
     return result
 
@@ -227,14 +229,12 @@ def _warm_prefix_cache(
 
 def _wait_for_servers(config: BenchConfig, replicas: Sequence[Target], progress: ProgressDisplay) -> None:
     """Wait for the end of the requests that the load cancelled, so that they do not slow the next run."""
-    for target in replicas:
-        control = target.control()
-        try:
-            num_requests = wait_until_idle(control, min(config.drain_s, MAX_IDLE_WAIT_S))
-        finally:
-            control.close()
+    urls, access = [each.url for each in replicas], replicas[0].access
+    with open_metrics_sources(urls, access, config.metrics_url) as sources:
+        waits = {source.name: wait_until_idle(source, min(config.drain_s, MAX_IDLE_WAIT_S)) for source in sources}
+    for name, num_requests in waits.items():
         if num_requests:
-            progress.show(f"{target.url} still reports {num_requests} requests; they may slow the next run")
+            progress.show(f"{name} still reports {num_requests} requests; they may slow the next run")
 
 
 def _manifest(

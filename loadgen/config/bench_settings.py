@@ -37,7 +37,7 @@ from reports.run_store import is_open_loop
 Mode = Literal["closed", "constant", "poisson", "gamma", "burst", "stages", "sessions", "trace"]
 WorkloadName = Annotated[str, WORKLOAD_NAMES]
 ApiName = Annotated[str, API_NAMES]
-EngineName = Literal["auto", "own", "tgi", "vllm", "sglang", "llamacpp", "trtllm", "ollama", "openai"]
+EngineName = Literal["auto", "own", "tgi", "vllm", "sglang", "llamacpp", "trtllm", "ollama", "anthropic", "openai"]
 
 TRACE_WORKLOADS = ("azure_llm", "burstgpt", "mooncake")
 FILE_WORKLOADS = ("prompts", "sharegpt")

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from loadgen.dialects.dialect import BadPayloadError, Dialect, NotThisApiError, ParsedAnswer
 from loadgen.errors import TargetError, UsageError
 from loadgen.target.control import ControlClient
-from loadgen.target.metrics_source import ROUTE
+from loadgen.target.metrics_source import MetricsSource, open_metrics_sources
 from loadgen.target.server_kind import ResetRoute, ServerKind
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Scrape, parse_prometheus
@@ -24,11 +25,12 @@ PROBE = Prompt("reset", text=" ".join(f"{number}" for number in range(100, 350))
 
 @dataclass(frozen=True, slots=True)
 class CacheReset:
-    """A reset of one server, by the cached tokens of one prompt before and after it."""
+    """A reset of one server, by the cached tokens of one prompt before and after it; `sources` have its counters."""
 
     kind: ServerKind
     control: ControlClient
     dialect: Dialect
+    sources: Sequence[MetricsSource]
 
     def confirm(self) -> str:
         """Reset the cache. Returns a sentence for the report. Raises TargetError if it is not empty afterwards."""
@@ -46,7 +48,7 @@ class CacheReset:
         return f"confirmed: {before} cached tokens of a known prompt before, 0 after"
 
     def _cached_tokens(self) -> int:
-        """The cached tokens of the probe, by its response or by the server's counter. Raises TargetError."""
+        """The cached tokens of the probe, by its response or by the server's counters. Raises TargetError."""
         counted = self._counter()
         status, body = self.control.post(self.dialect.path, self.dialect.body(PROBE))
         answer = ParsedAnswer()
@@ -69,12 +71,12 @@ class CacheReset:
         return round(now - counted)
 
     def _counter(self) -> float | None:
+        """The sum over the sources that have the counter; None if none has it."""
         if not self.kind.hit_counter:
             return None
-        status, body = self.control.get(ROUTE)
-        if status != HTTPStatus.OK:
-            return None
-        return Scrape(0, list(parse_prometheus(body.decode(errors="replace")))).total((self.kind.hit_counter,))
+        texts = [text for source in self.sources if (text := source.text()) is not None]
+        samples = [sample for text in texts for sample in parse_prometheus(text)]
+        return Scrape(0, samples).total((self.kind.hit_counter,))
 
     def _reset(self, route: ResetRoute) -> None:
         """Call the route, again while the server is busy. Raises TargetError."""
@@ -101,15 +103,19 @@ class CacheReset:
         return [route.path.replace("{slot}", str(slot)) for slot in range(slots if isinstance(slots, int) else 0)]
 
 
-def reset_cache(target: Target, kind: ServerKind, dialect: Dialect) -> str:
-    """Empty the prefix cache of a server. Raises UsageError if its kind has no route for it, and TargetError."""
+def reset_cache(target: Target, kind: ServerKind, dialect: Dialect, metrics_urls: Sequence[str] = ()) -> str:
+    """Empty the prefix cache of a server; its counters are at `metrics_urls`, by default at its own URL.
+
+    Raises UsageError if its kind has no route for it, and TargetError.
+    """
     if kind.reset is None:
         raise UsageError(
             f"`reset_cache` is true, but {kind.title} has no route that empties its prefix cache; restart the server"
         )
     control = target.control()
     try:
-        return CacheReset(kind, control, dialect).confirm()
+        with open_metrics_sources([target.url], target.access, metrics_urls) as sources:
+            return CacheReset(kind, control, dialect, sources).confirm()
     finally:
         control.close()
 

@@ -2,9 +2,7 @@
 
 import time
 
-from loadgen.errors import TargetError
-from loadgen.target.control import ControlClient
-from loadgen.target.metrics_source import ROUTE
+from loadgen.target.metrics_source import MetricsSource
 from loadgen.target.telemetry import Scrape, parse_prometheus
 
 POLL_S = 0.1
@@ -17,23 +15,20 @@ GAUGES = (
 )
 
 
-def wait_until_idle(control: ControlClient, limit_s: float) -> int:
-    """Requests that the server still reports as running or waiting, 0 if it reports none.
+def wait_until_idle(source: MetricsSource, limit_s: float) -> int:
+    """Requests that the metrics of a server still report as running or waiting, 0 if they report none.
 
     Waits for `limit_s` at most. A server without such metrics counts as idle: its cancelled connections are closed.
     """
     deadline_s = time.monotonic() + limit_s
-    while (num_requests := _num_requests(control)) and time.monotonic() < deadline_s:
+    while (num_requests := _num_requests(source)) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     return num_requests
 
 
-def _num_requests(control: ControlClient) -> int:
-    try:
-        status, body = control.get(ROUTE, timeout_s=5.0)
-    except TargetError:
+def _num_requests(source: MetricsSource) -> int:
+    text = source.text()
+    if text is None:
         return 0
-    if status != 200:
-        return 0
-    scrape = Scrape(time.perf_counter_ns(), list(parse_prometheus(body.decode(errors="replace"))))
+    scrape = Scrape(time.perf_counter_ns(), list(parse_prometheus(text)))
     return round(next((total for names in GAUGES if (total := scrape.total(names)) is not None), 0.0))

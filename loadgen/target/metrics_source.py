@@ -1,6 +1,7 @@
 """The source of a run's server metrics: the metrics route of each URL, or other addresses."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -30,6 +31,19 @@ class MetricsSource:
         if self.is_present is None:
             self.is_present = status == 200
         return body.decode(errors="replace") if status == 200 else None
+
+
+@contextlib.contextmanager
+def open_metrics_sources(
+    urls: Sequence[str], access: Access = NO_ACCESS, metrics_urls: Sequence[str] = ()
+) -> Iterator[list[MetricsSource]]:
+    """The sources of a run, closed after use."""
+    sources = metrics_sources(urls, access, metrics_urls)
+    try:
+        yield sources
+    finally:
+        for source in sources:
+            source.control.close()
 
 
 def metrics_sources(

@@ -124,9 +124,10 @@ TRTLLM = ServerKind(
     counts_each_event=True,
 )
 OLLAMA = ServerKind("ollama", "Ollama", api="ollama-chat", health_routes=("/api/version",))
+ANTHROPIC = ServerKind("anthropic", "a server of Anthropic's messages API", api="anthropic")
 OPENAI = ServerKind("openai", "an OpenAI-compatible server")
 
-KINDS = {kind.name: kind for kind in (OWN, TGI, VLLM, SGLANG, LLAMACPP, TRTLLM, OLLAMA, OPENAI)}
+KINDS = {kind.name: kind for kind in (OWN, TGI, VLLM, SGLANG, LLAMACPP, TRTLLM, OLLAMA, ANTHROPIC, OPENAI)}
 OWNERS = {"vllm": VLLM, "sglang": SGLANG, "llamacpp": LLAMACPP, "llama.cpp": LLAMACPP, "tensorrt_llm": TRTLLM}
 
 
@@ -151,9 +152,17 @@ def detect(info: Any, models: Any, version: Any = None) -> Detection:
     owner = str(first_model(models).get("owned_by") or "")
     if owner in OWNERS:
         return Detection(OWNERS[owner], f"/v1/models is owned by {owner}")
+    if first_model(models).get("type") == "model" and "object" not in first_model(models):
+        return Detection(ANTHROPIC, "/v1/models has models of `type` model")
     if isinstance(version, Mapping) and isinstance(version.get("version"), str):
         return Detection(OLLAMA, f"/api/version is {version['version']}")
     return Detection(OPENAI, f"/v1/models is owned by {owner or 'no one'}")
+
+
+def is_messages_error(reply: Any) -> bool:
+    """Whether a reply to an empty request of `/v1/messages` is an error of Anthropic's API, other than "not found"."""
+    error = reply.get("error") if isinstance(reply, Mapping) and reply.get("type") == "error" else None
+    return isinstance(error, Mapping) and error.get("type") not in (None, "not_found_error")
 
 
 def has_tgi_keys(info: Any) -> bool:

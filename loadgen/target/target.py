@@ -1,6 +1,7 @@
 """The server under test: one that already runs, or one that is started for the run and stopped after it."""
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from loadgen.target.control import ControlClient
 from loadgen.target.file_cache import NATURAL, FileCache
 from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
 from loadgen.target.server_kind import (
+    ANTHROPIC,
     KINDS,
     OLLAMA,
     OPENAI,
@@ -26,6 +28,7 @@ from loadgen.target.server_kind import (
     detect,
     first_model,
     has_tgi_keys,
+    is_messages_error,
 )
 from loadgen.workloads.prompt import Prompt, ServerLimits
 from loadgen.workloads.workload import check_files
@@ -116,7 +119,9 @@ class Target:
             listed = first_model(models).get("id")
             if listed is None and found.kind is OLLAMA:
                 listed = first_model(control.get_json("/api/tags")).get("name")
-            if api == "auto" and listed is None:
+            if found.kind is ANTHROPIC and (listed or model) is None:
+                raise TargetError(f"{self.url}: it has Anthropic's /v1/messages, but lists no models; give --model")
+            if api == "auto" and listed is None and found.kind is not ANTHROPIC:
                 raise TargetError(
                     f"{self.url}: neither /info nor /v1/models answers as in TGI or OpenAI; give --api, one of "
                     + ", ".join(API_NAMES.known()[1:])
@@ -159,9 +164,23 @@ class Target:
 
 
 def _detected(control: ControlClient, info: Any, models: Any) -> Detection:
-    """The kind of a server. Its Ollama routes are requested only if other replies leave the kind open."""
+    """The kind of a server. Ollama's and Anthropic's routes are requested only if other replies leave the kind open."""
     found = detect(info, models)
-    return found if found.kind is not OPENAI else detect(info, models, control.get_json("/api/version"))
+    if found.kind is not OPENAI:
+        return found
+    found = detect(info, models, control.get_json("/api/version"))
+    if found.kind is OPENAI and not first_model(models) and _has_messages(control):
+        return Detection(ANTHROPIC, "/v1/messages refuses an empty request as Anthropic's API does")
+    return found
+
+
+def _has_messages(control: ControlClient) -> bool:
+    """Whether Anthropic's API answers. The request has no message, so that no token is generated."""
+    _, body = control.post("/v1/messages", b"{}")
+    try:
+        return is_messages_error(json.loads(body))
+    except (ValueError, RecursionError):
+        return False
 
 
 class LaunchedTarget:

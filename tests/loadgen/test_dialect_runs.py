@@ -6,9 +6,11 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import TargetError, UsageError
 from loadgen.preparation import choose_length_control
 from loadgen.runner import measure
+from loadgen.target.server_kind import is_messages_error
 from loadgen.target.target import Target
 from reports.run_schema import Phase, Status
 from tests.support.servers.dialect_server import Dialects, dialect_server
+from tests.support.servers.stream_server import ServerState, stream_server
 
 LOAD = {"requests": 3, "concurrency": 1, "input_tokens": "16", "output_tokens": "4"}
 
@@ -46,8 +48,53 @@ def test_anthropics_api_is_measured_where_it_is_named(tmp_path):
     assert result.manifest.length_control == "capped"
 
 
+def test_servers_1_anthropics_api_is_recognised_by_its_refusal_of_an_empty_request(tmp_path):
+    state = Dialects(answers_messages=True)
+
+    target = run(tmp_path, state, model="claude").manifest.target
+
+    assert (target["engine"], target["api"], target["model"]) == ("anthropic", "anthropic", "claude")
+    assert target["engine_detected_by"] == "/v1/messages refuses an empty request as Anthropic's API does"
+    assert state.requests[0] == {"path": "/v1/messages", "body": {}}
+
+
+def test_servers_1_anthropics_api_is_recognised_by_its_list_of_models(tmp_path):
+    state = Dialects(answers_messages=True, models=("claude", "opus"))
+
+    target = run(tmp_path, state).manifest.target
+
+    assert (target["engine"], target["api"], target["model"]) == ("anthropic", "anthropic", "claude")
+    assert all(request["body"] for request in state.requests)
+
+
+def test_servers_1_anthropics_api_without_a_list_needs_a_model():
+    with (
+        dialect_server(Dialects(answers_messages=True)) as url,
+        pytest.raises(TargetError, match="it has Anthropic's /v1/messages, but lists no models; give --model"),
+    ):
+        Target(url).facts()
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_error"),
+    [
+        ({"type": "error", "error": {"type": "authentication_error", "message": "x"}}, True),
+        ({"type": "error", "error": {"type": "not_found_error", "message": "/v1/messages"}}, False),
+        ({"error": {"type": "invalid_request_error", "message": "OpenAI's form"}}, False),
+        ({"type": "error", "error": "x"}, False),
+        ({"detail": "Not Found"}, False),
+        (["error"], False),
+    ],
+)
+def test_an_error_of_anthropics_api_is_told_from_others(reply, is_error):
+    assert is_messages_error(reply) is is_error
+
+
 def test_a_server_of_no_known_api_lists_the_apis():
-    with dialect_server(Dialects(answers_messages=True)) as url, pytest.raises(TargetError, match="anthropic"):
+    with (
+        stream_server(ServerState(has_info=False, has_models=False)) as (url, _),
+        pytest.raises(TargetError, match=r"neither /info nor /v1/models answers .*anthropic"),
+    ):
         Target(url).facts()
 
 

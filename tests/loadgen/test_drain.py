@@ -6,8 +6,10 @@ import json
 import pytest
 
 from loadgen.config.bench_config import BenchConfig
+from loadgen.progress import SilentProgress
 from loadgen.runner import measure
 from loadgen.target.idle import wait_until_idle
+from loadgen.target.metrics_source import MetricsSource
 from loadgen.target.target import Target
 from loadgen.workloads import arrivals
 from reports.metrics.measured import Measured
@@ -183,12 +185,34 @@ class ScriptedMetrics:
         return (200, self.texts.pop(0).encode()) if self.texts else (404, b"")
 
 
+class Lines(SilentProgress):
+    """Keeps the lines that a run shows."""
+
+    def __init__(self):
+        self.lines = []
+
+    def show(self, line):
+        self.lines.append(line)
+
+
+def test_servers_1_the_end_of_requests_is_read_at_the_metrics_url(tmp_path):
+    busy = ServerState(metrics="vllm:num_requests_running 3\n")
+    with stream_server(ServerState()) as (url, _), stream_server(busy) as (metrics_url, _):
+        config = BenchConfig(
+            requests=1, concurrency=1, input_tokens="8", output_tokens="1", drain=0.1, metrics_url=metrics_url
+        )
+        progress = Lines()
+        measure(config, Target(url), tmp_path / "r", progress)
+
+    assert f"{metrics_url} still reports 3 requests; they may slow the next run" in progress.lines
+
+
 def test_trust_D1_the_next_point_waits_until_the_server_has_no_requests():
     busy = "tgi_batch_current_size 2\ntgi_queue_size 1\n"
     control = ScriptedMetrics(busy, busy, "tgi_batch_current_size 0\ntgi_queue_size 0\n", busy)
 
-    assert wait_until_idle(control, limit_s=60) == 0
+    assert wait_until_idle(MetricsSource("m", control), limit_s=60) == 0
     assert len(control.texts) == 1
-    assert wait_until_idle(ScriptedMetrics(busy, busy), limit_s=0) == 3
-    assert wait_until_idle(ScriptedMetrics("vllm:num_requests_running 4\n"), limit_s=0) == 4
-    assert wait_until_idle(ScriptedMetrics(), limit_s=60) == 0
+    assert wait_until_idle(MetricsSource("m", ScriptedMetrics(busy, busy)), limit_s=0) == 3
+    assert wait_until_idle(MetricsSource("m", ScriptedMetrics("vllm:num_requests_running 4\n")), limit_s=0) == 4
+    assert wait_until_idle(MetricsSource("m", ScriptedMetrics()), limit_s=60) == 0

@@ -105,6 +105,15 @@ def test_servers_1_metrics_are_read_from_another_place_without_the_key(urls, sta
     assert (own.route, own.control.headers) == ("/metrics", {"Authorization": "Bearer k"})
 
 
+def test_servers_1_the_blocks_of_the_cache_are_those_of_the_metrics_url(urls, states, tmp_path):
+    states[0].has_metrics = False
+    text = 'vllm:cache_config_info{block_size="128"} 1\n'
+    with stream_server(ServerState(metrics=text)) as (metrics_url, _):
+        result = run(urls[:1], tmp_path, requests=2, metrics_url=metrics_url)
+
+    assert result.manifest.target["prefix_cache"]["block_tokens"] == 128
+
+
 def test_servers_1_a_replica_without_metrics_is_named(urls, states, tmp_path):
     states[1].has_metrics = False
     result = run(urls, tmp_path, requests=4)

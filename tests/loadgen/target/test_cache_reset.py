@@ -12,7 +12,7 @@ from loadgen.progress import SilentProgress
 from loadgen.runner import measure
 from loadgen.target import cache_reset
 from loadgen.target.target import Target
-from tests.support.servers.stream_server import ServerState, stream_server
+from tests.support.servers.stream_server import Script, ServerState, stream_server
 
 LOAD = BenchConfig(requests=2, concurrency=1, input_tokens="8", output_tokens="2", reset_cache=True)
 
@@ -75,6 +75,30 @@ def test_without_reported_tokens_a_reset_cannot_be_confirmed(tmp_path):
 
     with pytest.raises(TargetError, match="cannot be confirmed; leave out --reset-cache"):
         run(state, tmp_path)
+
+
+def test_servers_1_cached_tokens_are_counted_where_the_metrics_are(tmp_path):
+    """A front has no metrics of its own, and the server behind it counts the tokens of known prompts."""
+    behind = ServerState(metrics="vllm:prefix_cache_hits_total 0\n")
+    known, hits = set(), itertools.count(240, 240)
+
+    def script(body):
+        text = body["messages"][0]["content"]
+        if text in known:
+            behind.metrics = f"vllm:prefix_cache_hits_total {next(hits)}\n"
+        known.add(text)
+        return Script()
+
+    def reset(_):
+        known.clear()
+        return 200, {"success": True}
+
+    state = ServerState(has_info=False, owner="vllm", has_metrics=False, script=script, reset=reset)
+    with stream_server(behind) as (metrics_url, _):
+        result = run(state, tmp_path, LOAD.model_copy(update={"metrics_url": (f"{metrics_url}/metrics",)}))
+
+    reset = result.manifest.target["cache_reset"]
+    assert reset == "confirmed: 240 cached tokens of a known prompt before, 0 after"
 
 
 def test_a_server_without_a_route_is_refused(tmp_path):

@@ -13,9 +13,13 @@ TEMPLATE_TOKENS = 5
 
 @dataclass
 class Dialects:
-    """The requests so far. `answers_messages`: the server has Anthropic's API instead of Ollama's."""
+    """The requests so far. `answers_messages`: the server has Anthropic's API instead of Ollama's.
+
+    `models`: the ids that it lists in the form of Anthropic's API.
+    """
 
     answers_messages: bool = False
+    models: tuple[str, ...] = ()
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -31,7 +35,10 @@ class Handler(BaseHTTPRequestHandler):
             "/api/version": {"version": "0.13.1"},
             "/api/tags": {"models": [{"name": "tiny:latest", "model": "tiny:latest", "size": 1}]},
         }
-        reply = None if self.state.answers_messages else replies.get(self.path)
+        if self.state.answers_messages:
+            listed = [{"type": "model", "id": name, "display_name": name} for name in self.state.models]
+            replies = {"/v1/models": {"data": listed, "has_more": False}} if listed else {}
+        reply = replies.get(self.path)
         self._send(404 if reply is None else 200, "application/json", json.dumps(reply or {}).encode())
 
     def do_POST(self) -> None:
@@ -40,6 +47,9 @@ class Handler(BaseHTTPRequestHandler):
         is_known = (self.path == "/v1/messages") == self.state.answers_messages
         if not is_known or not self.path.startswith(("/v1/messages", "/api/chat", "/api/generate")):
             self._send(404, "application/json", b'{"error":"not found"}')
+        elif self.path == "/v1/messages" and "max_tokens" not in body:
+            refusal = {"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens: required"}}
+            self._send(400, "application/json", json.dumps(refusal).encode())
         elif self.path == "/v1/messages":
             kind = "text/event-stream" if body["stream"] else "application/json"
             self._send(200, kind, b"".join(anthropic_events(body)) if body["stream"] else anthropic_message(body))

@@ -62,6 +62,7 @@ class ServerState:
     max_total_tokens: int = 1200
     extensions: list[str] = field(default_factory=lambda: ["ignore_eos_token", "min_new_tokens"])
     has_info: bool = True
+    has_models: bool = True
     owner: str | None = None
     has_tokenize: bool = True
     has_metrics: bool = True
@@ -101,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json(200, {"total_slots": 2})
         elif self.path == "/health":
             self._json(next(self.state.health), {})
-        elif self.path == "/v1/models":
+        elif self.path == "/v1/models" and self.state.has_models:
             owner = {"owned_by": self.state.owner} if self.state.owner is not None else {}
             self._json(200, {"object": "list", "data": [{"id": "scripted-model", **owner}]})
         elif self.path == "/metrics" and self.state.has_metrics:
@@ -120,6 +121,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         if self.path.startswith(("/reset_prefix_cache", "/flush_cache", "/slots/")):
             self._json(*(self.state.reset(self.state) if self.state.reset else (404, {})))
+            return
+        if not self.state.has_models and self.path.startswith("/v1/"):
+            self._json(404, {"error": "not found"})
             return
         script = self.state.script(body)
         if script.drops:

@@ -52,9 +52,7 @@ class Interrupted:
         return evaluate(settings, setup, directory)
 
 
-def opened(
-    folder: Path, errors: float, progress: Shown, evaluate: Evaluate = evaluate, **study: object
-) -> StudySearch:
+def opened(folder: Path, errors: float, progress: Shown, evaluate: Evaluate = evaluate, **study: object) -> StudySearch:
     costs_of(errors).write(folder / "llama-cost.json")
     config = TuneConfig.model_validate(
         {
