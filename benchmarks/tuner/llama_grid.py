@@ -1,18 +1,20 @@
 """llama-server over a whole small space, and searches judged on the measured grid.
 
-    python -m benchmarks.tuner.llama_grid --server llama-server --model tiny-llama.gguf --work grid.jsonl
+    python -m benchmarks.tuner.llama_grid --server llama-server --model tiny-llama.gguf --work grid.jsonl --minutes 50
     python -m benchmarks.tuner.llama_grid --replay
 
-The first command launches the server once for each point and pass, in random order within a pass, and measures the
-output tokens per second of a burst of requests. Finished measurements are kept in `--work`, so that an interrupted
-command goes on; it ends with the last pass, or with the last complete pass before `--max-minutes`. A burst that exceeds
-its time counts with the answers that were complete. The model is made by `python -m benchmarks.peers.gguf_file`.
+The first command launches the server once for each point and pass, in random order within a pass, and measures its
+output tokens per second beside a reference server: benchmarks/tuner/point_bursts.py. It needs the machine for itself.
+It stops after `--minutes`, and the next command with the same `--work` goes on, so that the grid is measured in parts;
+`--points 12 --passes 3` measures only some points, and shows the deviation of repeats. The model is made by
+`python -m benchmarks.peers.gguf_file`.
 
-`--replay` judges searches on the stored grid: benchmarks/tuner/grid_search.py has the rule. It needs no server.
+A point's value in a pass is its rate, divided by the speed of the machine at that time: the median rate of the
+reference over the measurements around it, relative to that of all. `--replay` judges searches on the stored grid:
+benchmarks/tuner/grid_search.py has the rule. It needs no server.
 """
 
 import argparse
-import asyncio
 import itertools
 import json
 import random
@@ -24,21 +26,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.http_load import FailedRequest, WavePrompt, stream
+from benchmarks.peers.http_load import FailedRequest
+from benchmarks.tuner import point_bursts
 from benchmarks.tuner.grid_search import SearchGrid, judge, render_rows
 from loadgen.errors import StartError
 from loadgen.target.machine import describe_machine
 from tuner.config import ServerSection
+from tuner.servers.launch_command import LaunchCommand
 from tuner.servers.select import server_of
 from tuner.servers.tuned_server import TunedServer
 
 RESULTS = Path(__file__).parents[1] / "results" / "llama_grid.json"
 LEVELS: Mapping[str, Sequence[Any]] = {
-    "parallel": (1, 2, 4, 8, 16),
+    "parallel": (2, 3, 4, 6, 8, 16),
     "ubatch": (16, 32, 64, 128, 512),
     "kv_unified": (False, True),
     "flash_attn": ("off", "on"),
-    "cache_type_k": ("f16", "bf16", "q8_0"),
+    "cache_type_k": ("f16", "q8_0"),
 }
 DEFAULTS: Mapping[str, Any] = {
     **{"parallel": 4, "ubatch": 512, "kv_unified": True},
@@ -46,9 +50,12 @@ DEFAULTS: Mapping[str, Any] = {
 }
 # One thread: two spin against the client on two cores, and the noise of the client would be measured.
 FIXED: Mapping[str, Any] = {"threads": 1, "ctx_size": 16384, "cache_ram": 0, "batch": 512}
-INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, WARM_REQUESTS = (64, 256), 32, 40, 2
-FIRST_TOKEN, LAST_TOKEN = 16, 2047
-READY_TIMEOUT_S, WARM_LIMIT_S, BURST_LIMIT_S = 10.0, 1.0, 4.0
+READY_TIMEOUT_S = 10.0
+# Measurements on each side of one whose references say how fast the machine was.
+NEIGHBOURS = 4
+
+Key = tuple[int, tuple[Any, ...]]
+Row = Mapping[str, Any]
 
 
 def main() -> int:
@@ -56,9 +63,9 @@ def main() -> int:
     parser.add_argument("--server", default="llama-server", help="The program.")
     parser.add_argument("--model", help="The GGUF file.")
     parser.add_argument("--work", type=Path, help="File of finished measurements.")
-    parser.add_argument("--passes", type=int, default=3, help="Measurements of each point.")
-    parser.add_argument("--points", type=int, help="Measure only the first N points of each pass.")
-    parser.add_argument("--max-minutes", type=float, default=40.0, help="Start no pass that would end later.")
+    parser.add_argument("--passes", type=int, default=3, help="Measurements of each point, two at least.")
+    parser.add_argument("--points", type=int, help="Measure only N points, the same in each pass; store no grid.")
+    parser.add_argument("--minutes", type=float, default=50.0, help="Stop after so many minutes.")
     parser.add_argument("--replay", action="store_true", help="Judge searches on the stored grid; launch nothing.")
     parser.add_argument("--seeds", type=int, default=200, help="Searches of each strategy.")
     parser.add_argument("--jobs", type=int, default=2)
@@ -67,87 +74,129 @@ def main() -> int:
     if not args.replay:
         if args.model is None or args.work is None:
             parser.error("--model and --work are needed without --replay")
-        measure_grid(args)
+        is_complete = measure_grid(args)
+        if args.points is not None or not is_complete:
+            return 0
     content = json.loads(args.out.read_text())
-    grid = SearchGrid(LEVELS, DEFAULTS, {tuple(row["point"]): row["tokens_per_s"] for row in content["points"]})
-    if args.points is None:
-        content["replay"] = judge(grid, args.seeds, args.jobs)
-        args.out.write_text(_one_line_rows(content))
-        print(render_rows(content["replay"]))
+    grid = SearchGrid(
+        content.get("levels", LEVELS),
+        content.get("defaults", DEFAULTS),
+        {tuple(row["point"]): row["tokens_per_s"] for row in content["points"]},
+    )
+    content["replay"] = judge(grid, args.seeds, args.jobs)
+    args.out.write_text(_one_line_rows(content))
+    print(render_rows(content["replay"]))
     return 0
 
 
-def measure_grid(args: argparse.Namespace) -> None:
-    """Measure every pass that fits the time, and write the grid."""
-    started = time.monotonic()
+def measure_grid(args: argparse.Namespace) -> bool:
+    """Measure what is left, until the time is used up. Returns whether a grid of two passes or more was written."""
+    deadline_s = time.monotonic() + 60 * args.minutes
+    points = list(itertools.product(*LEVELS.values()))
+    if args.points is not None:
+        points = random.Random("points").sample(points, args.points)
+    orders = (random.Random(f"pass {turn}").sample(points, len(points)) for turn in range(args.passes))
+    order = [(turn, point) for turn, each in enumerate(orders) for point in each]
+    found = _stored(args.work)
+    left = [key for key in order if key not in found]
+    if left:
+        _measure(left, found, args, deadline_s)
+    done = sum(key in found for key in order)
+    print(f"{done} of {len(order)} measurements: {_deviations(found)}", flush=True)
+    turns = [turn for turn in range(args.passes) if all((turn, point) in found for point in points)]
+    if args.points is not None:
+        return False
+    if len(turns) < 2:
+        used_s = [row["seconds"] for row in found.values()]
+        needed = (2 * len(points) - sum(key[0] < 2 for key in found)) * statistics.fmean(used_s) / 60
+        print(f"two passes need about {needed:.0f} more minutes: run the command again", flush=True)
+        return False
+    args.out.write_text(_one_line_rows(_content(found, turns)))
+    return True
+
+
+def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespace, deadline_s: float) -> None:
     section = ServerSection(
         profile="llamacpp",
         model_id=args.model,
         fixed=dict(FIXED),
         command=f"{args.server} --host 127.0.0.1 --port {{port}} --model {{model}} --no-ui",
     )
-    server = server_of(section)
-    found = _stored(args.work)
-    for turn in range(args.passes):
-        points = list(itertools.product(*LEVELS.values()))
-        random.Random(f"pass {turn}").shuffle(points)
-        points = points[: args.points]
-        left = [point for point in points if (turn, point) not in found]
-        used_s = [row["seconds"] for row in found.values()]
-        needed_s = len(left) * statistics.fmean(used_s) if used_s else 0.0
-        if turn > 1 and time.monotonic() - started + needed_s > 60 * args.max_minutes:
-            print(f"pass {turn + 1} is left out: it needs {needed_s / 60:.0f} more minutes", flush=True)
-            break
-        for number, point in enumerate(left, start=1):
-            row = measure_point(server, point, turn)
-            found[turn, point] = row
-            with args.work.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            if number % 20 == 0 or number == len(left):
-                print(f"pass {turn + 1}: {number} of {len(left)}, {time.monotonic() - started:.0f} s", flush=True)
-    args.out.write_text(_one_line_rows(_content(found, args.points)))
-
-
-def measure_point(server: TunedServer, point: Sequence[Any], turn: int) -> dict[str, Any]:
-    """Launch the server at a point and measure one burst. A start that fails counts 0 tokens per second."""
-    settings = dict(zip(LEVELS, point, strict=True))
-    started = time.monotonic()
-    rate, status = 0.0, "ok"
+    server, started = server_of(section), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="grid-") as folder:
-        launch = server.launch({**FIXED, **settings, "model_id": server.section.model_id}, Path(folder))
+        reference = _launch(server, DEFAULTS, Path(folder))
+        with reference.target(Path(folder) / "reference.log", READY_TIMEOUT_S) as target:
+            for number, (turn, point) in enumerate(left, start=1):
+                row = measure_point(server, point, turn, target.url)
+                found[turn, point] = row
+                with args.work.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                used_s = time.monotonic() - started
+                if number % 20 == 0 or number == len(left):
+                    print(f"pass {turn + 1}: {number} of {len(left)} that were left, {used_s:.0f} s", flush=True)
+                if time.monotonic() + used_s / number > deadline_s:
+                    return
+
+
+def measure_point(server: TunedServer, point: Sequence[Any], turn: int, reference_url: str) -> dict[str, Any]:
+    """Launch the server at a point and measure its bursts. A start that fails counts 0 tokens per second."""
+    started, at_s = time.monotonic(), time.time()
+    rates, status = point_bursts.PointRates(0.0, 0.0, 0, is_whole=False), "ok"
+    with tempfile.TemporaryDirectory(prefix="grid-") as folder:
+        launch = _launch(server, dict(zip(LEVELS, point, strict=True)), Path(folder))
         try:
             with launch.target(Path(folder) / "server.log", READY_TIMEOUT_S) as target:
-                rng = random.Random(f"prompts of pass {turn}")
-                asyncio.run(_burst(target.url, _prompts(rng, WARM_REQUESTS), WARM_LIMIT_S))
-                tokens, seconds, is_whole = asyncio.run(_burst(target.url, _prompts(rng, REQUESTS), BURST_LIMIT_S))
-                rate, status = tokens / seconds, "ok" if is_whole else "cut"
+                rates = point_bursts.measure_rates(target.url, reference_url)
+                status = "ok" if rates.is_whole else "cut"
         except (StartError, FailedRequest, OSError) as error:
             status = f"failed: {str(error).splitlines()[0][:200]}"
-    row = {"pass": turn, "point": list(point), "tokens_per_s": round(rate, 2), "status": status}
-    return {**row, "seconds": round(time.monotonic() - started, 2)}
+    return {
+        **{"pass": turn, "point": list(point), "at": round(at_s, 1), "status": status, "bursts": rates.bursts},
+        "tokens_per_s": round(rates.tokens_per_s, 2),
+        "reference": round(rates.reference_tokens_per_s, 2),
+        "seconds": round(time.monotonic() - started, 2),
+    }
 
 
-async def _burst(url: str, prompts: Sequence[WavePrompt], limit_s: float) -> tuple[int, float, bool]:
-    """Send all prompts at once: tokens of complete answers, seconds until the last of them, and whether all are."""
-    started = time.perf_counter()
-    calls = [asyncio.create_task(stream(url, "openai", prompt, started)) for prompt in prompts]
-    done, late = await asyncio.wait(calls, timeout=limit_s)
-    for call in late:
-        call.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
-    answers = [call.result() for call in done]
-    seconds = limit_s if late else max(each.last_s for each in answers)
-    return sum(each.num_tokens for each in answers), seconds, not late
+def _launch(server: TunedServer, settings: Mapping[str, Any], folder: Path) -> LaunchCommand:
+    return server.launch({**FIXED, **settings, "model_id": server.section.model_id}, folder)
 
 
-def _prompts(rng: random.Random, count: int) -> list[WavePrompt]:
-    return [
-        WavePrompt("", [rng.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(rng.randint(*INPUT_TOKENS))], OUTPUT_TOKENS)
-        for _ in range(count)
-    ]
+def speeds(rows: Sequence[Row]) -> list[float]:
+    """The speed of the machine at each measurement, in order of time, relative to the median of all."""
+    references = [row["reference"] for row in rows]
+    known = [each for each in references if each > 0]
+    whole = statistics.median(known) if known else 1.0
+    around = (references[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1] for place in range(len(rows)))
+    return [statistics.median([each for each in near if each > 0] or [whole]) / whole for near in around]
 
 
-def _stored(work: Path) -> dict[tuple[int, tuple[Any, ...]], dict[str, Any]]:
+def values_of(found: Mapping[Key, Row]) -> dict[Key, float]:
+    """The rate of each measurement divided by the speed of the machine at its time."""
+    keys = sorted(found, key=lambda key: found[key].get("at", 0.0))
+    at_once = zip(keys, speeds([found[key] for key in keys]), strict=True)
+    return {key: found[key]["tokens_per_s"] / speed for key, speed in at_once}
+
+
+def _deviations(found: Mapping[Key, Row]) -> str:
+    raw = deviation({key: row["tokens_per_s"] for key, row in found.items()})
+    return f"repeats of a point deviate by {raw:.1f} %, {deviation(values_of(found)):.1f} % relative to the reference"
+
+
+def deviation(values: Mapping[Key, float]) -> float:
+    """The deviation of repeats in percent of their mean, pooled over the points with two or more."""
+    by_point: dict[tuple[Any, ...], list[float]] = {}
+    for (_, point), value in values.items():
+        by_point.setdefault(point, []).append(value)
+    repeated = [each for each in by_point.values() if len(each) > 1 and min(each) > 0]
+    if not repeated:
+        return 0.0
+    freedom = sum(len(each) - 1 for each in repeated)
+    squares = sum(statistics.variance(each) / statistics.fmean(each) ** 2 * (len(each) - 1) for each in repeated)
+    return float(100 * (squares / freedom) ** 0.5)
+
+
+def _stored(work: Path) -> dict[Key, Row]:
     """The finished measurements by pass and point; a line that was cut off is left out."""
     found = {}
     for line in work.read_text().splitlines() if work.exists() else ():
@@ -159,23 +208,26 @@ def _stored(work: Path) -> dict[tuple[int, tuple[Any, ...]], dict[str, Any]]:
     return found
 
 
-def _content(found: Mapping[tuple[int, tuple[Any, ...]], Mapping[str, Any]], limit: int | None) -> dict[str, Any]:
+def _content(found: Mapping[Key, Row], turns: Sequence[int]) -> dict[str, Any]:
     """The results file: the points with all their complete passes."""
-    size = len(list(itertools.product(*LEVELS.values()))) if limit is None else limit
-    turns = [turn for turn in range(100) if sum(key[0] == turn for key in found) >= size]
+    values = values_of(found)
     rows = [
-        {"point": list(point), "tokens_per_s": [found[turn, point]["tokens_per_s"] for turn in turns]}
+        {"point": list(point), "tokens_per_s": [round(values[turn, point], 2) for turn in turns]}
         for point in itertools.product(*LEVELS.values())
-        if turns and all((turn, point) in found for turn in turns)
     ]
     statuses = [str(row["status"]).partition(":")[0] for row in found.values()]
+    low, high = point_bursts.INPUT_TOKENS
     return {
         "command": "python -m benchmarks.tuner.llama_grid " + " ".join(sys.argv[1:]),
         "machine": describe_machine(),
         "levels": {name: list(values) for name, values in LEVELS.items()},
+        "defaults": dict(DEFAULTS),
         "fixed": dict(FIXED),
-        "load": f"{REQUESTS} requests at once, {INPUT_TOKENS[0]}-{INPUT_TOKENS[1]} tokens in, {OUTPUT_TOKENS} out",
+        "load": f"bursts of {point_bursts.REQUESTS} requests at once, {low}-{high} tokens in, "
+        f"{point_bursts.OUTPUT_TOKENS} out, for {point_bursts.MEASURED_S:g} s",
         "measurements": {name: statuses.count(name) for name in sorted(set(statuses))},
+        "deviation": _deviations(found),
+        "minutes": round(sum(row["seconds"] for row in found.values()) / 60, 1),
         "points": rows,
     }
 

@@ -4,12 +4,14 @@ import itertools
 import json
 import math
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.tuner import llama_grid
+from benchmarks.tuner import llama_grid, modelled_grid, point_bursts
 from benchmarks.tuner.grid_search import SearchGrid, successes
 
+ROOT = Path(__file__).parents[3]
 LEVELS = {"a": (1, 2, 3), "b": ("x", "y")}
 
 
@@ -48,3 +50,85 @@ def test_a_stored_grid_is_replayed_without_a_server(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "grid.json").read_text())
     assert len(found["points"]) >= 200
     assert {row["strategy"] for row in found["replay"]["rows"]} == {"ours", "tpe", "random"}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A space of two points, short bursts, and a stand-in for the server."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(llama_grid, "LEVELS", {"parallel": (1, 8)})
+    monkeypatch.setattr(point_bursts, "MEASURED_S", 0.1)
+    monkeypatch.setattr(point_bursts, "REQUESTS", 3)
+
+
+def command(folder, monkeypatch, *words):
+    server = f"{sys.executable} -m tests.support.servers.stub_llama"
+    work = ["--work", str(folder / "work.jsonl"), "--out", str(folder / "grid.json"), "--passes", "2"]
+    argv = ["llama_grid", "--server", server, "--model", "m.gguf", *work, "--seeds", "1", "--jobs", "1", *words]
+    monkeypatch.setattr(sys, "argv", argv)
+    return llama_grid.main()
+
+
+def test_servers_2_a_grid_is_measured_in_parts(small, tmp_path, monkeypatch, capsys):
+    assert command(tmp_path, monkeypatch, "--minutes", "0") == 0
+
+    first = (tmp_path / "work.jsonl").read_text().splitlines()
+    assert len(first) == 1
+    assert "two passes need about" in capsys.readouterr().out
+    assert not (tmp_path / "grid.json").exists()
+
+    monkeypatch.setattr(llama_grid, "judge", lambda *_: {"rows": []})
+    monkeypatch.setattr(llama_grid, "render_rows", lambda _: "")
+    assert command(tmp_path, monkeypatch) == 0
+
+    rows = [json.loads(line) for line in (tmp_path / "work.jsonl").read_text().splitlines()]
+    assert (tmp_path / "work.jsonl").read_text().splitlines()[:1] == first
+    assert sorted((row["pass"], *row["point"]) for row in rows) == [(0, 1), (0, 8), (1, 1), (1, 8)]
+    grid = json.loads((tmp_path / "grid.json").read_text())
+    slow, fast = (row["tokens_per_s"] for row in grid["points"])
+    assert len(slow) == len(fast) == 2
+    assert max(slow) < min(fast)
+
+
+def row(at, rate, reference):
+    return {"at": at, "tokens_per_s": rate, "reference": reference}
+
+
+def test_servers_2_a_slower_machine_does_not_lower_the_value_of_a_point():
+    """The machine loses half its speed between the passes, which the reference shows."""
+    fast = {(0, (point,)): row(point, 100.0 + point, 50.0) for point in range(20)}
+    slow = {(1, (point,)): row(20 + point, (100.0 + point) / 2, 25.0) for point in range(20)}
+
+    values = llama_grid.values_of(fast | slow)
+
+    assert llama_grid.deviation({key: each["tokens_per_s"] for key, each in (fast | slow).items()}) > 40
+    # At the border of the two speeds, neighbours are of both.
+    assert llama_grid.deviation({key: value for key, value in values.items() if 4 < key[1][0] < 16}) < 1e-6
+
+
+def test_a_measurement_without_a_reference_takes_the_speed_of_its_neighbours():
+    rows = [row(n, 10.0, reference) for n, reference in enumerate([50.0, 0.0, 50.0, 100.0])]
+
+    assert llama_grid.speeds(rows) == [1.0, 1.0, 1.0, 1.0]
+    assert llama_grid.speeds([row(0, 10.0, 0.0)]) == [1.0]
+
+
+def test_bursts_have_equal_work():
+    one, other = (point_bursts.prompts(key, 40) for key in ("burst 0", "burst 1"))
+
+    assert sum(len(each.ids) for each in one) == sum(len(each.ids) for each in other)
+    assert [each.ids for each in one] != [each.ids for each in other]
+    assert {min(len(each.ids) for each in one), max(len(each.ids) for each in one)} == {64, 256}
+
+
+def test_a_modelled_grid_has_the_effects_of_pairs_and_none_of_three():
+    levels = {"a": (0, 1), "b": (0, 1), "c": (0, 1)}
+    pairs = {
+        point: [math.exp(0.3 * point[0] + 0.2 * point[0] * point[1])] for point in itertools.product((0, 1), repeat=3)
+    }
+    triple = pairs | {(1, 1, 1): [2 * pairs[1, 1, 1][0]]}
+
+    assert modelled_grid.modelled_truth(levels, pairs) == {
+        point: pytest.approx(each[0]) for point, each in pairs.items()
+    }
+    assert modelled_grid.modelled_truth(levels, triple)[1, 1, 1] < 1.95 * pairs[1, 1, 1][0]

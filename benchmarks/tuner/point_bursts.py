@@ -1,0 +1,85 @@
+"""One measurement of a grid point: bursts of requests, in turn with bursts of a reference server that keeps running.
+
+A burst of one second varies by more than 10 % on a small virtual machine, and the machine's speed drifts over minutes.
+Several bursts of equal work reduce the first; the reference, whose settings never change, shows the second.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.peers.http_load import WavePrompt, stream
+
+INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS = (64, 256), 32, 40
+FIRST_TOKEN, LAST_TOKEN = 16, 2047
+WARM_REQUESTS, WARM_LIMIT_S = 4, 1.0
+# A burst of the slowest points is cut off; it counts with the answers that were complete.
+BURST_LIMIT_S = 4.0
+# Bursts of a point go on for so long; at least two, and one of the reference after every second one.
+MEASURED_S, FEWEST_BURSTS = 3.0, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Output tokens of complete answers, and seconds until the last of them."""
+
+    tokens: int
+    seconds: float
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PointRates:
+    """Output tokens per second of a point and of the reference, and the bursts of the point."""
+
+    tokens_per_s: float
+    reference_tokens_per_s: float
+    bursts: int
+    is_whole: bool
+
+
+def measure_rates(url: str, reference_url: str) -> PointRates:
+    """Bursts of a server that has just started, in turn with those of the reference. Raises FailedRequest, OSError."""
+    asyncio.run(_burst(url, prompts("warm", WARM_REQUESTS), WARM_LIMIT_S))
+    own: list[Burst] = []
+    reference: list[Burst] = []
+    while len(own) < FEWEST_BURSTS or sum(each.seconds for each in own) < MEASURED_S:
+        texts = prompts(f"burst {len(own)}", REQUESTS)
+        own.append(asyncio.run(_burst(url, texts, BURST_LIMIT_S)))
+        if len(own) % 2:
+            # Other prompts than those of its last bursts: it keeps their K/V.
+            texts = prompts(f"reference {time.monotonic_ns()}", REQUESTS)
+            reference.append(asyncio.run(_burst(reference_url, texts, BURST_LIMIT_S)))
+    return PointRates(rate_of(own), rate_of(reference), len(own), all(each.is_whole for each in own))
+
+
+def rate_of(bursts: Sequence[Burst]) -> float:
+    """Tokens per second of all bursts together."""
+    return sum(each.tokens for each in bursts) / sum(each.seconds for each in bursts)
+
+
+def prompts(key: str, count: int) -> list[WavePrompt]:
+    """Prompts of evenly spaced lengths in random order, so that all bursts have equal work; their tokens are random."""
+    rng = random.Random(key)
+    low, high = INPUT_TOKENS
+    lengths = [low + round((high - low) * index / max(1, count - 1)) for index in range(count)]
+    rng.shuffle(lengths)
+    return [
+        WavePrompt("", [rng.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(length)], OUTPUT_TOKENS)
+        for length in lengths
+    ]
+
+
+async def _burst(url: str, texts: Sequence[WavePrompt], limit_s: float) -> Burst:
+    """Send all prompts at once."""
+    started = time.perf_counter()
+    calls = [asyncio.create_task(stream(url, "openai", prompt, started)) for prompt in texts]
+    done, late = await asyncio.wait(calls, timeout=limit_s)
+    for call in late:
+        call.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    answers = [call.result() for call in done]
+    seconds = limit_s if late else max(each.last_s for each in answers)
+    return Burst(sum(each.num_tokens for each in answers), seconds, not late)
