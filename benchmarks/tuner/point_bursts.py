@@ -22,7 +22,7 @@ MEASURED_S, FEWEST_BURSTS = 3.0, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Burst:
+class RequestBurst:
     """Output tokens of complete answers, and seconds until the last of them."""
 
     tokens: int
@@ -43,8 +43,8 @@ class PointRates:
 def measure_rates(url: str, reference_url: str) -> PointRates:
     """Bursts of a server that has just started, in turn with those of the reference. Raises FailedRequest, OSError."""
     asyncio.run(_burst(url, prompts("warm", WARM_REQUESTS), WARM_LIMIT_S))
-    own: list[Burst] = []
-    reference: list[Burst] = []
+    own: list[RequestBurst] = []
+    reference: list[RequestBurst] = []
     while len(own) < FEWEST_BURSTS or sum(each.seconds for each in own) < MEASURED_S:
         texts = prompts(f"burst {len(own)}", REQUESTS)
         own.append(asyncio.run(_burst(url, texts, BURST_LIMIT_S)))
@@ -55,7 +55,7 @@ def measure_rates(url: str, reference_url: str) -> PointRates:
     return PointRates(rate_of(own), rate_of(reference), len(own), all(each.is_whole for each in own))
 
 
-def rate_of(bursts: Sequence[Burst]) -> float:
+def rate_of(bursts: Sequence[RequestBurst]) -> float:
     """Tokens per second of all bursts together."""
     return sum(each.tokens for each in bursts) / sum(each.seconds for each in bursts)
 
@@ -72,7 +72,7 @@ def prompts(key: str, count: int) -> list[WavePrompt]:
     ]
 
 
-async def _burst(url: str, texts: Sequence[WavePrompt], limit_s: float) -> Burst:
+async def _burst(url: str, texts: Sequence[WavePrompt], limit_s: float) -> RequestBurst:
     """Send all prompts at once."""
     started = time.perf_counter()
     calls = [asyncio.create_task(stream(url, "openai", prompt, started)) for prompt in texts]
@@ -82,4 +82,4 @@ async def _burst(url: str, texts: Sequence[WavePrompt], limit_s: float) -> Burst
     await asyncio.gather(*late, return_exceptions=True)
     answers = [call.result() for call in done]
     seconds = limit_s if late else max(each.last_s for each in answers)
-    return Burst(sum(each.num_tokens for each in answers), seconds, not late)
+    return RequestBurst(sum(each.num_tokens for each in answers), seconds, not late)
