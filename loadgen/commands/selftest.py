@@ -13,7 +13,7 @@ from dataclasses import asdict
 from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
-from loadgen.progress import open_progress
+from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.selftest import certificate_table, client_check
 from loadgen.selftest.certificate import SHORT_RUNS, certify
 from loadgen.selftest.client_capacity import StoredCapacity, store_capacity
@@ -59,6 +59,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=SHORT_RUNS,
         help=f"Simulated runs of each queue, load and number of requests. Default {SHORT_RUNS}.",
     )
+    add_verbosity_flags(parser)
 
 
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
 def _check_statistics(args: argparse.Namespace) -> int:
     if not 10 <= args.runs <= 100_000:
         raise UsageError(f"`runs` is {args.runs} but must be 10 to 100000")
-    progress = open_progress()
+    progress = progress_of(args)
     found = certify(args.runs, done=lambda setting: progress.show(str(setting)))
     content = found.to_json()
     if args.json:
@@ -89,7 +90,7 @@ def _check_statistics(args: argparse.Namespace) -> int:
 def _check_client(args: argparse.Namespace) -> int:
     is_growing = not (args.only or args.starved)
     found = client_check.measure_loads(
-        _streams(args), args.seconds, open_progress(), is_growing=is_growing, is_starved=args.starved
+        _streams(args), args.seconds, progress_of(args), is_growing=is_growing, is_starved=args.starved
     )
     rate = found.capacity
     if args.json:

@@ -43,11 +43,11 @@ class FormulaServer:
         return MeasuredAttempt(run, {"rates": rates, "metrics": {}})
 
 
-def open_search(folder, server, *, is_leader=True, **study):
+def open_search(folder, server, *, is_leader=True, setup=SETUP, **study):
     config = TuneConfig.model_validate(
         {
             "study": {"trials": 8, "noise_runs": 0, "simulator": "off", **study},
             "server": {"fixed": {"max_input_tokens": 512, "max_total_tokens": 544}},
         }
     )
-    return make_search(folder, config, SETUP, server, is_leader=is_leader)
+    return make_search(folder, config, setup, server, is_leader=is_leader)

@@ -8,6 +8,12 @@ from tuner.commands.study_flags import add_study_flags, blaming, print_plan
 from tuner.study.prepare import prepare
 
 
+def add_check_flags(parser: argparse.ArgumentParser) -> None:
+    add_study_flags(parser)
+    parser.add_argument("-q", "--quiet", action="store_true", help="The first line only: launches and hours.")
+    parser.add_argument("-v", "--verbose", action="store_true", help="The settings of the load too.")
+
+
 def check(args: argparse.Namespace, _words: Sequence[str]) -> int:
     from tuner.study.study_plan import plan_of, render_plan
 
@@ -15,9 +21,13 @@ def check(args: argparse.Namespace, _words: Sequence[str]) -> int:
         prepared = prepare(args)
         if args.json or args.dry_run:
             return print_plan(prepared)
-        print(render_plan(plan_of(prepared)))
+        text = render_plan(plan_of(prepared))
+        print(text.splitlines()[0] if args.quiet else text)
+        if args.verbose and not args.quiet:
+            settings = prepared.load.model_dump(mode="json", exclude_defaults=True)
+            print("load: " + ", ".join(f"{name} {value}" for name, value in settings.items()))
     return 0
 
 
 EXAMPLES = ("space.toml", "--model-id preset:llama-125m", "--quick --trials 6")
-COMMAND = Command("Check a space: size, plan, hours, parameters that cannot act.", add_study_flags, check, EXAMPLES)
+COMMAND = Command("Check a space: size, plan, hours, parameters that cannot act.", add_check_flags, check, EXAMPLES)

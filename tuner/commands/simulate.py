@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from loadgen.interrupts import noted
 from loadgen.program import Command
+from loadgen.progress import add_verbosity_flags
 from tuner.commands.simulate_fit import add_calibrate_flags, add_fit_flags, calibrate, fit
 from tuner.commands.simulate_inputs import add_input_flags
 from tuner.commands.simulate_run import add_run_flags, explain, run
@@ -46,6 +47,7 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
         subparser = words.add_parser(name, help=word.summary, description=word.summary, allow_abbrev=False)
         word.add_flags(subparser)
         subparser.add_argument("--json", action="store_true", help="Print the result as JSON.")
+        add_verbosity_flags(subparser)
 
 
 def simulate(args: argparse.Namespace, _words: Sequence[str]) -> int:

@@ -44,7 +44,7 @@ def calibrate(args: argparse.Namespace) -> int:
     """
     if args.url is not None:
         return calibrate_url(args)
-    from loadgen.progress import open_progress
+    from loadgen.progress import progress_of
     from tuner.config import TuneConfig
     from tuner.servers.select import server_of
     from tuner.simulator.fitting.calibrate import run_calibration
@@ -62,7 +62,7 @@ def calibrate(args: argparse.Namespace) -> int:
     space = SearchSpace.of(params_of(config), config.forbid, server.known)
     design = server.initial_design(space, fixed) or [{}]
     launches = [space.with_models(server.resolved({**fixed, **chosen})) for chosen in design]
-    return _write(args, fit_costs(run_calibration(server, launches, args.out, open_progress())))
+    return _write(args, fit_costs(run_calibration(server, launches, args.out, progress_of(args))))
 
 
 def _write(args: argparse.Namespace, costs: Costs) -> int:

@@ -48,14 +48,14 @@ def add_outside_flags(parser: argparse.ArgumentParser) -> None:
 
 def calibrate_url(args: argparse.Namespace) -> int:
     """Measure the designed loads, fit the costs, and write the cost file."""
-    from loadgen.progress import open_progress
+    from loadgen.progress import progress_of
     from tuner.simulator.outside.designed_loads import designed_loads, measure_loads
     from tuner.simulator.outside.fit import fit_runs
     from tuner.simulator.outside.outside_costs import outside_costs
 
     if args.space is not None or args.model_id is not None:
         raise UsageError("--url is a server that already runs: leave out SPACE.toml and --model-id")
-    base, progress = _base(args), open_progress()
+    base, progress = _base(args), progress_of(args)
     loads = designed_loads(args.users, args.max_total_tokens)
     note = f"stopped; no costs were written. {args.out} has the loads measured so far: remove it or give another --out"
     with noted(note), open_target(base, args.out) as target:
@@ -119,7 +119,7 @@ def _described(costs: Costs) -> list[str]:
 
 def validate_url(args: argparse.Namespace) -> int:
     """Predict held-out loads, measure them, and print both. Exit code 3 if a median error is above `ACCURATE`."""
-    from loadgen.progress import open_progress
+    from loadgen.progress import progress_of
     from tuner.simulator.outside.held_out_loads import held_out_loads, measure_held_out
     from tuner.simulator.validate import Errors, PredictedLaunch, summary
 
@@ -133,7 +133,7 @@ def validate_url(args: argparse.Namespace) -> int:
     folder = args.out or Path(HELD_OUT)
     note = f"stopped; no errors were computed. {folder} has the loads measured so far: remove it or give another --out"
     with noted(note), open_target(base, folder) as target:
-        found: list[PredictedLaunch] = measure_held_out(costs, loads, target, folder, args.repeats, open_progress())
+        found: list[PredictedLaunch] = measure_held_out(costs, loads, target, folder, args.repeats, progress_of(args))
     errors: dict[str, Errors] = summary(found)
     is_accurate = {name: errors[name].median <= most for name, most in ACCURATE.items()}
     rows = [_row(each) for each in found]

@@ -65,7 +65,7 @@ def _launches_of_study(args: argparse.Namespace) -> "tuple[list[PredictedLaunch]
 
 def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], NoiseFloor | None]":
     """Launch configurations of a space file, or of the study if there is no file."""
-    from loadgen.progress import open_progress
+    from loadgen.progress import progress_of
     from tuner.servers.select import server_of
     from tuner.simulator.new_launches import launch_new
     from tuner.simulator.validate import LEDGER_FILE, compared_predictions, write_ledger
@@ -86,7 +86,7 @@ def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], Noi
     own = prepared.folder / COST_FILE
     costs = read_costs(args.cost or (own if files is not None and own.exists() else newest_cost()))
     section = prepared.config.server
-    setup = TrialSetup(prepared.load, section.ready_timeout_s, open_progress(), server_of(section))
+    setup = TrialSetup(prepared.load, section.ready_timeout_s, progress_of(args), server_of(section))
     seen = files.results(TRIALS) if files is not None else ()
     launches = launch_new(prepared, costs, folder, count, setup, seen=seen, seed=args.seed)
     if launches:

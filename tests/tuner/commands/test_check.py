@@ -142,3 +142,16 @@ def test_pages_2_the_files_of_a_load_are_read_before_a_server_starts(tmp_path, c
 
     assert "`tokenizer` is 'absent.json': No such file or directory" in capsys.readouterr().err
     assert not (tmp_path / "studies").exists()
+
+
+def test_pages_2_check_prints_one_line_if_quiet_and_the_load_if_verbose(tmp_path, capsys):
+    (tmp_path / "space.toml").write_text("[study]\nname = 'mine'\n[load]\nconcurrency = 5\n")
+
+    assert cli.main(["check", "space.toml", "-q"]) == 0
+    quiet = capsys.readouterr().out
+    assert cli.main(["check", "space.toml", "-v"]) == 0
+    verbose = capsys.readouterr().out
+
+    assert quiet.count("\n") == 1
+    assert verbose.startswith(quiet)
+    assert "concurrency 5" in verbose.splitlines()[-1]
