@@ -89,6 +89,7 @@ class Batcher:
         self._is_over = False
         self._must_clear = False  # the shard may still hold a failed batch that could not be cleared
         self._must_warm_up = False
+        self._is_second_try = False  # of a prefill whose connection was lost
         self._num_discarded = 0
         self._step: _Step | None = None
         self._pending = NO_DELIVERIES  # of the last step; delivered while the next one runs
@@ -124,11 +125,9 @@ class Batcher:
         """Probe the shard: its device, or after a failure a whole forward."""
         try:
             async with self._shard_turn:
-                if self._is_healthy:
-                    await self._shard.health()
-                else:
+                if not self._is_healthy or not await self._passes_health_call():
                     await self._recover()
-                    await self._shard.prefill(liveness_batch())
+                    await self._try_forward()
         except ShardError as error:
             logger.error("health check failed: %s", error)
             self._is_healthy = False
@@ -139,6 +138,23 @@ class Batcher:
         finally:
             self._proven_ns = self._now_ns()
             self._probe = None
+
+    async def _passes_health_call(self) -> bool:
+        """False if the connection was lost, perhaps long ago."""
+        try:
+            await self._shard.health()
+        except ShardConnectionError:
+            self._must_clear = self._must_warm_up = True
+            return False
+        return True
+
+    async def _try_forward(self) -> None:
+        """One forward. If it fails, no client is the cause: the shard may have restarted unnoticed."""
+        try:
+            await self._shard.prefill(liveness_batch())
+        except ShardError:
+            self._must_clear = self._must_warm_up = True
+            raise
 
     async def run(self) -> None:
         """Send calls until cancelled. Any other end is fatal to the router; it ends every request first."""
@@ -160,6 +176,9 @@ class Batcher:
                         reply = await answer
                         if isinstance(reply, StepResult):
                             check_reply(reply, self._scheduler.ids_of(call))
+                        elif isinstance(call, Prefill):
+                            self._fail_step()
+                            continue
                     except ShardError as error:
                         await self._on_error(call, error)
                         continue
@@ -175,8 +194,7 @@ class Batcher:
     async def _send(self, call: Call) -> StepResult | CachedBatch | None:
         match call:
             case Prefill():
-                await self._recover()
-                return await self._shard.prefill(call.batch, call.cached)
+                return await self._prefill(call)
             case Decode():
                 return await self._shard.decode(call.batches)
             case Filter():
@@ -185,6 +203,22 @@ class Batcher:
                 await self._shard.clear_cache(call.batch_id)
             case Idle():
                 raise AssertionError("Idle is not sent")
+        return None
+
+    async def _prefill(self, call: Prefill) -> StepResult | None:
+        """The reply; None if the shard was warmed up since the batch was formed, so that its requests wait again.
+
+        A shard that restarted while it was idle fails no request: after a lost connection the prefill is sent again.
+        """
+        await self._recover()
+        if self._scheduler.is_open(call):
+            try:
+                return await self._shard.prefill(call.batch, call.cached)
+            except ShardConnectionError:
+                if self._is_second_try or self._scheduler.running is not None:
+                    raise
+                self._is_second_try = self._must_clear = self._must_warm_up = True
+                await self._recover()
         return None
 
     async def _recover(self) -> None:
@@ -198,6 +232,7 @@ class Batcher:
             if self._warm_up is not None:
                 logger.info("warming up the model server again")
                 await self._warm_up()
+            self._scheduler.forget_cache()
             self._must_warm_up = False
 
     def _on_reply(self, call: Call, reply: StepResult | CachedBatch | None) -> Deliveries:
@@ -207,6 +242,7 @@ class Batcher:
         deliveries = self._scheduler.on_reply(call, reply)
         if isinstance(reply, StepResult):
             self._is_healthy, self._proven_ns = True, self._now_ns()
+            self._is_second_try = False
         if isinstance(reply, StepResult) and self._trace is not None:
             self._trace.on_reply(call, deliveries, reply.timings, self._scheduler)
         return deliveries
@@ -218,12 +254,10 @@ class Batcher:
             return
         logger.error("%s failed: %s", type(call).__name__.lower(), error)
         self._is_healthy, self._proven_ns = False, None
-        if self._step is not None:
-            self._observer.on_call_failed(self._step.method)
-            self._step = None
         self._fail(self._scheduler.on_error(call), generation_error(error))
-        if self._trace is not None:
-            self._trace.on_error(self._scheduler)
+        if isinstance(error, ShardConnectionError):
+            self._fail(self._scheduler.lose_batches(), generation_error(error))
+        self._fail_step()
         if isinstance(error, StepTimeoutError):
             # No further call can be sent to a shard that hangs.
             self._fail(self._scheduler.fail_all(), generation_error(error))
@@ -236,6 +270,14 @@ class Batcher:
             with contextlib.suppress(ShardError):
                 await self._shard.clear_cache()
             raise error
+
+    def _fail_step(self) -> None:
+        """Report the open step as failed."""
+        if self._step is not None:
+            self._observer.on_call_failed(self._step.method)
+            self._step = None
+        if self._trace is not None:
+            self._trace.on_error(self._scheduler)
 
     def _deliver_pending(self) -> None:
         """Deliver the results of the last step once, even if a delivery fails."""

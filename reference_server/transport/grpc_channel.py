@@ -1,8 +1,12 @@
 """`GrpcChannel`: the router's end of a shard's gRPC service.
 
 Calls have no deadline: the router limits steps. A shard that ends closes its socket; over TCP, keepalive pings detect a
-broken link. A channel reconnects at the next call.
+broken link. If the connection ended between calls, the shard may be a new process: the next call fails, and the one
+after it connects again.
 """
+
+import asyncio
+from contextlib import suppress
 
 import grpc
 import grpc.aio
@@ -13,18 +17,24 @@ from reference_server.transport.address import UNIX, grpc_target, is_tcp
 from reference_server.transport.wire_schema import Message, WireSchema, load_schema
 
 MAX_MESSAGE_BYTES = 2**31 - 1
+LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""Statuses of calls whose connection has ended or could not be made."""
 REFLECTION_METHOD = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+CLOSING_S = 1.0
+"""Longest time from the end of a connection until the channel has closed it."""
 KEEPALIVE_S = 20.0
 """Idle time before a TCP link is pinged, and the time limit of the answer."""
 
 # A socket path is not a host name, so the authority is a dummy. Proxies of the environment are ignored. With its own
-# subchannel pool, a client does not share the reconnection backoff of another.
+# subchannel pool, a client does not share the reconnection backoff of another. This end closes no idle connection, so a
+# connection that ended was ended by the shard.
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
@@ -39,6 +49,7 @@ class GrpcChannel:
         self.address = address
         self.schema = schema
         self._channel = channel
+        self._is_connected = True
         self._stubs = {
             name: channel.unary_unary(
                 method.path,
@@ -74,9 +85,19 @@ class GrpcChannel:
         return [url.removeprefix(UNIX) for url in reply.urls]
 
     async def call(self, method: str, request: Message) -> Message:
+        if not self._is_connected:
+            await self._leave_lost_connection()
+        elif self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            self._is_connected = False
+            raise ShardConnectionError(
+                f"the model server at {self.address} cannot be reached: it closed the connection"
+            )
         try:
-            return await self._stubs[method](request)
+            reply = await self._stubs[method](request)
+            self._is_connected = True
+            return reply
         except grpc.aio.AioRpcError as error:
+            self._is_connected = error.code() not in LOST
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 offered = await self._offered()
                 raise ShardConnectionError(
@@ -84,6 +105,12 @@ class GrpcChannel:
                     f"{'it offers ' + offered if offered else 'what it offers is unknown'}"
                 ) from error
             raise self._translated(error) from error
+
+    async def _leave_lost_connection(self) -> None:
+        """Wait until the channel has closed a connection that failed a call: it may take another call until then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING_S):
+                await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
     async def _offered(self) -> str:
         """The services in the server's reflection, joined; empty if there is none."""
@@ -101,11 +128,9 @@ class GrpcChannel:
 
     def _translated(self, error: grpc.aio.AioRpcError) -> ShardError:
         details = error.details() or error.code().name
-        match error.code():
-            case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-                return ShardConnectionError(f"the model server at {self.address} cannot be reached: {details}")
-            case _:
-                return ShardError(details)
+        if error.code() in LOST:
+            return ShardConnectionError(f"the model server at {self.address} cannot be reached: {details}")
+        return ShardError(details)
 
 
 def _keepalive(limit_s: float) -> tuple[tuple[str, int], ...]:

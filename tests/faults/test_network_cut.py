@@ -129,6 +129,9 @@ async def load(infer: Infer, calls: list[GenerateCall], link: Link) -> Outcomes:
 async def test_a_lost_call_of_any_kind_ends_its_batch_and_clears_the_cache_before_the_next_prefill(failing):
     shard = ScriptedShard(lambda request: Reply(("a",) * (1 + 8 * request.id)))
     shard.failures[failing] = ShardConnectionError("the link is down")
+    if failing == "prefill":
+        # Else the router connects again at once, and no request fails.
+        shard.failures["clear_cache"] = ShardConnectionError("the link is still down")
     scheduler = Scheduler(SchedulerOptions(max_batch_prefill_tokens=256, max_batch_total_tokens=1024))
     batcher = Batcher(shard, scheduler)
     loop = asyncio.create_task(batcher.run())

@@ -3,17 +3,19 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
 import pytest
 from grpc_reflection.v1alpha import reflection
+from reference_server.router.token_limits import ConfiguredLimits, warmup_request
 
 from reference_server.config import Transport
-from reference_server.errors import GenerationError, ShardConnectionError
-from reference_server.router.batching import Batcher
+from reference_server.errors import GenerationError, ShardConnectionError, ShardError
+from reference_server.messages import Batch, CachedBatch, StepResult, WarmupReply, WarmupRequest
+from reference_server.router.batching import LIVENESS_ID, Batcher
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.transport.client import connect
 from reference_server.transport.service import ShardService
@@ -21,7 +23,7 @@ from reference_server.transport.wire_schema import load_pool, load_schema
 from tests.support.servers.serving import endless, serve
 from tests.support.wire.scripted_shard import ScriptedShard, say
 from tests.support.wire.valid_requests import valid_request
-from tests.support.wire.wire_shard import served, socket_urls
+from tests.support.wire.wire_shard import served, serving_over, socket_urls
 
 FOREIGN_LIMIT = 4 << 20
 
@@ -43,9 +45,18 @@ async def foreign_server(shard: ScriptedShard, path: Path, version: str) -> Asyn
 
 
 @asynccontextmanager
-async def batching(shard: object, now_ns: Callable[[], int] = time.perf_counter_ns) -> AsyncIterator[Batcher]:
-    options = SchedulerOptions(max_batch_prefill_tokens=4096, max_batch_total_tokens=1 << 16, supports_chunking=True)
-    batcher = Batcher(shard, Scheduler(options), now_ns=now_ns)  # type: ignore[arg-type]
+async def batching(
+    shard: object,
+    now_ns: Callable[[], int] = time.perf_counter_ns,
+    warm_up: Callable[[], Awaitable[object]] | None = None,
+) -> AsyncIterator[Batcher]:
+    options = SchedulerOptions(
+        max_batch_prefill_tokens=4096,
+        max_batch_total_tokens=1 << 16,
+        supports_chunking=True,
+        use_prefix_caching=True,
+    )
+    batcher = Batcher(shard, Scheduler(options), now_ns=now_ns, warm_up=warm_up)  # type: ignore[arg-type]
     loop = asyncio.create_task(batcher.run())
     try:
         yield batcher
@@ -167,6 +178,54 @@ async def test_hardening_R3_health_is_answered_while_a_step_computes(tmp_path: P
 
     assert healthy
     assert not shard.called("health")
+
+
+class ColdShard(ScriptedShard):
+    """A shard of a new process: it refuses requests until it is warmed up, and has no K/V of an earlier process."""
+
+    is_warm = False
+
+    async def warmup(self, request: WarmupRequest) -> WarmupReply:
+        self.is_warm = True
+        return await super().warmup(request)
+
+    async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
+        if not self.is_warm:
+            raise ShardError("Prefill before Warmup")
+        return await super().prefill(batch, cached)
+
+
+@pytest.mark.parametrize("first", ["a request", "a health check"])
+@pytest.mark.parametrize("transport", ["grpc", "link"])
+async def test_hardening_R21_an_idle_shard_that_restarted_is_warmed_up_before_it_serves(
+    tmp_path: Path, transport: Transport, first: str
+):
+    url, prompt = socket_urls(tmp_path)[0], tuple(range(40))
+    warmup, clock = warmup_request(ConfiguredLimits(256, max_total_tokens=512)), iter(range(0, 10**15, 2 * 10**9))
+    async with AsyncExitStack() as later:
+        old, new = ColdShard(say("a")), ColdShard(say("b"))
+        async with serving_over(transport, old, url, [url]):
+            group = await connect(url, transport=transport)
+            later.push_async_callback(group.close)
+            await group.warmup(warmup)
+            batcher = await later.enter_async_context(
+                batching(group, lambda: next(clock), warm_up=lambda: group.warmup(warmup))
+            )
+            for _ in range(2):
+                await _read(batcher.submit(valid_request(40, 4, ids=prompt)))
+        async with serving_over(transport, new, url, [url]):
+            if first == "a health check":
+                assert await batcher.health()
+            served = [await _read(batcher.submit(valid_request(40, 4, ids=prompt))) for _ in range(2)]
+
+    def cached_tokens(shard: ScriptedShard) -> list[int]:
+        batches = [batch for batch, _ in shard.called("prefill") if batch.id != LIVENESS_ID]
+        return [request.cache_len for batch in batches for request in batch.requests]
+
+    assert served == [2, 2]
+    assert len(new.called("warmup")) == 1
+    assert cached_tokens(old)[0] == 0 < cached_tokens(old)[1]
+    assert cached_tokens(new) == cached_tokens(old)
 
 
 async def _read(stream: object) -> int:

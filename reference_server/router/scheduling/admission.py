@@ -62,6 +62,10 @@ class Admission(Protocol):
         """Free a place. With `is_computed` the whole prompt has K/V, so its prefix may be reused."""
         ...
 
+    def forget_prefixes(self) -> None:
+        """The shard has lost all K/V: no cached prefix may be reused. No place may be taken."""
+        ...
+
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         """Why an empty server could not admit this request; None if it could."""
         ...
@@ -81,6 +85,9 @@ class PaddedAdmission:
 
     def release(self, admitted: Admitted, *, is_computed: bool) -> None:
         """Nothing was allocated."""
+
+    def forget_prefixes(self) -> None:
+        """Nothing is cached."""
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         return _token_refusal(self.open(self._limits), request, self._limits)
@@ -128,6 +135,9 @@ class RoundedAdmission:
 
     def release(self, admitted: Admitted, *, is_computed: bool) -> None:
         """Nothing was allocated."""
+
+    def forget_prefixes(self) -> None:
+        """Nothing is cached."""
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         return _token_refusal(self.open(self._limits), request, self._limits)
@@ -194,6 +204,9 @@ class PagedAdmission:
     def release(self, admitted: Admitted, *, is_computed: bool) -> None:
         if admitted.allocation is not None:
             self.allocator.free(admitted.allocation, is_computed=is_computed)
+
+    def forget_prefixes(self) -> None:
+        self.allocator.forget_prefixes()
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         need, capacity = self.allocator.blocks_needed(self._slots(request)), self.allocator.capacity

@@ -68,6 +68,10 @@ class BlockAllocator(Protocol):
         """Free an allocation. With `is_computed`, its whole prompt prefilled, its prefix may be reused."""
         ...
 
+    def forget_prefixes(self) -> None:
+        """Free all cached blocks: their K/V is gone. Nothing may be allocated."""
+        ...
+
 
 class FreeListAllocator:
     """A stack of blocks without prefix reuse: the most recently freed are allocated first."""
@@ -106,6 +110,9 @@ class FreeListAllocator:
         assert allocation.id in self._live, f"allocation {allocation.id} is freed twice"
         self._live.remove(allocation.id)
         self._free.extend(allocation.blocks)
+
+    def forget_prefixes(self) -> None:
+        """Nothing is cached."""
 
 
 def take_last(free: list[int], count: int) -> tuple[int, ...]:

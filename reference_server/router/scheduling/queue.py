@@ -4,6 +4,7 @@ First in, first out: the scan ends at the first entry that does not fit, and lat
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reference_server.errors import ValidationError
@@ -85,7 +86,7 @@ class Queue:
         if not admitted:
             return None
         if len(admitted) < (min_size or 0):
-            self._put_back(admitted)
+            self.put_back(admitted)
             return None
         return self._form(admitted, batch_budget, now_ns)
 
@@ -94,6 +95,13 @@ class Queue:
         assert entry.admitted is not None, f"entry {entry.id} holds no blocks"
         self.admission.release(entry.admitted, is_computed=is_sound and entry.remaining_prefill == 0)
         entry.admitted = None
+
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        """Free the blocks of admitted entries, whose prompts were not computed: they wait again, before all others."""
+        for entry in reversed(entries):
+            self.release(entry, is_sound=False)
+            self._waiting[entry.id] = entry
+            self._waiting.move_to_end(entry.id, last=False)
 
     def drain(self) -> list[Entry]:
         """Remove and return all waiting entries."""
@@ -114,12 +122,6 @@ class Queue:
             entry.next_chunk = entry.remaining_prefill if place.chunk_len is None else place.chunk_len
             admitted.append(entry)
         return admitted
-
-    def _put_back(self, entries: list[Entry]) -> None:
-        for entry in reversed(entries):
-            self.release(entry)
-            self._waiting[entry.id] = entry
-            self._waiting.move_to_end(entry.id, last=False)
 
     def _form(self, entries: list[Entry], batch_budget: BatchBudget, now_ns: int) -> FormedBatch:
         batch = Batch(

@@ -274,6 +274,10 @@ class RadixAllocator:
             published = self._publish(held, allocation)
         self._free += allocation.blocks[published:]
 
+    def forget_prefixes(self) -> None:
+        assert not self._live, "allocated blocks may share a cached prefix"
+        self._free += self._trie.evict(self._trie.num_blocks)
+
     def _publish(self, held: _Held, allocation: BlockAllocation) -> int:
         """Cache the prompt's whole blocks; returns how many of the allocation's blocks the cache now owns."""
         # blocks   | found in the cache | cached by another meanwhile | newly cached | partial and generated |

@@ -163,6 +163,10 @@ class Scheduler:
         """Live entries that have left the queue."""
         return (*(entry for part in self._parts() for entry in part.entries.values()), *self._prefilling)
 
+    def is_open(self, call: Prefill) -> bool:
+        """Whether the requests of a Prefill still wait for its reply."""
+        return bool(self._prefilling) and self._prefilling == call.entries
+
     def ids_of(self, call: Call) -> set[int]:
         """The live requests of an open Prefill or Decode."""
         ids = {entry.id for entry in self._prefilling} if isinstance(call, Prefill) else set[int]()
@@ -254,6 +258,23 @@ class Scheduler:
             case _:
                 failed = []
         return failed
+
+    def forget_cache(self) -> None:
+        """The shard has lost all K/V: nothing cached is reused, and the requests of an open Prefill wait again.
+
+        No batch may run.
+        """
+        assert not self._parts(), "the K/V of a running batch was lost"
+        entries = self._close()
+        self.queue.put_back(entries)
+        for entry in entries:
+            if entry.abandoned:
+                self.queue.discard(entry)
+        self.queue.admission.forget_prefixes()
+
+    def lose_batches(self) -> list[Entry]:
+        """End the entries of all batches on the shard, which cannot be reached, and return them."""
+        return self._end_running()
 
     def fail_all(self) -> list[Entry]:
         """End every entry, waiting and running. The Scheduler is not driven any further."""

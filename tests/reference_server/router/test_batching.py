@@ -102,6 +102,7 @@ async def running(shard, *, observer=None, now_ns=time.perf_counter_ns, warm_up=
     assert scheduler.entries == ()
     assert scheduler.queue_size == 0
     allocator = scheduler.queue.admission.allocator
+    allocator.forget_prefixes()
     assert len(allocator.free_blocks) == allocator.capacity
 
 
@@ -457,7 +458,7 @@ async def test_health_after_a_failure_runs_a_forward_in_block_0():
 
 async def test_a_failed_health_check_reports_unhealthy():
     shard = ScriptedShard()
-    shard.failures["health"] = ShardConnectionError("gone")
+    shard.failures |= {name: ShardConnectionError("gone") for name in ("health", "clear_cache")}
     async with running(shard) as (batcher, _, _):
         assert not await batcher.health()
         assert not batcher.is_healthy
@@ -534,12 +535,73 @@ async def test_hardening_R21_a_shard_that_a_health_check_did_not_reach_is_warmed
         shard.calls.append(("warmup", ()))
 
     async with running(shard, warm_up=warm_up, now_ns=clock) as (batcher, _, _):
-        shard.failures["health"] = ShardConnectionError("gone")
+        shard.failures |= {name: ShardConnectionError("gone") for name in ("health", "clear_cache")}
         assert not await batcher.health()
         clock.now_ns += 2_000_000_000
         assert await batcher.health()
 
-    assert [name for name, _ in shard.calls] == ["health", "clear_cache", "warmup", "prefill"]
+    assert [name for name, _ in shard.calls] == ["health", "clear_cache", "clear_cache", "warmup", "prefill"]
+
+
+async def test_hardening_R21_a_shard_whose_probe_fails_is_warmed_up():
+    clock, shard = Clock(), ScriptedShard(say("a"))
+
+    async def warm_up():
+        shard.calls.append(("warmup", ()))
+
+    async with running(shard, warm_up=warm_up, now_ns=clock) as (batcher, _, _):
+        shard.failures["prefill"] = ShardError("Prefill before Warmup")
+        with pytest.raises(GenerationError):
+            await read(batcher.submit(valid_request(4, 3)))
+        shard.failures["prefill"] = ShardError("Prefill before Warmup")
+        first = await batcher.health()
+        clock.now_ns += 2_000_000_000
+        second = await batcher.health()
+
+    assert (first, second) == (False, True)
+    assert [name for name, _ in shard.calls][-4:] == ["prefill", "clear_cache", "warmup", "prefill"]
+
+
+async def test_hardening_R21_a_batch_formed_before_the_warm_up_is_formed_again_without_its_prefix():
+    gate, clock, prompt = Gate("health"), Clock(), tuple(range(40))
+    shard = ScriptedShard(say("a"), gate=gate)
+
+    async def warm_up():
+        shard.calls.append(("warmup", ()))
+
+    async with running(shard, warm_up=warm_up, now_ns=clock, use_prefix_caching=True) as (batcher, _, _):
+        await read(batcher.submit(valid_request(40, 2, ids=prompt)))
+        clock.now_ns += 2_000_000_000
+        shard.failures["health"] = ShardConnectionError("closed the connection")
+        probe = asyncio.create_task(batcher.health())
+        await gate.reached.wait()
+        streams = [batcher.submit(valid_request(40, 2, ids=prompt)) for _ in range(2)]
+        await quiet()
+        streams[0].close()
+        gate.opened.set()
+        await read(streams[1])
+        healthy = await probe
+        batches = [batch for batch, _ in shard.called("prefill")]
+
+    assert healthy
+    assert [[request.cache_len for request in batch.requests] for batch in batches] == [[0], [0], [0]]
+    assert [batch.id == LIVENESS_ID for batch in batches] == [False, True, False]
+
+
+async def test_hardening_R21_a_lost_connection_ends_every_stream():
+    shard = ScriptedShard(lambda _: Reply(("x",) * 90))
+    async with running(shard) as (batcher, _, _):
+        first = batcher.submit(valid_request(4, 90))
+        await anext(first)
+        shard.failures["prefill"] = ShardConnectionError("gone")
+        second = batcher.submit(valid_request(4, 90))
+        for stream in (second, first):
+            with pytest.raises(GenerationError, match="gone"):
+                await read(stream)
+        num_decodes = len(shard.called("decode"))
+        await quiet()
+
+    assert len(shard.called("decode")) == num_decodes
 
 
 async def test_hardening_R3_many_health_checks_make_one_probe():

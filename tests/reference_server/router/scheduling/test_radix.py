@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from reference_server.router.scheduling.blocks import BlockAllocation
 from reference_server.router.scheduling.radix import RadixAllocator, RadixTrie
@@ -208,6 +208,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         del self.live[allocation.id]
         if is_computed and key is not None:
             self.computed.append((adapter, key))
+
+    @precondition(lambda self: not self.live)
+    @rule()
+    def lose_the_cache(self):
+        self.allocator.forget_prefixes()
+        self.computed.clear()
 
     @invariant()
     def blocks_are_conserved(self):
