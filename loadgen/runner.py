@@ -5,33 +5,26 @@ directory.
 """
 
 import dataclasses
-import datetime
 import itertools
-import json
 import os
-import secrets
-import shutil
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.config.distribution import Distribution
 from loadgen.config.objectives import objectives_of
 from loadgen.dialects.registry import open_dialect
-from loadgen.errors import MeasurementError, UsageError, WorkerError
-from loadgen.generator.load_process import WORKER_LOG, LoadProcess, log_tail
+from loadgen.errors import WorkerError
+from loadgen.generator.load_process import LoadProcess, log_tail
 from loadgen.generator.messages import WorkerPlan
-from loadgen.http.arrival_times import total_arrival_times
 from loadgen.interrupts import Interrupted, TwoStageInterrupt
 from loadgen.preparation import PreparedRun, prepare_run, probe_sampling
 from loadgen.progress import ProgressDisplay, SilentProgress
-from loadgen.redaction import redacted, redacted_argv
-from loadgen.selftest.client_capacity import stored_capacity
-from loadgen.target import machine
+from loadgen.run_directory import make_run_directory
+from loadgen.run_manifest import complete_manifest, new_manifest, write_schedule
 from loadgen.target.accelerator import open_accelerators
 from loadgen.target.cache_reset import reset_cache
 from loadgen.target.health_probe import HealthProbe
@@ -41,15 +34,11 @@ from loadgen.target.replicas import check_replicas, replicas_of
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Telemetry
 from loadgen.terminal.progress_line import RunLength
-from loadgen.workloads.workload import Workload, text_hash
+from loadgen.workloads.workload import Workload
 from reports.run_store import (
-    CLIENT_FILE,
-    MANIFEST_FILE,
-    SCHEMA_VERSION,
     JsonlWriter,
     RunManifest,
     RunResult,
-    write_client,
     write_manifest,
 )
 
@@ -58,7 +47,6 @@ if TYPE_CHECKING:
     from loadgen.generator.stop_watcher import StopWatcher
 
 MAX_IDLE_WAIT_S = 30.0
-MIN_FREE_BYTES = 64 * 2**20
 
 
 class InterruptedRun(Interrupted):
@@ -67,12 +55,6 @@ class InterruptedRun(Interrupted):
     def __init__(self, number: signal.Signals, result: RunResult) -> None:
         super().__init__(number)
         self.result = result
-
-
-def new_run_id(now: datetime.datetime | None = None) -> str:
-    """A unique name that sorts by time."""
-    now = now or datetime.datetime.now(datetime.UTC)
-    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def measure(
@@ -98,7 +80,7 @@ def measure(
     prepared = prepare_run(config, target, progress)
     replicas = replicas_of(config, target)
     check_replicas(config, replicas, prepared.facts)
-    manifest = _manifest(config, target, prepared, out, command, distribution)
+    manifest = new_manifest(config, target, prepared, out, command, distribution)
     accelerators = open_accelerators(target.url)
     if accelerators is not None:
         manifest.target["accelerator"] = accelerators.description
@@ -106,7 +88,7 @@ def measure(
     if config.reset_cache:
         manifest.target["cache_reset"] = _reset_caches(config, prepared, replicas, progress)
     write_manifest(out, manifest)
-    _write_schedule(out, prepared.work)
+    write_schedule(out, prepared.work)
     if config.prefix_cache == "warm":
         _warm_prefix_cache(config, prepared, replicas, progress)
     sources = metrics_sources([each.url for each in replicas], target.access, config.metrics_url)
@@ -145,7 +127,7 @@ def measure(
         if stop_watcher is not None:
             stop_watcher.finish()
         telemetry.finish()
-    _complete(manifest, load, target, out, telemetry)
+    complete_manifest(manifest, load, target, out, telemetry)
     from reports.saved_run import load_run
 
     result = load_run(out)
@@ -188,22 +170,6 @@ def _open_stop_watcher(
     return StopWatcher(manifest, out, rules, on_stop)
 
 
-def make_run_directory(out: Path) -> None:
-    """Create a directory. Raises UsageError if it holds a run or cannot be created, MeasurementError if full."""
-    if (out / MANIFEST_FILE).exists():
-        raise UsageError(f"{out} already holds a run; choose another --out or remove it")
-    try:
-        # Prompts and answers are for this user alone.
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
-        free_bytes = shutil.disk_usage(out).free
-    except OSError as error:
-        raise UsageError(f"`out` is {str(out)!r}: {error.strerror}") from error
-    if free_bytes < MIN_FREE_BYTES:
-        raise MeasurementError(
-            f"{out} has {free_bytes / 2**20:.0f} MiB free, but a run needs {MIN_FREE_BYTES // 2**20} MiB"
-        )
-
-
 def _reset_caches(
     config: BenchConfig, prepared: PreparedRun, replicas: Sequence[Target], progress: ProgressDisplay
 ) -> str:
@@ -237,64 +203,6 @@ def _wait_for_servers(config: BenchConfig, replicas: Sequence[Target], progress:
             progress.show(f"{name} still reports {num_requests} requests; they may slow the next run")
 
 
-def _manifest(
-    config: BenchConfig,
-    target: Target,
-    prepared: PreparedRun,
-    out: Path,
-    command: Sequence[str],
-    distribution: Distribution,
-) -> RunManifest:
-    facts, counter, length_check = prepared.facts, prepared.counter, prepared.length_check
-    return RunManifest(
-        run_id=out.name or new_run_id(),
-        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        command=redacted_argv(command),
-        config=config.resolved() | {"api": facts.api},
-        mode=config.mode,
-        open_loop=config.is_open_loop,
-        label=config.label,
-        version=machine.product_version(),
-        revision=machine.source_revision(),
-        python=sys.version.split()[0],
-        libraries=machine.library_versions(),
-        machine=machine.describe_machine(),
-        workers=distribution.count,
-        seed=config.seed,
-        salt=config.salt,
-        workload_hash=prepared.work.digest,
-        text_hash=text_hash(prepared.work.digest, config),
-        schedule_hash=prepared.work.schedule_hash,
-        tokenizer_hash=counter.digest if counter is not None else None,
-        length_control=prepared.length_control,
-        prefix_cache=config.prefix_cache,
-        objectives=objectives_of(config.slo),
-        price_per_hour=config.cost_per_hour,
-        target={
-            "url": target.url,
-            "replicas": list(config.replicas),
-            "api": facts.api,
-            "model": facts.model,
-            "engine": facts.kind.name,
-            "engine_detected_by": facts.detected_by,
-            "info": redacted(facts.info),
-            "config": redacted(facts.config),
-            "launch_argv": redacted_argv(target.launch_argv) if target.launch_argv is not None else None,
-            "launch_chosen": list(target.launch_chosen),
-            "reuses_connections": prepared.reuses_connections,
-            "start_up": dataclasses.asdict(target.start_up) if target.start_up is not None else None,
-            "token_counter": counter.source if counter is not None else None,
-            "prefix_cache": dataclasses.asdict(prepared.work.cache),
-            "prompt_lengths": prepared.estimate,
-            "prompts_verified": length_check.checked if length_check is not None else 0,
-            "prompt_length_error": length_check.largest_error if length_check is not None else None,
-        },
-        warmup_s=config.warmup_s,
-        drain_s=config.drain_s,
-        slots=config.concurrency if config.mode == "closed" and config.warmup_s else None,
-    )
-
-
 def _plan(config: BenchConfig, target: Target, prepared: PreparedRun, manifest: RunManifest, out: Path) -> WorkerPlan:
     return WorkerPlan(
         run_id=manifest.run_id,
@@ -314,68 +222,3 @@ def _plan(config: BenchConfig, target: Target, prepared: PreparedRun, manifest: 
         workload_hash=prepared.work.digest,
         schedule_hash=prepared.work.schedule_hash,
     )
-
-
-def _complete(manifest: RunManifest, load: LoadProcess, target: Target, out: Path, telemetry: Telemetry) -> None:
-    """Write the end of the run into the manifest and turn the files into their final form."""
-    num_replicas = 1 + len(manifest.target["replicas"])
-    end = load.end or {}
-    manifest.window_end_s = end.get("window_end_s")
-    manifest.drain["took_s"] = end.get("drain_s")
-    manifest.stop_reason = load.stop_reason
-    manifest.clipped = end.get("clipped") or {}
-    manifest.target["info_end"] = redacted(target.info())
-    if target.process is not None:
-        manifest.target["server_exit_code"] = target.process.exit_code
-    if load.started:
-        started = load.started
-        zero_s = started["wall_s"] - (started["at_ns"] - started["start_ns"]) / 1e9
-        manifest.clock = {
-            "wall_at_start_s": zero_s,
-            "monotonic_at_start_s": started["start_ns"] / 1e9,
-            "offset_s": end.get("clock_offset_s", 0.0),
-            "offset_uncertainty_s": end.get("clock_error_s", 0.0),
-        }
-    client = _read_client(out)
-    manifest.arrival_times = total_arrival_times(client.get("workers") or ())
-    write_manifest(out, manifest)
-    write_client(
-        out,
-        client
-        | {
-            # The counters of some replicas do not cover the load of all.
-            "server_requests": telemetry.server_requests if telemetry.num_present == num_replicas else None,
-            "capacity_events_per_s": stored_capacity(),
-            "lost_workers": len(end.get("lost") or ()) or int(load.end is None and not load.is_finish_requested),
-            "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,
-        },
-    )
-    from reports.metrics.finish import count_drain, finish_run
-
-    finish_run(out)
-    manifest.drain |= count_drain(out)
-    write_manifest(out, manifest)
-    log = out / WORKER_LOG
-    if log.exists() and not log.stat().st_size:
-        log.unlink()
-
-
-def _read_client(out: Path) -> dict[str, Any]:
-    """The health that the workers wrote; empty if they ended before."""
-    path = out / CLIENT_FILE
-    return dict(json.loads(path.read_bytes())) if path.exists() else {}
-
-
-def _write_schedule(out: Path, work: Workload) -> None:
-    """Store the intended start of every request of an open loop."""
-    if work.times_ns is None:
-        return
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    prompt_ids = [prompt.prompt_id for prompt in work.scheduled()]
-    part = out / "schedule.parquet.part"
-    metadata = {"schema_version": str(SCHEMA_VERSION)}
-    table = pa.table({"t_intended_ns": work.times_ns, "prompt_id": prompt_ids})
-    pq.write_table(table.replace_schema_metadata(metadata), part)
-    part.replace(out / "schedule.parquet")

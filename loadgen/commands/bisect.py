@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen.commands.compare import unknown_metric
+from loadgen.commands.comparison_args import unknown_metric
 from loadgen.commands.present import render_table
 from loadgen.commands.shared_flags import add_load_flags, load_config
 from loadgen.errors import UsageError
@@ -20,7 +20,7 @@ from loadgen.gate.bisection import (
 )
 from loadgen.gate.live_runs import live_measure
 from loadgen.progress import add_verbosity_flags, progress_of
-from loadgen.runner import make_run_directory, new_run_id
+from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.workloads.workload import check_files
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion
 from reports.gate.side_run import direction_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.commands.present import render_table
+from loadgen.commands.comparison_args import check_contention, options_of, sides_of
 from loadgen.commands.shared_flags import (
     SIDE,
     add_baselines_flag,
@@ -24,35 +24,26 @@ from loadgen.commands.shared_flags import (
     add_side_load_flags,
     load_config,
 )
+from loadgen.commands.stored_comparison import rebuild, render
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.gate.interleaving import InterleavedSlices, check_interleaving
 from loadgen.gate.live_runs import live_measure
 from loadgen.gate.pairing import Gate, GateResult, SeparateRuns
-from loadgen.gate.sides import SideSpec, check_docker, check_relaunch, describe_sides, open_side, read_side
+from loadgen.gate.sides import SideSpec, describe_sides, open_side
 from loadgen.gate.stored_sides import between_of, stored_runs
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.redaction import redacted_argv
-from loadgen.runner import make_run_directory, new_run_id
+from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.target.process_memory import num_gpus
 from loadgen.workloads.workload import check_files
-from reports.gate.compare import MIN_EFFECT, CompareOptions, Comparison, metrics_needed
-from reports.gate.noise_split import components_table
-from reports.gate.requirements import Requirement
-from reports.gate.saved_comparison import COMPARISON_FILE, SavedComparison, comparison_json, load_comparison
-from reports.gate.side_run import GateRefusal, direction_of
+from reports.gate.compare import CompareOptions, Comparison, metrics_needed
+from reports.gate.saved_comparison import COMPARISON_FILE, comparison_json
+from reports.gate.side_run import GateRefusal
 from reports.gate.stored import MIN_RUNS, judge_stored
 from reports.pages import ci
-from reports.pages.comparison_page import (
-    INTERLEAVED,
-    build_comparison_report,
-    metrics_table,
-    verdict_line,
-)
-from reports.pages.comparison_runs import runs_sections
-from reports.renderers.write import write_report
-from reports.run_store import RunDirectoryError, replace_file, write_json
+from reports.run_store import replace_file, write_json
 from reports.text import plain_text
 
 GITHUB = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")
@@ -181,45 +172,6 @@ def measure_comparison(args: argparse.Namespace, words: Sequence[str], progress:
     return MeasuredComparison(result, content, out, reproduce)
 
 
-def sides_of(args: argparse.Namespace) -> tuple[SideSpec, SideSpec]:
-    """The two sides of a command line. Raises UsageError."""
-    words = list(args.sides)
-    named: list[str | None] = [None, None]
-    for index, command in enumerate((args.server_a, args.server_b)):
-        if command is not None:
-            named[index] = f"command:{command}"
-    if args.against is not None:
-        if named[0] is not None:
-            raise UsageError("`against` and `server_a` both name side A; give one of them")
-        named[0] = f"baseline:{args.against}"
-    for index in (0, 1):
-        if named[index] is None and words:
-            named[index] = words.pop(0)
-    if words or None in named:
-        raise UsageError(
-            "a comparison needs two sides: give A and B, --against NAME and B, or --server-a and --server-b"
-        )
-    labels, added = (args.label_a, args.label_b), (args.args_a, args.args_b)
-    a, b = (read_side("ab"[i], str(named[i]), labels[i], added[i], args.docker_args) for i in (0, 1))
-    check_docker((a, b), args.docker_args)
-    if a.label == b.label:
-        a, b = dataclasses.replace(a, label=f"A: {a.label}"), dataclasses.replace(b, label=f"B: {b.label}")
-    if b.is_stored and not a.is_stored:
-        raise UsageError("side B is stored and A is not; give the stored side first: it is the baseline")
-    check_relaunch((a, b), args.no_relaunch)
-    return a, b
-
-
-def check_contention(is_adjusted: bool, sides: Sequence[SideSpec]) -> None:
-    """Raises UsageError for an adjustment to equal contention if a server is not launched as a process here."""
-    other = [side for side in sides if side.kind in ("url", "image", "stored", "baseline")]
-    if is_adjusted and other:
-        raise UsageError(
-            f"`equal_contention` is set but side {other[0].letter.upper()} ({other[0].name}) is not a process of "
-            "this machine that is started for the comparison; leave it out"
-        )
-
-
 def _judged(
     specs: tuple[SideSpec, SideSpec],
     load: BenchConfig,
@@ -273,116 +225,15 @@ def _against_stored(
     return GateResult(comparison, exit_code if exit_code is not None else comparison.exit_code, stored, runs)
 
 
-def rebuild(directory: Path, out: Path) -> tuple[SavedComparison, Path]:
-    """Render the report of a stored comparison into `out`. Returns its path too. Raises UsageError if it is damaged."""
-    try:
-        saved = load_comparison(directory)
-        comparison = saved.comparison
-        labels = comparison.label_a, comparison.label_b
-        is_sliced = comparison.slices > 1
-        sections = (
-            () if comparison.refusals else runs_sections(saved.runs_a, saved.runs_b, *labels, is_sliced=is_sliced)
-        )
-    except RunDirectoryError as error:
-        raise UsageError(str(error)) from error
-    return saved, write_report(build_comparison_report(comparison, saved.reproduce, sections), out).html
-
-
-def report_again(directory: Path, out: Path, *, is_json: bool) -> str:
-    """Render the report of a stored comparison again; returns the text for stdout. Raises UsageError."""
-    saved, _ = rebuild(directory, out)
-    if is_json:
-        return (directory / COMPARISON_FILE).read_text(encoding="utf-8").rstrip()
-    return render(saved.comparison)
-
-
 def _with_notes(result: GateResult, notes: Sequence[str]) -> GateResult:
     comparison = dataclasses.replace(result.comparison, notes=(*result.comparison.notes, *notes))
     return dataclasses.replace(result, comparison=comparison)
-
-
-def options_of(args: argparse.Namespace, load: BenchConfig) -> CompareOptions:
-    """How to judge, from the flags. The validity rate of structured answers is gated if the load has any.
-
-    Raises UsageError naming the flag, its value and its limit.
-    """
-    for name, least in (("pairs", 2), ("min_pairs", 2), ("max_pairs", 2)):
-        value = getattr(args, name)
-        if value is not None and not least <= value <= 100:
-            raise UsageError(f"`{name}` is {value} but must be {least} to 100")
-    if args.min_pairs > args.max_pairs:
-        raise UsageError(f"`min_pairs` is {args.min_pairs} but `max_pairs` is {args.max_pairs}")
-    options = gated_options([*(args.gate or ()), *(("structured_validity",) if load.structured else ())])
-    try:
-        for text in args.require:
-            direction_of(Requirement.parse(text).metric)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    except KeyError as error:
-        raise unknown_metric(error) from error
-    return dataclasses.replace(
-        options,
-        min_effect=parse_percentage(args.min_effect),
-        min_pairs=args.min_pairs,
-        max_pairs=args.max_pairs,
-        pairs=args.pairs,
-        inconclusive=args.inconclusive,
-        require=tuple(args.require),
-        allow=frozenset(args.allow),
-        equal_contention=args.equal_contention,
-    )
-
-
-def gated_options(more: Sequence[str] | None) -> CompareOptions:
-    """The default options with more metrics gated. Raises UsageError for an unknown metric."""
-    options = CompareOptions()
-    try:
-        for metric in more or ():
-            direction_of(metric)
-    except KeyError as error:
-        raise unknown_metric(error) from error
-    gated = tuple(dict.fromkeys((*options.gated, *(more or ()))))
-    return dataclasses.replace(options, gated=gated, shown=tuple(each for each in options.shown if each not in gated))
-
-
-def unknown_metric(error: KeyError) -> UsageError:
-    return UsageError(f"unknown metric {error}; metrics are named like ttft_p95_ms or output_tokens_per_s")
 
 
 def ci_environment(variables: Mapping[str, str]) -> ci.CiEnvironment:
     """Where GitHub's variables ask for output."""
     summary, output = (Path(variables[name]) if name in variables else None for name in GITHUB[1:])
     return ci.CiEnvironment(variables.get("GITHUB_ACTIONS") == "true", summary, output)
-
-
-def parse_percentage(text: str) -> float:
-    """A percentage as a fraction. Raises UsageError.
-
-    >>> parse_percentage("5%"), parse_percentage("7.5")
-    (0.05, 0.075)
-    """
-    try:
-        fraction = float(text.removesuffix("%")) / 100
-    except ValueError:
-        fraction = 0.0
-    if not MIN_EFFECT <= fraction <= 1:
-        raise UsageError(f"`min_effect` is {text!r} but must be {MIN_EFFECT:.0%} to 100%")
-    return fraction
-
-
-def render(comparison: Comparison) -> str:
-    """The verdict and the table of metrics, as text."""
-    line = verdict_line(comparison)
-    parts = [f"{line.word}: {line.sentence}", *(f"  {reason}" for reason in line.reasons)]
-    if comparison.options.equal_contention:
-        parts += [f"  {note}" for note in comparison.notes if "contention" in note]
-    if comparison.slices > 1:
-        parts.append(f"  {comparison.size}: {INTERLEAVED}.")
-    if comparison.metrics:
-        parts += ["", render_table(metrics_table(comparison))]
-    if comparison.noise:
-        parts += ["", "noise, standard deviations in %:", render_table(components_table(comparison.noise))]
-    return "\n".join(parts)
 
 
 def _check_writable(name: str, path: Path | None) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from loadgen.commands.compare import GITHUB, unknown_metric
+from loadgen.commands.compare import GITHUB
+from loadgen.commands.comparison_args import unknown_metric
 from loadgen.commands.shared_flags import add_history_flag
 from loadgen.config import parsing
 from loadgen.errors import UsageError

@@ -15,7 +15,7 @@ from loadgen.imports.aiperf import is_aiperf, is_aiperf_total, read_aiperf, refu
 from loadgen.imports.guidellm import is_guidellm, read_guidellm
 from loadgen.imports.imported_run import ImportedLoad, ImportedRun
 from loadgen.imports.vllm_bench import is_vllm_bench, read_vllm_bench
-from loadgen.runner import new_run_id
+from loadgen.run_directory import new_run_id
 from reports.metrics.summary import analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.run_pages import write_run_page

@@ -23,7 +23,8 @@ from loadgen.config.durations import parse_duration
 from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError
 from loadgen.progress import ProgressDisplay, add_verbosity_flags
-from loadgen.runner import make_run_directory, measure, new_run_id
+from loadgen.run_directory import make_run_directory, new_run_id
+from loadgen.runner import measure
 from loadgen.target.target import Target, open_target
 from reports.document import Report, VerdictLine
 from reports.metrics.summary import Analysis, analyse_run

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from loadgen.commands.compare import gated_options
+from loadgen.commands.comparison_args import gated_options
 from loadgen.commands.present import render_table
 from loadgen.commands.shared_flags import (
     SIDE,
@@ -31,7 +31,7 @@ from loadgen.gate.sides import check_docker, check_relaunch, describe_sides, ope
 from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.redaction import redacted_argv
-from loadgen.runner import make_run_directory, new_run_id
+from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.target.process_memory import num_gpus
 from loadgen.workloads.workload import check_files
 from reports.gate.compare import metrics_needed

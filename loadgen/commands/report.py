@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen.commands.compare import report_again
 from loadgen.commands.present import export_runs, show_runs
 from loadgen.commands.shared_flags import add_export_flag
+from loadgen.commands.stored_comparison import report_again
 from loadgen.errors import UsageError
 from reports.pages.index.page import build_index, results_json
 from reports.pages.index.results import saved_results

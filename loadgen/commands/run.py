@@ -23,7 +23,8 @@ from loadgen.config.distribution import (
 from loadgen.config.objectives import objectives_of
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
-from loadgen.runner import InterruptedRun, make_run_directory, measure, new_run_id
+from loadgen.run_directory import make_run_directory, new_run_id
+from loadgen.runner import InterruptedRun, measure
 from loadgen.target.target import open_target, server_command
 from loadgen.terminal.flags import Rare, section
 from reports.metrics.checks.findings import latencies_grow

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import UsageError
-from loadgen.runner import make_run_directory
+from loadgen.run_directory import make_run_directory
 from loadgen.target.machine import product_version
 from reports.metrics.finish import finish_run
 from reports.run_schema import Phase, RequestRecord

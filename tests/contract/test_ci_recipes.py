@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from loadgen import cli
-from loadgen.commands import compare
+from loadgen.commands import comparison_args
 from loadgen.commands.shared_flags import load_config
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
@@ -40,11 +40,11 @@ def test_the_gate_of_a_recipe_is_a_command_that_is_taken(commands, monkeypatch):
     words = shlex.split(line.replace("$BASE", "main"))[1:]
 
     args = cli.PROGRAM.parse(words)
-    sides = compare.sides_of(args)
+    sides = comparison_args.sides_of(args)
     load = load_config(args)
 
     assert [(side.kind, side.name) for side in sides] == [("git", "main"), ("git", "HEAD")]
-    assert compare.options_of(args, load).min_effect == 0.05
+    assert comparison_args.options_of(args, load).min_effect == 0.05
     assert args.max_minutes <= 12
     assert (load.warmup_s, load.duration_s, args.interleave) == (0.5, 2, 8)
 

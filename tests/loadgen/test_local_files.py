@@ -14,7 +14,7 @@ import pytest
 from loadgen import cli, program
 from loadgen.errors import TargetError
 from loadgen.program import disk_full
-from loadgen.runner import make_run_directory
+from loadgen.run_directory import make_run_directory
 from loadgen.target.launch import remove_stale_folders
 from loadgen.target.target import Target
 from tuner.study.study_folder import StudyFolder

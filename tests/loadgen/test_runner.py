@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import runner
+from loadgen import run_directory
 from loadgen.commands.present import show_runs
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, TargetError, UsageError
-from loadgen.runner import measure, new_run_id
+from loadgen.run_directory import new_run_id
+from loadgen.runner import measure
 from loadgen.target.target import LaunchedTarget, Target
 from reports.metrics.summary import Analysis, metric_value
 from reports.pages.tables import summary_table
@@ -264,10 +265,10 @@ def test_a_directory_that_holds_a_run_is_refused(url, tmp_path):
 
 
 def test_a_full_disk_is_refused_before_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "MIN_FREE_BYTES", 2**62)
+    monkeypatch.setattr(run_directory, "MIN_FREE_BYTES", 2**62)
 
     with pytest.raises(MeasurementError, match="MiB free, but a run needs"):
-        runner.make_run_directory(tmp_path / "r")
+        run_directory.make_run_directory(tmp_path / "r")
 
 
 def test_run_ids_sort_by_time_and_differ():

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from loadgen import cli, program
-from loadgen.commands import compare
+from loadgen.commands import compare, comparison_args
 from loadgen.errors import MeasurementError
 from reports.gate.side_run import SideRun
 
@@ -115,7 +115,7 @@ def test_a_wrong_flag_is_a_usage_error_that_names_it(slower, capsys, flags, mess
 
 
 def test_more_metrics_are_gated_on_request():
-    options = compare.gated_options(["ttft_p95_ms"])
+    options = comparison_args.gated_options(["ttft_p95_ms"])
 
     assert "ttft_p95_ms" in options.gated
     assert "ttft_p95_ms" not in options.shown
