@@ -68,11 +68,13 @@ def main() -> int:
 
 
 def header(args: argparse.Namespace, load: BenchConfig) -> dict[str, Any]:
+    """The file before its first pair. The server's program is named without its directory."""
+    program, *arguments = split_command(args.server)
     return {
         "machine": describe_machine(),
         "versions": library_versions(),
         "state": args.state,
-        "server": args.server,
+        "server": shlex.join([Path(program).name, *arguments]),
         "factor": args.factor,
         "slices": args.slices,
         "load": load.load_description(),

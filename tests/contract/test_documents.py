@@ -1,10 +1,13 @@
 """The documents agree with the code: generated pages are current; files, classes and commands that they name exist."""
 
+import json
 import re
 import runpy
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +130,23 @@ def test_nothing_cites_a_document_outside_the_repository():
     cited = {name for name in sources if name != _own_name() and OUTSIDE.search(_text(name))}
 
     assert cited == set()
+
+
+@pytest.mark.parametrize("file", [name for name in FILES if re.fullmatch(r"benchmarks/results/[^/]+\.json", name)])
+def test_a_stored_result_names_no_path_of_a_machine(file: str):
+    words = {word for text in _strings(json.loads(_text(file))) for word in re.split(r"[\s=:,'\"]+", text)}
+
+    assert {word for word in words if re.match(r"/\w", word)} == set()
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string value of a JSON document."""
+    match value:
+        case str():
+            yield value
+        case dict() | list():
+            for each in value.values() if isinstance(value, dict) else value:
+                yield from _strings(each)
 
 
 def _own_name() -> str:
