@@ -1,6 +1,7 @@
 """Figures of the latencies of requests: their distribution, against a length, and over time."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,11 +22,27 @@ from reports.plots.figure import (
 )
 
 MAX_POINTS = 700
+"""Dots per run in a figure of full width."""
+MARKED_PERCENTILES = (50.0, 95.0, 99.0)
+"""Percentiles with a dot, and with a label in a figure of one run."""
+HOVERED_PERCENTILES = (1.0, *(float(each) for each in range(5, 96, 5)), 99.0)
+"""Percentiles whose value is shown while the pointer is over the curve."""
 
-# Percentiles that are labelled in a distribution.
-MARKS = (50.0, 95.0, 99.0)
-# Percentiles with their value over the curve in a page.
-HOVERED = (1.0, *(float(each) for each in range(5, 96, 5)), 99.0)
+
+class _RunSeries(NamedTuple):
+    """One run of a figure: `rows` are those of the frame with this `label`."""
+
+    label: str
+    colour: str
+    rows: pd.DataFrame
+
+
+def _named_runs(axes: Axes, frame: pd.DataFrame, size: Size) -> list[_RunSeries]:
+    """The runs of the frame in their order, with their names above the axes."""
+    groups = enumerate(frame.groupby("run", sort=False))
+    runs = [_RunSeries(str(label), series_colour(index), rows) for index, (label, rows) in groups]
+    name_series(axes, [run.label for run in runs], size)
+    return runs
 
 
 def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
@@ -35,23 +52,16 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
     """
     with styled():
         figure, [axes] = new_figure(size)
-        runs = list(frame.groupby("run", sort=False))
-        name_series(axes, [str(label) for label, _ in runs], size)
-        for index, (label, rows) in enumerate(runs):
-            colour = series_colour(index)
+        runs = _named_runs(axes, frame, size)
+        for label, colour, rows in runs:
             axes.plot(rows["value_ms"], rows["fraction"], color=colour, drawstyle="steps-post")
-            hovered = np.interp(np.array(HOVERED) / 100, rows["fraction"], rows["value_ms"])
-            texts = [
-                f"{str(label) + ', ' if len(runs) > 1 else ''}p{each:g}: {format_number(float(value))} ms"
-                for each, value in zip(HOVERED, hovered, strict=True)
-            ]
-            add_hovers(axes, hovered, np.array(HOVERED) / 100, texts)
-            for mark in MARKS:
-                value = float(np.interp(mark / 100, rows["fraction"], rows["value_ms"]))
-                axes.plot([value], [mark / 100], "o", color=colour, markersize=4.5)
+            _hover_percentiles(axes, rows, f"{label}, " if len(runs) > 1 else "")
+            marked = _percentiles(rows, MARKED_PERCENTILES)
+            for percentile, value in zip(MARKED_PERCENTILES, marked, strict=True):
+                axes.plot([value], [percentile / 100], "o", color=colour, markersize=4.5)
         scale = value_axis(axes, frame["value_ms"])
         if len(runs) == 1:
-            _name_percentiles(axes, runs[0][1])
+            _label_percentiles(axes, runs[0].rows)
         axes.set_xlabel(f"{quantity}, ms{scale}   ← better")
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda fraction, _: f"{fraction:.0%}"))
@@ -59,16 +69,30 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
         return figure
 
 
-def _name_percentiles(axes: Axes, rows: pd.DataFrame) -> None:
-    """Label each percentile beside its dot: at the right below the curve, or near the edge at the left above it."""
-    for mark in MARKS:
-        value = float(np.interp(mark / 100, rows["fraction"], rows["value_ms"]))
-        x, _ = axes.transAxes.inverted().transform(axes.transData.transform((value, mark / 100)))
-        is_left = x >= 0.62 or mark > 95
+def _percentiles(rows: pd.DataFrame, percentiles: Sequence[float]) -> list[float]:
+    """The value at each percentile of a distribution, in ms."""
+    fractions = np.array(percentiles) / 100
+    return [float(value) for value in np.interp(fractions, rows["fraction"], rows["value_ms"])]
+
+
+def _hover_percentiles(axes: Axes, rows: pd.DataFrame, prefix: str) -> None:
+    values = _percentiles(rows, HOVERED_PERCENTILES)
+    texts = [
+        f"{prefix}p{percentile:g}: {format_number(value)} ms"
+        for percentile, value in zip(HOVERED_PERCENTILES, values, strict=True)
+    ]
+    add_hovers(axes, values, np.array(HOVERED_PERCENTILES) / 100, texts)
+
+
+def _label_percentiles(axes: Axes, rows: pd.DataFrame) -> None:
+    """Label each marked percentile: right of its dot and below the curve, or left of it where the right has no room."""
+    for percentile, value in zip(MARKED_PERCENTILES, _percentiles(rows, MARKED_PERCENTILES), strict=True):
+        x, _ = axes.transAxes.inverted().transform(axes.transData.transform((value, percentile / 100)))
+        is_left = x >= 0.62 or percentile > 95
         axes.annotate(
-            f"p{mark:g}  {format_number(value)} ms",
-            (value, mark / 100),
-            xytext=(-9, 8 if mark > 95 else -4) if is_left else (9, -12),
+            f"p{percentile:g}  {format_number(value)} ms",
+            (value, percentile / 100),
+            xytext=(-9, 8 if percentile > 95 else -4) if is_left else (9, -12),
             textcoords="offset points",
             ha="right" if is_left else "left",
             color=PALETTE["ink"],
@@ -76,7 +100,7 @@ def _name_percentiles(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def value_axis(axes: Axes, values: "pd.Series[float]") -> str:
-    """An x axis with plain numbers, logarithmic if the values span more than a factor of four.
+    """Set up an x axis with plain numbers, logarithmic if the values span more than a factor of four.
 
     Returns the suffix of the axis title.
     """
@@ -98,18 +122,14 @@ def value_axis(axes: Axes, values: "pd.Series[float]") -> str:
 def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) -> Figure:
     """A latency against a number of tokens: one dot per request, and the medians of ten length groups.
 
-    frame: run, tokens, value_ms. Of more than MAX_POINTS requests per run, an even selection is drawn.
+    frame: run, tokens, value_ms. Every n-th request is drawn if a run has more than MAX_POINTS.
     """
     with styled():
         figure, [axes] = new_figure(size)
-        runs = list(frame.groupby("run", sort=False))
-        name_series(axes, [str(label) for label, _ in runs], size)
-        for index, (_, rows) in enumerate(runs):
-            colour = series_colour(index)
+        runs = _named_runs(axes, frame, size)
+        for _, colour, rows in runs:
             shown = _even_selection(rows, size)
-            axes.plot(
-                shown["tokens"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.28, markeredgewidth=0
-            )
+            _draw_requests(axes, shown["tokens"], shown["value_ms"], colour, alpha=0.28)
             _hover_requests(axes, shown, "tokens", "{:.0f} tokens", size)
             medians = _binned_medians(rows)
             axes.plot(medians["tokens"], medians["value_ms"], color=colour, linewidth=2.0)
@@ -134,12 +154,19 @@ def against_length(frame: pd.DataFrame, quantity: str, length: str, size: Size) 
 
 
 def _even_selection(rows: pd.DataFrame, size: Size) -> pd.DataFrame:
-    """Every n-th row, so that at most about MAX_POINTS remain, and half of them in a narrow figure."""
-    return rows.iloc[:: max(1, len(rows) // (MAX_POINTS // (2 if size.is_narrow else 1)))]
+    """Every n-th row, about MAX_POINTS of them, or half as many in a narrow figure."""
+    max_points = MAX_POINTS // 2 if size.is_narrow else MAX_POINTS
+    return rows.iloc[:: max(1, len(rows) // max_points)]
+
+
+def _draw_requests(
+    axes: Axes, x: "pd.Series[float]", values_ms: "pd.Series[float]", colour: str, *, alpha: float
+) -> None:
+    axes.plot(x, values_ms, "o", color=colour, markersize=2.6, alpha=alpha, markeredgewidth=0)
 
 
 def _hover_requests(axes: Axes, shown: pd.DataFrame, column: str, place: str, size: Size) -> None:
-    """The values of each dot; a narrow figure is on a screen without a pointer, and its dots are too dense."""
+    """Show the values of each dot. A narrow figure has no texts: its dots are too dense, and a phone has no pointer."""
     if size.is_narrow:
         return
     texts = [
@@ -150,6 +177,7 @@ def _hover_requests(axes: Axes, shown: pd.DataFrame, column: str, place: str, si
 
 
 def _binned_medians(rows: pd.DataFrame) -> pd.DataFrame:
+    """The medians of up to ten length groups of equal size; empty if there is only one group."""
     bins = pd.qcut(rows["tokens"], 10, duplicates="drop") if rows["tokens"].nunique() > 1 else rows["tokens"]
     medians = rows.groupby(bins, observed=True)[["tokens", "value_ms"]].median()
     return medians if len(medians) > 1 else medians.iloc[:0]
@@ -170,16 +198,14 @@ def _cap_outliers(axes: Axes, values: "pd.Series[float]") -> None:
 def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float, float]], size: Size) -> Figure:
     """A latency of each request by its start, to show drift and bursts.
 
-    frame: run, t_s, value_ms.
+    frame: run, t_s (seconds since the run's start), value_ms.
+    windows: the start and end of each run's measured phase, in the same seconds; the rest is shaded.
     """
     with styled():
         figure, [axes] = new_figure(size)
-        runs = list(frame.groupby("run", sort=False))
-        name_series(axes, [str(label) for label, _ in runs], size)
-        for index, (_, rows) in enumerate(runs):
-            colour = series_colour(index)
+        for _, colour, rows in _named_runs(axes, frame, size):
             shown = _even_selection(rows, size)
-            axes.plot(shown["t_s"], shown["value_ms"], "o", color=colour, markersize=2.6, alpha=0.4, markeredgewidth=0)
+            _draw_requests(axes, shown["t_s"], shown["value_ms"], colour, alpha=0.4)
             _hover_requests(axes, shown, "t_s", "{:.1f} s", size)
         _cap_outliers(axes, frame["value_ms"])
         start, end = min(first for first, _ in windows), max(last for _, last in windows)
