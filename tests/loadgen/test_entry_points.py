@@ -2,9 +2,7 @@
 
 import json
 import re
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from loadgen.errors import UsageError
 from loadgen.runner import measure
 from loadgen.target.target import Target
 from reports.run_schema import Phase, Status
+from tests.support.servers.dialect_server import serve_http
 from tuner.servers.find_profile import find_profile
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
@@ -86,25 +85,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-@contextmanager
-def plain_server():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.mark.usefixtures("installed")
 def test_the_example_of_the_page_is_installed_and_measures_a_server(tmp_path):
     load = BenchConfig(
         api="plain", workload="questions", requests=3, concurrency=1, input_tokens="16", output_tokens="4", model="m"
     )
-    with plain_server() as url:
+    with serve_http(Handler) as url:
         result = measure(load, Target(url), tmp_path / "r")
 
     records = [each for each in result.records if each.phase == Phase.MEASURE]
@@ -134,7 +120,7 @@ def test_help_lists_the_names_of_installed_packages(capsys):
     ],
 )
 def test_a_broken_entry_point_is_named(tmp_path, load, message):
-    with plain_server() as url, pytest.raises(UsageError, match=message):
+    with serve_http(Handler) as url, pytest.raises(UsageError, match=message):
         measure(BenchConfig(**load, requests=1, model="m"), Target(url), tmp_path / "r")
 
 

@@ -13,6 +13,7 @@ from reports.plots.figure import HALF, NARROW
 from reports.plots.simulation_plots import cells
 from reports.renderers import markdown
 from reports.study import Knob, StudyData, TrialOutcome
+from tests.support.samples.sample_pages import PLAN_DAY, PLAN_ROWS
 from tests.support.samples.sample_study import sample_study
 
 X, Y = Knob("max_batch_prefill_tokens", scale="log"), Knob("waiting_served_ratio")
@@ -23,27 +24,8 @@ PLANE = pd.DataFrame(
         for y in (1, 2, 3, 4, 5)
     ]
 )
-ROWS = pd.DataFrame(
-    [
-        {
-            "rate": rate,
-            "policy": policy,
-            "replicas": count,
-            "low": count - 1,
-            "high": count + 1,
-            "with_spare": count + 1,
-            "attainment_at_least": 0.951,
-            "one_lost": "misses the target",
-            "ttft_p95_ms": 212.5,
-            "cost_per_hour": 1.2 * (count + 1),
-        }
-        for policy, counts in (("round_robin", (2, 8)), ("two_choices", (2, 7)))
-        for rate, count in zip((16.0, 4.0), reversed(counts), strict=True)
-    ]
-)
-DAY = pd.DataFrame(
-    {"hour": range(24), "needed": [2] * 12 + [8] * 12, "running": [2] * 11 + [8] * 13, "static": [8] * 24}
-)
+SHUFFLED = PLAN_ROWS.iloc[[1, 0, 3, 2]]
+"""The greater rate of each policy comes first."""
 
 
 def predictions() -> StudyData:
@@ -99,7 +81,7 @@ def test_a_sweep_counts_feasible_configurations_and_lists_equal_ones_once() -> N
 
 def test_a_plan_shows_rates_costs_and_the_rate_profile() -> None:
     fleets = pd.DataFrame({"attainment": [0.5, 0.96], "cost": [7.0, 8.0], "policy": "round_robin", "rate": 16.0})
-    plan = PlanData("plan", ROWS, fleets, "price per hour", 0.95, ("ttft_p95_ms <= 300",), DAY)
+    plan = PlanData("plan", SHUFFLED, fleets, "price per hour", 0.95, ("ttft_p95_ms <= 300",), PLAN_DAY)
 
     report = build_plan_report(plan)
 
@@ -113,7 +95,7 @@ def test_a_plan_shows_rates_costs_and_the_rate_profile() -> None:
 
 
 def test_pages_1_a_plan_has_a_row_for_each_rate_and_a_column_for_each_policy() -> None:
-    plan = PlanData("plan", ROWS, ROWS[:0], "price per hour", 0.95, ("ttft_p95_ms <= 300",))
+    plan = PlanData("plan", SHUFFLED, SHUFFLED[:0], "price per hour", 0.95, ("ttft_p95_ms <= 300",))
 
     [table] = [block for block in build_plan_report(plan).sections[0].blocks if isinstance(block, Table)]
 
@@ -127,7 +109,7 @@ def test_pages_1_a_plan_has_a_row_for_each_rate_and_a_column_for_each_policy() -
 
 
 def test_a_plan_of_one_rate_has_no_curve() -> None:
-    one = PlanData("plan", ROWS[:1], ROWS[:0], "replicas", 0.95, ())
+    one = PlanData("plan", PLAN_ROWS[:1], SHUFFLED[:0], "replicas", 0.95, ())
 
     assert build_plan_report(one).plots == ()
 

@@ -118,8 +118,8 @@ def predictions_report() -> Report:
     return build_predictions_report(study, excess, "", 2.5)
 
 
-def plan_report() -> Report:
-    rows = [
+PLAN_ROWS = pd.DataFrame(
+    [
         {
             "rate": rate,
             "policy": policy,
@@ -135,17 +135,25 @@ def plan_report() -> Report:
         for policy, counts in (("round_robin", (2, 8)), ("two_choices", (2, 7)))
         for rate, count in zip((4.0, 16.0), counts, strict=True)
     ]
-    fleets = [
-        {"rate": row["rate"], "policy": row["policy"], "attainment": share, "cost": row["cost_per_hour"] * share}
-        for row in rows
-        for share in (0.9, 0.97)
-    ]
-    needed = [2] * 12 + [8] * 12
-    day = pd.DataFrame({"hour": range(24), "needed": needed, "running": [2] * 11 + [8] * 13, "static": [8] * 24})
+)
+"""Two policies at two request rates."""
+PLAN_DAY = pd.DataFrame(
+    {"hour": range(24), "needed": [2] * 12 + [8] * 12, "running": [2] * 11 + [8] * 13, "static": [8] * 24}
+)
+
+
+def plan_report() -> Report:
+    fleets = pd.concat(
+        [
+            PLAN_ROWS[["rate", "policy"]].assign(attainment=attainment, cost=PLAN_ROWS["cost_per_hour"] * attainment)
+            for attainment in (0.9, 0.97)
+        ],
+        ignore_index=True,
+    )
     limits = ("ttft_p95_ms <= 400",)
     facts = (("cost of the day", "31.20"),)
     return build_plan_report(
-        PlanData("Capacity plan", pd.DataFrame(rows), pd.DataFrame(fleets), "cost per hour", 0.95, limits, day, facts)
+        PlanData("Capacity plan", PLAN_ROWS, fleets, "cost per hour", 0.95, limits, PLAN_DAY, facts)
     )
 
 

@@ -1,4 +1,4 @@
-"""A scripted server of Anthropic's and Ollama's APIs: word counts as tokens, one word an event."""
+"""A scripted server of Anthropic's and Ollama's APIs, in which each word is a token and an event."""
 
 import json
 import threading
@@ -131,8 +131,15 @@ def ollama_lines(path: str, body: dict[str, Any]) -> Iterator[bytes]:
 
 @contextmanager
 def dialect_server(state: Dialects) -> Iterator[str]:
-    """The URL of a running server."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("DialectHandler", (Handler,), {"state": state}))
+    """Run a server until the block ends; the value is its URL."""
+    with serve_http(type("DialectHandler", (Handler,), {"state": state})) as url:
+        yield url
+
+
+@contextmanager
+def serve_http(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve requests with a handler on a free port of the loopback until the block ends; the value is the URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
