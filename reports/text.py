@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-# Characters that XML 1.0 forbids, and marks that reorder the text around them.
+# Characters that XML 1.0 forbids, and marks that reorder text.
 _UNFIT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]")
 
 
 def plain_text(value: str) -> str:
-    """The text with the replacement character for every character that is not text.
+    """The text with the replacement character for control characters, surrogates and direction marks.
 
     >>> plain_text("a\\x1b[31m\\ud800b")
     'a�[31m�b'
@@ -26,7 +26,7 @@ MAX_LOG_CHARACTERS = 300
 
 
 def log_sentence(text: str) -> str:
-    """The last line of a log; for a JSON record the last line of its text, which names the exception. Cut in length.
+    """The last line of a log, cut to `MAX_LOG_CHARACTERS`; of a JSON record, the last line of its text.
 
     >>> log_sentence('ready\\n{"text": "ERROR: died\\\\nShardError: no block fits"}\\n')
     'ShardError: no block fits'
@@ -51,7 +51,7 @@ UNSEEN = re.compile(
 
 
 def legible(text: str) -> str:
-    """The text with each invisible character as its code in brackets.
+    """The text with each invisible character replaced by its code in brackets.
 
     >>> legible("a\\x1b[31mb"), legible("\\ud83d\\ude00 \\udc00"), legible("\\u202egnp.exe")
     ('a⟨1B⟩[31mb', '😀 ⟨DC00⟩', '⟨202E⟩gnp.exe')
@@ -60,7 +60,7 @@ def legible(text: str) -> str:
 
 
 def _paired(text: str) -> str:
-    """Joins surrogate pairs that JSON left as two characters."""
+    """The text with surrogate pairs joined; JSON can decode them to two characters."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
@@ -81,7 +81,7 @@ def legible_values(value: Any) -> Any:
 
 
 def file_name(text: str) -> str:
-    """A figure's name without characters that are special in a path or a URL.
+    """The name of a figure without characters that are special in a path or a URL.
 
     >>> file_name("server-../../x y"), file_name("history")
     ('server-.._.._x_y', 'history')

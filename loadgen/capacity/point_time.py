@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from reports.stats.queue_intervals import LEAST_EFFECTIVE
+from reports.stats.queue_intervals import MIN_EFFECTIVE
 
 Z_95 = 1.96
 
@@ -31,5 +31,5 @@ def independent_requests_needed(target: float | None) -> int:
     [35, 73, 381, 31]
     """
     if target is None:
-        return math.ceil(LEAST_EFFECTIVE)
-    return max(math.ceil(Z_95**2 * target / (1 - target)), math.ceil(LEAST_EFFECTIVE))
+        return math.ceil(MIN_EFFECTIVE)
+    return max(math.ceil(Z_95**2 * target / (1 - target)), math.ceil(MIN_EFFECTIVE))

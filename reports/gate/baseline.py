@@ -1,7 +1,7 @@
-"""Named baselines: stored runs with their author and reason, to compare later runs with.
+"""Named baselines: stored runs with their author and reason; later runs are compared with them.
 
-A baseline file is untrusted input: its size is limited, and it is validated against its schema. Later versions read
-every earlier one.
+A baseline file is untrusted input: its size is limited, and its content is validated. Every version of tgi-bench reads
+the baselines of all earlier versions.
 """
 
 import re
@@ -39,7 +39,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class BaselineError(Exception):
-    """A baseline that is missing, damaged or of a newer version, or runs that cannot form one."""
+    """A baseline is missing, damaged or of a newer version, or runs cannot form a baseline."""
 
 
 class StoredRun(BaseModel):
@@ -89,7 +89,10 @@ class Baseline(BaseModel):
 
 
 def bless(directories: Sequence[Path], name: str, author: str, reason: str) -> Baseline:
-    """A baseline of runs, in the order of their start. Raises BaselineError for invalid, unlike or too few runs."""
+    """A baseline of runs, in the order of their start.
+
+    Raises BaselineError if runs are invalid, have different settings, or are fewer than `MIN_RUNS`.
+    """
     if NAME.fullmatch(name) is None:
         raise BaselineError(f"`{name}` is not a baseline name: use letters, digits, dots, dashes and underscores")
     if len(directories) < MIN_RUNS:
@@ -151,7 +154,7 @@ def _stored(order: int, analysis: Analysis) -> StoredRun:
 
 
 def metric_names(summary: dict[str, Any]) -> tuple[str, ...]:
-    """Every metric of a summary, by its name in limits."""
+    """The names of all metrics of a summary, as in limits."""
     latencies = []
     for column, found in summary["metrics"].items():
         if not column.endswith("_s") or column.endswith("_co_s"):
@@ -223,5 +226,5 @@ def load_baseline(directory: Path, name: str) -> Baseline:
 
 
 def list_baselines(directory: Path) -> tuple[Baseline, ...]:
-    """All baselines of a directory, by name. Raises BaselineError if one is damaged."""
+    """All baselines of a directory, sorted by name. Raises BaselineError if one is damaged."""
     return tuple(load_baseline(directory, path.stem) for path in sorted(directory.glob("*.json")))

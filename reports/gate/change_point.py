@@ -1,8 +1,8 @@
-"""Finds the revision that changed a metric: the posterior of the change point, and the runs to make next.
+"""Finds the revision that changed a metric: the posterior of the change point, and the revisions to run next.
 
-Runs are log metrics in the order measured. The model has one level before the change and another from it on, a random
-walk for the drift of the machine, and independent noise for each run. Everything is Gaussian, so the evidence for each
-change point is exact (Jeffreys, "Theory of Probability", on hypotheses with unknown means).
+Runs are log metrics in the order of measurement. The model has one level before the change and another level after it,
+a random walk for the drift of the machine, and independent noise for each run. All parts are Gaussian, so the evidence
+for each change point is exact (Jeffreys, "Theory of Probability", on hypotheses with unknown means).
 """
 
 import math
@@ -16,21 +16,27 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 LEVEL_DEVIATION = 10.0
-"""Standard deviation of the unknown level of a log metric: no information."""
+"""Standard deviation of the unknown level of a log metric: so large that the prior has no information."""
 CHANGE_DEVIATION = 0.10
-"""Standard deviation of the size of a change, if there is one."""
+"""Standard deviation of the size of a change."""
 DRIFT_FRACTION = 0.15
 """Standard deviation of the drift from one run to the next, as a fraction of the noise of a run."""
 PRIOR_NOISE, PRIOR_WEIGHT = 0.02, 4.0
-"""Noise of a run before any was repeated, and how many repeats this guess is worth."""
+"""Assumed noise of a run, and its weight as a number of repeated runs."""
 
-SAME, LIKELY_SAME, DIFFERENT, SURE, LIKELY = 0.85, 0.5, 0.02, 0.99, 0.9
-"""Probabilities: no change, which ends the search at once; after the most pairs of ends; below which the search for the
-change point begins; one change point, which ends it at once; and one that is enough when the budget is spent."""
-FEWEST_END_PAIRS, MOST_END_PAIRS = 4, 20
-RUNS_AT_ONCE, END_EVERY = 3, 3
+SURE_NO_CHANGE, LIKELY_NO_CHANGE = 0.85, 0.5
+"""Probability of no change that ends the comparison of both ends: at any time, and when their runs are spent."""
+MAX_NO_CHANGE = 0.02
+"""Probability of no change below which the search for the change point begins."""
+SURE_CHANGE_POINT, LIKELY_CHANGE_POINT = 0.99, 0.9
+"""Probability of one change point that ends the search: at any time, and when the budget is spent."""
+MIN_END_PAIRS, MAX_END_PAIRS = 4, 20
+RUNS_AT_ONCE = 3
+"""Runs of a revision one after the other."""
+END_EVERY = 3
+"""An end runs again after every third revision."""
 NEW_REVISION_COST = 0.15
-"""How much better a new revision must split the posterior than one that is built already."""
+"""A revision is built only if it splits the posterior better than a revision that was built, by this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class ChangePoint:
 
     @staticmethod
     def of(measurements: Sequence[RevisionMeasurement], num_revisions: int) -> "ChangePoint":
-        """Even prior odds of a change; given one, every revision is equally likely."""
+        """The posterior after runs. Prior: a change is as likely as none, and each revision is equally likely."""
         noise = run_noise(measurements)
         revisions = np.array([each.revision for each in measurements])
         values = np.array([each.log_value for each in measurements])
@@ -82,7 +88,7 @@ class ChangePoint:
         return float(self.probabilities[self.best] / max(self.probabilities[1:].sum(), 1e-300))
 
     def split_error(self, revision: int) -> float:
-        """How far a revision is from splitting the posterior in two equal parts; 0 is best, 0.5 has no information."""
+        """Distance of a revision from halving the posterior, from 0 (two equal parts) to 0.5 (no information)."""
         if revision == 0:
             return 0.5
         changed = float(self.probabilities[1 : revision + 1].sum() / max(self.probabilities[1:].sum(), 1e-300))
@@ -99,7 +105,7 @@ class BisectionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The end of a bisection; `first_changed` is an index of a revision, for FOUND alone."""
+    """The end of a bisection. `first_changed` is the index of a revision; None unless the outcome is FOUND."""
 
     outcome: BisectionOutcome
     posterior: ChangePoint
@@ -108,10 +114,10 @@ class Conclusion:
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """Chooses the next runs until the change point is known, nothing differs, or the budget is spent.
+    """Chooses the next runs until the change point is known, the ends do not differ, or the budget is spent.
 
-    Both ends run in turns until they differ or clearly do not. Then the revision that halves the posterior runs, and
-    sometimes an end, which shows a drift of the machine.
+    Both ends run in turns until it is clear whether they differ. Then the revision that halves the posterior runs. An
+    end runs again from time to time, to estimate the drift of the machine.
     """
 
     num_revisions: int
@@ -120,36 +126,38 @@ class Bisection:
 
     def next(self, measurements: Sequence[RevisionMeasurement]) -> tuple[int, ...] | Conclusion:
         """Indices of the revisions to run next, in order, or the conclusion."""
-        last = self.num_revisions - 1
-        ends = (0, last)
-        if len(measurements) < 2 * FEWEST_END_PAIRS:
-            return ends
+        if len(measurements) < 2 * MIN_END_PAIRS:
+            return self._ends
         posterior = ChangePoint.of(measurements, self.num_revisions)
         measured = {each.revision for each in measurements}
-        left = self.max_runs - len(measurements)
-        if measured == set(ends) and posterior.no_change > SAME:
-            return Conclusion(BisectionOutcome.NO_DIFFERENCE, posterior)
-        if posterior.no_change < DIFFERENT and posterior.confidence >= SURE:
+        if measured == set(self._ends) and posterior.no_change > MAX_NO_CHANGE:
+            return self._compare_ends(posterior, len(measurements))
+        runs_left = self.max_runs - len(measurements)
+        is_spent = runs_left < RUNS_AT_ONCE
+        required = LIKELY_CHANGE_POINT if is_spent else SURE_CHANGE_POINT
+        if posterior.no_change < MAX_NO_CHANGE and posterior.confidence >= required:
             return Conclusion(BisectionOutcome.FOUND, posterior, posterior.best)
-        if measured == set(ends) and posterior.no_change > DIFFERENT:
-            if len(measurements) < 2 * MOST_END_PAIRS and left >= 2:
-                return ends
-            is_same = posterior.no_change > LIKELY_SAME
-            return Conclusion(BisectionOutcome.NO_DIFFERENCE if is_same else BisectionOutcome.UNDECIDED, posterior)
-        if left < RUNS_AT_ONCE:
-            is_likely = posterior.no_change < DIFFERENT and posterior.confidence >= LIKELY
-            return Conclusion(
-                BisectionOutcome.FOUND if is_likely else BisectionOutcome.UNDECIDED,
-                posterior,
-                posterior.best if is_likely else None,
-            )
-        inner = len(measurements) - sum(each.revision in ends for each in measurements)
-        revision = self._halving(posterior, measured)
-        runs = (revision,) * RUNS_AT_ONCE
-        is_end_due = inner % (END_EVERY * RUNS_AT_ONCE) == (END_EVERY - 1) * RUNS_AT_ONCE and left > RUNS_AT_ONCE
-        return (*runs, ends[inner % 2]) if is_end_due else runs
+        if is_spent:
+            return Conclusion(BisectionOutcome.UNDECIDED, posterior)
+        runs = (self._halving(posterior, measured),) * RUNS_AT_ONCE
+        inner_runs = sum(each.revision not in self._ends for each in measurements)
+        is_end_due = inner_runs % (END_EVERY * RUNS_AT_ONCE) == (END_EVERY - 1) * RUNS_AT_ONCE
+        return (*runs, self._ends[inner_runs % 2]) if is_end_due and runs_left > RUNS_AT_ONCE else runs
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        return 0, self.num_revisions - 1
+
+    def _compare_ends(self, posterior: ChangePoint, num_runs: int) -> tuple[int, ...] | Conclusion:
+        """Both ends once more, or the conclusion if they clearly do not differ or their runs are spent."""
+        is_spent = num_runs >= 2 * MAX_END_PAIRS or self.max_runs - num_runs < 2
+        if posterior.no_change <= SURE_NO_CHANGE and not is_spent:
+            return self._ends
+        is_same = posterior.no_change > LIKELY_NO_CHANGE
+        return Conclusion(BisectionOutcome.NO_DIFFERENCE if is_same else BisectionOutcome.UNDECIDED, posterior)
 
     def _halving(self, posterior: ChangePoint, measured: set[int]) -> int:
+        """The revision that halves the posterior best; one that was measured, unless a new one is much better."""
         best = min(measured, key=posterior.split_error)
         if len(measured) >= self.max_revisions:
             return best
@@ -158,7 +166,7 @@ class Bisection:
 
 
 def run_noise(measurements: Sequence[RevisionMeasurement]) -> float:
-    """Standard deviation of a log metric between runs of one revision."""
+    """Standard deviation of a log metric between runs of one revision; includes the prior."""
     groups: dict[int, list[float]] = {}
     for each in measurements:
         groups.setdefault(each.revision, []).append(each.log_value)

@@ -5,11 +5,11 @@ The unit is the pair. Its statistic is d = ln(B / A), with the sign chosen so th
 mean(d) reaches the smallest effect of interest. It passes when the upper bound is below that effect. Otherwise it is
 inconclusive.
 
-Pairs are measured one after the other, and each pair from `min_pairs` on is a look. Pocock's rule corrects the bounds
-for this: each look has the same nominal level, and all looks together have an error rate of `alpha` when nothing
-changed. Over several gated metrics, regressions are claimed in Holm's order. The first decision on a metric stands. The
-target is 5 % false alarms. Regressions are claimed at half of it, so that a few hundred comparisons also stay below the
-target, and not only their expectation.
+Pairs are measured one after the other. The result is tested after each pair from `min_pairs` on; such a test is a look.
+Pocock's rule corrects the bounds for several looks: each look has the same nominal level, and all looks together have
+an error rate of `alpha` if nothing changed. Regressions of several gated metrics are claimed in Holm's order. The first
+decision on a metric is final. The target is 5 % false alarms. `alpha` is half of it, so that the observed rate of a few
+hundred comparisons also stays below the target.
 """
 
 import math
@@ -42,17 +42,24 @@ Array = npt.NDArray[np.float64]
 DEFAULT_GATED = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "error_rate")
 DEFAULT_SHOWN = ("requests_per_s", "ttft_p95_ms", "tpot_p95_ms", "e2e_p50_ms", "e2e_p95_ms", "gap_p99_ms")
 MIN_EFFECT = 0.03
-# One-sided level of each end of an interval of 95 %; the largest logarithm of a change that is shown as a percentage.
-RUNNING_LEVEL, MOST_LOG = 0.025, 700.0
+LEVEL_95 = 0.025
+"""One-sided level of each end of a 95 % interval."""
+MAX_LOG = 700.0
+"""The largest logarithm of a change that is converted to a percentage; `exp` of more overflows."""
+MAX_SHOWN_LOG = 20.0
+"""The largest logarithm of a detectable effect or of contention that is shown as a percentage."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """Options of a comparison. `pairs` fixes the number of pairs (a single look); `allow` names differences to ignore.
+    """Options of a comparison.
 
-    `alpha`: false regressions over all gated metrics and looks; `pass_alpha`: level of one metric's bounds.
-    `inconclusive` sets the exit code of an inconclusive result: report (3), pass (0) or fail (1). `equal_contention`
-    adjusts changes to equal waiting for processors.
+    min_effect: the smallest relative change of interest; `error_points`: that of a fraction, as a difference.
+    pairs: a fixed number of pairs, tested in a single look.
+    alpha: probability of a false regression over all gated metrics and looks; `pass_alpha`: level of a metric's bounds.
+    inconclusive: the exit code of an inconclusive result: report (3), pass (0) or fail (1).
+    allow: facts in which the runs may differ.
+    equal_contention: adjusts changes to equal waiting for processors.
     """
 
     gated: tuple[str, ...] = DEFAULT_GATED
@@ -85,10 +92,10 @@ class CompareOptions:
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """One metric of a comparison. `d` has one value per pair; mean and bounds are those at the deciding look.
+    """One metric of a comparison. `a` and `b` are the medians of the sides; `d` has one value per pair.
 
-    `mean` and its bounds are in the unit of d: positive is worse. `smallest_effect` is the change that these pairs
-    detect with a power of 80 %, in percent (for fractions in percentage points).
+    `mean`, with its bounds, is the mean of d at the look that decided; positive is worse. `smallest_effect` is the
+    change that these pairs detect with a power of 80 %, in percent (for a fraction in percentage points).
     """
 
     name: str
@@ -119,17 +126,17 @@ class MetricResult:
 
     @property
     def running_change(self) -> Interval:
-        """The mean of the pairs so far with its 95 % interval, for display: no correction for looks, no adjustment."""
+        """The change over the pairs so far with its 95 % interval, for display: not corrected for several looks."""
         if not self.d:
             return Interval(math.nan, math.nan, math.nan)
-        return self._as_change(Evidence.of_pairs(np.array(self.d)).bounds(RUNNING_LEVEL))
+        return self._as_change(Evidence.of_pairs(np.array(self.d)).bounds(LEVEL_95))
 
     def _as_change(self, mean: Interval) -> Interval:
         """An interval of d, in percent of A or in percentage points; positive is a larger value."""
-        turn = -1.0 if self.direction is Direction.HIGHER else 1.0
-        convert = (lambda x: 100 * x) if self.is_fraction else (lambda x: 100 * math.expm1(min(x, MOST_LOG)))
-        ends = sorted(convert(turn * end) for end in (mean.lo, mean.hi))
-        return Interval(convert(turn * mean.value), ends[0], ends[1])
+        sign = -1.0 if self.direction is Direction.HIGHER else 1.0
+        convert = (lambda x: 100 * x) if self.is_fraction else (lambda x: 100 * math.expm1(min(x, MAX_LOG)))
+        lo, hi = sorted(convert(sign * end) for end in (mean.lo, mean.hi))
+        return Interval(convert(sign * mean.value), lo, hi)
 
     @property
     def change_unit(self) -> str:
@@ -140,9 +147,10 @@ class MetricResult:
 class Comparison:
     """The verdict on B against A, with all its evidence.
 
-    If the sides were not measured in pairs (`is_stored`), `num_pairs` counts the runs of B. `setting` names the model,
-    the load mode and the device, as far as the runs record them. `slices`: of each side in a pair, 1 for separate runs;
-    `noise`: the components of the gated metrics' noise, from the slices.
+    is_stored: the sides were not measured in pairs; `num_pairs` then counts the runs of B, and `runs_a` those of A.
+    setting: the model, the load mode and the device, as far as the runs record them.
+    slices: the number of slices of each side in a pair; 1 for separate runs.
+    noise: the components of the gated metrics' noise, from the slices.
     """
 
     label_a: str
@@ -161,7 +169,7 @@ class Comparison:
 
     @property
     def size(self) -> str:
-        """`8 interleaved pairs of runs`; for stored runs the number of each side."""
+        """The sample size in words, such as `8 interleaved pairs of runs`."""
         if self.is_stored:
             return f"{self.num_pairs} runs of B against {self.runs_a} stored runs of A, not interleaved"
         if self.slices > 1:
@@ -206,22 +214,53 @@ class Comparison:
 
 
 def judge(pairs: Sequence[Pair], options: CompareOptions | None = None) -> Comparison:
-    """The verdict on the pairs so far, as a sequence of looks; refuses invalid and unlike runs.
+    """The verdict on the pairs so far, with a look after each pair; refuses invalid runs and runs of unlike settings.
 
-    With fewer pairs than the first look every metric is inconclusive. Raises KeyError for an unknown metric.
+    With fewer pairs than the first look needs, every metric is inconclusive. Raises KeyError for an unknown metric.
     """
     options = options or CompareOptions()
+    refusals, notes = find_refusals(_named_runs(pairs), options.allow)
     label_a, label_b = (plain_text(pairs[0].a.label), plain_text(pairs[0].b.label)) if pairs else ("A", "B")
-    named = [(f"pair {number}, {side}", run) for number, pair in enumerate(pairs, 1) for side, run in _sides(pair)]
-    refusals, notes = find_refusals(named, options.allow)
-    setting = setting_of(pairs[0].a) if pairs else ""
+    base = Comparison(
+        label_a,
+        label_b,
+        len(pairs),
+        options,
+        metrics=(),
+        refusals=refusals,
+        notes=notes,
+        setting=setting_of(pairs[0].a) if pairs else "",
+    )
     if refusals:
-        return Comparison(label_a, label_b, len(pairs), options, (), (), refusals, notes, setting=setting)
-    differences = {name: _differences(pairs, name) for name in (*options.gated, *options.shown)}
-
+        return base
     contention = _contention(pairs) if options.equal_contention else None
     if options.equal_contention and pairs:
         notes += (contention_note(contention),)
+    judged = replace(
+        base,
+        metrics=_judge_metrics(pairs, contention, options),
+        requirements=judge_requirements([pair.b for pair in pairs], options),
+        notes=notes,
+        runs_a=len(pairs),
+    )
+    slices = min((len(pair.runs) for pair in pairs), default=1)
+    return judged if slices == 1 else replace(judged, slices=slices, noise=split_noise(pairs, options.gated))
+
+
+def _named_runs(pairs: Sequence[Pair]) -> list[tuple[str, SideRun]]:
+    """Every run, with its place in the comparison: `pair 1, A`."""
+    return [
+        (f"pair {number}, {side}", run)
+        for number, pair in enumerate(pairs, 1)
+        for side, run in (("A", pair.a), ("B", pair.b))
+    ]
+
+
+def _judge_metrics(
+    pairs: Sequence[Pair], contention: Array | None, options: CompareOptions
+) -> tuple[MetricResult, ...]:
+    """The gated metrics, and each shown metric that every run has. contention: [pairs], None for no adjustment."""
+    differences = {name: _differences(pairs, name) for name in (*options.gated, *options.shown)}
 
     def evidence(name: str, look: int) -> Evidence | None:
         d = differences[name]
@@ -233,24 +272,19 @@ def judge(pairs: Sequence[Pair], options: CompareOptions | None = None) -> Compa
 
     limits = {name: options.limit(name) for name in options.gated}
     decisions = decide(options.gated, evidence, limits, options.levels)
-    metrics = []
+    results = []
     for name, d in differences.items():
         if d is None and name not in options.gated:
             continue
-        look = decisions[name].look if name in decisions else 0 if d is None else len(d)
-        sides = [median_of(run.values.get(name) for run in side) for side in zip(*map(_runs, pairs), strict=True)]
-        metrics.append(
-            metric_result(name, sides, d, evidence(name, look) if look else None, decisions.get(name), options)
-        )
-    requirements = judge_requirements([pair.b for pair in pairs], options)
-    counts, judged = (len(pairs), options), (tuple(metrics), requirements)
-    found = Comparison(label_a, label_b, *counts, *judged, (), notes, len(pairs), setting=setting)
-    slices = min((len(pair.runs) for pair in pairs), default=1)
-    return found if slices == 1 else replace(found, slices=slices, noise=split_noise(pairs, options.gated))
+        decided = decisions.get(name)
+        look = decided.look if decided is not None else 0 if d is None else len(d)
+        medians = [median_of(run.values.get(name) for run in side) for side in _sides(pairs)]
+        results.append(metric_result(name, medians, d, evidence(name, look) if look else None, decided, options))
+    return tuple(results)
 
 
 def judge_requirements(runs: Sequence[SideRun], options: CompareOptions) -> tuple[RequirementResult, ...]:
-    """Each fixed limit, checked against the median of a side's runs."""
+    """Each requirement with the median over the runs of side B."""
     return tuple(
         RequirementResult(found, median_of(run.values.get(found.metric) for run in runs))
         for found in map(Requirement.parse, options.require)
@@ -263,26 +297,19 @@ def metrics_needed(options: CompareOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*options.gated, *options.shown, *required)))
 
 
-def _sides(pair: Pair) -> tuple[tuple[str, SideRun], ...]:
-    return (("A", pair.a), ("B", pair.b))
-
-
-def _runs(pair: Pair) -> tuple[SideRun, SideRun]:
-    return (pair.a, pair.b)
+def _sides(pairs: Sequence[Pair]) -> tuple[list[SideRun], list[SideRun]]:
+    """The runs of A, and the runs of B."""
+    return [pair.a for pair in pairs], [pair.b for pair in pairs]
 
 
 def _differences(pairs: Sequence[Pair], name: str) -> Array | None:
-    """d of each pair; None where a run lacks the metric or has no logarithm of it."""
-    sides = [
-        log_degradation([run.values.get(name) for run in side], name) for side in zip(*map(_runs, pairs), strict=True)
-    ]
-    if not sides:
-        return np.array([])
-    return None if sides[0] is None or sides[1] is None else sides[1] - sides[0]
+    """d of each pair; None if a run lacks the metric, or if its value has no logarithm."""
+    a, b = (log_degradation([run.values.get(name) for run in side], name) for side in _sides(pairs))
+    return None if a is None or b is None else b - a
 
 
 def _contention(pairs: Sequence[Pair]) -> Array | None:
-    """ln of B's contention over A's in each pair; None if a run has none."""
+    """ln(contention of B / contention of A) in each pair; None if it is unknown for a run."""
     ratios = [
         pair.b.contention / pair.a.contention for pair in pairs if pair.a.contention and pair.b.contention is not None
     ]
@@ -290,40 +317,39 @@ def _contention(pairs: Sequence[Pair]) -> Array | None:
 
 
 def contention_note(contention: Array | None) -> str:
-    """The adjustment in words, with the difference that it leaves out."""
+    """A note on the adjustment: the contention of B against A, and a warning if they differ significantly."""
     if contention is None:
         return (
             "changes are not adjusted to equal contention: the kernel does not report how long the threads of a server "
             "waited"
         )
-    found = Evidence.of_pairs(contention)
-    bounds = found.bounds(0.025)
-    lo, mean, hi = (100 * math.expm1(min(each, 20.0)) for each in (bounds.lo, bounds.value, bounds.hi))
+    bounds = Evidence.of_pairs(contention).bounds(LEVEL_95)
+    lo, mean, hi = (100 * math.expm1(min(each, MAX_SHOWN_LOG)) for each in (bounds.lo, bounds.value, bounds.hi))
     text = (
         "changes are adjusted to equal contention, the time that the server's threads were ready to run over the time "
         f"that they ran; B's is {mean:+.1f} % against A's ({lo:+.1f} to {hi:+.1f})"
     )
     if bounds.lo <= 0 <= bounds.hi:
         return text
-    return f"{text}. B itself may cause this difference, which the adjustment leaves out: compare without it as well"
+    return f"{text}. B itself may cause this difference, and the adjustment removes it: compare without it as well"
 
 
 def metric_result(
     name: str,
-    sides: Sequence[float | None],
+    medians: Sequence[float | None],
     d: Array | None,
     evidence: Evidence | None,
     decided: FirstDecision | None,
     options: CompareOptions,
 ) -> MetricResult:
-    """The result of one metric: medians of both sides, evidence at the deciding look, and the decision."""
+    """The result of one metric. medians: of A and B; `evidence`: at the look that decided, or over all pairs."""
     is_gated, limit = name in options.gated, options.limit(name)
-    mean, least = Interval(math.nan, math.nan, math.nan), math.nan
+    mean, smallest = Interval(math.nan, math.nan, math.nan), math.nan
     decision = GateDecision.NOT_MEASURED if d is None else GateDecision.INCONCLUSIVE
     if evidence is not None:
         level = options.levels.bounds_level
         mean = evidence.bounds(level)
-        least = max(evidence.detectable(level), limit)
+        smallest = max(evidence.detectable(level), limit)
         if decided is not None:
             decision = decided.decision
         elif not is_gated:
@@ -331,7 +357,17 @@ def metric_result(
             decision = pass_decision(evidence, level, limit) or (
                 GateDecision.REGRESSION if is_worse else GateDecision.INCONCLUSIVE
             )
-    least = 100 * (least if name in FRACTIONS else math.expm1(min(least, 20.0)))
-    a, b = sides or (None, None)
-    each = () if d is None else tuple(float(value) for value in d)
-    return MetricResult(name, direction_of(name), is_gated, a, b, each, mean, decision, limit, least)
+    smallest = 100 * (smallest if name in FRACTIONS else math.expm1(min(smallest, MAX_SHOWN_LOG)))
+    a, b = medians
+    return MetricResult(
+        name=name,
+        direction=direction_of(name),
+        is_gated=is_gated,
+        a=a,
+        b=b,
+        d=() if d is None else tuple(float(value) for value in d),
+        mean=mean,
+        decision=decision,
+        limit=limit,
+        smallest_effect=smallest,
+    )

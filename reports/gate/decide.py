@@ -1,7 +1,8 @@
 """Decides each gated metric: the evidence of one look, bounds valid over all looks, Holm's order over metrics.
 
 A metric has regressed when the lower bound of its effect is above 0 and the effect reaches the smallest effect of
-interest. It passes when the upper bound is below that effect. Otherwise it is inconclusive. The first decision stands.
+interest. It passes when the upper bound is below that effect. Otherwise it is inconclusive. The first decision is
+final.
 """
 
 import math
@@ -18,6 +19,7 @@ from reports.stats.estimators import Interval, student_quantile
 
 Array = npt.NDArray[np.float64]
 MIN_ADJUSTED = 4
+"""Fewest pairs for an adjustment."""
 
 
 class GateDecision(StrEnum):
@@ -32,7 +34,7 @@ class GateDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """An estimate of how much worse B is, in the unit of d; positive is worse."""
+    """An estimate of the effect of B, in the unit of d; positive is worse. `error` is its standard error."""
 
     mean: float
     error: float
@@ -46,10 +48,10 @@ class Evidence:
 
     @classmethod
     def adjusted(cls, d: Array, x: Array) -> "Evidence":
-        """From one value per pair and a covariate whose value is 0 in a pair of equal conditions: d at x = 0.
+        """From one value per pair, adjusted by a covariate: the estimate of d at x = 0, a pair of equal conditions.
 
-        Ordinary least squares with an intercept; the slope takes one degree of freedom. As `of_pairs` for fewer than
-        four pairs, or if the covariate does not vary.
+        Ordinary least squares with an intercept and a slope. Equal to `of_pairs` for fewer than four pairs, or if the
+        covariate does not vary.
         """
         spread = float(np.sum((x - x.mean()) ** 2))
         if len(d) < MIN_ADJUSTED or spread == 0:
@@ -64,8 +66,8 @@ class Evidence:
     def of_sides(cls, a: Array, b: Array, between: float = 0.0, occasions: int = 0) -> "Evidence":
         """From runs of two sides that were not measured together: Welch's t.
 
-        `between` is the standard deviation of a side between occasions, estimated from `occasions` of them. It counts
-        twice, because each side was measured on one occasion.
+        `between` is the standard deviation of a side between occasions, estimated from this number of `occasions`. Its
+        square counts twice, because each side was measured on one occasion.
         """
         parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in (a, b) if len(side) > 1]
         if len(parts) < 2:
@@ -92,7 +94,7 @@ class Evidence:
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def detectable(self, level: float) -> float:
-        """The smallest effect that such runs detect with a power of 80 %."""
+        """The smallest effect that evidence with this error detects with a power of 80 %."""
         if self.error == math.inf:
             return math.inf
         return (student_quantile(1 - level, self.freedom) + student_quantile(0.8, self.freedom)) * self.error
@@ -133,7 +135,7 @@ def decide(
     limits: Mapping[str, float],
     levels: Levels,
 ) -> dict[str, FirstDecision]:
-    """Each metric's first decision over the looks; `evidence` returns None for a metric without evidence at a look."""
+    """The first decision on each metric. `evidence(metric, look)` is None for a metric without evidence at a look."""
     decided: dict[str, FirstDecision] = {}
     rejected = 0
     for look in levels.looks:
@@ -153,7 +155,7 @@ def decide(
 
 
 def pass_decision(evidence: Evidence, level: float, limit: float) -> GateDecision | None:
-    """Pass or improvement if the upper bound allows it, else None."""
+    """Improvement or pass, if the upper bound of the effect is low enough; else None."""
     bounds = evidence.bounds(level)
     if bounds.hi < 0 and bounds.value <= -limit:
         return GateDecision.IMPROVEMENT
@@ -166,9 +168,9 @@ SEED = 20_240_229
 
 @lru_cache(maxsize=256)
 def nominal_level(looks: tuple[int, ...], alpha: float) -> float:
-    """The one-sided level of each look at which all looks together have an error rate of `alpha`.
+    """The one-sided level of each look for which all looks together have an error rate of `alpha`.
 
-    Pocock's constant level (Biometrika 64, 1977) for Student's t of normal differences; `looks` are numbers of pairs.
+    Pocock's constant level (Biometrika 64, 1977), for Student's t of normal differences. looks: numbers of pairs.
 
     >>> nominal_level((8,), 0.05)
     0.05
@@ -178,7 +180,7 @@ def nominal_level(looks: tuple[int, ...], alpha: float) -> float:
 
 @lru_cache(maxsize=8)
 def _smallest_p(looks: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """The smallest p-value over the looks, for simulated paths of differences without an effect. The seed is fixed."""
+    """The smallest p-value over the looks, [SIMULATED_PATHS], for simulated differences without an effect."""
     values = np.random.default_rng(SEED).standard_normal((SIMULATED_PATHS, looks[-1]))
     sums, squares = np.cumsum(values, axis=1), np.cumsum(values**2, axis=1)
     smallest = np.full(SIMULATED_PATHS, 1.0)

@@ -1,7 +1,7 @@
 """The history table: one line per commit, and the commits at which a metric changed.
 
-A series holds the points of one device class under one load. A change is the best split of a series by a t statistic,
-with a p-value from permutations; both parts are then split in the same way.
+A series contains the points of one device class under one load. A change is the split of a series with the largest t
+statistic; its p-value comes from permutations. Both parts are then split in the same way.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ Array = npt.NDArray[np.float64]
 HISTORY_VERSION = 1
 MAX_POINTS = 60
 MIN_SEGMENT = 3
+MIN_FRACTION_CHANGE = 0.005
 PERMUTATIONS = 1_999
 MAX_P = 0.005
 SEED = 20_240_301
@@ -51,9 +52,9 @@ class CommitPoint:
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """A metric that changed: `before` is the last commit at the old level, `first` the first at the new one.
+    """A change of a metric: `before` is the last commit at the old level, `first` is the first at the new level.
 
-    `size` is the relative change; for a fraction it is the difference.
+    `size` is the relative change; for a fraction it is the difference. `points` counts the commits before and after.
     """
 
     metric: str
@@ -77,9 +78,9 @@ class LevelChange:
 
 
 def point_of(runs: Sequence[SideRun], commit: str) -> CommitPoint:
-    """The point of one commit. Raises HistoryError for runs that cannot be compared."""
+    """The point of one commit: the median of each metric. Raises HistoryError for runs that cannot be compared."""
     if not runs:
-        raise HistoryError("there are no runs to add")
+        raise HistoryError("no runs were given; give at least one")
     keys = {series_of(run) for run in runs}
     if len(keys) > 1:
         raise HistoryError("the runs have different loads or devices; add one series at a time")
@@ -105,7 +106,7 @@ def series_of(run: SideRun) -> str:
 
 
 def append_point(path: Path, point: CommitPoint) -> None:
-    """Add a line to the table."""
+    """Append a line to the table; creates the file and its directory. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with JsonlWriter(path) as table:
         table.write(asdict(point))
@@ -160,23 +161,31 @@ def _change(
     name: str, points: Sequence[CommitPoint], scaled: Array, start: int, at: int, end: int, p: float
 ) -> LevelChange:
     before, after = points[at - 1], points[at]
-    worse = float(scaled[at:end].mean() - scaled[start:at].mean())
-    turn = -1.0 if direction_of(name) is Direction.HIGHER else 1.0
-    size = turn * worse if name in FRACTIONS else math.expm1(turn * worse)
+    degradation = float(scaled[at:end].mean() - scaled[start:at].mean())
+    sign = -1.0 if direction_of(name) is Direction.HIGHER else 1.0
+    size = sign * degradation if name in FRACTIONS else math.expm1(sign * degradation)
     return LevelChange(
-        name, after.series, after.device, before.commit, after.commit, size, p, worse > 0, (at - start, end - at)
+        metric=name,
+        series=after.series,
+        device=after.device,
+        before=before.commit,
+        first=after.commit,
+        size=size,
+        p=p,
+        is_worse=degradation > 0,
+        points=(at - start, end - at),
     )
 
 
 def _splits(values: Array, offset: int, name: str) -> Iterator[tuple[int, int, int, float]]:
-    """Start, place and end of every split, left to right."""
+    """Start, split index, end and p-value of every split, from left to right; indices count from the series' start."""
     count = len(values)
     if count < 2 * MIN_SEGMENT:
         return
     at, p = best_split(values)
     size = abs(float(values[at:].mean() - values[:at].mean()))
-    least = 0.005 if name in FRACTIONS else math.log1p(MIN_EFFECT)
-    if p > MAX_P or size < least:
+    min_size = MIN_FRACTION_CHANGE if name in FRACTIONS else math.log1p(MIN_EFFECT)
+    if p > MAX_P or size < min_size:
         return
     yield from _splits(values[:at], offset, name)
     yield offset, offset + at, offset + count, p
@@ -185,15 +194,15 @@ def _splits(values: Array, offset: int, name: str) -> Iterator[tuple[int, int, i
 
 def best_split(values: Array) -> tuple[int, float]:
     """The split with the largest t statistic, and its permutation p-value."""
-    observed = _t_of_splits(values[np.newaxis])[0]
+    observed = _t_statistics(values[np.newaxis])[0]
     at = int(np.argmax(observed)) + MIN_SEGMENT
     random = np.random.default_rng(SEED)
     shuffled = random.permuted(np.broadcast_to(values, (PERMUTATIONS, len(values))), axis=1)
-    reached = int((_t_of_splits(shuffled).max(axis=1) >= observed.max() - 1e-12).sum())
+    reached = int((_t_statistics(shuffled).max(axis=1) >= observed.max() - 1e-12).sum())
     return at, (1 + reached) / (1 + PERMUTATIONS)
 
 
-def _t_of_splits(rows: Array) -> Array:
+def _t_statistics(rows: Array) -> Array:
     """|t| of every split with at least `MIN_SEGMENT` points on each side.
 
     rows: [orders, points]; the result: [orders, splits].
@@ -211,7 +220,7 @@ def _t_of_splits(rows: Array) -> Array:
 def occasion_variation(points: Sequence[CommitPoint], run: SideRun, metrics: Sequence[str]) -> OccasionVariation:
     """The variation of metrics between occasions, in the series of a run.
 
-    Computed from successive differences, so that a past change of level counts once.
+    Computed from successive differences, so a past change of level adds a single difference.
     """
     series = [point for point in points if point.series == series_of(run)][-MAX_POINTS:]
     deviations = {}

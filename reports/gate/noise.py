@@ -1,4 +1,4 @@
-"""Run-to-run noise of one side, and the smallest effect that pairs of such runs can detect."""
+"""Run-to-run noise of one side, and the smallest effect that pairs of runs with this noise detect."""
 
 import math
 from collections.abc import Sequence
@@ -20,9 +20,10 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MetricNoise:
-    """Relative run-to-run deviation of a metric (absolute for a fraction); None where a run lacks the metric.
+    """The noise of a metric: its run-to-run deviation, relative or, for a fraction, absolute.
 
-    `effects`: by number of pairs, the relative effect that they detect with a power of 80 %.
+    median, deviation: None if no run, or not every run, has the metric.
+    effects: the smallest effect that each number of pairs detects with a power of 80 %, relative or absolute.
     """
 
     name: str
@@ -37,7 +38,7 @@ def noise_of(
 ) -> tuple[MetricNoise, ...]:
     """The noise of every metric of the options, over runs of one side.
 
-    With `splits`, effects are those of pairs with as many interleaved slices; else those of pairs of separate runs.
+    With `splits`, the effects are those of interleaved pairs with the slices of `splits`; else those of separate runs.
     """
     deviations = {each.name: each.deviation_d for each in splits}
     return tuple(
@@ -51,16 +52,16 @@ def _noise(name: str, runs: Sequence[SideRun], is_gated: bool, deviation_d: floa
     if scaled is None or len(scaled) < 2:
         return MetricNoise(name, is_gated, median_of(values), None, {})
     deviation = float(np.std(scaled, ddof=1))
-    # The d of two separate runs has the noise of both.
-    of_pair = math.sqrt(2) * deviation if deviation_d is None else deviation_d
-    effects = {pairs: Evidence(0.0, of_pair / math.sqrt(pairs), pairs - 1).detectable(ALPHA) for pairs in PAIRS}
+    if deviation_d is None:
+        deviation_d = math.sqrt(2) * deviation  # d is the difference of two separate runs
+    effects = {pairs: Evidence(0.0, deviation_d / math.sqrt(pairs), pairs - 1).detectable(ALPHA) for pairs in PAIRS}
     if name not in FRACTIONS:
         effects = {pairs: math.expm1(min(effect, 20.0)) for pairs, effect in effects.items()}
     return MetricNoise(name, is_gated, median_of(values), deviation, effects)
 
 
 def noise_table(found: Sequence[MetricNoise]) -> pd.DataFrame:
-    """A row per metric: median, deviation between runs, and the effect that N pairs detect; percent or points."""
+    """A row per metric, in percent or percentage points: median, run-to-run deviation, effects that N pairs detect."""
     rows = []
     for each in found:
         is_fraction = each.name in FRACTIONS
@@ -78,7 +79,7 @@ def noise_table(found: Sequence[MetricNoise]) -> pd.DataFrame:
 def noise_json(
     label: str, runs: Sequence[SideRun], found: Sequence[MetricNoise], splits: Sequence[NoiseSplit] = ()
 ) -> dict[str, Any]:
-    """The content of `noise.json`; effects and deviations are fractions, components are variances."""
+    """The content of `noise.json`. Effects and deviations are fractions (not percent); components are variances."""
     return {
         "schema_version": SCHEMA_VERSION,
         "side": label,

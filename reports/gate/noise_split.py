@@ -2,8 +2,8 @@
 
 The model of a slice's value on the scale of d: level of the pair + launch (of a server) + drift (of a slice pair,
 common to both sides) + noise of the slice. The components are moment estimates of a balanced nested analysis of
-variance (Searle, Casella and McCulloch, Variance Components, 1992, chapter 4). A constant difference of the sides does
-not enter.
+variance (Searle, Casella and McCulloch, Variance Components, 1992, chapter 4). A constant difference between the sides
+has no effect on them.
 """
 
 import math
@@ -25,9 +25,9 @@ MIN_PAIRS = 2
 class NoiseSplit:
     """Variances of one metric's components, in the square of d's unit.
 
-    `launch`: between launches of one server. `drift`: between the two halves of a pair, each as long as a run of one
-    side. `within`: of one slice. `deviation_d`: standard deviation of the d of a pair; `slices` of each side in a pair;
-    `pairs` of launches.
+    launch: between launches of one server. drift: between the two halves of a pair, each as long as a run of one side.
+    within: of one slice. deviation_d: standard deviation of the d of a pair.
+    slices: the number of slices of each side in a pair. pairs: the number of pairs.
     """
 
     name: str
@@ -40,7 +40,7 @@ class NoiseSplit:
 
     @classmethod
     def of(cls, name: str, a: Array, b: Array) -> "NoiseSplit":
-        """From the values of both sides on the scale of d, [pairs, slices]."""
+        """The components of a metric. a, b: [pairs, slices], the values of both sides on the scale of d."""
         pairs, slices = a.shape
         difference, level = b - a, (a + b) / 2
         own = float(difference.var(axis=1, ddof=1).mean()) / 2
@@ -58,16 +58,16 @@ class NoiseSplit:
         )
 
     def interleaved(self, slices: int) -> float:
-        """Standard deviation of the d of a pair with so many slices a side."""
+        """Standard deviation of the d of an interleaved pair with this number of slices per side."""
         return math.sqrt(2 * (self.launch + self.within / slices))
 
     def separate(self, slices: int) -> float:
-        """That of two runs of so many slices, one after the other: drift enters whole."""
+        """Standard deviation of d for two runs of this number of slices, one after the other; includes the drift."""
         return math.sqrt(2 * (self.launch + self.drift + self.within / slices))
 
 
 def split_noise(pairs: Sequence[Pair], names: Sequence[str]) -> tuple[NoiseSplit, ...]:
-    """The components of each metric that every slice has; empty for fewer than two pairs or two slices."""
+    """The components of each metric that every slice has; empty for fewer than two pairs or two slices a side."""
     slices = min((len(pair.slices) for pair in pairs), default=0)
     if len(pairs) < MIN_PAIRS or slices < 2:
         return ()
@@ -80,14 +80,14 @@ def split_noise(pairs: Sequence[Pair], names: Sequence[str]) -> tuple[NoiseSplit
 
 
 def _values(pairs: Sequence[Pair], name: str, side: Callable[[Pair], SideRun], slices: int) -> Array | None:
-    """[pairs, slices]: the values of one side on the scale of d; None where a slice lacks the metric."""
+    """The values of one side on the scale of d, [pairs, slices]; None if a slice lacks the metric."""
     values = [side(each).values.get(name) for pair in pairs for each in pair.slices[:slices]]
     scaled = log_degradation(values, name)
     return None if scaled is None else scaled.reshape(len(pairs), slices)
 
 
 def components_table(found: Sequence[NoiseSplit]) -> pd.DataFrame:
-    """A row per metric: the standard deviation of each component, and of the d of a pair in both designs; percent."""
+    """A row per metric, in percent: the standard deviation of each component, and of d in both designs of a pair."""
     return pd.DataFrame(
         {
             "metric": each.name,

@@ -36,7 +36,7 @@ def comparison_json(
     runs_a: Sequence[Path] = (),
     runs_b: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """The comparison as plain, finite values; runs are named by their paths."""
+    """The content of `comparison.json`. An infinite or unknown number is null; runs are named by their paths."""
     return {
         "schema_version": SCHEMA_VERSION,
         "verdict": str(comparison.verdict),
@@ -85,7 +85,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def load_comparison(directory: Path) -> SavedComparison:
-    """The saved comparison of a directory. Raises RunDirectoryError, which names the file and its fault."""
+    """The saved comparison of a directory. Raises RunDirectoryError."""
     path = directory / COMPARISON_FILE
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -105,7 +105,7 @@ def load_comparison(directory: Path) -> SavedComparison:
 
 
 def _run_path(directory: Path, name: str) -> Path:
-    """The present path of a run: in the comparison's directory if that was moved, else the recorded path."""
+    """The path of a run: inside the comparison's directory if it is there, else the recorded path."""
     moved = directory / Path(name).name
     return moved if moved.is_dir() else Path(name)
 
@@ -117,38 +117,44 @@ def _comparison(content: dict[str, Any]) -> Comparison:
         for name, value in content["options"].items()
         if name in known
     }
-    stored = content["stored_runs_of_a"]
+    stored_runs_of_a = content["stored_runs_of_a"]
     return Comparison(
-        plain_text(content["a"]),
-        plain_text(content["b"]),
-        int(content["pairs"]),
-        CompareOptions(**options | {"allow": frozenset(options["allow"])}),
-        tuple(_metric(name, each) for name, each in content["metrics"].items()),
-        tuple(RequirementResult(Requirement.parse(each["limit"]), each["value"]) for each in content["requirements"]),
-        tuple(GateRefusal.of(message, is_usage=bool(content["is_usage"])) for message in content["refusals"]),
-        tuple(map(plain_text, content["notes"])),
-        int(content["pairs"] if stored is None else stored),
-        stored is not None,
-        plain_text(content["setting"]),
-        int(content.get("slices", 1)),
-        tuple(NoiseSplit(**each) for each in content.get("noise", ())),
+        label_a=plain_text(content["a"]),
+        label_b=plain_text(content["b"]),
+        num_pairs=int(content["pairs"]),
+        options=CompareOptions(**options | {"allow": frozenset(options["allow"])}),
+        metrics=tuple(_metric(name, each) for name, each in content["metrics"].items()),
+        requirements=tuple(
+            RequirementResult(Requirement.parse(each["limit"]), each["value"]) for each in content["requirements"]
+        ),
+        refusals=tuple(GateRefusal.of(message, is_usage=bool(content["is_usage"])) for message in content["refusals"]),
+        notes=tuple(map(plain_text, content["notes"])),
+        runs_a=int(content["pairs"] if stored_runs_of_a is None else stored_runs_of_a),
+        is_stored=stored_runs_of_a is not None,
+        setting=plain_text(content["setting"]),
+        slices=int(content.get("slices", 1)),
+        noise=tuple(NoiseSplit(**each) for each in content.get("noise", ())),
     )
 
 
 def _metric(name: str, content: dict[str, Any]) -> MetricResult:
-    value, lo, hi = content["mean_d"]
-    nothing = math.nan if value is None else math.inf
-    mean = Interval(math.nan if value is None else value, -nothing if lo is None else lo, nothing if hi is None else hi)
-    least = content["smallest_effect"]
+    smallest = content["smallest_effect"]
     return MetricResult(
-        name,
-        direction_of(name),
-        bool(content["gated"]),
-        content["a"],
-        content["b"],
-        tuple(map(float, content["d"])),
-        mean,
-        GateDecision(content["decision"]),
-        float(content["limit"]),
-        math.inf if least is None else float(least),
+        name=name,
+        direction=direction_of(name),
+        is_gated=bool(content["gated"]),
+        a=content["a"],
+        b=content["b"],
+        d=tuple(map(float, content["d"])),
+        mean=_interval(*content["mean_d"]),
+        decision=GateDecision(content["decision"]),
+        limit=float(content["limit"]),
+        smallest_effect=math.inf if smallest is None else float(smallest),
     )
+
+
+def _interval(value: float | None, lo: float | None, hi: float | None) -> Interval:
+    """The inverse of `_finite`: a null bound is infinite, and all three are NaN if the value is null."""
+    if value is None:
+        return Interval(math.nan, math.nan, math.nan)
+    return Interval(value, -math.inf if lo is None else lo, math.inf if hi is None else hi)

@@ -18,16 +18,17 @@ from reports.text import plain_text
 Array = npt.NDArray[np.float64]
 
 OVERLOADED = "overloaded"
-"""Status of a run whose server was overloaded: its latencies depend on how long it lasted."""
+"""Status of a run whose server was overloaded: its latencies depend on the length of the run."""
 FRACTIONS = frozenset(("error_rate", "slo_attainment", "token_timeliness", "structured_validity", "little_residual"))
 
 
 @dataclass(frozen=True, slots=True)
 class SideRun:
-    """One run: its metrics by name, its verdict, and the facts that it must share with the others.
+    """One run: its metrics by name, its verdict, and the facts that compared runs must share.
 
-    `device` holds the facts that runs of different occasions must share as well; `directory` is where its records are.
-    `contention`: time that the server's threads were ready to run over the time that they ran; None if unknown.
+    identity: facts that all runs of a comparison share. device: facts that runs of different occasions also share.
+    directory: the run directory, if it was kept.
+    contention: time that the server's threads were ready to run over the time that they ran; None if unknown.
     """
 
     label: str
@@ -44,7 +45,7 @@ class SideRun:
     def of(
         cls, manifest: RunManifest, summary: Mapping[str, Any], metrics: Sequence[str], directory: Path | None = None
     ) -> "SideRun":
-        """From a stored run. Raises KeyError for an unknown metric."""
+        """The gate's view of a stored run. Raises KeyError for an unknown metric."""
         values = {name: metric_value(summary, name, manifest.is_open_loop) for name in metrics}
         info = manifest.target.get("info") or {}
         identity = {
@@ -58,17 +59,16 @@ class SideRun:
             "schema version": manifest.schema_version,
         }
         verdict, overloaded = summary["verdict"], is_overloaded(summary)
-        shown = [*verdict["findings"], *verdict["reasons"]] if overloaded else verdict["reasons"]
-        reasons = tuple(reason["message"] for reason in shown)
+        reasons = [*verdict["findings"], *verdict["reasons"]] if overloaded else verdict["reasons"]
         return cls(
-            manifest.title,
-            values,
-            OVERLOADED if overloaded else verdict["status"],
-            reasons,
-            identity,
-            device_of(manifest),
-            manifest.started_at,
-            directory,
+            label=manifest.title,
+            values=values,
+            status=OVERLOADED if overloaded else verdict["status"],
+            reasons=tuple(reason["message"] for reason in reasons),
+            identity=identity,
+            device=device_of(manifest),
+            started_at=manifest.started_at,
+            directory=directory,
         )
 
 
@@ -98,14 +98,14 @@ class Pair:
 
     @property
     def runs(self) -> "tuple[Pair, ...]":
-        """The pairs of runs that were made: the slices, or this pair."""
+        """The measured pairs: the slices, or this pair if it has none."""
         return self.slices or (self,)
 
 
 def mean_run(slices: Sequence[SideRun]) -> SideRun:
-    """The slices of one side as one run: geometric means, arithmetic ones of fractions, and the worst verdict.
+    """The slices of one side as one run: the mean of each metric, and the worst verdict.
 
-    A metric that a slice lacks has no value.
+    The mean is geometric, but arithmetic for a fraction. It is None if a slice lacks the metric.
     """
     names = slices[0].values
     status = next(
@@ -131,19 +131,19 @@ def _mean_of(values: Sequence[float | None], name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class GateRefusal:
-    """Why runs were not compared; `is_usage` where they must not be compared at all."""
+    """The reason why runs were not compared. `is_usage`: the runs have different settings; a new run does not help."""
 
     message: str
     is_usage: bool = False
 
     @classmethod
     def of(cls, message: str, *, is_usage: bool = False) -> "GateRefusal":
-        """With text of servers and runs made plain by `plain_text`."""
+        """A refusal; text of servers and runs in the message becomes plain text."""
         return cls(plain_text(message), is_usage)
 
 
 def setting_of(run: SideRun) -> str:
-    """`preset:tiny-llama · closed load · 2 × AMD EPYC 9B14`."""
+    """Model, load mode and device in one line: `preset:tiny-llama · closed load · 2 × AMD EPYC 9B14`."""
     mode = run.identity.get("load mode")
     parts = (run.identity.get("model"), f"{mode} load" if mode else None, run.device.get("device class"))
     return plain_text(" · ".join(str(part) for part in parts if part))
@@ -163,9 +163,9 @@ def direction_of(metric: str) -> Direction:
 def find_refusals(
     runs: Sequence[tuple[str, SideRun]], allow: Collection[str] = ()
 ) -> tuple[tuple[GateRefusal, ...], tuple[str, ...]]:
-    """Reasons not to compare these runs, and notes about them; each run comes with its place in the comparison.
+    """Reasons not to compare these runs, and notes about them.
 
-    Differences named in `allow` become notes.
+    runs: each with its place in the comparison. allow: names of facts; a difference in one of them becomes a note.
     """
     refusals = [
         GateRefusal.of(f"{where} ({run.label}) is invalid: {'; '.join(run.reasons) or 'no reason recorded'}")
@@ -197,12 +197,15 @@ def find_refusals(
 
 
 def log_degradation(values: Sequence[float | None], name: str) -> Array | None:
-    """Values on the scale of d, where more is worse: logarithms, but fractions unchanged; None where one is missing."""
+    """Values on the scale of d: logarithms, or a fraction as it is; the sign makes a higher value worse.
+
+    None if a value is missing, or has no logarithm. Raises KeyError for an unknown metric.
+    """
     known = [value for value in values if value is not None]
     if len(known) < len(values) or (name not in FRACTIONS and any(value <= 0 for value in known)):
         return None
-    turn = -1.0 if direction_of(name) is Direction.HIGHER else 1.0
-    return turn * (np.array(known) if name in FRACTIONS else np.log(known))
+    sign = -1.0 if direction_of(name) is Direction.HIGHER else 1.0
+    return sign * (np.array(known) if name in FRACTIONS else np.log(known))
 
 
 def median_of(values: Iterable[float | None]) -> float | None:

@@ -1,6 +1,6 @@
-"""Compares runs of B with stored runs of A. Weaker than pairs: a shift between occasions looks like a change.
+"""Compares runs of B with stored runs of A. Weaker than pairs: a shift between occasions is taken for a change.
 
-A regression is claimed only if the history shows how much a side varies between occasions.
+A regression is claimed only if the history shows how much a metric varies between occasions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ MIN_OCCASIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class OccasionVariation:
-    """Standard deviations of each metric between occasions without a change, in the unit of d."""
+    """Standard deviation of each metric between `occasions` without a change, in the unit of d."""
 
     deviations: Mapping[str, float]
     occasions: int
@@ -38,8 +38,8 @@ def judge_stored(
 ) -> Comparison:
     """The verdict on runs of B against stored runs of A: one look, Welch's t over runs.
 
-    Refuses fewer than five stored runs, and runs with another device class or driver. Raises KeyError for an unknown
-    metric.
+    Refuses fewer than five stored runs, and runs of different device classes or drivers. Raises KeyError for an
+    unknown metric.
     """
     options = options or CompareOptions()
     label_a, label_b = (plain_text(runs[0].label) if runs else side for side, runs in (("A", a), ("B", b)))
@@ -86,16 +86,16 @@ def judge_stored(
 
 
 def _without_history(decided: FirstDecision) -> FirstDecision:
-    """Without history the gate can only pass, or ask for pairs."""
+    """The decision without a history: pass or inconclusive."""
     passed = decided.decision in (GateDecision.PASS, GateDecision.IMPROVEMENT)
     return FirstDecision(GateDecision.PASS if passed else GateDecision.INCONCLUSIVE, decided.look)
 
 
 def _stored_note(between: OccasionVariation) -> str:
-    text = "Side A was measured on another occasion; this is weaker than interleaved pairs"
+    text = "Side A was measured on another occasion. This evidence is weaker than that of interleaved pairs"
     if between.is_known:
         return f"{text}. The bounds include the variation between {between.occasions} occasions in the history."
     return (
-        f"{text}. The history has {between.occasions} occasions, and a regression needs {MIN_OCCASIONS}: run the two "
+        f"{text}. The history has {between.occasions} occasions but a regression needs {MIN_OCCASIONS}; run the two "
         "sides in pairs to decide."
     )

@@ -1,7 +1,7 @@
 """The requests whose times count in the metrics of a run.
 
-A failed request's time stands in its own row alone. A request that was cut off at the drain limit counts with the time
-until then: its latency is at least this. Its mean time per token is unknown.
+The times of a failed request are in its row, but in no metric. A request that was cut off at the drain limit counts
+with the time until then, a lower bound of its latency. Its mean time per token is unknown.
 """
 
 import numpy as np
@@ -11,9 +11,8 @@ import pandas as pd
 from reports.metrics.per_request import PER_REQUEST
 from reports.run_schema import Status
 
-# Delays of the generator, which a failed request has too.
 GENERATOR_DELAYS = frozenset(("schedule_lag_s", "limit_wait_s"))
-# Latencies with a lower bound for a request that was cut off: where they begin, and the moment that makes them exact.
+"""Delays of the generator: they count for failed requests too."""
 LOWER_BOUNDS: dict[str, tuple[str, str | None]] = {
     "ttft_s": ("t_sent_ns", "t_first_ns"),
     "ttft_co_s": ("t_intended_ns", "t_first_ns"),
@@ -21,11 +20,12 @@ LOWER_BOUNDS: dict[str, tuple[str, str | None]] = {
     "e2e_s": ("t_sent_ns", None),
     "e2e_co_s": ("t_intended_ns", None),
 }
-OF_STREAMS = frozenset(("ttft_s", "ttft_co_s", "ttfat_s"))
+"""Latencies that are lower bounds for a cut-off request: their start, and the time stamp that makes them exact."""
+STREAM_ONLY = frozenset(("ttft_s", "ttft_co_s", "ttfat_s"))
 
 
 def counted(requests: pd.DataFrame, *, is_streaming: bool) -> pd.DataFrame:
-    """The frame of `derive` with only the values that count."""
+    """The frame of `derive`, with NaN for values that do not count."""
     succeeded, cut_off = requests["status"] == Status.OK, is_cut_off(requests)
     columns = {
         metric.name: requests[metric.name].where(succeeded)
@@ -33,7 +33,7 @@ def counted(requests: pd.DataFrame, *, is_streaming: bool) -> pd.DataFrame:
         if metric.name not in GENERATOR_DELAYS
     }
     for name, (begin, _) in LOWER_BOUNDS.items():
-        if is_streaming or name not in OF_STREAMS:
+        if is_streaming or name not in STREAM_ONLY:
             so_far = (requests["t_end_ns"] - requests[begin]) / 1e9
             columns[name] = columns[name].where(~cut_off, requests[name].fillna(so_far))
     return requests.assign(**columns)
@@ -50,7 +50,7 @@ def is_cut_off(requests: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def least_bound(requests: pd.DataFrame, name: str) -> float:
-    """The smallest of the values of a metric that are lower bounds; infinite if all are exact."""
+    """The smallest value of a metric that is a lower bound; infinite if all values are exact."""
     if name not in LOWER_BOUNDS:
         return np.inf
     _, exact_from = LOWER_BOUNDS[name]

@@ -31,7 +31,7 @@ from reports.run_store import (
 def finish_run(directory: Path) -> None:
     """Turn the JSONL files of a run into Parquet with derived columns, then remove them.
 
-    Memory is bounded by a batch of rows. A finished run is not changed. Raises RunDirectoryError.
+    Only one batch of rows is in memory. A finished run is not changed. Raises RunDirectoryError.
     """
     manifest = load_manifest(directory)
     for table in TABLES:
@@ -46,7 +46,7 @@ def finish_run(directory: Path) -> None:
 
 
 def count_drain(directory: Path) -> dict[str, int]:
-    """Of a finished run: requests that started in the drain, were cancelled at its end, or were cut off by it."""
+    """Numbers of requests of a finished run: started in the drain, cancelled at its end, cut off at its limit."""
     table = pq.read_table(directory / f"{REQUESTS}.parquet", columns=["phase", "status"])
     phase, status = table["phase"].to_pylist(), table["status"].to_pylist()
     return {
@@ -57,8 +57,10 @@ def count_drain(directory: Path) -> dict[str, int]:
 
 
 def write_table(directory: Path, table: str, rows: Iterable[Mapping[str, Any]], manifest: RunManifest) -> None:
-    """Write one Parquet table of a run atomically; request rows are those of `RequestRecord.to_json`."""
+    """Write one Parquet table of a run atomically. Raises RunDirectoryError for a row that does not fit its schema.
 
+    rows: those of `RequestRecord.to_json` for the table of requests.
+    """
     target = directory / f"{table}.parquet"
     part = target.with_name(target.name + ".part")
     try:
@@ -71,7 +73,7 @@ def write_table(directory: Path, table: str, rows: Iterable[Mapping[str, Any]], 
 
 
 def write_rows(table: str, rows: Iterator[Mapping[str, Any]], path: Path, manifest: RunManifest) -> None:
-    """Write one table in batches; request rows are those of `RequestRecord.to_json`."""
+    """Write one table in batches, and flush it to the disk. rows: as in `write_table`."""
     schema = table_schema(table)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for batch in _batches(rows):
@@ -86,7 +88,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> dict[str, 
 
 
 def _text_safe(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as a column; lone surrogates (from a server's JSON) are replaced, because Parquet holds only Unicode."""
+    """Values as a column. Lone surrogates (from a server's JSON) are replaced, because Parquet stores valid Unicode."""
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:
@@ -112,7 +114,7 @@ def _request_columns(rows: Sequence[Mapping[str, Any]], manifest: RunManifest, s
 
 
 def _written(column: "pd.Series[Any]", kind: pa.DataType) -> pa.Array:
-    """One column of a frame, in which integers are float64 and missing values NaN."""
+    """A column of a frame as Arrow values. In the frame, integers are float64 and missing values are NaN."""
     if column.dtype == object:
         return _text_safe(column.tolist(), kind)
     values = np.asarray(column)

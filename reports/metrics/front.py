@@ -1,10 +1,10 @@
-"""The front of two quantities that are both better when larger: the points that no other point exceeds in both."""
+"""The Pareto front of two quantities, of which larger values are better."""
 
 from collections.abc import Sequence
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Whether each point is on the front: none is at least as large in both values and larger in one.
+    """Whether each point is on the front: no other point is at least as large in both values and larger in one.
 
     >>> front([(1, 9), (2, 5), (2, 7), (3, 1)])
     [True, False, True, True]

@@ -30,9 +30,9 @@ class ObjectiveDecision(StrEnum):
 class JudgedObjective:
     """One objective {metric, max or min} of a run.
 
-    value: of its statistic, latencies in ms. share: of the requests, those that meet it. required: the share that a
-    percentile requires, 0.95 for p95; None for other statistics. is_met: as observed, None if nothing was observed;
-    is_supported: the interval is on the same side.
+    value: the statistic, in ms for a latency. share: the requests that meet the objective.
+    required: the share that a percentile requires, 0.95 for p95; None for other statistics.
+    is_met: whether the observed value meets it; None without a value. is_supported: whether the whole interval agrees.
     """
 
     objective: Mapping[str, Any]
@@ -69,10 +69,12 @@ class JudgedObjective:
 def judge_objective(
     objective: Mapping[str, Any], measured: Measured, summary: Mapping[str, Any], *, is_growing: bool
 ) -> JudgedObjective:
-    """A percentile is judged by the share of requests within its limit, in which failed requests are beyond it.
+    """The decision on one objective.
 
-    Another statistic is judged by its interval, which leaves out failed requests. summary: with `metrics` and `rates`.
-    is_growing: latencies grow with time, so an objective that this run meets is missed in a longer run.
+    A percentile is decided by the share of requests within its limit; a failed request is beyond the limit. Another
+    statistic is decided by its interval, without failed requests. summary: with `metrics` and `rates`.
+    is_growing: latencies grow with time. An objective that this run meets is then undecided, because a longer run would
+    miss it.
     """
     value, share = _value(objective, measured, summary), _share(objective, measured)
     required = required_share(objective)
@@ -92,9 +94,9 @@ def _value(objective: Mapping[str, Any], measured: Measured, summary: Mapping[st
 def named_statistic(
     summary: Mapping[str, Any], name: str, is_open_loop: bool
 ) -> tuple[Mapping[str, Any], float] | None:
-    """A statistic of a latency, or a rate: value, lo and hi, and the factor to the unit of its name.
+    """A rate, or a statistic of a latency: {value, lo, hi}, and the factor to the unit in its name.
 
-    None for the metric of one request.
+    None for any other name.
     """
     if name in summary["rates"]:
         return summary["rates"][name], 1.0
@@ -111,7 +113,7 @@ def named_statistic(
 
 
 def _share(objective: Mapping[str, Any], measured: Measured) -> Interval:
-    """The share of the requests with a value or a failure that succeed within the limit."""
+    """The share of the requests that succeeded within the limit, of those that failed or have a value."""
     is_open, judged = measured.manifest.is_open_loop, measured.judged
     column = request_metric_of(objective["metric"], is_open)
     if column is None:
@@ -135,13 +137,13 @@ def required_share(objective: Mapping[str, Any]) -> float | None:
 
 
 def is_decidable(objective: Mapping[str, Any]) -> bool:
-    """Whether a run can decide it: the objective of a percentile or a mean, not of an extreme or of each request."""
+    """Whether a run can decide the objective: it is about a percentile or a mean, not about a minimum or maximum."""
     match = LATENCY_NAME.fullmatch(objective["metric"])
     return match is not None and match["stat"] not in ("min", "max")
 
 
 def _side(found: Interval, holds: Callable[[float], bool]) -> tuple[bool | None, bool]:
-    """Whether the value holds, and whether its whole interval is on the same side."""
+    """Whether `holds` is true of the value (None if unknown), and whether its whole interval agrees."""
     if math.isnan(found.value):
         return None, False
     is_met = bool(holds(found.value))
@@ -149,7 +151,7 @@ def _side(found: Interval, holds: Callable[[float], bool]) -> tuple[bool | None,
 
 
 def objective_text(objective: Mapping[str, Any]) -> str:
-    """`ttft_p95_ms ≤ 200`."""
+    """The objective in one line: `ttft_p95_ms ≤ 200`."""
     bounds = [
         f"{sign} {objective[key]:g}" for key, sign in (("max", "≤"), ("min", "≥")) if objective.get(key) is not None
     ]

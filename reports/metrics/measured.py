@@ -27,9 +27,9 @@ POWER_SERIES = "accelerator_power_watts"
 class Measured:
     """A run with its measurement window: every request, those started in the window, and their events.
 
-    `requests` has the columns of `derive` with the values that count, in the order of their start, those of the drain
-    last; `started` marks the requests that started in the window and not in the drain, which are consecutive.
-    `output_batches` holds the output tokens in each batch of the window.
+    requests: the columns of `derive` with the values that count, in the order of start; requests of the drain are last.
+    started: [requests], whether each started in the window and not in the drain; these requests are consecutive.
+    power: sample times in seconds, and watts. output_batches: the output tokens in each batch of the window.
     """
 
     manifest: RunManifest
@@ -69,7 +69,7 @@ class Measured:
 
     @property
     def judged(self) -> pd.DataFrame:
-        """Those requests that objectives are about: all but the abandoned ones, whose clients left."""
+        """The requests of `population` that objectives apply to: all except abandoned requests."""
         return self.population[self.population["status"] != Status.ABANDONED]
 
     @property
@@ -79,7 +79,7 @@ class Measured:
 
     @property
     def counted_events(self) -> TokenEvents:
-        """Those events, without the events of failed requests."""
+        """`started_events` without the events of failed requests."""
         return self.started_events.where(counted_events(self.population))
 
     @property
@@ -107,7 +107,7 @@ class Measured:
 
 
 def _power(rows: Iterable[Mapping[str, Any]]) -> dict[float, float]:
-    """Power of all devices together in watts, by sample time."""
+    """The power of all devices together, in watts, by sample time."""
     watts: dict[float, float] = {}
     for row in rows:
         if row["name"] == POWER_SERIES:
@@ -116,14 +116,14 @@ def _power(rows: Iterable[Mapping[str, Any]]) -> dict[float, float]:
 
 
 def _columns(run: RunResult) -> RequestColumns:
-    """From the Parquet file of a saved run, else from its records."""
+    """The columns from the Parquet file of a saved run, else from its records."""
     return run.records.table.requests() if isinstance(run.records, SavedRecords) else columns_of(run.records)
 
 
 def derive(frame: pd.DataFrame, manifest: RunManifest) -> pd.DataFrame:
     """The frame of `RequestColumns` with every per-request metric, `start_s`, `itl_exact` and `slo_ok`.
 
-    `slo_ok` is None where the run has no objectives.
+    `slo_ok` is None if the run has no objectives.
     """
     derived = frame.assign(**{metric.name: metric.function(frame) for metric in PER_REQUEST})
     met = meets_objectives(derived, manifest.objectives, manifest.is_open_loop)

@@ -1,6 +1,6 @@
 """All metrics by name, and the interval of each.
 
-Of a request: `per_request.py`; of token events: `pooled_metrics.py`; of a run: `run_metrics.py`.
+Metrics of a request are in `per_request.py`, of token events in `pooled_metrics.py`, of a run in `run_metrics.py`.
 """
 
 import math
@@ -21,12 +21,11 @@ from reports.stats.estimators import Interval
 
 METRICS: tuple[RequestMetric | PooledMetric | RunMetric, ...] = (*PER_REQUEST, *POOLED, *PER_RUN)
 
-
 STATISTIC = re.compile(r"mean|p\d+(?:\.\d+)?")
 
 
 def has_interval(name: str) -> bool:
-    """Whether a metric of this name has an interval: rates, fractions, means and percentiles of latencies.
+    """Whether a metric has an interval: a rate, a fraction, or a mean or percentile of a latency.
 
     >>> [has_interval(name) for name in ("ttft_p95_ms", "gap_mean_ms", "output_tokens_per_s", "ttft_max_ms", "speed")]
     [True, True, True, False, False]
@@ -40,9 +39,9 @@ def has_interval(name: str) -> bool:
 
 
 def metric_interval(measured: Measured, name: str) -> Interval:
-    """The value and 95 % interval of a metric by name; latencies in ms, in an open loop from the intended start.
+    """The value and 95 % interval of a metric by name. Raises KeyError for an unknown name.
 
-    Raises KeyError for an unknown name.
+    Latencies are in ms; in an open loop they count from the intended start.
     """
     for metric in PER_RUN:
         if metric.name == name:

@@ -1,7 +1,7 @@
-"""Per-request metrics, once each: name, unit, direction, formula and function.
+"""Per-request metrics: name, unit, direction, formula and function.
 
-A formula takes the frame of `RequestColumns` (ns columns are float64, NaN where missing), so a missing moment gives a
-missing value and never a zero.
+A function takes the frame of `RequestColumns`. Its ns columns are float64 with NaN for a missing time, so the metric of
+a missing time is missing and never zero.
 """
 
 import re
@@ -72,7 +72,7 @@ def _ntpot_s(r: pd.DataFrame) -> "pd.Series[float]":
 
 def _length_shortfall(r: pd.DataFrame) -> "pd.Series[float]":
     requested = r["requested_output_tokens"]
-    # A structure ends by itself, so its length is never forced.
+    # The length of a structured answer is never forced.
     return (1 - r["output_tokens"] / requested.where(requested > 0)).where(r["constraint"].isna())
 
 
@@ -153,12 +153,12 @@ PER_REQUEST = (
 )
 
 LATENCY_NAME = re.compile(r"(?P<name>[a-z0-9_]+?)_(?P<stat>mean|min|max|p\d+(?:\.\d+)?)_ms")
-# Latencies and their forms that count from the intended start.
 CORRECTED = {"ttft_s": "ttft_co_s", "e2e_s": "e2e_co_s"}
+"""Latencies, and the latencies that count from the intended start instead of the send."""
 
 
 def primary_latency(name: str, is_open_loop: bool) -> str:
-    """The column of a latency: in an open loop the one that counts from the intended start, if there is one."""
+    """The column of a latency: in an open loop the column that counts from the intended start, if there is one."""
     return CORRECTED.get(name, name) if is_open_loop else name
 
 
@@ -190,7 +190,10 @@ def meets_objectives(
 
 
 def meets_objective(frame: pd.DataFrame, objective: Mapping[str, Any], is_open_loop: bool) -> "pd.Series[bool] | None":
-    """The requests that meet one objective {metric, max or min}; a request without the metric does not."""
+    """The requests that meet one objective {metric, max or min}; a request without the metric does not meet it.
+
+    None if the metric is not a per-request metric.
+    """
     column = request_metric_of(objective["metric"], is_open_loop)
     if column is None:
         return None

@@ -1,4 +1,4 @@
-"""The share of prompt tokens in the server's prefix cache: measured, and planned by the workload."""
+"""The share of prompt tokens that the prefix cache of the server contained: measured, and planned by the workload."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from reports.run_schema import Status
 
 @dataclass(frozen=True, slots=True)
 class CachedShare:
-    """Fractions of the prompt tokens of a run; None where unknown. source: responses or counters."""
+    """Cached prompt tokens as fractions of all; None if unknown. source: of `measured`, responses or counters."""
 
     measured: float | None
     planned: float | None
@@ -21,7 +21,7 @@ class CachedShare:
 
 
 def cached_share(measured: Measured, server: Mapping[str, Any]) -> CachedShare:
-    """Of the answered requests that started in the window. server: its metrics over the window, by name."""
+    """The share for the answered requests that started in the window. server: the content of `server_summary`."""
     population = measured.population
     known = population[(population["status"] == Status.OK) & population["input_tokens"].notna()]
     total = float(known["input_tokens"].sum())

@@ -1,4 +1,4 @@
-"""The part of each replica in a run over several URLs."""
+"""The requests, throughput and latencies of each replica, in a run over several URLs."""
 
 from collections.abc import Sequence
 
@@ -42,13 +42,13 @@ def replicas_table(measured: Measured) -> pd.DataFrame:
 
 
 def replica_urls(measured: Measured) -> Sequence[str]:
-    """The URLs of a run, the first one first."""
+    """The URLs of a run; the index is the `replica` of a record."""
     target = measured.manifest.target
     return [str(target.get("url")), *map(str, target.get("replicas") or ())]
 
 
 def _tokens_of_requests(measured: Measured) -> Array:
-    """[requests]: output tokens of each request that arrived in the window."""
+    """The output tokens of each request that arrived in the window, [requests]."""
     tokens = np.zeros(len(measured.requests))
     for batch in measured.events.batches():
         inside = measured.window.contains(batch.t_s)

@@ -11,7 +11,7 @@ from reports.stats.estimators import Interval
 from reports.stats.queue_intervals import Dependence, QueueSeries, fraction, state_time, throughput
 
 QUEUE_PARTS = {"e2e_s": "ttft_s", "e2e_co_s": "ttft_co_s"}
-"""The part of an end-to-end latency that carries the server's queue."""
+"""The part of an end-to-end latency that contains the wait in the server's queue."""
 QUEUE_METRICS = frozenset(QUEUE_PARTS.values())
 
 
@@ -19,7 +19,7 @@ QUEUE_METRICS = frozenset(QUEUE_PARTS.values())
 class RequestSeries:
     """The requests that started in the window, in order of start.
 
-    state: autocorrelation time of the queue, in requests; None where nothing shows it.
+    state: autocorrelation time of the queue, in requests; None if it is unknown. busy_s: mean E2E latency.
     """
 
     measured: Measured
@@ -42,7 +42,7 @@ class RequestSeries:
         part = QUEUE_PARTS.get(name)
         queue = None if part is None else population[part].to_numpy(dtype=np.float64)[known]
         if queue is not None and np.isnan(queue).any():
-            queue = None  # answers without a first token: blocking calls
+            queue = None  # blocking calls have no first token
         busy_s = self.busy_s if name in QUEUE_METRICS else 0.0
         return QueueSeries.of(values[known], self.state, queue, busy_s)
 
@@ -53,7 +53,7 @@ def run_fraction(measured: Measured, met: npt.NDArray[np.bool_]) -> Interval:
 
 
 def run_dependence(measured: Measured, met: npt.NDArray[np.bool_]) -> Dependence:
-    """The dependence of the run's TTFT. Without a first token, as in blocking calls, that of E2E, else of `met`."""
+    """The dependence of the run's TTFT; of E2E for blocking calls, which have no first token; else of `met`."""
     series = RequestSeries.of(measured)
     first_token = series.series("ttft_co_s" if measured.manifest.is_open_loop else "ttft_s")
     chosen = first_token if len(first_token.values) else series.series("e2e_s")
@@ -67,7 +67,7 @@ def run_throughput(measured: Measured) -> Interval:
     rate = measured.batches(ends_s).value
     dependence = run_dependence(measured, succeeded[measured.started])
     found = throughput(np.sort(ends_s[measured.window.contains(ends_s)]), dependence).interval
-    # The gaps leave out the ends of the window.
+    # The rate from gaps ignores both ends of the window, so its interval is scaled to the rate of the window.
     scale = rate / found.value
     return Interval(rate, found.lo * scale, found.hi * scale, found.needed)
 

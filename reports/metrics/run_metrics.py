@@ -1,4 +1,4 @@
-"""The metrics of a whole run, once each: name, unit, direction, formula and function."""
+"""The metrics of a whole run: name, unit, direction, formula and function."""
 
 import math
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def _in_window(statistic: Callable[[Concurrency, float, float], float]) -> Calla
 
 
 def _timeliness(m: Measured) -> Interval:
-    """Tokens that arrived in time; for a failed request the requested tokens count as due."""
+    """The share of tokens that arrived in time; all requested tokens of a failed request were due."""
     bounds = {request_metric_of(each["metric"], False): each for each in m.manifest.objectives if each.get("max")}
     if not {"ttft_s", "tpot_s"} <= bounds.keys():
         return point(math.nan)
@@ -110,9 +110,9 @@ def _timeliness(m: Measured) -> Interval:
 
 
 def _energy(m: Measured) -> Interval:
-    """Tokens and energy of the whole window: power is linear between samples, also across the window's edges.
+    """Output tokens per joule of the window. Power is interpolated linearly between samples.
 
-    None if the samples do not cover the window.
+    NaN if the samples do not cover the window.
     """
     t_s, watts = m.power
     if not len(t_s) or t_s[0] > m.window.start_s or t_s[-1] < m.window.end_s:

@@ -1,4 +1,4 @@
-"""The server's own metrics over the window: histograms and counters as differences, gauges as means.
+"""The server's own metrics over the window: differences of histograms and counters, means of gauges.
 
 Samples are the rows of `server_metrics`: series under their Prometheus names, labels as `key="value",...`.
 """
@@ -20,12 +20,13 @@ _BOUND = re.compile(r'le="([^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class ServerMetric:
-    """A server metric and the series that may contain it; the first series present is used.
+    """A server metric and the series that may contain it; the first series with samples is used.
 
-    `kind`: histogram (mean and percentiles over the window), counter (difference), gauge (mean and maximum of the sum
-    over label sets), average (mean and maximum of the mean over label sets). A histogram or counter series may be a sum
-    `a + b`, a gauge a quotient `a / b` at each scrape, a counter a quotient of differences. Gauges are multiplied by
-    `scale`. The suffix `_total` of a counter is optional.
+    kind: histogram (mean and percentiles over the window), counter (difference), gauge (mean and maximum of the sum
+    over label sets) or average (mean and maximum of the mean over label sets).
+    series: names; a histogram or counter may be a sum `a + b`, a gauge a quotient `a / b` at each scrape, a counter a
+    quotient of differences. The suffix `_total` of a counter is optional.
+    scale: factor of a gauge.
     """
 
     name: str
@@ -273,10 +274,10 @@ QUANTILES = (50.0, 95.0, 99.0)
 
 
 def server_summary(rows: Iterable[Mapping[str, Any]], window: Window) -> dict[str, Any]:
-    """Name -> {kind, unit, series, ...} for each metric found in the scraped series.
+    """{kind, unit, series, ...} of each metric that the scraped series contain, by name.
 
-    A histogram has mean, count and, unless it is a sum, percentiles with their buckets. A gauge has mean and max, a
-    counter its change, a quotient of counters its mean.
+    A histogram has mean, count and, unless it is a sum, percentiles with their buckets. A gauge has mean and max. A
+    counter has its change, and a quotient of counters its mean and the change of the divisor.
     """
     samples = _by_series(rows)
     found: dict[str, Any] = {}
@@ -325,7 +326,7 @@ def _by_series(rows: Iterable[Mapping[str, Any]]) -> Samples:
 
 
 def _summed(samples: Samples, series: str) -> dict[float, float]:
-    """Value per scrape, summed over the label sets with the label in `series`, if it has one."""
+    """The value at each scrape, summed over label sets: all, or those with the label in `series`."""
     match = re.fullmatch(r"([^{]+)(?:\{(.*)\})?", series)
     assert match is not None, series
     return _summed_where(samples, match[1], (match[2] or "",))
@@ -373,7 +374,7 @@ def _with_suffix(series: str, suffix: str) -> str:
 def _bucket_percentiles(samples: Samples, series: str, window: Window) -> dict[str, dict[str, float | None]]:
     """Percentiles of the values in the window, linear inside a bucket, with the bounds of the bucket.
 
-    The last bucket has no upper bound; a percentile in it has no value.
+    A percentile in the last bucket, without an upper bound, has no value.
     """
     counts = _bucket_counts(samples, series, window)
     if not counts or counts[-1][1] <= 0:
@@ -392,7 +393,7 @@ def _bucket_percentiles(samples: Samples, series: str, window: Window) -> dict[s
 
 
 def _bucket_counts(samples: Samples, series: str, window: Window) -> list[tuple[float, float]]:
-    """Upper bounds in ascending order, and the number of values of the window at or below each."""
+    """The upper bound of each bucket, ascending, and the number of values of the window up to it."""
     name, _, label = _with_suffix(series, "_bucket").rstrip("}").partition("{")
     bounds = {match[1] for labels, _, _ in samples.get(name, ()) if (match := _BOUND.search(labels)) is not None}
     grown = {
@@ -412,27 +413,29 @@ def _counter(samples: Samples, series: str, window: Window) -> dict[str, Any] | 
 
 
 def _counted(samples: Samples, series: str) -> dict[float, float]:
-    """A counter, or the sum of several, at each scrape that has all of them."""
+    """A counter, or a sum of counters, at each scrape that has all of them."""
     parts = [_summed(samples, part) or _summed(samples, _other_name(part)) for part in series.split(" + ")]
     times = set.intersection(*(set(part) for part in parts))
     return {t_s: sum(part[t_s] for part in parts) for t_s in times}
 
 
 def _other_name(counter: str) -> str:
-    """A counter's name with the suffix `_total`, or without it if it has it."""
+    """The other spelling of a counter's name: with or without the suffix `_total`."""
     return counter.removesuffix("_total") if counter.endswith("_total") else f"{counter}_total"
 
 
-# The gauges of these servers change only while they decode, and keep their last value when idle. The first counter that
-# a server has shows whether it decoded.
 STALE_WHEN_IDLE = {
     "sglang:": ("sglang:realtime_tokens_total", "sglang:generation_tokens_total"),
     "trtllm_": ("trtllm_generation_tokens_total",),
 }
+"""Prefixes of gauges that keep their last value while the server is idle, and counters that grow while it decodes.
+
+The first counter that was scraped is used.
+"""
 
 
 def _gauge_points(metric: ServerMetric, samples: Samples, series: str) -> dict[float, float]:
-    """A gauge at each scrape, without values that an idle server left."""
+    """A gauge at each scrape, without the stale values of an idle server."""
     is_mean = metric.kind == "average" and " / " not in series
     points = _averaged(samples, series) if is_mean else _levels(samples, series)
     counters = next((names for prefix, names in STALE_WHEN_IDLE.items() if series.startswith(prefix)), ())
@@ -465,7 +468,7 @@ def _levels(samples: Samples, series: str) -> dict[float, float]:
 
 
 def _difference(points: Mapping[float, float], window: Window) -> float | None:
-    """Growth over the window: from the last scrape at or before its start to the first at or after its end."""
+    """Growth over the window: from the last scrape up to its start to the first scrape from its end on."""
     times = sorted(points)
     if len(times) < 2:
         return None

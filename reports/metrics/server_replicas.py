@@ -13,12 +13,12 @@ _REPLICA = re.compile(r'(?:^|,)replica="([^"]*)"$')
 
 
 def scraped_replicas(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The URLs whose samples are among the rows, in order; empty if one server was scraped."""
+    """The URLs of the scraped replicas, in order; empty if only one server was scraped."""
     return list(dict.fromkeys(url for row in rows if (url := _replica_of(row)) is not None))
 
 
 def server_replicas_table(rows: Sequence[Mapping[str, Any]], window: Window) -> pd.DataFrame:
-    """A row per metric and a column per replica: means, and the change of counters; empty if one server was scraped."""
+    """A row per metric and a column per replica: means, or the change of a counter; empty for a single server."""
     found = {
         url: server_summary([row for row in rows if _replica_of(row) == url], window) for url in scraped_replicas(rows)
     }

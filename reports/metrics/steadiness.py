@@ -26,6 +26,6 @@ def series_between(
 
 
 def _offered(started: pd.DataFrame, start_s: float, end_s: float) -> npt.NDArray[np.float64]:
-    """Output tokens by the start of their request; planned ones where the answer is not known."""
+    """Output tokens by the start of their request; the planned number if the answer has no count."""
     tokens = started["output_tokens"].fillna(started["planned_output_tokens"]).fillna(0)
     return np.histogram(started["start_s"], FINEST_BINS, (start_s, end_s), weights=tokens)[0]

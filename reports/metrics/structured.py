@@ -1,7 +1,7 @@
-"""Answers that follow a schema or call a tool: how many are valid, and their latencies beside the unconstrained ones.
+"""Answers with a schema or a tool call: how many are valid, and their latencies against unconstrained answers.
 
-A mask that delays a step of the server delays every request of its batch: the difference between the two shares is the
-cost that falls on constrained requests alone.
+A token mask that delays a step of the server delays every request of the batch. The difference between the two groups
+is therefore only the cost that constrained requests have alone.
 """
 
 import math
@@ -27,7 +27,7 @@ def validity_rate(measured: Measured) -> Interval:
 
 
 def structured_summary(measured: Measured) -> list[dict[str, Any]]:
-    """A row per kind of answer, the unconstrained ones first; empty if the load requests no structure."""
+    """A row per kind of answer, unconstrained answers first; empty if the load requests no structure."""
     complete = _complete(measured)
     if not _structured(measured).any():
         return []
@@ -61,7 +61,7 @@ def _is_free(measured: Measured) -> npt.NDArray[np.bool_]:
 
 
 def _structured(measured: Measured) -> npt.NDArray[np.bool_]:
-    """[population]: the complete answers that have a structure."""
+    """The complete structured answers, [population]."""
     return _complete(measured) & ~_is_free(measured)
 
 
@@ -81,13 +81,13 @@ def _latencies(measured: Measured, own: npt.NDArray[np.bool_]) -> dict[str, floa
 
 
 def _mean(measured: Measured, name: str, own: npt.NDArray[np.bool_]) -> Interval:
-    """The mean of a latency over some requests, with the dependence of the run."""
+    """The mean of a latency over the requests `own`, [population], with the dependence of the run."""
     values = measured.population[name].to_numpy(dtype=np.float64)[own]
     return QueueSeries.of(values[~np.isnan(values)], RequestSeries.of(measured).state).mean().interval
 
 
 def _ratio(value: Interval, base: Interval) -> Interval:
-    """A quotient of two means; their logarithms vary independently."""
+    """The quotient of two means, whose logarithms are taken as independent."""
     if not (value.value > 0 and base.value > 0):
         return NOT_KNOWN
     ratio = value.value / base.value

@@ -131,7 +131,7 @@ def _counts(measured: Measured) -> dict[str, int]:
 class BootstrapCache:
     """Percentiles with intervals of a run's series; equal series are resampled once.
 
-    Metrics often coincide: without reasoning TTFT is the time to first answer; with one token per event ITL is the gap.
+    Series of different metrics are often equal: with one token per event, ITL is the gap.
     """
 
     def __init__(self, concurrency: float) -> None:
@@ -173,7 +173,7 @@ def _per_request(metric: RequestMetric, measured: Measured, series: QueueSeries)
 
 
 def _adjusted(metric: RequestMetric, population: pd.DataFrame) -> dict[str, float | None] | None:
-    """Percentiles with every failed request at plus infinity; None if the metric is not a latency of the server."""
+    """Percentiles if failed requests count as infinitely slow; None if the metric is not a latency of the server."""
     if metric.unit != "s" or metric.name in GENERATOR_DELAYS:
         return None
     succeeded = population["status"] == Status.OK
@@ -214,7 +214,7 @@ def _statistics(
     estimates: Sequence[BoundedEstimate],
     least_bound: float = math.inf,
 ) -> dict[str, Any]:
-    """The statistics of a metric; from `least_bound` on its values are lower bounds, and so are its percentiles."""
+    """The statistics of a metric. Values and percentiles from `least_bound` on are lower bounds."""
     count = len(values)
     known = float(np.max(values, where=values < least_bound, initial=-math.inf))
     return {
@@ -303,7 +303,7 @@ def _finite(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finite_value(value: Any) -> Any:
-    """The same structure with None for NaN and infinities, and Python scalars for numpy scalars."""
+    """The same structure with None for NaN and infinity, and Python scalars for numpy scalars."""
     if isinstance(value, Mapping):
         return _finite(value)
     if isinstance(value, list | tuple):

@@ -17,10 +17,9 @@ from reports.stats.queue_intervals import pooled_fraction
 
 STOPPED_BY_OVERLOAD = "overload"
 SHORT_OF_REQUESTS = ("completions", "steady_state")
-"""Findings of a run that was too short for its load: it shows nothing, but is no error."""
-
-# The minimum distance of a knee above the straight line, in the unit square.
+"""Checks that an invalid run fails if it was too short for its load; its requests are then ignored."""
 MIN_BEND = 0.1
+"""Smallest distance of a knee above the straight line, in the unit square."""
 MIN_POINTS = 4
 
 
@@ -49,7 +48,7 @@ class LoadPoint:
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether a run found the server overloaded: its queue grew, or it refused requests."""
+        """Whether a run overloaded the server: its queue grew, or it refused requests."""
         return any(_is_overloaded(each) for each in self.analyses)
 
     @property
@@ -69,7 +68,7 @@ class LoadPoint:
         return tuple(_evidence(self.load, each, met) for each in self.analyses if (met := _meets(each)) is not None)
 
     def slo_decision(self, target: float) -> SloDecision | None:
-        """None without objectives."""
+        """The decision on the attainment at this load; None without objectives."""
         fraction = self.attainment
         if fraction is None:
             return None
@@ -97,15 +96,15 @@ def _evidence(load: float, analysis: Analysis, met: npt.NDArray[np.bool_]) -> Ru
 
 
 def _is_overloaded(analysis: Analysis) -> bool:
-    """Also where the run is invalid, if the overload ended it: it has few requests, and no other finding matters."""
+    """Whether a run overloaded the server. A run that ended because of overload may be invalid for too few requests."""
     return analysis.measured.window.stop_reason == STOPPED_BY_OVERLOAD or is_overloaded(analysis.summary)
 
 
 def find_knee(loads: Sequence[float], throughput: Sequence[float]) -> int | None:
-    """Index of the point from which throughput grows less than in proportion to the load; None without such a bend.
+    """Index of the point beyond which throughput grows less than in proportion to the load; None without such a bend.
 
-    The point furthest above the line from the first to the last point, in a curve scaled to the unit square (Satopaa et
-    al., "Finding a 'Kneedle' in a Haystack", 2011, without smoothing). Loads ascend.
+    It is the point furthest above the line from the first to the last point, in a curve scaled to the unit square
+    (Satopaa et al., "Finding a 'Kneedle' in a Haystack", 2011, without smoothing). Loads ascend.
     """
     if len(loads) < MIN_POINTS:
         return None
@@ -118,9 +117,10 @@ def find_knee(loads: Sequence[float], throughput: Sequence[float]) -> int | None
 
 
 def highest_within(points: Sequence[LoadPoint], target: float) -> LoadPoint | None:
-    """The highest load that reaches the target together with all lower loads; None if none does.
+    """The highest load such that it and all lower loads reach the target; None if there is none.
 
-    Points ascend by load. The observed attainment counts, not its interval. An overloaded load is beyond.
+    Points ascend by load. The observed attainment is used, not its interval. An overloaded load does not reach the
+    target.
     """
     found = None
     for point in points:
@@ -133,9 +133,10 @@ def highest_within(points: Sequence[LoadPoint], target: float) -> LoadPoint | No
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Load points of one server in ascending order; `quantity` is concurrency or rate.
+    """Load points of one server in ascending order. quantity: concurrency or rate. target: the required attainment.
 
-    `target` is the required SLO attainment. Of a search: `search` is its level and sentence, `capacity` its evidence.
+    search: level and sentence of the result, for a sweep that was a search; `capacity`: its evidence.
+    order: the loads in the order of measurement.
     """
 
     quantity: str

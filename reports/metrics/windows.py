@@ -15,17 +15,17 @@ from reports.stats.estimators import Slope, newey_west_slope
 
 Array = npt.NDArray[np.float64]
 
-# The rate of these loads is not constant, so they have no steady state.
 UNEVEN_MODES = frozenset(("trace", "burst", "stages"))
-# Stop reasons of a window that ends with the start of its last request.
+"""Modes of a load whose rate is not constant; such a run has no steady state."""
 COUNTED_ENDS = frozenset(("requests", "end_of_trace"))
+"""Stop reasons of a window that ends with the start of its last request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The measurement window in seconds since the run's start. `warmup_rule` names the rule that ended the warm-up.
+    """The measurement window in seconds since the run's start.
 
-    truncation_s: end of a slow start that was removed.
+    warmup_rule: the rule that determined the end of the warm-up. truncation_s: the end of a removed slow start.
     """
 
     start_s: float
@@ -41,7 +41,7 @@ class Window:
         return self.end_s - self.start_s
 
     def contains(self, t_s: "Array | pd.Series[float]") -> npt.NDArray[np.bool_]:
-        """Whether each moment lies in the window; False for a missing one."""
+        """Whether each time is in the window; False for a missing time."""
         moments = np.asarray(t_s, dtype=np.float64)
         return (moments >= self.start_s) & (moments <= self.end_s)
 
@@ -55,13 +55,13 @@ class Concurrency:
 
     @classmethod
     def of(cls, sent_s: Array, end_s: Array) -> "Concurrency":
-        """From sends and ends; requests that were never sent are left out, those that never ended stay in flight."""
+        """From the times of sends and ends, [requests]. An unsent request is ignored; one without an end never ends."""
         was_sent = ~np.isnan(sent_s)
         starts = sent_s[was_sent]
         ends = end_s[was_sent & ~np.isnan(end_s)]
         moments = np.concatenate((starts, ends))
         changes = np.concatenate((np.ones(len(starts)), -np.ones(len(ends))))
-        # Of an end and a start at the same time the end comes first, so that a closed loop never exceeds its users.
+        # At equal times an end precedes a start; otherwise a closed loop would exceed its number of users.
         order = np.lexsort((changes, moments))
         return cls(moments[order], np.cumsum(changes[order]))
 
@@ -100,16 +100,16 @@ class Concurrency:
 
 
 def starts_s(frame: pd.DataFrame, is_open_loop: bool) -> Array:
-    """The start of each request: the intended one in an open loop, the send in a closed loop if it was sent."""
+    """The start of each request in seconds: the intended start in an open loop, the send in a closed loop."""
     intended, sent = frame["t_intended_ns"], frame["t_sent_ns"]
     first, second = (intended, sent) if is_open_loop else (sent, intended)
     return np.asarray(first.fillna(second).fillna(frame["t_dispatch_ns"]) / 1e9, dtype=np.float64)
 
 
 def phases(frame: pd.DataFrame, manifest: RunManifest) -> "pd.Series[str]":
-    """The phase of each request; what started after the window is of the drain.
+    """The phase of each request; the phase of a request that started after the window is `drain`.
 
-    A worker of several may learn the end of the window after requests that followed it have ended.
+    The end of the window can reach a worker late, after it recorded later requests with another phase.
     """
     if manifest.window_end_s is None:
         return frame["phase"]
@@ -120,21 +120,21 @@ def phases(frame: pd.DataFrame, manifest: RunManifest) -> "pd.Series[str]":
 def find_window(frame: pd.DataFrame, events: TokenEvents, manifest: RunManifest) -> Window:
     """The window of a run: from the end of the warm-up to the end of the load.
 
-    The warm-up lasts as configured, until every slot of a closed loop has completed a request, and until a slow start
-    has ended. frame: requests in the order of their start, with the per-request metrics.
+    The warm-up ends when the configured time has passed, every slot of a closed loop has completed a request, and a
+    slow start has ended. frame: requests in the order of their start, with the per-request metrics.
 
-    Without a recorded end (a crash) the window ends at the last send. If a number of requests ended it, it includes the
-    send of the last; if none of them had ended by then, as in a burst, it ends with the last response.
+    Without a recorded end (after a crash) the window ends at the last send. If a number of requests ended the load, the
+    window includes the last send; if no request had ended by then, as in a burst, it ends with the last response.
     """
     sent_s, end_s = _column_s(frame, "t_sent_ns"), _column_s(frame, "t_end_ns")
     is_measured = np.asarray(frame["phase"] != Phase.DRAIN)
     end = _end_s(sent_s[is_measured], end_s[is_measured], manifest)
-    sweep = Concurrency.of(sent_s, end_s)
-    marks = {"configured": manifest.warmup_s, "every slot": _slots_done_s(sweep, sent_s, end_s, manifest)}
-    rule, start = max(marks.items(), key=lambda mark: mark[1])
+    concurrency = Concurrency.of(sent_s, end_s)
+    ends = {"configured": manifest.warmup_s, "every slot": _slots_done_s(concurrency, sent_s, end_s, manifest)}
+    rule, start = max(ends.items(), key=lambda item: item[1])
     is_steady = start <= end / 2 or start <= manifest.warmup_s
     if not is_steady or start >= end:
-        # Report from the configured warm-up on; the verdict states that the run has no steady state.
+        # The report starts at the configured warm-up; the verdict states that the run has no steady state.
         rule, start = "configured", manifest.warmup_s if manifest.warmup_s < end else 0.0
     cut_s = None
     if is_steady and manifest.mode not in UNEVEN_MODES:
@@ -147,9 +147,10 @@ def find_window(frame: pd.DataFrame, events: TokenEvents, manifest: RunManifest)
 def _slow_start_s(
     start_s: float, end_s: float, frame: pd.DataFrame, events: TokenEvents, *, is_open_loop: bool
 ) -> float | None:
-    """The end of a slow start: a step up of tokens/s in the first third of a window that can be checked without it.
+    """The end of a slow start: a step up of tokens/s in the first third of the window; None without such a step.
 
-    A later step, or a step down, is not a warm-up: the verdict names it.
+    The rest of the window must be long enough for a check. A later step, or a step down, is not a warm-up; the verdict
+    names it.
     """
     series = series_between(start_s, end_s, frame, events, is_open_loop=is_open_loop)
     step = series.step
@@ -178,16 +179,16 @@ def _column_s(frame: pd.DataFrame, name: str) -> Array:
     return np.asarray(frame[name], dtype=np.float64) / 1e9
 
 
-def _slots_done_s(sweep: Concurrency, sent_s: Array, end_s: Array, manifest: RunManifest) -> float:
-    """When every slot of a closed loop has completed a request: all requests in flight at the first full load ended."""
+def _slots_done_s(concurrency: Concurrency, sent_s: Array, end_s: Array, manifest: RunManifest) -> float:
+    """The time by which all requests in flight at the first full load of a closed loop ended; 0 in an open loop."""
     if manifest.is_open_loop or not manifest.slots:
         return 0.0
-    full = np.flatnonzero(sweep.level >= manifest.slots)
+    full = np.flatnonzero(concurrency.level >= manifest.slots)
     first_starts = np.sort(sent_s[~np.isnan(sent_s)])[: manifest.slots]
     if not len(first_starts):
         return 0.0
-    # Users with a think time may never all be busy at once; then the first request of each counts.
-    moment = float(sweep.t_s[full[0]]) if len(full) else float(first_starts[-1])
+    # Users with a think time may never be busy all at once; the first request of each user is used instead.
+    moment = float(concurrency.t_s[full[0]]) if len(full) else float(first_starts[-1])
     with np.errstate(invalid="ignore"):
         running = (sent_s <= moment) & ~(end_s <= moment)
     ends = end_s[running]
@@ -195,7 +196,7 @@ def _slots_done_s(sweep: Concurrency, sent_s: Array, end_s: Array, manifest: Run
 
 
 def slopes(window: Window, start_s: Array, ttft_s: Array, in_flight: tuple[Array, Array]) -> dict[str, Slope | None]:
-    """Slopes of TTFT and of requests in flight over the window, per second; `in_flight`: moments and levels."""
+    """Slopes of TTFT (in s) and of requests in flight over the window, per second. in_flight: times and levels."""
     known = window.contains(start_s) & ~np.isnan(ttft_s)
     order = np.argsort(start_s[known], kind="stable")
     moments, levels = in_flight

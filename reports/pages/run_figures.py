@@ -64,7 +64,10 @@ def windows_of(analyses: Sequence[Analysis]) -> list[tuple[float, float]]:
 
 
 def distribution_frame(label: str, values_s: npt.NDArray[np.float64]) -> pd.DataFrame:
-    """An empirical distribution of about ECDF_POINTS points, exact at the percentiles that are labelled: run, fraction, value_ms."""
+    """An empirical distribution of about ECDF_POINTS points, exact at the labelled percentiles.
+
+    Returns run, fraction, value_ms.
+    """
     even = np.linspace(0, 1, min(len(values_s), ECDF_POINTS))
     fraction = np.union1d(even, np.array(latency_plots.MARKED_PERCENTILES) / 100)
     return pd.DataFrame(

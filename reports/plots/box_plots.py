@@ -23,7 +23,7 @@ PERCENTILES = (5, 25, 50, 75, 95)
 def boxes(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
     """A box for each run from p25 to p75, with a line at the median and whiskers from p5 to p95.
 
-    frame: run, count, and p5 to p95 in ms, from the first row down.
+    frame: run, count, and p5 to p95 in ms, in the order of the rows, top first.
     """
     with styled():
         left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES

@@ -19,9 +19,9 @@ from reports.plots.figure import (
 
 
 def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
-    """The change of every pair in percent, a row per metric; colour and shape show better and worse, the band ±bound.
+    """The change of every pair in percent, a row per metric. Colour and shape show better and worse.
 
-    frame: metric, pair, change, worse.
+    frame: metric, pair, change, worse. bound: the half-width of the shaded band, in percent.
     """
     with styled():
         left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES
@@ -55,9 +55,10 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
 
 
 def forest(frame: pd.DataFrame, bound: float, unit: str, size: Size) -> Figure:
-    """The change of each quantity with its interval, one row each; the smallest effect of interest as a band.
+    """The change of each quantity with its interval, a row per quantity; the smallest effect of interest is a band.
 
-    frame: name, value, lo, hi, worse, decided, from the first row down. Missing bounds are NaN; `unit` is that of all.
+    frame: name, value, lo, hi, worse, decided, in the order of the rows, top first; NaN for a missing bound.
+    bound: the smallest effect of interest. All values are in `unit`.
     """
     with styled():
         left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES

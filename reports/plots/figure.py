@@ -1,6 +1,6 @@
 """The base of every figure: sizes, colours and style, labels of axes and series, and saving as SVG and PNG.
 
-Colours are those of `PALETTE`, each unique, so that a renderer can replace them for another theme.
+Figures use only the colours of `PALETTE`. Each colour is unique, so a renderer can replace it for another theme.
 """
 
 import dataclasses
@@ -24,13 +24,8 @@ from reports.document import Plot, Report, Size
 from reports.text import legible
 
 WIDE = Size(960, 380)
-
-
 HALF = Size(560, 340)
-
-
 NARROW = Size(360, 330, is_narrow=True)
-
 
 PALETTE = MappingProxyType(
     {
@@ -51,10 +46,8 @@ PALETTE = MappingProxyType(
 
 
 PIXELS_PER_INCH = 100
-
-
 CHARACTER_PIXELS = 7.2
-
+"""Mean width of a character of a series name."""
 
 STYLE: dict[str, Any] = {
     "figure.dpi": PIXELS_PER_INCH,
@@ -99,7 +92,7 @@ STYLE: dict[str, Any] = {
 def styled() -> Iterator[None]:
     """Draw and save figures in the style of the reports.
 
-    Labels may hold characters that the bundled font lacks: a browser shows them, a PNG shows boxes.
+    A label may contain characters that the bundled font lacks: a browser shows them, and a PNG shows boxes.
     """
     settings: Any = STYLE
     with mpl.rc_context(settings), warnings.catch_warnings():
@@ -107,11 +100,10 @@ def styled() -> Iterator[None]:
         yield
 
 
-# Pixels around the axes: left for tick labels, below for tick labels and the axis title, above for the title row.
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM, MARGIN_TOP = 48, 18, 46, 32
-
-
+"""Pixels around the axes: tick labels at the left, tick labels and the axis title below, the title row above."""
 MARGIN_NAMES = 150
+"""Pixels at the left of the axes for the names of rows."""
 
 
 def new_figure(size: Size, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
@@ -148,9 +140,9 @@ def axis_from_zero(
 
 
 class Hovers(Artist):
-    """Texts shown over points of a figure in a page; draws nothing. `half_width` makes a point a full-height band.
+    """Texts that a page shows while the pointer is over a point of a figure; draws nothing.
 
-    A point with an empty text has none.
+    With `half_width`, a text is shown over a band as high as the axes. A point with an empty text has no shape.
     """
 
     def __init__(self, x: Iterable[float], y: Iterable[float], texts: Iterable[str], half_width: float = 0.0) -> None:
@@ -159,10 +151,10 @@ class Hovers(Artist):
         self.half_width = half_width
 
     def draw(self, renderer: Any) -> None:
-        """Nothing: `hover_elements` writes the texts."""
+        """Draw nothing; `elements` returns the shapes."""
 
     def elements(self) -> Iterator[str]:
-        """An invisible shape with a title for each visible point, in the points of the SVG."""
+        """An invisible SVG shape with a title for each point inside the axes; lengths are in typographic points."""
         axes, figure = self.axes, self.get_figure(root=True)
         assert axes is not None
         assert figure is not None
@@ -193,7 +185,7 @@ def add_hovers(
 
 
 def _with_hovers(figure: Figure, svg: bytes) -> bytes:
-    """The SVG with a group of invisible shapes that carry the texts of its `Hovers`."""
+    """The SVG, and a group of the invisible shapes of its `Hovers`."""
     shapes = [
         shape for axes in figure.axes for each in axes.artists if isinstance(each, Hovers) for shape in each.elements()
     ]
@@ -209,21 +201,24 @@ def series_colour(index: int) -> str:
 
 
 def label_axis(axes: Axes, text: str) -> None:
-    """A horizontal axis title above the axes, at the left."""
+    """Write the title of the y axis above the axes, at the left."""
     axes.set_title(text, loc="left", color=PALETTE["muted"], pad=8)
 
 
 def name_series(axes: Axes, labels: Sequence[str], size: Size, colours: Sequence[str] = ()) -> None:
-    """The names of the series in their colours, in one row above the axes at the right; none for a single series."""
+    """Write the names of the series in their colours, in one row above the axes at the right.
+
+    A single series is not named. Names that do not fit are cut.
+    """
     if len(labels) < 2:
         return
     colours = colours or [series_colour(index) for index in range(len(labels))]
     room = (size.width - 180) / CHARACTER_PIXELS
     fits = sum(len(label) + 2 for label in labels) <= room
-    most = max(4, int(room / len(labels)) - 2)
+    max_len = max(4, int(room / len(labels)) - 2)
     offset = 0.0
     for index in reversed(range(len(labels))):
-        text = labels[index] if fits or len(labels[index]) <= most else labels[index][: most - 1] + "…"
+        text = labels[index] if fits or len(labels[index]) <= max_len else labels[index][: max_len - 1] + "…"
         axes.annotate(
             text,
             (1.0, 1.0),
@@ -238,7 +233,7 @@ def name_series(axes: Axes, labels: Sequence[str], size: Size, colours: Sequence
 
 
 def name_rows(axes: Axes, names: Sequence[str], size: Size) -> None:
-    """Row names at the left; in a narrow figure above each row."""
+    """Write the names of rows at the left; in a narrow figure, above each row."""
     axes.set_ylim(-0.5, len(names) - (0.25 if size.is_narrow else 0.5))
     if not size.is_narrow:
         axes.set_yticks(range(len(names)), names)
@@ -253,7 +248,7 @@ PNG_SCALE = 2
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One figure as files: SVG at both widths, and a PNG, which is empty if only a page is written."""
+    """The files of one figure: SVG at both widths, and a PNG. `png` is empty if only a page is written."""
 
     wide_svg: str
     narrow_svg: str

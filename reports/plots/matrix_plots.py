@@ -21,7 +21,7 @@ from reports.plots.figure import (
 def facets(frame: pd.DataFrame, column: str, title: str, load: str, size: Size) -> Figure:
     """A panel for each value of the other setting, one below the other, on one load axis.
 
-    frame: facet, load, the column, is_valid. Invalid points are hollow.
+    frame: facet, load, `column`, is_valid. Invalid points are hollow.
     """
     names = list(dict.fromkeys(frame["facet"]))
     with styled():
@@ -91,7 +91,7 @@ def _dots(axes: Axes, x: "pd.Series[float]", y: "pd.Series[float]", is_filled: "
 
 
 def _load_axis(axes: Axes, frame: pd.DataFrame, load: str) -> None:
-    """Logarithmic with a tick at each load, as loads are usually geometric."""
+    """Set up the x axis: logarithmic with a tick at each load if the loads span more than a factor of four."""
     loads = sorted(set(frame["load"]))
     if loads[-1] > 4 * loads[0]:
         axes.set_xscale("log", base=2)

@@ -26,7 +26,6 @@ from reports.plots.figure import (
     tick_number,
 )
 
-# The parts of a request's time, first to last, with their colours in every figure.
 PART_COLOURS: Mapping[str, str] = MappingProxyType(
     {
         "client wait": PALETTE["series-3"],
@@ -42,13 +41,14 @@ PART_COLOURS: Mapping[str, str] = MappingProxyType(
         "unexplained": PALETTE["muted"],
     }
 )
-# The opacity of the slowest cell of a heat map; its number stays readable.
+"""The parts of a request's time in their order, and the colour of each part in every figure."""
 MAX_ALPHA = 0.6
+"""Opacity of the slowest cell of a heat map; the number in it stays readable."""
 LINE_PIXELS = 15
 
 
 def heat_map(frame: pd.DataFrame, size: Size) -> Figure:
-    """The median of a latency per cell of input and output lengths, with its number of requests.
+    """The median of a latency, and the number of requests, in each cell of input and output lengths.
 
     frame: column, row, column_name, row_name, value_ms, count. Darker is slower; cells without requests are empty.
     """
@@ -84,7 +84,10 @@ def _named_cells(axes: Axes, frame: pd.DataFrame, size: Size) -> None:
 
 
 def gantt(frame: pd.DataFrame, size: Size) -> Figure:
-    """Requests as bars over time, one colour per part. frame: row, name, part, start_s, seconds."""
+    """Requests as bars over time, a colour per part.
+
+    frame: row, name, part, start_s (since the run's start), seconds.
+    """
     with styled():
         left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES
         parts = list(dict.fromkeys(frame["part"]))
@@ -153,7 +156,7 @@ def _horizontal_axis(axes: Axes, size: Size) -> None:
 
 
 def name_parts(axes: Axes, parts: Sequence[str], size: Size) -> None:
-    """The names of the parts in their colours above the axes, in one or more lines."""
+    """Write the names of the parts in their colours above the axes, in one or more lines."""
     lines = _lines(parts, size)
     for number, line in enumerate(reversed(lines)):
         offset = 0.0
@@ -180,15 +183,16 @@ def _lines(parts: Sequence[str], size: Size) -> list[list[str]]:
     return lines
 
 
-def cells(frame: pd.DataFrame, most: int = 6) -> pd.DataFrame:
-    """The cells of a heat map, with edges at quantiles of the requests. frame: input_tokens, output_tokens, value_ms.
+def cells(frame: pd.DataFrame, max_cells: int = 6) -> pd.DataFrame:
+    """The cells of a heat map: at most `max_cells` in each direction, with edges at quantiles of the requests.
 
-    -> column, row, column_name, row_name, value_ms (the median), count.
+    frame: input_tokens, output_tokens, value_ms.
+    Returns column, row, column_name, row_name, value_ms (the median), count.
     """
     found = frame.copy()
     names = {}
     for axis, name in (("column", "input_tokens"), ("row", "output_tokens")):
-        edges = np.unique(np.quantile(found[name], np.linspace(0, 1, most + 1)).round())
+        edges = np.unique(np.quantile(found[name], np.linspace(0, 1, max_cells + 1)).round())
         inner = edges[1:-1] if len(edges) > 2 else edges[:0]
         found[axis] = np.searchsorted(inner, found[name], side="right")
         spans = found.groupby(axis)[name].agg(["min", "max"])

@@ -25,8 +25,8 @@ from reports.plots.figure import (
 def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: Size) -> Figure:
     """Output tokens per second over the run.
 
-    frame: run, t_s, output_tokens_per_s, in_flight, ttft_p50_ms, ttft_p95_ms, failed; one row per `bin_s` seconds. The
-    time outside every window is shaded.
+    frame: run, t_s, bin_s, output_tokens_per_s, in_flight, ttft_p50_ms, ttft_p95_ms, failed; a row per bin of `bin_s`
+    seconds that starts at `t_s`. windows: start and end of each run's measured phase, in seconds; the rest is shaded.
     """
     with styled():
         figure, [axes] = new_figure(size)
@@ -47,7 +47,7 @@ def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: 
 def load_timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: Size) -> Figure:
     """Requests in flight with failures, above TTFT p50 and p95 of the requests that started in each bin.
 
-    frame: as in `timeline`.
+    frame, windows: as in `timeline`.
     """
     with styled():
         figure, (top, bottom) = new_figure(size, 2, sharex=True)
@@ -75,8 +75,8 @@ def load_timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], s
         return figure
 
 
-# Room above a line for the names of the shaded times, as a fraction of its highest value.
 LABEL_ROOM = 0.22
+"""Space above a line for the names of the shaded times, as a fraction of the line's highest value."""
 
 
 def _over_seconds(
@@ -88,7 +88,7 @@ def _over_seconds(
     *,
     has_names: bool = True,
 ) -> None:
-    """A time axis with the times outside every window shaded, and named if there is room."""
+    """Set up a time axis. The times before and after all windows are shaded, and named if there is room."""
     last = float((frame["t_s"] + frame["bin_s"]).max())
     axes.set_xlim(0, last)
     name_series(axes, names, size)
@@ -102,22 +102,23 @@ def _over_seconds(
             axes.text(*place, name, transform=axes.get_xaxis_transform(), ha="center", va="top", color=PALETTE["muted"])
 
 
-HOVERED = {
+HOVERED_COLUMNS = {
     "output_tokens_per_s": ("output tokens/s", 1),
     "in_flight": ("in flight", 1),
     "ttft_p50_ms": ("ms TTFT p50", 1),
     "ttft_p95_ms": ("ms TTFT p95", 1),
     "failed": ("failed", 0),
 }
+"""Title and decimals of each column that is shown under the pointer; a column without decimals is hidden if 0."""
 
 
 def _hover_rows(axes: Axes, rows: pd.DataFrame, middle: "pd.Series[float]", column: str, label: str) -> None:
-    """All values of each bin over its part of the axes."""
+    """Show all values of a bin while the pointer is over its band of the axes."""
     texts = []
     for row in rows.to_dict("records"):
         values = [
             f"{format_number(float(row[name]) if decimals else int(row[name]))} {title}"
-            for name, (title, decimals) in HOVERED.items()
+            for name, (title, decimals) in HOVERED_COLUMNS.items()
             if row[name] == row[name] and (decimals or row[name])
         ]
         texts.append(", ".join([f"{label + ', ' if label else ''}{row['t_s']:g} s: {values[0]}", *values[1:]]))

@@ -25,20 +25,22 @@ from reports.study import Knob
 
 Array = npt.NDArray[np.float64]
 
-CELLS = 12
-# The mean number of predictions per cell of a map, so that few cells are empty.
+MAX_CELLS = 12
+"""Cells of a map in each direction."""
 MIN_PER_CELL = 4
+"""Mean number of predictions per cell of a map, so that few cells are empty."""
 HOURS = 24
 
 
 def cells(frame: pd.DataFrame, x: Knob, y: Knob) -> tuple[Array, Array, Array, Array]:
-    """The plane of two numeric settings in cells: the edges of both, then best value and smallest excess of each cell.
+    """The plane of two numeric settings in cells, with the value and the excess of each cell's best prediction.
 
-    frame: x, y, value, excess; an excess above 1 exceeds a limit. The best value is that of the predictions within the
-    limits, or without any of the nearest: [cells of y, cells of x], NaN without predictions.
+    frame: x, y, value, excess; an excess above 1 exceeds a limit. The best prediction of a cell has the highest value
+    within the limits, or the smallest excess if none is within.
+    Returns x edges, y edges, values and excesses: [cells of y, cells of x], NaN in a cell without predictions.
     """
     known = frame[frame["x"].notna() & frame["y"].notna()]
-    side = int(np.clip(np.sqrt(len(known) / MIN_PER_CELL), 2, CELLS))
+    side = int(np.clip(np.sqrt(len(known) / MIN_PER_CELL), 2, MAX_CELLS))
     edges, places = [], []
     for knob, name in ((x, "x"), (y, "y")):
         values = known[name].to_numpy(dtype=np.float64)
@@ -57,7 +59,7 @@ def cells(frame: pd.DataFrame, x: Knob, y: Knob) -> tuple[Array, Array, Array, A
 
 
 def heat_map(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -> Figure:
-    """The best objective over two numeric settings, and the line beyond which every prediction exceeds a limit.
+    """The best objective over two numeric settings. Every prediction beyond the red line exceeds a limit.
 
     frame: as for `cells`.
     """
@@ -94,7 +96,7 @@ def _scale(axes: Axes, knob: Knob, edges: Array, which: str) -> None:
 
 
 def replicas_over_rate(frame: pd.DataFrame, size: Size) -> Figure:
-    """Replicas that reach the target, by policy, with the range of the cost model's level error.
+    """Replicas that reach the target at each rate, by policy; the band shows the error of the cost model.
 
     frame: rate, policy, replicas, low, high.
     """
@@ -120,7 +122,7 @@ def replicas_over_rate(frame: pd.DataFrame, size: Size) -> Figure:
 
 
 def cost_over_attainment(frame: pd.DataFrame, target: float, unit: str, size: Size) -> Figure:
-    """The cost of each fleet over its fraction of requests within every limit; the target as a line.
+    """The cost of each fleet over its fraction of requests within every limit; a line marks the target.
 
     frame: attainment, cost, policy, rate; the fleets of one rate and policy are joined.
     """

@@ -25,15 +25,15 @@ from reports.plots.figure import (
 )
 from reports.stats.estimators import Interval
 
-# Latencies that differ by more than this factor have a logarithmic axis: beyond the knee queues grow without bound.
 MAX_LINEAR_RATIO = 12.0
+"""The axis is logarithmic if latencies differ by more than this factor: queues grow without bound beyond the knee."""
 
 
 def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float | None, size: Size) -> Figure:
-    """Latency against throughput: one dot per load, joined in the order of loads, and the objective as a line.
+    """Latency against throughput: a dot per load, joined in the order of loads, and the objective as a line.
 
-    frame: load, output_tokens_per_s, lo, hi, value_ms, lo_ms, hi_ms, is_knee, is_valid, text. Bars are 95 % intervals;
-    invalid points are hollow.
+    frame: load, output_tokens_per_s, lo, hi, value_ms, lo_ms, hi_ms, is_knee, is_valid, text. Bars are 95 % intervals.
+    Invalid points are hollow.
     """
     with styled():
         figure, [axes] = new_figure(size)
@@ -67,7 +67,7 @@ def throughput_latency(frame: pd.DataFrame, quantity: str, objective_ms: float |
 
 
 def _latency_axis(axes: Axes, low: float, top: float) -> str:
-    """Linear from zero, or logarithmic for a wide range. Returns the suffix of the axis title."""
+    """Set up the y axis: linear from zero, or logarithmic for a wide range. Returns the suffix of the axis title."""
     if low <= 0 or top <= MAX_LINEAR_RATIO * low:
         axis_from_zero(axes, 1.05 * top)
         return ""
@@ -80,7 +80,7 @@ def _latency_axis(axes: Axes, low: float, top: float) -> str:
 
 
 def _objective(axes: Axes, value_ms: float, *, is_low: bool) -> None:
-    """A dashed line with its label away from the curve: at the left, or at the right for a low objective."""
+    """Draw a dashed line. Its label is where the curve is not: at the left, or at the right for a low objective."""
     axes.axhline(value_ms, color=PALETTE["bad"], linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate(
         f"objective {format_number(value_ms)} ms",
@@ -192,7 +192,7 @@ def speed_per_user(frame: pd.DataFrame, size: Size) -> Figure:
         axes.plot(
             frame["output_tokens_per_s"], frame["per_user"], "o-", color=series_colour(0), markersize=5, linewidth=1.2
         )
-        # Beyond the knee dots are close to each other: their names alternate above and below the line.
+        # Dots beyond the knee are close to each other, so their labels alternate above and below the line.
         points = frame[["load", "output_tokens_per_s", "per_user"]].to_numpy(dtype=float).tolist()
         for index, (load, total, per_user) in enumerate(points):
             place = (0, -14 if index % 2 else 6)
@@ -213,7 +213,7 @@ def speed_per_user(frame: pd.DataFrame, size: Size) -> Figure:
 
 
 def _load_axis(axes: Axes, loads: "pd.Series[float]", label: str, size: Size) -> None:
-    """The load from its lowest to its highest point, with ticks at the points; log2 for geometric loads."""
+    """Set up the x axis over all loads, with ticks at the loads; logarithmic (base 2) for geometric loads."""
     places = sorted({float(load) for load in loads})
     is_geometric = len(places) > 2 and places[0] > 0 and all(b >= 1.5 * a for a, b in pairwise(places))
     if is_geometric:
@@ -223,20 +223,20 @@ def _load_axis(axes: Axes, loads: "pd.Series[float]", label: str, size: Size) ->
     else:
         margin = 0.05 * (places[-1] - places[0]) or 0.5
         axes.set_xlim(places[0] - margin, places[-1] + margin)
-    most = 6 if size.is_narrow else 10
-    if is_geometric or len(places) <= most:
-        ticks = places if len(places) <= most else places[:: math.ceil(len(places) / most)]
+    max_ticks = 6 if size.is_narrow else 10
+    if is_geometric or len(places) <= max_ticks:
+        ticks = places if len(places) <= max_ticks else places[:: math.ceil(len(places) / max_ticks)]
         axes.set_xticks(ticks, [tick_number(tick) for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(most - 1))
+        axes.xaxis.set_major_locator(MaxNLocator(max_ticks - 1))
         axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
     axes.set_xlabel(label)
 
 
-def _name_point(axes: Axes, row: Any, most: float) -> None:
-    """The load beside its dot: at the left near the right edge, else at the right."""
-    is_rightmost = float(row.output_tokens_per_s) > 0.85 * most
+def _name_point(axes: Axes, row: Any, max_throughput: float) -> None:
+    """Write the load beside its dot: left of a dot near the right edge, else right of it."""
+    is_rightmost = float(row.output_tokens_per_s) > 0.85 * max_throughput
     text = f"{row.load:g}" + ("  knee" if row.is_knee else "")
     axes.annotate(
         text,

@@ -19,14 +19,15 @@ from reports.plots.figure import (
     tick_number,
 )
 
-# Up to this many workers have their own lines; of more, the range is shown.
 MAX_LINES = 6
+"""More workers than this are drawn as their range and median instead of a line each."""
 
 
 def panels(frame: pd.DataFrame, window: tuple[float, float], last_s: float, size: Size) -> Figure:
     """Gauges over time, one panel per unit, with a common time axis.
 
-    frame: panel, name, t_s, value; one or several names per panel. The time outside the window is grey.
+    frame: panel, name, t_s, value; one or several names per panel. window: start and end of the measured phase, in
+    seconds; the rest is shaded.
     """
     with styled():
         groups = list(frame.groupby("panel", sort=False))
@@ -40,17 +41,17 @@ def panels(frame: pd.DataFrame, window: tuple[float, float], last_s: float, size
             axes.set_ylim(bottom=0, top=max(1.12 * float(rows["value"].max()), 1e-9))
             label_axis(axes, str(panel))
             is_whole = bool((rows["value"] % 1 == 0).all())
-            _clock(axes, window, last_s, len(groups), is_whole=is_whole)
+            _time_axis(axes, window, last_s, len(groups), is_whole=is_whole)
         axes_of[-1].set_xlabel("seconds since the run's start")
         return figure
 
 
-# Beyond this number of samples, the bands of the values are too narrow to point at.
 MAX_HOVERED = 400
+"""With more samples than this, the band of a sample is too narrow to point at."""
 
 
 def _hover_samples(axes: Axes, rows: pd.DataFrame) -> None:
-    """The values of all lines of a panel at each sample."""
+    """Show the values of all lines of a panel at each sample."""
     samples = list(rows.groupby("t_s"))
     if not 1 < len(samples) <= MAX_HOVERED:
         return
@@ -63,11 +64,11 @@ def _hover_samples(axes: Axes, rows: pd.DataFrame) -> None:
     add_hovers(axes, [at + half for at in times], [0.0] * len(times), texts, half)
 
 
-def _clock(
-    axes: Axes, window: tuple[float, float], last_s: float, panels_shown: int, *, is_whole: bool = False
+def _time_axis(
+    axes: Axes, window: tuple[float, float], last_s: float, num_panels: int, *, is_whole: bool = False
 ) -> None:
     axes.set_xlim(0, last_s)
-    axes.yaxis.set_major_locator(MaxNLocator(4 if panels_shown < 3 else 3, integer=is_whole))
+    axes.yaxis.set_major_locator(MaxNLocator(4 if num_panels < 3 else 3, integer=is_whole))
     axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
     for start, end in ((0.0, window[0]), (window[1], last_s)):
         if end > start:
@@ -75,9 +76,9 @@ def _clock(
 
 
 def workers(frame: pd.DataFrame, bounds: Sequence[float], window: tuple[float, float], size: Size) -> Figure:
-    """CPU use and longest loop lag of each worker, per second. frame: worker, t_s, cpu_percent, lag_ms.
+    """CPU use and longest event-loop lag of each worker, per second. frame: worker, t_s, cpu_percent, lag_ms.
 
-    Above `bounds` the run is degraded: CPU in percent, lag in ms.
+    bounds: CPU in percent and lag in ms; a run above one of them is degraded.
     """
     with styled():
         figure, axes_of = new_figure(size, 2, sharex=True, gridspec_kw={"hspace": 0.52})
@@ -94,7 +95,7 @@ def workers(frame: pd.DataFrame, bounds: Sequence[float], window: tuple[float, f
                 top = max(top, 1.12 * bound)
             axes.set_ylim(0, max(top, 1e-9))
             label_axis(axes, title)
-            _clock(axes, window, last_s, 2)
+            _time_axis(axes, window, last_s, 2)
         names = [f"worker {worker:.0f}" for worker in frame["worker"].unique()]
         if len(names) <= MAX_LINES:
             name_series(axes_of[0], names, size)

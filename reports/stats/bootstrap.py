@@ -1,7 +1,8 @@
 """Moving-block bootstrap of percentiles and means, for the dependent values of successive requests.
 
-Requests that overlap share the server's state, and those of a burst share its queue. So blocks must be longer than the
-dependence lasts, and blocks of any length still underestimate the variance. Both are estimated from the series.
+Requests that overlap share the state of the server, and requests of a burst share its queue. Blocks must therefore be
+longer than the dependence, and blocks of any length still underestimate the variance. The block length and the
+correction of the variance are estimated from the series.
 """
 
 import math
@@ -15,32 +16,40 @@ from reports.stats.estimators import PERCENTILES, Interval, autocovariance, sort
 
 Array = npt.NDArray[np.float64]
 
-# With longer blocks than this fraction of the series, too few blocks are left to estimate a spread.
 MAX_BLOCK_FRACTION = 0.1
+"""Longest block as a fraction of the series: longer blocks are too few to estimate a spread."""
+RESAMPLES = 2_000
+BOOTSTRAP_SEED = 20_240_229
+EVEN_CUTS, NEAR_CUTS = 320, 24
+"""Cut points of the bootstrap's grid: evenly spread ones, and those around each reported percentile."""
+MAX_UNITS = 4_096
+"""Limit of units that are resampled one by one. In a longer run neighbours are merged, which limits the cost."""
+MAX_VALUES = 4_000_000
+"""Values that are sorted into cells in one step."""
 
 
-def choose_block(series: Array, least: int) -> int:
-    """Units per block: `least` or the length that the autocorrelation requires, at most a tenth of the series.
+def choose_block(series: Array, min_block: int) -> int:
+    """Units per block: `min_block` or the length that the autocorrelation requires, at most a tenth of the series.
 
     The length minimizes the error of the variance (Politis and White, 2004; Patton, Politis and White, 2009).
     """
     count = len(series)
-    most = max(least, math.floor(MAX_BLOCK_FRACTION * count))
+    max_block = max(min_block, math.floor(MAX_BLOCK_FRACTION * count))
     covariance = autocovariance(series)
     if count < 30 or covariance[0] <= 0:
-        return least
+        return min_block
     variance, slope = _flat_top(covariance, _last_correlated_lag(covariance))
     if variance <= 0:
-        return most
+        return max_block
     wanted = math.ceil((1.5 * (slope / variance) ** 2 * count) ** (1 / 3))
-    return int(min(max(least, wanted), most))
+    return int(min(max(min_block, wanted), max_block))
 
 
 def interval_inflation(series: Array, block: int) -> float:
-    """The factor, at least 1, that corrects an interval from blocks of this length for the mean of the series.
+    """The factor, at least 1, that corrects an interval of the mean from blocks of this length.
 
-    Two parts: the variance that blocks miss (Bartlett weights against a flat-top estimate without that bias), and the
-    uncertainty of the variance from few blocks (Kiefer and Vogelsang, 2005, critical values of Bartlett's kernel).
+    The factor has two parts: the variance that blocks miss (Bartlett weights against an unbiased flat-top estimate),
+    and the uncertainty of a variance from few blocks (Kiefer and Vogelsang, 2005, critical values for Bartlett).
     """
     count = len(series)
     covariance = autocovariance(series)
@@ -56,19 +65,19 @@ def interval_inflation(series: Array, block: int) -> float:
 
 
 def _last_correlated_lag(covariance: Array) -> int:
-    """The last lag before a run of lags whose correlation is noise."""
+    """The last lag before several successive lags whose correlation is noise."""
     count = len(covariance)
     in_a_row = max(5, math.ceil(math.sqrt(math.log10(count))))
     noise = 2 * math.sqrt(math.log10(count) / count) * covariance[0]
-    most = min(2 * math.ceil(math.sqrt(count)) + in_a_row, count - 1)
-    is_noise = np.abs(covariance[1 : most + 1]) < noise
+    max_lag = min(2 * math.ceil(math.sqrt(count)) + in_a_row, count - 1)
+    is_noise = np.abs(covariance[1 : max_lag + 1]) < noise
     runs = np.convolve(is_noise, np.ones(in_a_row), "valid") == in_a_row
     found = np.flatnonzero(runs)
-    return int(found[0]) if len(found) else most
+    return int(found[0]) if len(found) else max_lag
 
 
 def _flat_top(covariance: Array, lag: int) -> tuple[float, float]:
-    """The long-run variance with weights 1 up to `lag` and falling to 0 at twice that, and the sum of |k| * cov(k)."""
+    """The long-run variance, and the sum of |k| * cov(k). The weights are 1 up to `lag` and fall to 0 at 2 * `lag`."""
     lag = max(lag, 1)
     lags = np.arange(1, min(2 * lag, len(covariance) - 1) + 1)
     weights = np.minimum(1.0, 2 - lags / lag)
@@ -76,26 +85,8 @@ def _flat_top(covariance: Array, lag: int) -> tuple[float, float]:
     return float(covariance[0] + 2 * weighted.sum()), float(2 * (lags * weighted).sum())
 
 
-RESAMPLES = 2_000
-
-
-BOOTSTRAP_SEED = 20_240_229
-
-
-# Cut points of the bootstrap's grid: this many spread evenly, and this many around each reported percentile.
-EVEN_CUTS, NEAR_CUTS = 320, 24
-
-
-# Limit of units that are resampled one by one; in a longer run neighbours are merged, so that the cost is bounded.
-MAX_UNITS = 4_096
-
-
-# Values that are sorted into cells in one step.
-MAX_VALUES = 4_000_000
-
-
 def block_length(count: int, mean_concurrency: float) -> int:
-    """The minimum of requests per block: the mean concurrency, at least n^(1/3), at most a third of the requests."""
+    """Fewest requests per block: the mean concurrency, at least n^(1/3), at most a third of the requests."""
     wanted: float = max(mean_concurrency, math.cbrt(count))
     return max(1, min(math.ceil(wanted), count // 3))
 
@@ -107,14 +98,14 @@ def bootstrap_percentiles(
     percentiles: Sequence[float] = PERCENTILES,
     resamples: int = RESAMPLES,
 ) -> list[Interval]:
-    """Percentiles with 95 % moving-block bootstrap intervals, units resampled whole.
+    """Percentiles with 95 % moving-block bootstrap intervals. A unit is resampled as a whole.
 
-    values: [sum of sizes], those of unit 0, then of unit 1, ...; units in order of their start.
-    sizes: [units]; all ones for a per-request series, the number of gaps for a pooled one.
+    values: [sum of sizes], the values of unit 0, then of unit 1, ...; units in order of their start.
+    sizes: [units], the number of values of each unit: 1 in a per-request series, the number of gaps in a pooled series.
 
     Blocks have `min_block` units, or more if the series requires it; `interval_inflation` corrects the intervals. The
-    percentile of a resample is computed from its counts between cut points, which are order statistics of the sample:
-    exact for a small sample, else within a fraction of a standard error.
+    percentile of a resample is computed from its counts between cut points, and cut points are order statistics of the
+    sample. It is exact for a small sample, else within a fraction of a standard error.
     """
     if not len(values):
         return [Interval(math.nan, math.nan, math.nan) for _ in percentiles]
@@ -143,7 +134,7 @@ def bootstrap_percentiles(
 def counted(
     values: Array, sizes: npt.NDArray[np.int64], cuts: Array, min_block: int
 ) -> tuple[Array, npt.NDArray[np.int64], int]:
-    """[units, cuts]: the number of values of each unit above one cut and up to the next.
+    """The number of values of each unit above one cut and up to the next, [units, cuts].
 
     More than MAX_UNITS units are merged with their neighbours. Also returns the sizes of the merged units, and the
     block length in merged units.
@@ -163,7 +154,7 @@ def counted(
 
 
 def _merged(sizes: npt.NDArray[np.int64], min_block: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Sizes of merged neighbours, so that at most `MAX_UNITS` are left, and the block length in merged units."""
+    """Sizes of at most `MAX_UNITS` merged units, and the block length in merged units."""
     together = math.ceil(len(sizes) / MAX_UNITS)
     if together == 1:
         return sizes, min_block
@@ -171,13 +162,13 @@ def _merged(sizes: npt.NDArray[np.int64], min_block: int) -> tuple[npt.NDArray[n
 
 
 def bootstrap_block(counts: Array, sizes: npt.NDArray[np.int64], min_block: int) -> int:
-    """Units per block for values counted in cells, from the dependence of their ranks."""
+    """Units per block for values counted in cells, chosen from the dependence of their ranks."""
     total = counts.sum(axis=0)
     return choose_block(_excess(counts @ (np.cumsum(total) / total.sum()), sizes), min_block)
 
 
 def _excess(sums: Array, sizes: npt.NDArray[np.int64]) -> Array:
-    """The sum of each unit's values, minus the sum of as many average values."""
+    """The sum of each unit's values, minus the size of the unit times the mean of all values."""
     excess: Array = sums - sizes * (sums.sum() / sizes.sum())
     return excess
 
@@ -217,9 +208,9 @@ def cut_points(ordered: Array, units: int, percentiles: Sequence[float]) -> Arra
 
 
 def resampled_counts(counts: Array, block: int, resamples: int) -> Array:
-    """The number of values of each moving-block resample in each cell.
+    """The number of values of each moving-block resample in each cell, [resamples, cells].
 
-    counts: [units, cells] -> [resamples, cells]. Each resample has enough blocks to cover the units.
+    counts: [units, cells]. Each resample has enough blocks to cover all units.
     """
     units, cells = counts.shape
     starts, num_blocks = units - block + 1, math.ceil(units / block)
@@ -233,7 +224,7 @@ def resampled_counts(counts: Array, block: int, resamples: int) -> Array:
 
 
 def counted_quantile(cuts: Array, below: Array, totals: Array, fraction: float) -> Array:
-    """For each resample, the value at a fraction of its count; linear between cut points.
+    """The quantile of each resample at a fraction, linear between cut points, [resamples].
 
     cuts: [cells]; below: [resamples, cells], running counts; totals: [resamples].
     """

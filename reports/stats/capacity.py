@@ -1,7 +1,7 @@
-"""The highest load that keeps the objectives, with its interval, from all runs at all loads.
+"""The highest load that meets the objectives, with its interval, from all runs at all loads.
 
-Where runs show how attainment falls, a fitted curve gives the interval. Where it falls at once, as on a server with a
-fixed number of places, the interval is the gap between the loads that are known to keep and to miss the target.
+If attainment falls gradually, a fitted curve gives the interval. If it falls at once, as on a server with a fixed
+number of slots, the interval is the gap between the loads that are known to meet and to miss the target.
 """
 
 import math
@@ -15,23 +15,24 @@ from reports.stats.capacity_fit import MIN_LOADS, CapacityFit, LoadShare
 from reports.stats.estimators import Interval, wilson
 from reports.stats.queue_intervals import Dependence, autocorrelation_time
 
-# The curve is fitted to loads within this range of the capacity: further away, the logit is not linear in the load.
 NEAR = (0.6, 1.5)
-# A run shows the slope of the curve if this many independent requests met the objectives, and this many missed them.
-FEWEST_OF_EACH = 2.0
-# A run of fewer requests shows nothing.
-FEWEST = 20
-# Less than for a single interval: the scatter around the curve corrects the rest.
+"""Range of the fitted loads, as multiples of the capacity: further away, the logit is not linear in the load."""
+MIN_OF_EACH = 2.0
+"""Independent requests that must meet, and must miss, the objectives, before a run shows the slope of the curve."""
+MIN_REQUESTS = 20
+"""A run with fewer requests is ignored."""
 INFLATION = 20.0
-# Two-sided 5 % over twenty loads, by Bonferroni's inequality.
+"""Inflation of the autocorrelation time; less than for a single interval, because the curve's scatter adds to it."""
 BRACKET_Z = 3.02
+"""Two-sided 5 % over twenty loads, by Bonferroni's inequality."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """One run at one load: the share of requests that met the objectives, worth `effective` independent requests.
+    """One run at one load: the share of requests that met the objectives.
 
-    is_overloaded: the queue grew for as long as the run lasted, so the share depends on that time and does not count.
+    effective: number of independent requests with the same information. time_s: length of the run. count: requests.
+    is_overloaded: the queue grew until the end of the run; the share then depends on its length, and is ignored.
     """
 
     load: float
@@ -45,16 +46,16 @@ class RunEvidence:
     def of(
         cls, load: float, met: npt.NDArray[np.bool_], dependence: Dependence, time_s: float, is_overloaded: bool
     ) -> "RunEvidence":
-        """met: [requests of the run], in order of start."""
+        """The evidence of a run. met: [requests], in order of start, whether each met the objectives."""
         count = len(met)
-        if count < FEWEST:
+        if count < MIN_REQUESTS:
             return cls(load, math.nan, 0.0, time_s, count, is_overloaded)
         time = max(dependence.own, autocorrelation_time(met.astype(np.float64)) or 1.0)
         effective = count / dependence.inflated(time, INFLATION)
         return cls(load, float(met.mean()), effective, time_s, count, is_overloaded)
 
     def requests_for(self, independent: int) -> int:
-        """About how many requests at this load are worth so many independent ones."""
+        """About how many requests at this load have the information of `independent` independent requests."""
         return math.ceil(independent * (self.count / self.effective if self.effective else 1.0))
 
     @property
@@ -63,7 +64,7 @@ class RunEvidence:
 
     @property
     def is_informative(self) -> bool:
-        return self.has_share and self.effective * min(self.share, 1 - self.share) >= FEWEST_OF_EACH
+        return self.has_share and self.effective * min(self.share, 1 - self.share) >= MIN_OF_EACH
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,15 @@ class Capacity:
     def overloaded_from(self) -> float:
         """The lowest overloaded load; infinite without one.
 
-        Chance can make a queue grow for a while: a run at the same or a higher load that kept the target overrules it.
+        A queue can also grow for a while by chance, so a load is not overloaded if a run at this or a higher load met
+        the target.
         """
         kept = max((run.load for run in self._with_share if run.share >= self.target), default=0.0)
         return min((run.load for run in self.runs if run.is_overloaded and run.load > kept), default=math.inf)
 
     @property
     def within(self) -> float | None:
-        """The highest load that kept the target below all loads that missed it, by the observed shares."""
+        """The highest load that met the target and is below all loads that missed it, by the observed shares."""
         beyond = self.beyond or math.inf
         return max(
             (load for load, run in self._pooled.items() if run.share >= self.target and load < beyond), default=None
@@ -99,7 +101,7 @@ class Capacity:
 
     @property
     def fit(self) -> CapacityFit | None:
-        """The curve through the loads near the capacity; None before it can be drawn."""
+        """The curve through the loads near the capacity; None with too few loads."""
         shares = [run for run in self._with_share if run.load < self.overloaded_from]
         found = _fitted(shares, self.target)
         for _ in range(3):
@@ -120,7 +122,7 @@ class Capacity:
 
     @property
     def interval(self) -> Interval:
-        """The capacity and its 95 % interval; bounds are NaN where nothing bounds it."""
+        """The capacity and its 95 % interval; a bound is NaN if it is unknown."""
         fit = self.fit
         if fit is None or not self.is_resolved or math.isnan(fit.capacity.lo):
             return self.bracket
@@ -130,7 +132,7 @@ class Capacity:
 
     @property
     def bracket(self) -> Interval:
-        """Between the loads that significantly keep and miss the target."""
+        """The gap between the loads that significantly meet and miss the target; a bound is NaN if it is unknown."""
         bounds = {
             load: wilson(run.share * run.effective, run.effective, BRACKET_Z) for load, run in self._pooled.items()
         }
@@ -158,9 +160,10 @@ class Capacity:
 
 
 def _fitted(runs: Sequence[RunEvidence], target: float) -> CapacityFit | None:
-    """The curve through runs; their weights come from a smooth trend.
+    """The curve through runs, weighted by a smooth trend of their dependence.
 
-    A run that is calm by chance has a high share and little dependence, so by its own estimate it would weigh too much.
+    A run with little queueing by chance has a high share and little dependence; weighted by its own dependence, it
+    would have too much influence.
     """
     if len({run.load for run in runs}) < MIN_LOADS:
         return None

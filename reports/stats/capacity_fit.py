@@ -1,7 +1,7 @@
 """The load at which stationary attainment equals a target: a logistic curve over load, with its 95 % band.
 
-Each load enters with the number of independent requests that its run is worth. The interval is Fieller's set: all loads
-whose fitted attainment does not differ from the target.
+Each load is weighted by the number of independent requests of its run. The interval is Fieller's set: all loads whose
+fitted attainment does not differ significantly from the target.
 """
 
 import math
@@ -17,13 +17,13 @@ Array = npt.NDArray[np.float64]
 
 MIN_LOADS = 3
 ITERATIONS = 60
-# Scatter around the curve counts for as much as this many further loads with the expected scatter.
 PRIOR_FREEDOM = 4.0
+"""Weight of the expected scatter around the curve, as a number of loads."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadShare:
-    """The attainment at one load, and the number of independent requests that it is worth."""
+    """The attainment at one load. `effective`: the number of independent requests with the same information."""
 
     load: float
     share: float
@@ -34,7 +34,8 @@ class LoadShare:
 class CapacityFit:
     """logit(attainment) = intercept + slope * (load / scale - 1).
 
-    information: [2, 2], of intercept and slope; dispersion: variance of the shares over that of independent requests.
+    information: [2, 2], of intercept and slope. dispersion: variance of the shares, divided by that of independent
+    requests. quantile: Student's, for the 95 % bands.
     """
 
     intercept: float
@@ -47,14 +48,14 @@ class CapacityFit:
 
     @staticmethod
     def of(shares: Sequence[LoadShare], target: float) -> "CapacityFit | None":
-        """None for fewer than three loads."""
+        """The maximum-likelihood curve; None for fewer than three loads."""
         if len({each.load for each in shares}) < MIN_LOADS:
             return None
         loads, observed, size = (
             np.array([getattr(each, name) for each in shares]) for name in ("load", "share", "effective")
         )
-        # Half a request each that met and that missed, over all loads together, keeps the curve finite (Haldane and
-        # Anscombe). Half a request in each of many runs would move the curve towards missing.
+        # Half a request that met and half a request that missed are added, so that the curve is finite (Haldane and
+        # Anscombe). They are spread over all loads: half a request for each run would lower the curve.
         added = 1 / len(size)
         observed, size = (observed * size + added / 2) / (size + added), size + added
         scale = float(np.median(loads))
@@ -71,7 +72,7 @@ class CapacityFit:
 
     @property
     def capacity(self) -> Interval:
-        """The load at the target; bounds are NaN where the points do not bound it."""
+        """The load at the target; the bounds are NaN if the points do not bound it, all is NaN for a rising curve."""
         if self.slope >= 0:
             return Interval(math.nan, math.nan, math.nan)
         distance = self.intercept - _logit(self.target)
@@ -96,7 +97,7 @@ class CapacityFit:
         return Interval(value, lo, hi)
 
     def variance_with(self, load: float, effective: float) -> float:
-        """The relative variance of the capacity if `effective` more requests were measured at `load`."""
+        """The relative variance of the capacity after `effective` more independent requests at `load`."""
         share, place = self.attainment(load).value, self._place(load)
         information = self.information + effective * share * (1 - share) * np.outer(place, place)
         root = self._place(self.capacity.value)
@@ -107,7 +108,7 @@ class CapacityFit:
 
 
 def _maximum_likelihood(design: Array, observed: Array, size: Array) -> Array:
-    """Newton's method with steps that never lose likelihood."""
+    """Intercept and slope by Newton's method; a step is halved until it does not lower the likelihood."""
     beta = np.array((_logit(float(np.average(observed, weights=size))), 0.0))
     best = _log_likelihood(beta, design, observed, size)
     for _ in range(ITERATIONS):

@@ -20,7 +20,7 @@ NUM_BATCHES = 20
 class Interval:
     """A value and its two-sided interval; the bounds are NaN if the sample is too small.
 
-    needed: requests that would support an interval, or one that is narrower than the value; None if there are enough.
+    needed: number of requests for an interval, or for an interval narrower than the value; None if there are enough.
     """
 
     value: float
@@ -33,7 +33,7 @@ class Interval:
 
 
 def percentile_name(percentile: float) -> str:
-    """`p50`, `p99.9`.
+    """The name of a percentile in keys and tables.
 
     >>> percentile_name(50.0), percentile_name(99.9)
     ('p50', 'p99.9')
@@ -42,7 +42,7 @@ def percentile_name(percentile: float) -> str:
 
 
 def quantile(values: Array, percentile: float) -> float:
-    """Linear interpolation between order statistics; NaN without values."""
+    """A percentile, by linear interpolation between order statistics; NaN without values."""
     return float(np.quantile(values, percentile / 100)) if len(values) else math.nan
 
 
@@ -66,7 +66,7 @@ def is_supported(percentile: float, count: int) -> bool:
 
 
 def adjusted_quantile(values: Array, failures: int, percentile: float) -> float | None:
-    """The percentile with every failed request at plus infinity; None if the percentile is then infinite."""
+    """The percentile if every failed request counts as infinitely slow; None if the percentile is infinite."""
     total = len(values) + failures
     if not total:
         return None
@@ -96,7 +96,7 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 
 def mean_interval(means: Array) -> Interval:
-    """A mean of batch means with its 95 % Student interval."""
+    """The mean of batch means with its 95 % Student interval; NaN bounds for fewer than two batches."""
     count = len(means)
     if not count:
         return Interval(math.nan, math.nan, math.nan)
@@ -117,10 +117,11 @@ class Slope:
 
 
 def newey_west_slope(x: Array, y: Array) -> Slope | None:
-    """Least-squares slope of y on x (in order) with Newey-West errors; None below ten points or without spread in x.
+    """Least-squares slope of y on x, with Newey-West errors; None for fewer than ten points or a constant x.
 
-    Bartlett weights. Andrews' first-order rule sets the number of lags from the scores, because latencies under a queue
-    stay correlated for much longer than the usual fixed number. (Newey and West, 1987; Andrews, 1991.)
+    x, y: [points], in the order of measurement. The errors use Bartlett weights. Andrews' first-order rule sets the
+    number of lags from the scores, because latencies under a queue stay correlated for more lags than the usual fixed
+    number. (Newey and West, 1987; Andrews, 1991.)
     """
     count = len(x)
     if count < 10 or float(np.ptp(x)) == 0.0:

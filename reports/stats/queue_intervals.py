@@ -1,10 +1,10 @@
-"""95 % intervals of latencies that depend on each other through a queue, or none where a run is too short.
+"""95 % intervals of latencies that depend on each other through a queue; none if a run is too short.
 
-The integrated autocorrelation time `tau` is the number of requests that carry the information of one independent
-request. It is estimated from the series, from its exceedances of several percentiles and from the series that carry the
-queue's state, and inflated, because short runs underestimate it. A run with too few independent requests gets no
-interval, but the number of requests that would give one. `benchmarks/results/coverage.json` has the coverage in queues
-of known truth.
+The integrated autocorrelation time `tau` is the number of requests with the same information as one independent
+request. It is the largest of several estimates: from the series, from its exceedances of several percentiles, and from
+the series that show the state of the queue. It is then inflated, because short runs underestimate it. A run with too
+few independent requests has no interval; the result then states the number of requests that an interval needs.
+`benchmarks/results/coverage.json` has the coverage of the intervals in simulated queues.
 """
 
 import math
@@ -19,38 +19,48 @@ from reports.stats.estimators import Interval, is_supported, student_quantile, w
 
 Array = npt.NDArray[np.float64]
 
-# Chosen by simulation on one set of seeds and confirmed on others.
-LEAST_EFFECTIVE = 30.5
+# All constants were chosen by simulation with one set of seeds, and confirmed with other seeds.
+MIN_EFFECTIVE = 30.5
+"""Fewest independent requests (n / tau) for an interval."""
 INFLATION, ATTAINMENT_INFLATION = 180.0, 60.0
-# From which percentile on: requests needed (n / tau), as a multiple of what independent requests would need.
+"""Inflation of tau, divided by the number of independent requests: for latencies, and for fractions."""
 SUPPORT_FACTORS = ((99.0, 1.5), (95.0, 0.7), (90.0, 0.75))
-LEAST_COUNT = 6
+"""Lowest percentile, and the requests that it needs (n / tau) as a multiple of `independent_support`."""
+MIN_COUNT = 6
 OWN_SUPPORT_FACTOR = 1.2
+"""As `SUPPORT_FACTORS`, with the tau of the series itself."""
 FEW_EVENTS = 30
+"""With fewer requests than this on one side, a fraction shows too little of its dependence."""
 UNSEEN_CLUSTER = 3.7
 """Size of a cluster of waiting requests that a run may have missed, in mean times of a request in the server."""
 
 TAIL_GROWTH = 1.8
-"""Growth of a high percentile of a queue for each growth of its mean."""
+"""Relative growth of a high percentile of a queue, divided by the relative growth of its mean."""
 
 SERIES_LEVELS = (None, 50.0, 75.0, 90.0)
 STATE_LEVELS = (None, 50.0, 90.0)
+"""Percentiles whose exceedances are examined; None stands for the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedEstimate:
-    """A value with its interval; without support the bounds are NaN, and the interval has the requests it needs."""
+    """A value with its interval. An unsupported interval has NaN bounds and the number of requests that it needs."""
 
     interval: Interval
 
     @staticmethod
     def of(value: float, lo: float, hi: float, count: int) -> "BoundedEstimate":
-        """A supported interval from `count` requests. Its width shrinks with the square root of their number."""
+        """A supported interval from `count` requests.
+
+        If it is wider than the value, `needed` is the number of requests for which it is not: the width falls with the
+        square root of their number.
+        """
         width = (hi - lo) / abs(value) if value else 0.0
         return BoundedEstimate(Interval(value, lo, hi, math.ceil(count * width**2) if width > 1 else None))
 
     @staticmethod
     def unsupported(value: float, needed: int) -> "BoundedEstimate":
+        """A value without an interval. needed: the number of requests that an interval needs."""
         return BoundedEstimate(Interval(value, math.nan, math.nan, needed))
 
     @property
@@ -83,7 +93,7 @@ def autocorrelation_time(series: Array) -> float | None:
 class Dependence:
     """How strongly successive requests of a series depend on each other, as autocorrelation times in requests.
 
-    own: of the series; state: the largest of the companion series that carry the queue's state; both: the larger one.
+    own: of the series. state: the largest of the series that show the state of the queue. both: the larger of the two.
     """
 
     count: int
@@ -93,7 +103,7 @@ class Dependence:
 
     @staticmethod
     def of(series: Array, state: float | None = None) -> "Dependence":
-        """state: the `state_time` of the run; None without such series."""
+        """The dependence of a series. state: the `state_time` of the run; None without such series."""
         count = len(series)
         own = max(_longest_time(series, SERIES_LEVELS), 1.0) if count else 1.0
         state = own if state is None else state
@@ -108,23 +118,24 @@ class Dependence:
 
     @property
     def is_dependent(self) -> bool:
-        """Independent requests exceed this bound in less than 1 % of runs."""
+        """Whether the dependence is significant: independent requests exceed this bound in less than 1 % of runs."""
         return self.both > 1 + 20 / math.sqrt(max(self.count, 1))
 
     @property
     def is_enough(self) -> bool:
-        return not self.is_dependent or self.effective >= LEAST_EFFECTIVE
+        return not self.is_dependent or self.effective >= MIN_EFFECTIVE
 
     @property
     def needed(self) -> int:
-        """Requests at this load that would be enough, roughly."""
-        return math.ceil(self.count * LEAST_EFFECTIVE / self.effective)
+        """About how many requests at this load are enough."""
+        return math.ceil(self.count * MIN_EFFECTIVE / self.effective)
 
     def inflated(self, time: float, constant: float = INFLATION) -> float:
+        """An autocorrelation time, corrected upwards: a short run underestimates it."""
         return 1 + (time - 1) * (1 + constant / self.effective)
 
     def needed_for(self, percentile: float) -> int | None:
-        """Requests that a percentile's interval needs; None if there are enough."""
+        """Number of requests that the interval of a percentile needs; None if there are enough."""
         if not self.is_enough:
             return self.needed
         if not self.is_dependent:
@@ -133,13 +144,13 @@ class Dependence:
         factor = next((factor for bound, factor in SUPPORT_FACTORS if tail >= bound), None)
         if factor is None:
             return None
-        least = independent_support(percentile)
-        missing = max(factor * least / self.effective, OWN_SUPPORT_FACTOR * least * self.own / self.count)
-        return math.ceil(missing * self.count) if missing > 1 else None
+        support = independent_support(percentile)
+        needed = max(factor * support / self.effective, OWN_SUPPORT_FACTOR * support * self.own / self.count)
+        return math.ceil(needed * self.count) if needed > 1 else None
 
 
 def state_time(companions: Sequence[Array]) -> float | None:
-    """The largest autocorrelation time of the series that carry the queue's state; None without any.
+    """The largest autocorrelation time of the series that show the state of the queue; None without such series.
 
     companions: [requests] each, in order of start: TTFT, and in an open loop the number in flight at each start.
     """
@@ -147,7 +158,7 @@ def state_time(companions: Sequence[Array]) -> float | None:
 
 
 def independent_support(percentile: float) -> int:
-    """Fewest independent values that bound a percentile from both sides with 95 % confidence.
+    """The smallest number of independent values that bounds a percentile from both sides with 95 % confidence.
 
     >>> [independent_support(p) for p in (90.0, 95.0, 99.0)]
     [36, 72, 368]
@@ -159,9 +170,9 @@ def independent_support(percentile: float) -> int:
 class QueueSeries:
     """Latencies in order of start, with their dependence.
 
-    queue: for an end-to-end latency, the part that carries the queue (TTFT); None where the series is that part.
-    busy_s: mean time of a request in the server; one cluster of waiting requests that a calm run did not see adds about
-    this much to the sum of waits.
+    queue: for an end-to-end latency, the part that contains the wait in the queue (TTFT); None if the series is TTFT.
+    busy_s: mean time of a request in the server. A cluster of waiting requests that did not occur in a run would have
+    added about this much to the sum of waits.
     """
 
     values: Array
@@ -180,19 +191,19 @@ class QueueSeries:
 
     def mean(self) -> BoundedEstimate:
         if not len(self.values):
-            return BoundedEstimate.unsupported(math.nan, LEAST_COUNT)
+            return BoundedEstimate.unsupported(math.nan, MIN_COUNT)
         value = float(self.values.mean())
         if self.is_constant:
             return BoundedEstimate(Interval(value, value, value))
-        if len(self.values) < LEAST_COUNT:
-            return BoundedEstimate.unsupported(value, LEAST_COUNT)
+        if len(self.values) < MIN_COUNT:
+            return BoundedEstimate.unsupported(value, MIN_COUNT)
         if not self.dependence.is_enough:
             return BoundedEstimate.unsupported(value, self.dependence.needed)
         lo, hi, _ = self._mean_bounds()
         return BoundedEstimate.of(value, lo, hi, len(self.values))
 
     def percentile(self, percentile: float) -> BoundedEstimate:
-        """The upper bound of a high percentile may exceed the largest value seen."""
+        """A percentile with its interval; the upper bound of a high percentile may exceed the largest value."""
         if not len(self.values):
             return BoundedEstimate.unsupported(math.nan, independent_support(percentile))
         if self.is_constant:
@@ -209,8 +220,8 @@ class QueueSeries:
     def _time(self) -> float:
         """The inflated autocorrelation time.
 
-        Where a wait is rare, a calm run shows too little of its dependence: the geometric mean with the largest time
-        makes up for it. In an end-to-end latency, the rest hides how slowly the queue varies.
+        If waits are rare, a run with little queueing shows too little dependence, so the geometric mean with the
+        largest time is used. In an end-to-end latency, the remaining parts hide the slow variation of the queue.
         """
         own, both = self.dependence.own, self.dependence.both
         if self.queue is None:
@@ -225,9 +236,9 @@ class QueueSeries:
         return float(rest.var()) * max(autocorrelation_time(rest) or 1.0, 0.0)
 
     def _mean_bounds(self) -> tuple[float, float, float]:
-        """Lower and upper bound of the mean, and the upper one's multiple of the mean above the minimum.
+        """Lower and upper bound of the mean, and the factor between the upper bound and the mean, above the minimum.
 
-        A queue's standard error grows like its mean squared, so the upper side is longer.
+        The standard error of a queue grows with the square of its mean, so the upper side is longer.
         """
         base, mean = float(self.values.min()), float(self.values.mean())
         if mean <= base:
@@ -245,12 +256,12 @@ class QueueSeries:
         return lo, max(base + (mean - base) * upper, mean + math.hypot(self._queue_shift(), half)), upper
 
     def _queue_shift(self) -> float:
-        """How much longer the queue's mean part may be than observed."""
+        """Possible excess of the mean wait in the queue over the observed mean."""
         assert self.queue is not None
         return float(self.queue.mean() - self.queue.min()) * self._queue_growth()
 
     def _queue_growth(self) -> float:
-        """How much longer the queue's part may be than observed, as a fraction of it."""
+        """Possible excess of the mean wait in the queue, as a fraction of the observed mean above the minimum."""
         assert self.queue is not None
         above = float(self.queue.mean() - self.queue.min())
         if above <= 0:
@@ -260,13 +271,13 @@ class QueueSeries:
         return longer_side(error) - 1
 
     def _tail_shift(self, percentile: float) -> float:
-        """How much longer the queue's part may be in a high percentile, as far as the queue causes the variance."""
+        """Possible excess of a high percentile, weighted by the fraction of the variance that the queue causes."""
         assert self.queue is not None
         above = float(np.quantile(self.queue, percentile / 100) - self.queue.min())
         return (1 - self._hidden_share()) * TAIL_GROWTH * self._queue_growth() * above
 
     def _hidden_share(self) -> float:
-        """The part of an end-to-end latency's variance that does not come from the queue, and hides it."""
+        """The fraction of the variance of an end-to-end latency that does not come from the queue."""
         assert self.queue is not None
         rest, queue = float((self.values - self.queue).var()), float(self.queue.var())
         return rest / max(rest + queue, 1e-300)
@@ -282,12 +293,17 @@ class QueueSeries:
         hi = float(ordered[min(math.ceil(high), count - 1)])
         if not self.dependence.is_dependent or percentile < 50 or (percentile == 50 and self.queue is None):
             return lo, hi
-        if self.queue is not None:
-            if percentile == 50:
-                return lo, max(hi, value + self._hidden_share() * self._queue_shift())
-            return lo, max(hi, value + max(self._queue_shift(), self._tail_shift(percentile)))
-        _, _, upper = self._mean_bounds()
-        return lo, max(hi, float(ordered[0]) + (value - float(ordered[0])) * (1 + TAIL_GROWTH * (upper - 1)))
+        return lo, max(hi, self._upper_bound_of_queue(percentile, value))
+
+    def _upper_bound_of_queue(self, percentile: float, value: float) -> float:
+        """The upper bound of a percentile from 50 on, if the queue was shorter than usual in this run by chance."""
+        if self.queue is None:
+            base = float(self.values.min())
+            _, _, upper = self._mean_bounds()
+            return base + (value - base) * (1 + TAIL_GROWTH * (upper - 1))
+        if percentile == 50:
+            return value + self._hidden_share() * self._queue_shift()
+        return value + max(self._queue_shift(), self._tail_shift(percentile))
 
     def _median_time(self) -> float:
         if self.dependence.both <= 1:
@@ -298,7 +314,7 @@ class QueueSeries:
 def fraction(met: npt.NDArray[np.bool_], dependence: Dependence) -> BoundedEstimate:
     """The fraction of requests for which `met` holds. met: [requests], in order of start.
 
-    dependence: that of the run's TTFT. A rare event shows too little of its own dependence.
+    dependence: that of the run's TTFT, because a rare event shows too little of its own dependence.
     """
     return pooled_fraction([(met, dependence)])
 
@@ -306,27 +322,27 @@ def fraction(met: npt.NDArray[np.bool_], dependence: Dependence) -> BoundedEstim
 def pooled_fraction(
     runs: Sequence[tuple[npt.NDArray[np.bool_], Dependence]], probability: float = 0.975
 ) -> BoundedEstimate:
-    """The fraction over several runs, each with its own dependence: independent requests of different runs add up.
+    """The fraction over several runs, each with its own dependence; the independent requests of all runs add up.
 
-    probability: that of each bound.
+    probability: the confidence of each bound.
     """
     count = sum(len(met) for met, _ in runs)
     if not count:
-        return BoundedEstimate.unsupported(math.nan, LEAST_COUNT)
+        return BoundedEstimate.unsupported(math.nan, MIN_COUNT)
     num_met = sum(int(met.sum()) for met, _ in runs)
     value, known = num_met / count, sum(dependence.effective for _, dependence in runs)
-    if known < LEAST_EFFECTIVE and any(dependence.is_dependent for _, dependence in runs):
-        return BoundedEstimate.unsupported(value, math.ceil(count * LEAST_EFFECTIVE / known))
+    if known < MIN_EFFECTIVE and any(dependence.is_dependent for _, dependence in runs):
+        return BoundedEstimate.unsupported(value, math.ceil(count * MIN_EFFECTIVE / known))
     effective = sum(independent_count(met, dependence) for met, dependence in runs)
     if min(num_met, count - num_met) < FEW_EVENTS:
-        calm = sum(dependence.count / dependence.inflated(dependence.both) for _, dependence in runs)
-        effective = min(effective, calm)
+        by_queue = sum(dependence.count / dependence.inflated(dependence.both) for _, dependence in runs)
+        effective = min(effective, by_queue)
     found = wilson(value * effective, effective, _student(effective, known, probability))
     return BoundedEstimate.of(value, found.lo, found.hi, count)
 
 
 def independent_count(met: npt.NDArray[np.bool_], dependence: Dependence) -> float:
-    """How many independent requests show as much about a fraction as these."""
+    """The number of independent requests with the same information about a fraction."""
     time = max(dependence.own, autocorrelation_time(met.astype(np.float64)) or 1.0)
     return len(met) / dependence.inflated(time, ATTAINMENT_INFLATION)
 
@@ -336,10 +352,10 @@ def _student(effective: float, known: float, probability: float = 0.975) -> floa
 
 
 def throughput(completion_s: Array, dependence: Dependence) -> BoundedEstimate:
-    """Completions per second from the gaps between them. completion_s: [requests], ascending."""
+    """Completions per second, from the gaps between completions. completion_s: [requests], ascending."""
     gaps = np.diff(completion_s)
-    if len(gaps) < LEAST_COUNT or completion_s[0] == completion_s[-1]:
-        return BoundedEstimate.unsupported(math.nan, LEAST_COUNT + 1)
+    if len(gaps) < MIN_COUNT or completion_s[0] == completion_s[-1]:
+        return BoundedEstimate.unsupported(math.nan, MIN_COUNT + 1)
     rate = 1 / float(gaps.mean())
     if not dependence.is_enough:
         return BoundedEstimate.unsupported(rate, dependence.needed)
@@ -367,17 +383,17 @@ def _longest_time(series: Array, levels: Sequence[float | None]) -> float:
 
 
 def _exceedance_time(series: Array, level: float) -> float:
-    """Autocorrelation time of whether a value exceeds its percentile `level`; 1 if none does."""
+    """Autocorrelation time of the indicator that a value exceeds percentile `level`; 1 if none exceeds it."""
     return autocorrelation_time((series > np.quantile(series, level / 100)).astype(np.float64)) or 1.0
 
 
 def longer_side(error: float) -> float:
-    """The upper bound of a queue's mean as its multiple, from the relative half width of a symmetric interval."""
+    """The upper bound of a queue's mean, as a multiple of it. error: relative half width of a symmetric interval."""
     return min(1 + error + error**2 + error**3, 1 + 2 * error)
 
 
 def _binomial_quantile(count: float, probability: float, tail: float) -> float:
-    """The point below which the continuous binomial distribution of a real `count` has the probability `tail`."""
+    """The quantile at `tail` of a binomial distribution that is continued to a real `count`."""
     low, high = 0.0, count
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
-"""Whether the speed of a server is level over a window: steps found by CUSUM, and slopes.
+"""Whether the speed of a server is constant over a window: finds steps by CUSUM, and slopes.
 
-The errors of both allow for the autocorrelation of successive bins. Bounds are chosen by simulation of queues and of a
-batching server: `benchmarks/results/steady_state.json` has the false alarms and the changes that are found.
+The errors of both account for the autocorrelation of successive bins. The bounds were chosen by simulation of queues
+and of a batching server; `benchmarks/results/steady_state.json` has the false alarms and the detected changes.
 """
 
 import math
@@ -15,18 +15,18 @@ from reports.stats.estimators import student_quantile
 
 Array = npt.NDArray[np.float64]
 
-LEAST_WINDOW_S = 10.0
+MIN_WINDOW_S = 10.0
 FINEST_BINS = 60
 BIN_COUNTS = (FINEST_BINS, 30, 20)
 VALUES_PER_BIN = 5
 BATCHES = 6
-"""Batches of a latency. They are long, so that their means are nearly independent under a queue."""
+"""Number of batches of a latency. Means of long batches are nearly independent under a queue."""
 EDGE_BINS = 4
-"""Bins on each side of a step, at least."""
+"""Fewest bins on each side of a step."""
 STEP_CHANGE, TREND_CHANGE = 0.03, 0.05
-"""Changes up to these, relative to the mean, are not worth a finding."""
-LEAST_REQUEST_TIMES, USUAL_REQUEST_TIMES = 10, 20
-"""Length of a window in mean times of a request: to be checked at all, and to be checked with the usual bounds."""
+"""Smallest step and smallest trend that are reported, relative to the mean."""
+MIN_REQUEST_TIMES, USUAL_REQUEST_TIMES = 10, 20
+"""Shortest window in mean times of a request: for a check, and for a check with the usual bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,16 @@ class Strictness:
 
 USUAL = Strictness(step=6.0, slope=0.01, batch_slope=0.001)
 SHORT = Strictness(step=7.0, slope=0.01, batch_slope=0.0003)
-"""For windows of few request times, in which bins depend on each other for longer."""
+"""For short windows, in which the dependence of bins spans more bins."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSeries:
     """The speed of a server over a window.
 
-    tokens: [60], output tokens in equal spans of the window; latencies: by name, values in order of start; request_s:
-    mean time of a request. offered: in an open loop, output tokens by the start of their request, in the same spans.
+    tokens: [60], output tokens in equal spans of the window. latencies: by name, values in order of start.
+    request_s: mean time of a request. offered: in an open loop, the output tokens of the requests that started in each
+    span.
     """
 
     length_s: float
@@ -59,9 +60,9 @@ class WindowSeries:
 
     @property
     def needed_s(self) -> float:
-        """Length of a window that can be checked, roughly; at most `length_s` if this one can."""
+        """About the shortest window that can be checked; at most `length_s` if this window can be checked."""
         per_bin = float(np.median(_merged(self.tokens, BIN_COUNTS[-1])))
-        needs = [LEAST_WINDOW_S, LEAST_REQUEST_TIMES * self.request_s]
+        needs = [MIN_WINDOW_S, MIN_REQUEST_TIMES * self.request_s]
         needs.append(self.length_s * VALUES_PER_BIN / max(per_bin, 0.5))
         needs += [
             self.length_s * BATCHES * VALUES_PER_BIN / len(values) for values in self.latencies.values() if len(values)
@@ -74,7 +75,7 @@ class WindowSeries:
 
     @property
     def bins(self) -> Array:
-        """Tokens in as many bins as hold enough in the median."""
+        """Tokens per bin, with the most bins whose median is large enough."""
         merged = (_merged(self.tokens, count) for count in BIN_COUNTS[:-1])
         filled = (bins for bins in merged if np.median(bins) >= VALUES_PER_BIN)
         return next(filled, _merged(self.tokens, BIN_COUNTS[-1]))
@@ -117,7 +118,7 @@ def _merged(tokens: Array, count: int) -> Array:
 
 
 def _explains(offered: float, change: float) -> bool:
-    """Whether throughput only followed the load: the offered tokens changed at least half as much."""
+    """Whether the load explains a change of throughput: the offered tokens changed at least half as much."""
     return offered / change >= 0.5
 
 
@@ -140,7 +141,7 @@ class LevelStep:
 
 
 def find_step(series: Array, strictness: Strictness) -> LevelStep | None:
-    """The step at the largest weighted CUSUM, if it is significant and moves one side's mean by over 3 %."""
+    """The step at the largest weighted CUSUM; None unless it is significant and one side differs by over 3 %."""
     count, mean = len(series), float(series.mean())
     cuts = np.arange(EDGE_BINS, count - EDGE_BINS + 1)
     if not len(cuts) or mean <= 0:
@@ -158,9 +159,9 @@ def find_step(series: Array, strictness: Strictness) -> LevelStep | None:
 
 
 def variance_inflation(rest: Array) -> float:
-    """How much the first-order autocorrelation of residuals raises the variance of their mean.
+    """The factor by which the first-order autocorrelation of residuals raises the variance of their mean.
 
-    A short series shows too little correlation; the estimate is corrected upwards.
+    A short series underestimates the correlation, so the estimate is corrected upwards.
     """
     count, energy = len(rest), float(rest @ rest)
     correlation = float(rest[1:] @ rest[:-1]) / energy if energy else 0.0
@@ -175,7 +176,7 @@ def trend(series: Array, strictness: Strictness) -> float | None:
 
 
 def batch_trend(means: Array, strictness: Strictness) -> float | None:
-    """The same of a few means of long batches, which are nearly independent."""
+    """As `trend`, for the means of a few long batches, which are nearly independent."""
     return _significant_change(means, strictness.batch_slope, is_correlated=False)
 
 
@@ -186,9 +187,9 @@ def relative_slope(series: Array) -> float:
 
 
 def start_to_end(slope: float) -> float:
-    """The change of a line's end relative to its start, from its change relative to the mean.
+    """The change of a line relative to its start. slope: its change relative to the mean.
 
-    A line that falls below zero ends at 0; one that rises from below starts at a fortieth of the mean.
+    The end of the line is at least 0, and its start at least a fortieth of the mean.
     """
     return max(0.0, 1 + slope / 2) / max(0.025, 1 - slope / 2) - 1
 

@@ -1,4 +1,4 @@
-"""Requests whose clients left before the end of the answer, and whether the server dropped them too."""
+"""Requests whose clients disconnected before the end of the answer, and whether the server dropped them too."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,14 +13,18 @@ from reports.metrics.server_replicas import scraped_replicas
 from reports.metrics.windows import Concurrency, Window
 from reports.run_schema import Status
 
-# The server's gauges are samples: a difference up to this factor and this number of requests has no meaning.
 KEPT_FACTOR, KEPT_REQUESTS = 1.25, 1.0
-LEAST_SAMPLES = 5
+"""A difference up to this factor plus this number of requests is ignored, because gauges are samples."""
+MIN_SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """`in_flight`: mean requests of the clients in the window; `in_server`: those running or waiting in the server."""
+    """The abandoned requests of a window.
+
+    fraction: of all requests. tokens_mean: output tokens before the client left. in_flight: mean number of requests in
+    flight at the clients. in_server: mean number of running and waiting requests in the server; None if unknown.
+    """
 
     requests: int
     fraction: float
@@ -30,7 +34,7 @@ class Abandoned:
 
     @property
     def are_kept(self) -> bool:
-        """Whether the server holds clearly more requests than its clients wait for."""
+        """Whether the server has clearly more requests than its clients have in flight."""
         return self.in_server is not None and self.in_server > KEPT_FACTOR * self.in_flight + KEPT_REQUESTS
 
     @property
@@ -38,7 +42,7 @@ class Abandoned:
         if not self.are_kept:
             return []
         message = (
-            f"the server goes on with requests whose clients left: {self.in_server:.1f} inside the server on average, "
+            f"the server continues requests whose clients left: {self.in_server:.1f} inside the server on average, "
             f"{self.in_flight:.1f} in flight"
         )
         return [Finding("abandoned_kept", Level.VALID, message)]
@@ -63,7 +67,7 @@ def find_abandoned(measured: Measured, server_rows: Sequence[Mapping[str, Any]])
 
 
 def _covers_all(measured: Measured, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the metrics are those of every replica."""
+    """Whether the metrics include every replica."""
     others = measured.manifest.target.get("replicas") or ()
     return not others or len(scraped_replicas(rows)) == len(others) + 1
 
@@ -73,4 +77,4 @@ def _mean_in_server(rows: Iterable[Mapping[str, Any]], window: Window) -> float 
     listed = list(rows)
     running, waiting = (dict(zip(*gauge_series(listed, name), strict=True)) for name in ("batch_size", "queue_size"))
     inside = [value + waiting.get(t_s, 0.0) for t_s, value in running.items() if window.start_s <= t_s <= window.end_s]
-    return float(np.mean(inside)) if len(inside) >= LEAST_SAMPLES else None
+    return float(np.mean(inside)) if len(inside) >= MIN_SAMPLES else None

@@ -1,4 +1,4 @@
-"""Facts about prompts and answers that show a deceiving server or proxy: counts, ends, lengths, bursts.
+"""Facts about prompts and answers that show a misreporting server or proxy: counts, ends, lengths, bursts.
 
 `client_checks.py` has the bounds. A fact is None where it was not measured.
 """
@@ -11,11 +11,12 @@ import pandas as pd
 from reports.metrics.measured import Measured
 from reports.run_schema import Status, TokensSource
 
-# Tokens that a chat template or special tokens may add to a prompt.
 TEMPLATE_TOKENS = {"openai-chat": 64, "anthropic": 64, "ollama-chat": 64}
+"""Tokens that a chat template may add to a prompt, by API."""
 SPECIAL_TOKENS = 4
-# Gaps below this fraction of the mean gap are inside a burst.
+"""Tokens that may be added to a prompt without a chat template."""
 INSIDE_BURST = 0.1
+"""A gap below this fraction of the mean gap is inside a burst."""
 
 
 def answer_facts(measured: Measured) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def answer_facts(measured: Measured) -> dict[str, Any]:
 
 
 def _usage_mismatch(answers: pd.DataFrame) -> "pd.Series[float]":
-    """How far a usage count lies outside its possible values: at least one token an event, at most the limit sent."""
+    """Relative distance of each usage count from its possible range: one token per event up to the requested limit."""
     counted = answers[answers["tokens_source"] == TokensSource.SERVER_USAGE]
     usage, events = counted["output_tokens"], counted["events"]
     limit = counted["requested_output_tokens"].fillna(np.inf)
@@ -45,14 +46,14 @@ def _usage_mismatch(answers: pd.DataFrame) -> "pd.Series[float]":
 
 
 def _unfinished(answers: pd.DataFrame) -> int:
-    """Streams without a finish reason; 0 if the server sends none with any answer."""
+    """Number of streams without a finish reason; 0 if the server never sends a finish reason."""
     streamed = answers[answers["events"] > 0]
     missing = int(streamed["finish_reason"].isna().sum())
     return missing if missing < len(streamed) else 0
 
 
 def _bursts(measured: Measured) -> tuple[float | None, float | None]:
-    """Mean events of a burst, and the median time between two bursts of an answer."""
+    """Mean number of events in a burst, and the median time in seconds between two bursts of an answer."""
     gaps = measured.started_events.gaps.values / 1e9
     if not len(gaps):
         return None, None
@@ -64,7 +65,10 @@ def _bursts(measured: Measured) -> tuple[float | None, float | None]:
 
 
 def _input_excess(measured: Measured, answers: pd.DataFrame) -> float | None:
-    """Prompt tokens by the server beyond the planned ones, less those that a chat template may add; or too few."""
+    """Median of counted minus planned prompt tokens, without those that a chat template may add.
+
+    Negative if the server counted too few; None if unknown.
+    """
     difference = _median(answers["input_tokens"] - answers["planned_input_tokens"])
     if difference is None:
         return None
@@ -73,11 +77,11 @@ def _input_excess(measured: Measured, answers: pd.DataFrame) -> float | None:
 
 
 def _other_length_share(measured: Measured, answers: pd.DataFrame) -> float | None:
-    """The share of answers without exactly the forced length, among those whose tokens the server counted."""
+    """The share of answers that do not have exactly the forced length, of those whose tokens the server counted."""
     if measured.manifest.length_control != "forced":
         return None
     is_counted = answers["tokens_source"].isin((TokensSource.SERVER_STREAM, TokensSource.SERVER_USAGE))
-    # A structured answer ends where its structure does.
+    # A structured answer ends at the end of its structure, so its length is not forced.
     is_forced = answers["requested_output_tokens"].notna() & answers["constraint"].isna()
     counted = answers[is_counted & is_forced]
     if not len(counted):

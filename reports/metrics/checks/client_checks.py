@@ -6,10 +6,12 @@ from typing import Any
 
 from reports.metrics.checks.findings import Finding, Level, above, finding
 
-# Gaps inside one read, as a share of all; and the lateness of a read, as a share of the time between two reads.
-MAX_MERGED_GAPS, MAX_READ_LATENESS = 0.01, 0.5
-# Bursts of this size at such intervals are not steps of an engine.
+MAX_MERGED_GAPS = 0.01
+"""Gaps inside one read, as a share of all gaps."""
+MAX_READ_LATENESS = 0.5
+"""Lateness of a read, as a share of the time between two reads."""
 MIN_BURST_EVENTS, MIN_BURST_INTERVAL_S = 8, 0.25
+"""Larger and rarer bursts than these are not steps of an engine."""
 
 
 def _sent_rate(facts: Mapping[str, Any]) -> Finding | None:
@@ -19,31 +21,32 @@ def _sent_rate(facts: Mapping[str, Any]) -> Finding | None:
 
 
 def _schedule_lag(facts: Mapping[str, Any]) -> Finding | None:
-    """The bound is 5 ms or 5 % of the median TTFT, whichever is larger; a smaller lag distorts no latency."""
+    """The bound is 5 ms or 5 % of the median TTFT, whichever is larger; a smaller lag does not distort latencies."""
     lag, ttft = facts["schedule_lag_p99_s"], facts["ttft_median_s"] or 0.0
     level = above(lag, max(0.005, 0.05 * ttft), max(0.025, 0.20 * ttft))
     return finding("schedule_lag", level, f"the generator sent requests up to {(lag or 0) * 1e3:.1f} ms late (p99)")
 
 
 def _full_reads(facts: Mapping[str, Any]) -> Finding | None:
-    """Arrival times do not show a server that waits for a full receive buffer.
+    """Finds reads of a full receive buffer: a server that waits for such a buffer has correct arrival times.
 
-    Linux 6.18 stops a sender at 110 KB unread, so that a full buffer always gives such a read. The receiver's TCP_INFO
-    does not show it: `tcpi_rcv_wnd` stays at 65,536.
+    Linux 6.18 stops a sender at 110 KB of unread data, so a full buffer always leads to a read of 64 KiB. The TCP_INFO
+    of the receiver does not show it: `tcpi_rcv_wnd` stays at 65,536.
     """
     count = facts.get("full_reads") or 0
     return finding(
         "receive_buffer",
         Level.VALID if count else None,
-        f"{count:,} reads returned 64 KiB: so much data waited unread that the server may have been held back; give "
-        "the generator more processor time or `--workers`",
+        f"{count:,} reads returned 64 KiB: so much data was unread that the server may have had to wait; give the "
+        "generator more processor time or `--workers`",
     )
 
 
 def _starved(facts: Mapping[str, Any]) -> Finding | None:
-    """The kernel merges segments that wait unread, which leaves them one arrival time.
+    """Finds late reads: the kernel merges unread segments, and the merged segments have a single arrival time.
 
-    Events that the server merged are read at once; a read is late if it takes half of the time between two of a stream.
+    Events that the server itself merged are read in time. A read is late if its delay is more than half of the time
+    between two reads of a stream.
     """
     late, interval = facts.get("read_late_p99_s"), facts.get("read_interval_s")
     merged = facts.get("coalesced_gaps_share") or 0.0
@@ -51,14 +54,14 @@ def _starved(facts: Mapping[str, Any]) -> Finding | None:
     return finding(
         "starved",
         Level.DEGRADED if is_late and merged > MAX_MERGED_GAPS else None,
-        f"the generator was starved: {100 * merged:.1f} % of the gaps lie inside one read and have no time of their "
-        f"own, because reads came up to {(late or 0) * 1e3:.0f} ms late (p99); TTFT and gaps are bounds; give the "
+        f"the generator was starved: {100 * merged:.1f} % of the gaps are inside one read and have no arrival time, "
+        f"because reads were up to {(late or 0) * 1e3:.0f} ms late (p99); TTFT and gaps are bounds; give the "
         "generator more processor time or `--workers`",
     )
 
 
 def _loop_lag(facts: Mapping[str, Any]) -> Finding | None:
-    """A late read does not change arrival times of the kernel; `schedule_lag` is for late requests."""
+    """Checked only without arrival times of the kernel, which a late read does not change."""
     if facts.get("arrival_times") == "kernel":
         return None
     lag, gap = facts["loop_lag_p99_s"], facts["gap_median_s"]
@@ -107,14 +110,14 @@ def _finish_reasons(facts: Mapping[str, Any]) -> Finding | None:
 
 
 def _bursts(facts: Mapping[str, Any]) -> Finding | None:
-    """An engine may send some tokens at once; many at long intervals were held back on the way."""
+    """An engine may send a few tokens at once; many tokens at long intervals were held back on their way."""
     events, interval_s = facts["burst_events"], facts["burst_interval_s"]
     is_held = events is not None and events >= MIN_BURST_EVENTS and interval_s >= MIN_BURST_INTERVAL_S
     return finding(
         "bursts",
         Level.DEGRADED if is_held else None,
         f"tokens arrive in bursts of {events or 0:.0f} every {interval_s or 0:.2f} s: a proxy or a buffer holds them "
-        "back, and TTFT and gaps are its own; measure the server without it",
+        "back, so TTFT and gaps are not those of the server; measure the server without it",
     )
 
 
@@ -134,19 +137,19 @@ def _answer_lengths(facts: Mapping[str, Any]) -> Finding | None:
     return finding(
         "answer_length",
         above(share, 0.0, math.inf),
-        f"{100 * (share or 0):.2g} % of the answers do not have the forced length: the server ends answers by itself "
-        "or lacks room for them; compare prompt and answer lengths with its context length",
+        f"{100 * (share or 0):.2g} % of the answers do not have the forced length: the server ended them early, or its "
+        "context is too short; compare prompt and answer lengths with its context length",
     )
 
 
 def _completions(facts: Mapping[str, Any]) -> Finding | None:
-    """A window with few completions is valid: its intervals are withheld."""
+    """A window with few completions is valid: it has no intervals."""
     level = None if facts["completions"] else Level.INVALID
     return finding("completions", level, "no request completed in the window; run longer")
 
 
 def _cut_off(facts: Mapping[str, Any]) -> Finding | None:
-    """Valid: what such a request bounds from below is marked."""
+    """The run stays valid: latencies of these requests are marked as lower bounds."""
     count, limit_s = facts.get("cut_off") or 0, facts.get("drain_limit_s")
     limit = "" if limit_s is None else f" of {limit_s:g} s"
     noun = "request was" if count == 1 else "requests were"
@@ -155,14 +158,15 @@ def _cut_off(facts: Mapping[str, Any]) -> Finding | None:
 
 
 def _request_counts(facts: Mapping[str, Any]) -> Finding | None:
-    """The server's count lies between our successes and all that we sent, whether it counts failures or not."""
-    sent, succeeded, theirs = facts["requests"], facts["succeeded"], facts["server_requests"]
-    if theirs is None or succeeded <= theirs <= sent:
+    """The server's count must be between the successes and all sent requests, as it may or may not count failures."""
+    sent, succeeded, by_server = facts["requests"], facts["succeeded"], facts["server_requests"]
+    if by_server is None or succeeded <= by_server <= sent:
         return None
-    ours = sent if theirs > sent else succeeded
-    level = Level.INVALID if abs(ours - theirs) > 0.01 * max(ours, theirs) else Level.DEGRADED
-    cause = "; another client used it" if theirs > sent else ""
-    return Finding("request_count", level, f"the client counted {ours} requests and the server {theirs}{cause}")
+    by_client = sent if by_server > sent else succeeded
+    is_far = abs(by_client - by_server) > 0.01 * max(by_client, by_server)
+    cause = "; another client used it" if by_server > sent else ""
+    message = f"the client counted {by_client} requests and the server {by_server}{cause}"
+    return Finding("request_count", Level.INVALID if is_far else Level.DEGRADED, message)
 
 
 def _loop_gap(facts: Mapping[str, Any]) -> Finding | None:

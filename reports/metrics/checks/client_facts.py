@@ -20,14 +20,14 @@ LATE_SEND_S = 0.025
 
 
 def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
-    """The generator's measurements of itself and of its records; None for what was not measured."""
+    """The generator's measurements of itself and of its records, by name; None for a fact that was not measured."""
     requests, population = measured.requests, measured.population
     series = _window_series(run, measured)
     workers: list[Mapping[str, Any]] = run.client.get("workers") or []
     lag = population["schedule_lag_s"] - population["limit_wait_s"].fillna(0)
     is_offered = measured.window.contains(requests["t_intended_ns"] / 1e9)
     offered = int(is_offered.sum())
-    # A request that is due at the window's end is sent a moment after it.
+    # A request that is due at the end of the window is sent shortly after it.
     sent = int((is_offered & (requests["t_sent_ns"] / 1e9 <= measured.window.end_s + LATE_SEND_S)).sum())
     events = float(population["events"].sum())
     differences = (requests["client_output_tokens"] - requests["output_tokens"]).abs() / requests["output_tokens"]
@@ -73,7 +73,7 @@ def client_facts(run: RunResult, measured: Measured) -> dict[str, Any]:
 
 
 def _server_requests(run: RunResult) -> int | None:
-    """The requests that the server counted during the run, if it reports a count and did not end or restart."""
+    """The number of requests that the server counted; None if it has no count, stopped answering, or restarted."""
     counted = run.client.get("server_requests")
     is_whole = run.manifest.stop_reason not in UNREACHABLE and restarted_s(run.server_metrics) is None
     return int(counted) if counted is not None and is_whole else None
@@ -98,7 +98,7 @@ def _read_interval_s(population: pd.DataFrame) -> float | None:
 
 
 def _open_files_share(workers: list[Mapping[str, Any]]) -> float | None:
-    """Open files divided by the limit, of the worker nearest to its limit."""
+    """Open files divided by their limit, for the worker that is nearest to its limit."""
     fractions = [
         float(worker["open_files"]) / float(worker["max_open_files"])
         for worker in workers

@@ -1,4 +1,4 @@
-"""The findings of a run's checks: their levels, and the verdict that they make."""
+"""The findings of a run's checks: their levels, and the verdict that follows from them."""
 
 import math
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ RANK = {Level.VALID: 0, Level.DEGRADED: 1, Level.INVALID: 2}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check that found something: its name, its level, and a sentence for the reader.
+    """The result of one check: its name, its level, and a message.
 
-    At level valid it states a fact about the server or the run, and leaves the measurement valid.
+    A finding of level valid is a fact about the server or the run; the measurement stays valid.
     """
 
     check: str
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def finding_messages(summary: Mapping[str, Any]) -> list[str]:
-    """The findings at level valid, for the line of the verdict; none in an invalid run and in older runs."""
+    """The messages of the findings at level valid; empty for an invalid run, and for runs of older versions."""
     verdict = summary["verdict"]
     if verdict["status"] == Level.INVALID:
         return []
@@ -56,12 +56,12 @@ def finding_messages(summary: Mapping[str, Any]) -> list[str]:
 
 
 def is_overloaded(summary: Mapping[str, Any]) -> bool:
-    """Whether a valid or degraded run found the server overloaded; `summary["overload"]` has the rates."""
+    """Whether a valid or degraded run overloaded the server; `summary["overload"]` has the rates."""
     return summary["verdict"]["status"] != Level.INVALID and summary.get("overload") is not None
 
 
 def latencies_grow(summary: Mapping[str, Any]) -> bool:
-    """Whether latencies grow as long as the run lasts, because the server is overloaded."""
+    """Whether latencies grow until the end of the run, because the server is overloaded."""
     return is_overloaded(summary) and bool(summary["overload"]["latencies_grow"])
 
 
@@ -71,7 +71,7 @@ def finding(check: str, level: Level | None, message: str) -> Finding | None:
 
 
 def above(value: float | None, degraded: float, invalid: float) -> Level | None:
-    """The level of a value by its two bounds; None up to the first, and for an unknown value."""
+    """The level of a value by its two bounds; None for a value up to `degraded`, and for an unknown value."""
     if value is None or math.isnan(value) or value <= degraded:
         return None
     return Level.INVALID if value > invalid else Level.DEGRADED

@@ -1,4 +1,4 @@
-"""Overload of an open loop: the queue grows, or requests are refused. It is a finding about the server."""
+"""Overload in an open loop: the queue grows, or requests are refused. The finding is about the server, not the run."""
 
 import math
 from dataclasses import dataclass
@@ -10,19 +10,21 @@ from reports.metrics.measured import Array, Measured
 from reports.metrics.windows import UNEVEN_MODES
 from reports.run_schema import Status
 
-LEAST_SHARE = 0.05
-"""Arrivals that were not answered, as a share of all: less is no overload."""
+MIN_UNANSWERED = 0.05
+"""Smallest share of unanswered arrivals that is an overload."""
 SIGNIFICANCE = 2.5
-"""Standard errors of the difference between Poisson counts."""
-MOST_REFUSED = 0.02
+"""Smallest difference between arrivals and departures, in standard errors of Poisson counts."""
+MAX_REFUSED = 0.02
+"""Largest share of refused requests that is not an overload."""
 FIRST_REQUESTS, FIRST_SHARE = 10, 0.1
+"""The first requests of a run: this number, or this share of all if that is more."""
 FILL_TIMES = 2.0
-"""The server fills up during this many of the longest times of its first requests; only later growth counts."""
+"""Time in which the server fills up, as a multiple of the longest of its first requests; only later growth counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """Rates over the window. refused: share of the started requests; is_growing: latencies grow with time."""
+    """Rates over the window. refused: share of the started requests. is_growing: latencies grow with time."""
 
     arrivals_per_s: float
     completions_per_s: float
@@ -31,7 +33,7 @@ class Overload:
 
     @property
     def message(self) -> str:
-        refused = f", {self.refused:.0%} refused".replace("%", " %") if self.refused > MOST_REFUSED else ""
+        refused = f", {self.refused:.0%} refused".replace("%", " %") if self.refused > MAX_REFUSED else ""
         return f"overloaded: arrivals {self.arrivals_per_s:.3g}/s, completions {self.completions_per_s:.3g}/s{refused}"
 
     def to_json(self) -> dict[str, Any]:
@@ -44,13 +46,16 @@ class Overload:
 
 
 def find_overload(measured: Measured) -> Overload | None:
-    """The overload of an open loop; None without one. In loads without a level only refused requests count."""
+    """The overload of an open loop; None if there is none.
+
+    A burst is never an overload. If the rate is not constant, only refused requests count.
+    """
     manifest, window = measured.manifest, measured.window
     if not manifest.is_open_loop or manifest.mode == "burst" or window.length_s <= 0 or not measured.started.any():
         return None
     refused = float((measured.population["status"] == Status.OVERLOADED).mean())
     is_growing = manifest.stop_reason == "overload" or (manifest.mode not in UNEVEN_MODES and _is_growing(measured))
-    if not is_growing and refused <= MOST_REFUSED:
+    if not is_growing and refused <= MAX_REFUSED:
         return None
     ended_s = measured.requests["t_end_ns"][measured.requests["status"] == Status.OK] / 1e9
     completions = int(window.contains(ended_s).sum())
@@ -58,7 +63,7 @@ def find_overload(measured: Measured) -> Overload | None:
 
 
 def _is_growing(measured: Measured) -> bool:
-    """Whether the requests that wait for their first token, or those in flight, become more and more."""
+    """Whether the number of requests without a first token, or in flight, grows over the window."""
     requests, window = measured.requests, measured.window
     start_s = np.asarray(requests["start_s"], dtype=np.float64)
     end_s = np.asarray(requests["t_end_ns"] / 1e9, dtype=np.float64)
@@ -67,9 +72,10 @@ def _is_growing(measured: Measured) -> bool:
 
 
 def is_growing(start_s: Array, leave_s: Array, window_start_s: float, window_end_s: float) -> bool:
-    """Whether significantly fewer requests left than started. start_s ascends; NaN: never left.
+    """Whether significantly fewer requests left than started. start_s ascends; leave_s is NaN without an end.
 
-    A server that fills up also has fewer that leave. That lasts as long as its first requests take.
+    While a server fills up, fewer requests leave than start, too. This time is ignored; it depends on the duration of
+    the first requests.
     """
     first = max(FIRST_REQUESTS, math.ceil(FIRST_SHARE * len(start_s)))
     stays = (np.where(np.isnan(leave_s), np.inf, leave_s) - start_s)[:first]
@@ -80,4 +86,4 @@ def is_growing(start_s: Array, leave_s: Array, window_start_s: float, window_end
         return False
     arrived = int(((start_s > filled_s) & (start_s <= window_end_s)).sum())
     left = int(((leave_s > filled_s) & (leave_s <= window_end_s)).sum())
-    return arrived - left > max(LEAST_SHARE * arrived, SIGNIFICANCE * math.sqrt(arrived + left))
+    return arrived - left > max(MIN_UNANSWERED * arrived, SIGNIFICANCE * math.sqrt(arrived + left))

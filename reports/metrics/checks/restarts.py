@@ -5,10 +5,12 @@ from typing import Any
 
 START_TIME_SERIES = "process_start_time_seconds"
 COUNTER_SUFFIXES = ("_total", "_count", "_success")
+UNREACHABLE = ("server_unreachable", "server_unhealthy")
+"""Stop reasons of a run whose server no longer answered."""
 
 
 def restarted_s(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """When a counter of the server fell, as it does after a restart; None if none did."""
+    """The time in seconds at which a counter of the server fell, as after a restart; None if none fell."""
     latest: dict[tuple[str, str], float] = {}
     for row in rows:
         if not row["name"].endswith(COUNTER_SUFFIXES) or row["value"] is None:
@@ -18,6 +20,3 @@ def restarted_s(rows: Sequence[Mapping[str, Any]]) -> float | None:
             return float(row["t_s"])
         latest[key] = row["value"]
     return None
-
-
-UNREACHABLE = ("server_unreachable", "server_unhealthy")

@@ -1,4 +1,4 @@
-"""The verdict on a run: all checks of its client, and those of its end, its server and its steadiness."""
+"""The verdict on a run: the checks of its client, its end, its server and its steady state."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def judge_run(
     cached: CachedShare | None = None,
     abandoned: Abandoned | None = None,
 ) -> Verdict:
-    """The verdict of every check; `facts` come from `client_facts`."""
+    """The verdict from all checks. facts: the result of `client_facts`."""
     findings = _completeness(run, measured)
     findings += [found for check in CHECKS if (found := check(facts)) is not None]
     findings += [Finding("overloaded", Level.VALID, overload.message)] if overload else []
@@ -32,8 +32,7 @@ def judge_run(
     findings += _imported(run)
     identity = _identity(run)
     findings += identity
-    # Latencies of an overloaded server grow as long as the run lasts, and a server that restarted starts anew: neither
-    # has a steady state to look for.
+    # An overloaded server, or one that restarted, has no steady state, so it is not checked.
     findings += [] if identity or (overload and overload.is_growing) else _steadiness(measured)
     findings += _prefix_cache(cached) if cached is not None else []
     findings += _accelerator(run, measured)
@@ -55,7 +54,7 @@ def _completeness(run: RunResult, measured: Measured) -> list[Finding]:
 
 
 def _steadiness(measured: Measured) -> list[Finding]:
-    """Changes of throughput and latencies over the window; a note where it is too short for the check."""
+    """Changes of throughput and latencies over the window, or a note that it is too short for the check."""
     window = measured.window
     if not window.is_steady:
         return [
@@ -82,7 +81,7 @@ def _steadiness(measured: Measured) -> list[Finding]:
 
 
 def _prefix_cache(cached: CachedShare) -> list[Finding]:
-    """Fewer cached tokens than planned are no defect: the cache is limited."""
+    """Only more cached tokens than planned are a finding; fewer are normal, because the cache is limited."""
     if cached.planned is None:
         return []
     if cached.measured is None:
@@ -96,7 +95,7 @@ def _prefix_cache(cached: CachedShare) -> list[Finding]:
 
 
 def _imported(run: RunResult) -> list[Finding]:
-    """The setup of the report names what the file of another tool lacks."""
+    """A finding for a run from the file of another tool; the setup section of the report lists the missing data."""
     imported = run.manifest.target.get("imported")
     return [Finding("imported", Level.VALID, f"imported from {imported['tool']}")] if imported else []
 
@@ -125,9 +124,11 @@ def _identity(run: RunResult) -> list[Finding]:
     return [Finding("server_identity", Level.INVALID, f"the server changed during the run: {', '.join(changed)}")]
 
 
-# Bits of NVML's clock event reasons: hardware slowdown, software and hardware thermal slowdown, power brake. The power
-# cap is not among them: it is normal for a GPU under full load.
 THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
+"""Bits of NVML's clock event reasons: hardware slowdown, software and hardware thermal slowdown, power brake.
+
+The power cap is not included, because it is normal for a GPU under full load.
+"""
 
 
 def _accelerator(run: RunResult, measured: Measured) -> list[Finding]:

@@ -22,9 +22,10 @@ PHASE_COLOURS = {"launch": PALETTE["series-4"], "warm": PALETTE["series-5"], "me
 
 
 def history(frame: pd.DataFrame, quantity: str, noise: float | None, size: Size) -> Figure:
-    """The objective of every trial in order, and the best so far with a band of one launch's noise.
+    """The objective of every trial in order, and the best so far in a band of ± `noise`.
 
-    frame: trial, value, outcome, best, text; a trial without a value is a mark at the bottom.
+    frame: trial, value, outcome, best, text; a trial without a value has a mark at the bottom.
+    noise: the relative noise of one launch.
     """
     with styled():
         figure, [axes] = new_figure(size)
@@ -57,11 +58,11 @@ def pareto(frame: pd.DataFrame, x_title: str, y_title: str, size: Size) -> Figur
         front = frame[frame["on_front"]].sort_values("x")
         axes.plot(front["x"], front["y"], color=PALETTE["series-0"], linewidth=1.2)
         draw_outcomes(axes, frame, "x", "y")
-        both, one = frame["is_baseline"] & frame["is_winner"], frame["is_baseline"] ^ frame["is_winner"]
+        is_baseline, is_winner = frame["is_baseline"], frame["is_winner"]
         named = (
-            (both, "baseline, winner"),
-            (one & frame["is_baseline"], "baseline"),
-            (one & frame["is_winner"], "winner"),
+            (is_baseline & is_winner, "baseline, winner"),
+            (is_baseline & ~is_winner, "baseline"),
+            (is_winner & ~is_baseline, "winner"),
         )
         for chosen, name in named:
             for x, y in frame.loc[chosen, ["x", "y"]].to_numpy(dtype=np.float64):
@@ -86,7 +87,7 @@ def pareto(frame: pd.DataFrame, x_title: str, y_title: str, size: Size) -> Figur
 
 
 def phases(frame: pd.DataFrame, size: Size) -> Figure:
-    """The phases of each launch over time. frame: row, start_s, seconds, phase, text, in start order."""
+    """The phases of each launch over time. frame: row, start_s, seconds, phase, text, in the order of start."""
     with styled():
         figure, [axes] = new_figure(size)
         minutes = frame.assign(start=frame["start_s"] / 60, length=frame["seconds"] / 60)
@@ -107,7 +108,10 @@ def phases(frame: pd.DataFrame, size: Size) -> Figure:
 
 
 def drift_checks(frame: pd.DataFrame, quantity: str, noise: float | None, size: Size) -> Figure:
-    """Launches of the baseline over time, their mean, and a band of one launch's noise. frame: minutes, value, text."""
+    """Launches of the baseline over time, and their mean in a band of ± `noise`. frame: minutes, value, text.
+
+    noise: the relative noise of one launch.
+    """
     with styled():
         figure, [axes] = new_figure(size)
         middle = float(frame["value"].mean())

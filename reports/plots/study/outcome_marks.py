@@ -15,13 +15,13 @@ from reports.plots.figure import (
 )
 from reports.study import TrialOutcome
 
-# Outcomes differ in shape and in colour.
 OUTCOME_STYLE = {
     TrialOutcome.FEASIBLE: ("o", PALETTE["good"]),
     TrialOutcome.VIOLATED: ("D", PALETTE["series-4"]),
     TrialOutcome.NOT_SERVED: ("X", PALETTE["bad"]),
     TrialOutcome.FAILED: ("s", PALETTE["muted"]),
 }
+"""Shape and colour of each outcome."""
 SHORT_OUTCOME = {
     TrialOutcome.FEASIBLE: "within limits",
     TrialOutcome.VIOLATED: "beyond a limit",
@@ -31,7 +31,7 @@ SHORT_OUTCOME = {
 
 
 def draw_outcomes(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
-    """A mark for each trial, and in a page the text of each trial over it."""
+    """Draw a mark for each trial; a page shows the trial's text while the pointer is over the mark."""
     add_hovers(axes, frame[x], frame[y], frame["text"])
     for outcome, (marker, colour) in OUTCOME_STYLE.items():
         rows = frame[frame["outcome"] == outcome]
@@ -39,7 +39,7 @@ def draw_outcomes(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
 
 
 def name_outcomes(axes: Axes, frame: pd.DataFrame, size: Size) -> None:
-    """The outcomes in their colours beside the axis title, or above it in a narrow figure."""
+    """Write the outcomes in their colours beside the axis title, or above it in a narrow figure."""
     shown = [outcome for outcome in OUTCOME_STYLE if (frame["outcome"] == outcome).any()]
     if len(shown) < 2:
         return
@@ -64,7 +64,7 @@ def name_outcomes(axes: Axes, frame: pd.DataFrame, size: Size) -> None:
 
 
 def _name_lines(names: Sequence[str], size: Size) -> list[tuple[int, float]]:
-    """The line, counted from the axes, and the offset in pixels of each name above a narrow figure."""
+    """Line number (0 is next to the axes) and offset in pixels of each name above a narrow figure."""
     room, row, offset, found = size.width - 90, 0, 0.0, []
     for name in names:
         width = len(name) * CHARACTER_PIXELS

@@ -24,7 +24,7 @@ from reports.study import Knob
 def predicted(frame: pd.DataFrame, metric: str, size: Size) -> Figure:
     """Measured against predicted, with the line of equality and bands of ±5 and ±15 % around it.
 
-    frame: predicted, measured (above 0, in one unit), how, text.
+    frame: predicted, measured (both above 0, in the same unit), how (the kind of prediction), text.
     """
     with styled():
         figure, [axes] = new_figure(size)
@@ -54,7 +54,7 @@ def predicted(frame: pd.DataFrame, metric: str, size: Size) -> Figure:
 
 
 def _round_numbers(low: float, high: float) -> Array:
-    """Three numbers per decade; two over several decades."""
+    """Ticks of a logarithmic axis: three per decade, or two if the axis spans more than two decades."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1.0, 2.0, 5.0) if last - first <= 2 else (1.0, 3.0)
     return np.array([step * 10.0**power for power in range(first, last + 1) for step in steps])

@@ -1,4 +1,4 @@
-"""A setting of a study as an axis: numbers on its scale, or the levels of a choice; an unset value has a place too."""
+"""A setting of a study as an axis: numbers on its scale, or the levels of a choice, and a place for an unset value."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float64]
 
 
 def setting_axis(axes: Axes, which: str, knob: Knob, column: "pd.Series[Any]", size: Size) -> None:
-    """The ticks of one axis: the levels, or a few numbers."""
+    """Set scale and ticks of one axis (`which` is x or y): a tick per level, or a few numbers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     levels = _levels(knob, column)
     if levels is not None:
@@ -113,10 +113,10 @@ def padded_limits(knob: Knob, places: Array, fraction: float = 0.08) -> tuple[fl
 
 
 def left_margin(knob: Knob, size: Size) -> dict[str, float]:
-    """The left margin of a figure with a setting as its y axis, for `gridspec_kw`: the names of choices need more."""
+    """The left margin of a figure with a setting as its y axis, for `gridspec_kw`; names of choices need more space."""
     return {"left": (96 if knob.scale == "category" else 76) / size.width}
 
 
-def shorten(text: str, most: int) -> str:
-    """The text, cut to `most` characters."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+def shorten(text: str, max_len: int) -> str:
+    """The text, cut to `max_len` characters."""
+    return text if len(text) <= max_len else text[: max_len - 1] + "…"

@@ -50,9 +50,9 @@ def settings_map(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
 
 
 def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -> Figure:
-    """The objective over two settings: one dot per trial, and contour lines. frame: x, y, value, text.
+    """The objective over two settings: a dot per trial, and contour lines. frame: x, y, value, text.
 
-    A choice has no intermediate values, so there are no contour lines with one.
+    Contour lines are drawn only for two numeric settings: a choice has no intermediate values.
     """
     with styled():
         figure, [axes] = new_figure(size, gridspec_kw=left_margin(y, size))
@@ -67,7 +67,7 @@ def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) ->
         fraction = (value - value.min()) / (np.ptp(value) or 1.0)
         axes.scatter(at_x, at_y, s=18 + 60 * fraction, color=PALETTE["series-0"], alpha=0.55, linewidths=0)
         add_hovers(axes, at_x, at_y, frame["text"])
-        # Contour lines leave no margin.
+        # `tricontour` sets limits without a margin.
         axes.set_xlim(padded_limits(x, at_x))
         axes.set_ylim(padded_limits(y, at_y))
         axes.set_xlabel(x.name)
@@ -103,7 +103,7 @@ def slice_of(frame: pd.DataFrame, knob: Knob, quantity: str, size: Size) -> Figu
 def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: str, size: Size) -> Figure:
     """A line per trial through its settings to its objective; better trials are darker, the winner is bold.
 
-    frame: a column per knob's name, value, is_winner, rank (0 the worst, 1 the best).
+    frame: a column per setting, named as its knob; value, is_winner, rank (0 is the worst trial, 1 the best).
     """
     with styled():
         bottom = (MARGIN_NAMES if size.is_narrow else 84) / size.height
@@ -131,7 +131,7 @@ def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: s
 
 
 def bars(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
-    """A bar per name, with an interval unless it is NaN. frame: name, value, lo, hi (in percent)."""
+    """A bar per name, with its interval unless that is NaN. frame: name, value, lo, hi (in percent)."""
     with styled():
         left = MARGIN_RIGHT if size.is_narrow else MARGIN_NAMES + 20
         figure, [axes] = new_figure(size, gridspec_kw={"left": left / size.width})

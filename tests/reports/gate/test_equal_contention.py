@@ -70,7 +70,7 @@ def test_trust_C5_gate_a_difference_in_contention_between_the_sides_is_stated() 
 
     found = judge(pairs_of(x + random.normal(0, 0.003, 8), x), options(is_adjusted=True))
 
-    assert "B itself may cause this difference, which the adjustment leaves out" in found.notes[0]
+    assert "B itself may cause this difference, and the adjustment removes it" in found.notes[0]
 
 
 def test_unknown_contention_is_stated_and_changes_nothing() -> None:

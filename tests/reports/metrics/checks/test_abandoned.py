@@ -1,4 +1,4 @@
-"""A server that goes on with requests whose clients left is named; one that drops them is not."""
+"""A server that continues requests whose clients left is named; a server that drops them is not."""
 
 import dataclasses
 
