@@ -38,11 +38,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number in a table with its interval. A change has its sign.
+    """A number in a table with its interval. A change has a sign.
 
-    An unsupported one has no interval and is marked: ≥ a lower bound, or a high percentile of a run that is too short,
-    ~ any other.
-    needed: requests at this load that would support an interval, or one narrower than the value.
+    An unsupported number has no interval and a mark: ≥ for a lower bound and for a high percentile of a run that is too
+    short, ~ for any other.
+    needed: number of requests at this load for an interval, or for an interval narrower than the value.
     """
 
     value: float | None
@@ -58,14 +58,14 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """The value without its interval, marked if unsupported."""
+        """The value without its interval; marked if it is unsupported."""
         if self.value is None:
             return MISSING
         return ("" if self.is_supported else "≥" if self.is_high else "~") + self._number(self.value)
 
     @property
     def interval(self) -> str:
-        """`12.1–13.4`, for a change `-1.20 to +3.40`; `needs 9,000`; empty without either."""
+        """The interval as `12.1–13.4`, of a change as `-1.20 to +3.40`; `needs 9,000`; or an empty text."""
         needs = [] if self.needed is None or self.value is None else [f"needs {about(self.needed):,}"]
         if self.value is None or self.lo is None or self.hi is None or not self.is_supported:
             return "".join(needs)
@@ -138,7 +138,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """A share in percent with one decimal; a share near 0 or 1, but not equal to it, as a bound.
+    """A fraction in percent with one decimal; a fraction very near 0 or 1 is shown as a bound.
 
     >>> [format_percent(x) for x in (0.0, 0.0002, 0.0097, 0.5, 0.9999, 1.0)]
     ['0 %', '< 0.1 %', '1.0 %', '50.0 %', '> 99.9 %', '100 %']
@@ -159,7 +159,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A headline number: its unit has the arrow of the better direction; `details` are lines below it."""
+    """A headline number. `unit` ends with the arrow of the better direction; `details` are lines below the number."""
 
     title: str
     value: str
@@ -177,9 +177,9 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame of text, numbers, `Estimate`s and `Link`s; the first column holds the row names.
+    """A frame of text, numbers, `Estimate`s and `Link`s; the first column contains the row names.
 
-    A page sorts the rows of a sortable table by the column that is clicked.
+    In a page, a click on a column of a sortable table sorts its rows.
     """
 
     title: str
@@ -190,7 +190,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure that `draw` makes for a size; `name` is the file name, `height` scales the default height."""
+    """A figure, which `draw` draws in a given size. `name` is its file name; `height` scales the default height."""
 
     name: str
     title: str
@@ -203,7 +203,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph; `is_code` marks a command line, `has_copy` one with a button that copies it."""
+    """A paragraph. `is_code` marks a command line; `has_copy` adds a button that copies it."""
 
     text: str
     is_code: bool = False
@@ -215,7 +215,7 @@ Block = Facts | Tiles | Table | Plot | Text
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with its blocks; a closed section is collapsed at first."""
+    """A heading with its blocks; a closed section is initially collapsed."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -224,7 +224,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class VerdictLine:
-    """The verdict on one run or comparison: level, word, opening sentence and reasons."""
+    """The verdict on one run or comparison: level, word, sentence and reasons."""
 
     level: str
     word: str
@@ -235,7 +235,7 @@ class VerdictLine:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report: the input of every renderer. `up` links to the page of the series or the folder that holds it."""
+    """A report: the input of every renderer. `up` links to the page of the series or folder that contains it."""
 
     title: str
     subtitle: str
@@ -260,7 +260,7 @@ class Report:
 
 
 def legible_report(report: Report) -> Report:
-    """The report with every text legible, except the frames of figures, which must be legible already."""
+    """The report with all texts made legible, except the frames of figures: their texts must be legible before."""
     return Report(
         legible(report.title),
         legible(report.subtitle),
@@ -291,7 +291,7 @@ def _block(block: Block) -> Block:
 
 
 def _frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with its texts legible; columns of numbers do not change."""
+    """The frame with all texts made legible; columns of numbers do not change."""
     texts = {
         name: pd.Series([legible_values(each) for each in frame[name]], dtype=object)
         for name in frame.columns

@@ -1,6 +1,6 @@
-"""Exports of a finished run: CSV of requests, Parquet of token events, OpenTelemetry histograms.
+"""Exports of a finished run: requests as CSV, token events as Parquet, OpenTelemetry histograms.
 
-No report reads these files.
+Reports do not read these files.
 """
 
 import csv
@@ -32,12 +32,12 @@ CSV_FILE, EVENTS_FILE, OTEL_FILE = "requests.csv", "events.parquet", "otel.json"
 
 
 def export_run(directory: Path, formats: Collection[str]) -> list[Path]:
-    """Write the chosen exports (csv, events, otel) of a finished run into its directory."""
+    """Write exports (csv, events, otel) of a finished run into its directory; returns their paths."""
     return [FORMATS[name](directory) for name in FORMATS if name in formats]
 
 
 def write_requests_csv(directory: Path) -> Path:
-    """`requests.csv`: the columns of `requests.parquet`; lists are separated by spaces, missing values are empty."""
+    """Write `requests.csv`: the columns of `requests.parquet`, lists separated by spaces, missing values empty."""
     target = directory / CSV_FILE
     part = target.with_name(CSV_FILE + ".part")
     with part.open("w", encoding="utf-8", newline="") as file, _requests(directory) as table:
@@ -52,14 +52,14 @@ def write_requests_csv(directory: Path) -> Path:
 
 
 def _cell(value: Any) -> Any:
-    """A cell value: lists as text, and text without spreadsheet formulas."""
+    """The value of a cell: a list becomes text, and text is escaped so that it is not a formula in a spreadsheet."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return escape_formula(value) if isinstance(value, str) else value
 
 
 def write_events(directory: Path) -> Path:
-    """`events.parquet`: one row per token event: request_id, index, t_ns since the run's start, gap_ns, tokens."""
+    """Write `events.parquet`: a row per token event: request_id, index, t_ns since the run's start, gap_ns, tokens."""
     target = directory / EVENTS_FILE
     part = target.with_name(EVENTS_FILE + ".part")
     with _requests(directory) as table, pq.ParquetWriter(part, EVENT_SCHEMA, compression="zstd") as writer:
@@ -82,7 +82,7 @@ EVENT_SCHEMA = pa.schema(
 
 
 def _events(batch: pa.RecordBatch) -> pa.Table:
-    """The events of a batch of requests; the first event of each has no gap."""
+    """The events of a batch of requests; the first event of a request has no gap."""
     streamed = batch.filter(pc.is_valid(batch["t_first_ns"]))
     gap_lists = streamed["gap_ns"]
     sizes = np.asarray(pc.fill_null(pc.list_value_length(gap_lists), 0), dtype=np.int64) + 1
@@ -109,7 +109,7 @@ def _events(batch: pa.RecordBatch) -> pa.Table:
 
 
 def _tokens(batch: pa.RecordBatch, sizes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> Array:
-    """The tokens of every event: one unless the record has counts."""
+    """The number of tokens of each event: 1 unless the record has counts."""
     tokens = np.ones(int(sizes.sum()))
     for row, counts in enumerate(batch["event_tokens"].to_pylist()):
         if counts is not None and len(counts) == sizes[row]:
@@ -123,7 +123,7 @@ def _requests(directory: Path) -> pq.ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class OtelHistogram:
-    """A histogram of OpenTelemetry's GenAI conventions (status: development), and the values for it."""
+    """A histogram of OpenTelemetry's GenAI conventions (status: development). `series` returns its values."""
 
     name: str
     unit: str
@@ -138,10 +138,12 @@ FIRST_TOKEN_BOUNDS = (
 )
 PER_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 TOKEN_BOUNDS = tuple(4.0**power for power in range(14))
+CUMULATIVE = 2
+"""OTLP's AGGREGATION_TEMPORALITY_CUMULATIVE."""
 
 
 def write_otel(directory: Path) -> Path:
-    """`otel.json`: histograms of the requests in the window, as one OTLP/JSON metrics request."""
+    """Write `otel.json`: histograms of the requests in the window, as one OTLP/JSON metrics request."""
     measured = Measured.of(load_run(directory))
     manifest = measured.manifest
     metrics = [_otel_metric(histogram, measured) for histogram in OTEL_HISTOGRAMS]
@@ -164,8 +166,7 @@ def _otel_metric(histogram: OtelHistogram, measured: Measured) -> dict[str, Any]
         for own, values in histogram.series(measured)
         if len(values)
     ]
-    # 2 means cumulative: there is one window only.
-    data = {"aggregationTemporality": 2, "dataPoints": points}
+    data = {"aggregationTemporality": CUMULATIVE, "dataPoints": points}
     return {"name": histogram.name, "unit": histogram.unit, "histogram": data}
 
 

@@ -1,4 +1,4 @@
-"""The requests of a run as columns: scalars in a frame, the gaps and token counts of events concatenated."""
+"""The requests of a run as columns: scalars in a frame, and concatenated gaps and token counts of events."""
 
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ TEXT = frozenset(
 )
 LISTS = frozenset(("gap_ns", "event_tokens"))
 
-# Values that one step copies or computes.
 MAX_VALUES = 4_000_000
+"""Values that are copied or computed in one step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """One list of integers per request, concatenated in `values`; `sizes` holds their lengths."""
+    """A list of integers for each request: `values` is their concatenation, `sizes` contains their lengths."""
 
     values: Integers
     sizes: npt.NDArray[np.int64]
@@ -57,14 +57,14 @@ class Ragged:
         return Ragged(values, sizes)
 
     def where(self, is_kept: npt.NDArray[np.bool_]) -> "Ragged":
-        """The same lists, empty for the requests that are not kept."""
+        """The same lists, but empty for requests that are not kept."""
         if bool(np.all(is_kept | (self.sizes == 0))):
             return self
         return Ragged(self.values[np.repeat(is_kept, self.sizes)], np.where(is_kept, self.sizes, 0))
 
 
 def chunks(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of requests whose lists together hold at most MAX_VALUES values, or a single request."""
+    """Ranges of requests whose lists have at most MAX_VALUES values together; a longer list is a range by itself."""
     ends = np.cumsum(sizes)
     first = 0
     while first < len(sizes):
@@ -76,10 +76,10 @@ def chunks(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestColumns:
-    """`frame` has one row per request: every scalar field and `max_gap_s`.
+    """The requests of a run. frame: a row per request with every scalar field and `max_gap_s`.
 
-    Numbers are float64, NaN where missing (ns are exact below 2**53, 104 days). `gap_ns` and `event_tokens` are the
-    record's lists; the latter is empty if every event carried one token.
+    Numbers are float64, NaN if missing (ns are exact below 2**53, 104 days). `gap_ns` and `event_tokens` are the lists
+    of the record; a list of `event_tokens` is empty if every event had one token.
     """
 
     frame: pd.DataFrame
@@ -98,7 +98,10 @@ def columns_of(records: Sequence[RequestRecord]) -> RequestColumns:
 
 
 def columns_of_rows(rows: Sequence[Mapping[str, Any]]) -> RequestColumns:
-    """Of rows of `RequestRecord.to_json`, gaps encoded or as lists. Raises KeyError, TypeError or ValueError."""
+    """The columns of rows of `RequestRecord.to_json`. Raises KeyError, TypeError or ValueError.
+
+    Gaps may be encoded or lists.
+    """
     columns: dict[str, Any] = {}
     for name in FIELDS:
         default = DEFAULTS.get(name)
@@ -115,7 +118,7 @@ def columns_of_rows(rows: Sequence[Mapping[str, Any]]) -> RequestColumns:
 
 
 def longest_gap_s(gaps: Ragged) -> npt.NDArray[np.float64]:
-    """The longest gap of each request, NaN without gaps."""
+    """The longest gap of each request in seconds, [requests]; NaN without gaps."""
     longest = np.full(len(gaps.sizes), np.nan)
     has_any = gaps.sizes > 0
     if has_any.any():
@@ -124,7 +127,7 @@ def longest_gap_s(gaps: Ragged) -> npt.NDArray[np.float64]:
 
 
 def _gap_array(gaps: Any) -> Integers:
-    """The gaps of one row; 32-bit integers if all fit."""
+    """The gaps of one row; encoded gaps become 32-bit integers if all of them fit."""
     if not isinstance(gaps, str):
         return np.asarray(gaps if gaps is not None else (), dtype=np.int64)
     words = np.frombuffer(binascii.a2b_base64(gaps, strict_mode=True), dtype="<i4")
@@ -140,10 +143,10 @@ def _joined(lists: Sequence[Integers]) -> Ragged:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Token events of some requests, one element per event.
+    """Token events of some requests, [events].
 
-    `request` is the index of the request, `tokens` the number of tokens in the event, `gap_s` the time since the
-    previous event of the request, NaN for its first.
+    request: index of the request. tokens: number of tokens in the event. gap_s: time since the previous event of the
+    request; NaN for its first event.
     """
 
     request: npt.NDArray[np.int64]
@@ -156,8 +159,8 @@ class EventBatch:
 class TokenEvents:
     """Every token event of a run in packed form: one gap per event.
 
-    `first_ns` is the time of each request's first event, NaN without events; a blocking response is one event at its
-    end. `counts` holds the tokens of each event if the server reported them; otherwise each event carried `tokens`.
+    first_ns: time of each request's first event; NaN without events. A blocking response is one event at its end.
+    counts: number of tokens of each event, if the server reported it; otherwise each event of a request has `tokens`.
     """
 
     first_ns: npt.NDArray[np.float64]
@@ -167,7 +170,7 @@ class TokenEvents:
 
     @classmethod
     def of(cls, columns: RequestColumns) -> "TokenEvents":
-        """The events of all requests. If only the sum of a request's tokens is known, its events share it evenly."""
+        """The events of all requests. If only a request's total is known, it is divided evenly among its events."""
         frame = columns.frame
         streamed, total = frame["t_first_ns"].notna(), frame["output_tokens"]
         first_ns = frame["t_first_ns"].fillna(frame["t_end_ns"].where(total > 0))
@@ -179,12 +182,12 @@ class TokenEvents:
 
     @property
     def num_events(self) -> npt.NDArray[np.int64]:
-        """[requests]"""
+        """The number of events of each request, [requests]."""
         return np.where(np.isnan(self.first_ns), 0, self.gaps.sizes + 1)
 
     @property
     def is_one_token_each(self) -> bool:
-        """Whether every event carried at most one token."""
+        """Whether every event has at most one token."""
         return not len(self.counts.values) and bool(np.all(np.rint(self.tokens[self.num_events > 0]) <= 1))
 
     def part(self, first: int, last: int) -> "TokenEvents":
@@ -197,7 +200,7 @@ class TokenEvents:
         )
 
     def where(self, is_kept: npt.NDArray[np.bool_]) -> "TokenEvents":
-        """The same requests; those that are not kept have no events."""
+        """The same requests; a request that is not kept has no events."""
         first_ns = np.where(is_kept, self.first_ns, np.nan)
         return TokenEvents(first_ns, self.gaps.where(is_kept), self.counts.where(is_kept), self.tokens)
 
@@ -225,7 +228,7 @@ class TokenEvents:
         return EventBatch(np.repeat(np.arange(index, index + len(sizes)), sizes), t_ns / 1e9, tokens, gap_s)
 
     def tokens_between(self, start_s: float, end_s: float, bins: int) -> npt.NDArray[np.float64]:
-        """[bins]: tokens received in each of `bins` equal spans between start and end."""
+        """The tokens received in each of `bins` equal spans between start and end, [bins]."""
         sums = np.zeros(bins)
         if end_s > start_s:
             for batch in self.batches():

@@ -38,7 +38,7 @@ class Status(StrEnum):
 
 
 NOT_FAILED = (Status.OK, Status.ABANDONED)
-"""An abandoned request did not fail: its client left as planned, before the end of the answer."""
+"""An abandoned request did not fail: its client disconnected before the end of the answer, as planned."""
 
 
 class TokensSource(StrEnum):
@@ -60,7 +60,7 @@ class RequestPhase(StrEnum):
 
 
 def error_type(phase: RequestPhase, cause: str) -> str:
-    """The text of `RequestRecord.error_type`: the phase, then the cause.
+    """The value of `RequestRecord.error_type`: the phase and the cause.
 
     >>> error_type(RequestPhase.STREAM, "ConnectionResetError")
     'stream/ConnectionResetError'
@@ -70,15 +70,17 @@ def error_type(phase: RequestPhase, cause: str) -> str:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Everything observed of one request.
+    """All observations of one request.
 
-    Times are ns since the run's start on the generator's monotonic clock, None for a moment that did not occur.
-    `gap_ns` holds the gaps between successive token events, so event i is at `t_first_ns + sum(gap_ns[:i])`.
-    `event_tokens` holds the token count of each event, None if every event carried one. `limit_wait_s` is the part of
-    the delay before `t_dispatch_ns` that was spent at the in-flight limit. Times of received bytes are
-    arrival times of the kernel where it records them; `t_first_read_ns` is when the first event was read,
-    `read_late_max_s` the longest time from the arrival of an event to its read. `coalesced_events` shared a read with
-    the event after: their time is that of the read's last segment; each arrived at most `coalesced_within_s` before it.
+    Times are ns since the run's start on the generator's monotonic clock; None for an event that did not occur. Times
+    of received bytes are arrival times of the kernel, if it records them, else times of the read.
+
+    limit_wait_s: the part of the delay before `t_dispatch_ns` that was spent at the in-flight limit.
+    t_first_read_ns: the read of the first event. read_late_max_s: longest time from an event's arrival to its read.
+    gap_ns: gaps between successive token events; event i is at `t_first_ns + sum(gap_ns[:i])`.
+    event_tokens: number of tokens of each event; None if every event had one token.
+    coalesced_events: events in the same read as the next event. Their time is that of the last segment of the read, and
+    they arrived at most `coalesced_within_s` before it.
     """
 
     run_id: str
@@ -138,7 +140,7 @@ class RequestRecord:
     srv_time_per_token_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object of the fields that differ from their default; gaps in the form of `encode_gaps`."""
+        """The fields that differ from their default as a JSON object; gaps are encoded by `encode_gaps`."""
         row = {name: value for name in FIELDS if (value := getattr(self, name)) != DEFAULTS.get(name)}
         gap_ns = row.pop("gap_ns", None)
         if gap_ns:
@@ -147,7 +149,7 @@ class RequestRecord:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The record of one JSONL or Parquet row; unknown keys are ignored and nulls become the field's default."""
+        """The record of one JSONL or Parquet row. Unknown keys are ignored, and a null becomes the field's default."""
         known = {name: value for name, value in row.items() if name in FIELDS and value is not None}
         gap_ns = known.get("gap_ns")
         if isinstance(gap_ns, str):
@@ -163,8 +165,8 @@ DEFAULTS = {
 }
 
 
-# A gap of 2.1 s or more does not fit into 32 bits: -1 marks it, and the next two words are its low and high halves.
 LONG_GAP = -1
+"""Marks a gap of 2.1 s or more, which does not fit into 32 bits; the next two words are its low and high halves."""
 
 
 def encode_gaps(gap_ns: Sequence[int]) -> str:

@@ -29,17 +29,17 @@ ROWS_PER_BATCH = 2_000
 
 
 def is_open_loop(mode: str, stages_of: str | None) -> bool:
-    """Whether requests start at scheduled times, independent of the number in flight."""
+    """Whether requests start at scheduled times, independently of the number in flight."""
     return mode != "closed" and not (mode == "stages" and stages_of == "concurrency")
 
 
 class RunDirectoryError(Exception):
-    """A directory that is missing, is not a run, or was written by a newer version."""
+    """A directory is missing, is not a run, or was written by a newer version."""
 
 
 @dataclass(slots=True)
 class RunManifest:
-    """The server, the load and the machine of a run: enough to repeat it and to refuse a wrong comparison.
+    """The server, the load and the machine of a run, to repeat it and to check that runs are comparable.
 
     `reference/file_keys.py` has the meaning of each field. `open_loop` is None in runs of earlier versions.
     """
@@ -106,8 +106,8 @@ class RunManifest:
 class RunResult:
     """One bench run.
 
-    `timeseries` has one row per second and worker; `server_metrics` has rows of {t_s, name, labels, value}; `client`
-    holds the generator's measurements of itself, {} if the run was killed.
+    timeseries: a row per second and worker. server_metrics: rows of {t_s, name, labels, value}.
+    client: the generator's measurements of itself; {} if the run was killed.
     """
 
     manifest: RunManifest
@@ -119,19 +119,19 @@ class RunResult:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the load ended in order: a killed run has no `client.json` or no stop reason."""
+        """Whether the load ended normally: a killed run has no `client.json` or no stop reason."""
         return bool(self.client) and self.manifest.stop_reason is not None
 
 
 class JsonlWriter:
-    """Appends JSON objects to a file, each with one unbuffered write, so that a crash loses no finished row."""
+    """Appends JSON objects to a file. Each is a single unbuffered write, so a crash loses no complete row."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one line. Raises OSError, for example if the disk is full; the last line is then whole."""
+        """Append one line. Raises OSError, for example if the disk is full; the file then ends with a complete line."""
         append_whole(self._file, json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old or the new content, never a part. No link is followed."""
+    """Write a file atomically: a reader sees the old or the new content, never a part. Links are not followed."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     with part.open("xb") as file:
@@ -173,7 +173,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_manifest(directory: Path, manifest: RunManifest) -> None:
-    """Write `manifest.json`; a run writes it at its start, and the complete one at its end."""
+    """Write `manifest.json`: a run writes it at its start, and again with all fields at its end."""
     write_json(directory / MANIFEST_FILE, manifest.to_json())
 
 
@@ -206,7 +206,7 @@ def jsonl_files(directory: Path, table: str) -> list[Path]:
 
 
 def read_jsonl(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Rows of JSONL files, without a last line that a crash cut off. Raises RunDirectoryError."""
+    """Rows of JSONL files; an incomplete last line, left by a crash, is ignored. Raises RunDirectoryError."""
     for path in paths:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -30,13 +30,12 @@ from reports.run_store import (
 
 
 class SavedRecords(Sequence[RequestRecord]):
-    """The records of a finished run, read on first access. Measuring reads the columns of `table` instead.
+    """The records of a finished run, read on first access. `Measured` reads the columns of `table` instead.
 
-    The file stays open, so the records stay readable if the directory is moved or replaced.
+    The file stays open, so the records are readable even after the directory is moved or replaced.
     """
 
     def __init__(self, path: Path) -> None:
-
         self.table = ParquetTable(path)
         self._read: list[RequestRecord] | None = None
 
@@ -93,7 +92,6 @@ def _table_rows(directory: Path, table: str) -> Iterator[dict[str, Any]]:
     if not path.exists():
         yield from read_jsonl(jsonl_files(directory, table))
         return
-
     yield from ParquetTable(path).rows()
 
 
@@ -109,7 +107,7 @@ class ParquetTable:
         return int(self._file.metadata.num_rows)
 
     def rows(self, names: Container[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Its rows, with the columns in `names` only."""
+        """The rows with the columns in `names`; with all columns for None."""
         known = [name for name in self._file.schema_arrow.names if names is None or name in names]
         with self._readable():
             for batch in self._file.iter_batches(ROWS_PER_BATCH, columns=known):
@@ -147,7 +145,7 @@ def _read_scalars(column: pa.ChunkedArray, name: str) -> Any:
 
 
 def _read_lists(file: pq.ParquetFile, name: str, is_known: bool) -> Ragged:
-    """A column of lists; 32-bit integers if all values fit."""
+    """A column of lists, as 32-bit integers if all values fit."""
     count = file.metadata.num_rows
     if not is_known:
         return Ragged(np.empty(0, dtype=np.int32), np.zeros(count, dtype=np.int64))

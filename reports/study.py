@@ -1,4 +1,4 @@
-"""A tuning study as plain values: the input of its report, and the quantities derived from it."""
+"""A tuning study as plain values, the input of its report, and quantities derived from them."""
 
 import math
 import statistics
@@ -13,8 +13,8 @@ from reports.document import VerdictLine
 from reports.metrics.per_request import Direction
 from reports.stats.estimators import Interval, mean_interval
 
-# With fewer feasible trials the importances are mostly noise.
 MIN_TRIALS_FOR_IMPORTANCE = 20
+"""Fewest feasible trials for importances; from fewer trials they are mostly noise."""
 
 
 class TrialOutcome(StrEnum):
@@ -28,9 +28,9 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A searched setting; `scale` is the scale of its axis, `unset` the text for None.
+    """A searched setting. scale: of its axis. unset: the text for None.
 
-    `low` and `high` are the ends of the searched range; None for a choice.
+    low, high: the ends of the searched range; None for a choice.
     """
 
     name: str
@@ -43,11 +43,14 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class StudyTrial:
-    """One launch. `value` is the value of the objective; `metrics` are by their names in limits (`ttft_p95_ms`).
+    """One launch.
 
-    A confirming launch repeats the settings of the trial with number `confirms`; `round` numbers the repetition. A
-    drift check repeats the baseline between other trials. `started_s` counts from the study's start; `spent_s` holds
-    seconds by phase (launch, warm, measure). `page` is the address of its run's page, relative to that of the study.
+    value: of the objective. metrics: by their names in limits (`ttft_p95_ms`). missed: the limits that it exceeded.
+    confirms, round: for a confirming launch, the number of the trial whose settings it repeats, and the repetition.
+    is_drift_check: it repeats the baseline between other trials.
+    phase, cause, reason, log_line: of a failure.
+    started_s: since the study's start. spent_s: seconds by phase (launch, warm, measure).
+    page: the address of its run's page, relative to the page of the study.
     """
 
     number: int
@@ -70,7 +73,7 @@ class StudyTrial:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The contribution of one changed setting: the winner over the winner with this setting reset, as a ratio."""
+    """The contribution of one changed setting: the ratio of the winner to the winner with this setting reset."""
 
     knob: str
     ratio: Interval
@@ -80,7 +83,7 @@ class Contribution:
 class Prediction:
     """The simulator's prediction of one metric of a trial, and the measured value.
 
-    `how`: `held out`, fitted to the other launches; `before launch`, fitted to the earlier launches.
+    how: `held out` (the simulator was fitted to all other launches) or `before launch` (fitted to earlier launches).
     """
 
     number: int
@@ -97,15 +100,15 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class StudyData:
-    """A complete study. `verdict` opens the report; `objective` is a metric and `direction` its better direction.
+    """A complete study.
 
-    `noise` is the relative standard deviation of the objective between launches, None if not measured. `gain` is trial
-    `compared`, the best finalist, over the baseline, as a ratio with its interval. `limits_kept`: by trial, the
-    probability that it keeps each limit, None if one launch gives none. `facts` and `commands` reproduce the study.
-    `command` starts the server with the best settings; `load` is the load under which they are best, `server` the
-    program and its model.
-    `predictions` are those with a measured value. `importances` are fractions by knob; with None the report computes
-    them.
+    objective, direction: a metric, and its better direction.
+    gain: the ratio of trial `compared`, the best finalist, to the baseline, with its interval.
+    limits_kept: by trial, the probability that it keeps each limit; None if a single launch cannot tell.
+    noise: relative standard deviation of the objective between launches; None if it was not measured.
+    predictions: those with a measured value. importances: fractions by setting; if None, the report computes them.
+    facts, commands: how to reproduce the study.
+    command: starts the server with the best settings. load: the load for which they are best. server: program, model.
     """
 
     name: str
@@ -149,7 +152,7 @@ class StudyData:
 
     @property
     def moving_knobs(self) -> tuple[Knob, ...]:
-        """The knobs with more than one value in the search."""
+        """The settings with more than one value in the search."""
         return tuple(
             knob for knob in self.knobs if len({str(trial.settings.get(knob.name)) for trial in self.searched}) > 1
         )
@@ -160,7 +163,7 @@ class StudyData:
 
     @property
     def best(self) -> StudyTrial | None:
-        """The winner; without one, the best trial within every limit."""
+        """The winner; without a winner, the best trial within every limit."""
         winner = self.trial(self.winner)
         if winner is not None or not self.feasible:
             return winner
@@ -177,14 +180,14 @@ class StudyData:
         return a > b if self.direction is Direction.HIGHER else a < b
 
 
-# A value within this fraction of a range counts as its end.
 EDGE_FRACTION = 0.01
+"""A value within this fraction of a range from its end is at the end."""
 
 
 def at_range_end(study: StudyData) -> dict[str, str]:
-    """The settings whose best value is an end of the searched range, with a sentence: a wider range may be better.
+    """The settings whose best value is at an end of the searched range, with a sentence about it.
 
-    Empty if the baseline is the best trial, because its values do not come from the search.
+    A wider range may be better. Empty if the baseline is the best trial: its values do not come from the search.
     """
     best = study.best
     if best is None or best.number == study.baseline:
@@ -199,7 +202,7 @@ def at_range_end(study: StudyData) -> dict[str, str]:
 
 
 def _end_of(knob: Knob, value: float) -> str | None:
-    """The end of a knob's range at which a value lies, or None."""
+    """The end of the range, `lower` or `upper`, that a value is at; None if it is at neither."""
     low, high = knob.low, knob.high
     if low is None or high is None or high <= low:
         return None
@@ -210,7 +213,7 @@ def _end_of(knob: Knob, value: float) -> str | None:
 
 
 def metric_of(trial: StudyTrial, name: str, objective: str) -> float | None:
-    """The value of a metric of a launch; the objective needs no entry in `metrics`."""
+    """The value of a metric of a launch; None if unknown. The objective need not be in `metrics`."""
     found = trial.metrics.get(name)
     return trial.value if found is None and name == objective else found
 
@@ -222,7 +225,7 @@ def median_of(launches: Sequence[StudyTrial], name: str, objective: str) -> tupl
 
 
 def paired_change(a: Sequence[StudyTrial], b: Sequence[StudyTrial], name: str, objective: str) -> Interval | None:
-    """B over A as a ratio: the mean of logarithms over common rounds; None without a common value."""
+    """The ratio of B to A: the geometric mean over common rounds, with its interval; None without a common round."""
     logs = []
     for before, after in _pairs(a, b):
         old, new = metric_of(before, name, objective), metric_of(after, name, objective)
@@ -243,7 +246,7 @@ def _pairs(a: Sequence[StudyTrial], b: Sequence[StudyTrial]) -> list[tuple[Study
 
 
 def setting_text(knob: Knob, trial: StudyTrial) -> str:
-    """The value of a setting in a trial, as a table shows it; an unset one as the default's value if it is known."""
+    """The value of a setting in a trial as text; for an unset value, the default if it is known."""
     value = trial.settings.get(knob.name)
     if value is None and knob.default is None:
         return knob.unset

@@ -1,6 +1,6 @@
-"""Variation between runs and within runs, for one or two sides. It describes; the gate decides.
+"""Variation between runs and within runs, for one or two sides. Descriptive only: decisions are made by the gate.
 
-The unit is the run: intervals resample runs, then blocks of requests within each run (a hierarchical bootstrap).
+Intervals come from a hierarchical bootstrap: runs are resampled, then blocks of requests within each run.
 """
 
 import math
@@ -33,12 +33,12 @@ RESAMPLES = 1_000
 PERCENTILES = (50.0, 95.0)
 LATENCIES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"), ("ntpot_s", "Normalized latency"))
 RATES = (("output_tokens_per_s", "Output tokens/s"), ("requests_per_s", "Requests/s"))
-# Each latency is adjusted for these lengths; the first token does not depend on the number of later ones.
 ADJUSTED_FOR = {
     "ttft_s": ("input_tokens",),
     "e2e_s": ("input_tokens", "output_tokens"),
     "ntpot_s": ("input_tokens", "output_tokens"),
 }
+"""The lengths that each latency is adjusted for; TTFT does not depend on the number of output tokens."""
 SPREAD_NOTE = (
     "Latencies in ms, over the requests of all runs of a side. Interval: 95 %, from resampled runs and resampled "
     "blocks of requests within them; for rates: Student's, over runs. Within: standard deviation of one run's value "
@@ -47,7 +47,7 @@ SPREAD_NOTE = (
 EFFECT_NOTE = (
     "Change of B against A in %; intervals from the same resampling, on the logarithmic scale. Same prompts: the "
     "median of the ratios of each prompt. At equal lengths: after a regression on input and output tokens (TTFT: on "
-    "input tokens). These numbers describe; the gate of tgi-bench compare decides."
+    "input tokens). These numbers are descriptive only; use tgi-bench compare for a decision."
 )
 
 
@@ -79,13 +79,13 @@ def sides_of(analyses: Sequence[Analysis]) -> tuple[Side, ...]:
 
 
 def values_of(analysis: Analysis, column: str) -> Array:
-    """A latency of the requests in the window, in the order of start; from the intended start in an open loop."""
+    """A latency of the requests in the window, in order of start; in an open loop from the intended start."""
     name = primary_latency(column, analysis.run.manifest.is_open_loop)
     return np.asarray(analysis.measured.population[name].dropna(), dtype=np.float64)
 
 
 def spread_of(runs: Sequence[Array], percentile: float, concurrency: Sequence[float]) -> Spread:
-    """A percentile over runs by a hierarchical bootstrap; `concurrency` holds the mean of each run."""
+    """A percentile over runs by a hierarchical bootstrap. runs: values of each; concurrency: mean of each, [runs]."""
     pooled = np.concatenate(runs)
     cuts = cut_points(np.sort(pooled), len(pooled), (percentile,))
     drawn = [
@@ -109,7 +109,7 @@ def spread_of(runs: Sequence[Array], percentile: float, concurrency: Sequence[fl
 
 
 def _resampled(values: Array, cuts: Array, min_block: int) -> Array:
-    """[resamples, cuts]: counts of one run's values in each cell."""
+    """The number of values of one run in each cell, [resamples, cuts]."""
     counts, sizes, min_block = counted(values, np.ones(len(values), dtype=np.int64), cuts, min_block)
     return resampled_counts(counts, bootstrap_block(counts, sizes, min_block), RESAMPLES)
 
@@ -150,8 +150,7 @@ def spread_table(sides: Sequence[Side]) -> pd.DataFrame:
 
 def _rate_spread(rates: "Sequence[dict[str, float | None]]") -> dict[str, object]:
     values = np.array([rate["value"] or 0.0 for rate in rates])
-    # Half an interval of twenty batch means is 2.093 standard errors.
-    # A withheld interval leaves both deviations unknown.
+    # Half an interval of twenty batch means is 2.093 standard errors. Without an interval both deviations are unknown.
     errors = np.array([(_known(rate["hi"]) - _known(rate["lo"])) / 2 / 2.093 for rate in rates])
     within = math.sqrt(float(np.mean(errors**2)))
     between = math.nan if math.isnan(within) else math.sqrt(max(0.0, float(np.var(values, ddof=1)) - within**2))
@@ -171,7 +170,7 @@ def _named(side: Side) -> dict[str, object]:
 
 
 def effect_table(a: Side, b: Side) -> pd.DataFrame:
-    """Change of B against A: of the pooled percentile, for the same prompts, and at equal lengths if they differ."""
+    """Change of B against A: of the pooled percentile, for the same prompts, and at equal lengths if lengths differ."""
     is_capped = any(analysis.run.manifest.length_control != "forced" for side in (a, b) for analysis in side.analyses)
     rows = []
     for column, title in LATENCIES:
@@ -201,7 +200,7 @@ def _percent(ratio: float | None) -> Estimate | None:
 
 
 def paired_ratio(a: Side, b: Side, column: str) -> tuple[float | None, int]:
-    """The median over common prompts of B's mean over A's mean, and the number of common prompts."""
+    """The median ratio of B's mean to A's mean over common prompts, and the number of common prompts."""
     means = [_by_prompt(side, column) for side in (a, b)]
     both = means[0].index.intersection(means[1].index)
     if not len(both):
@@ -216,14 +215,14 @@ def _by_prompt(side: Side, column: str) -> "pd.Series[float]":
 
 
 def _succeeded(analysis: Analysis, column: str) -> pd.DataFrame:
-    """The successful requests of the window; an open loop's corrected latency replaces the plain one."""
+    """The successful requests of the window; in an open loop, `column` counts from the intended start."""
     population = analysis.measured.population
     name = primary_latency(column, analysis.run.manifest.is_open_loop)
     return population[population["status"] == Status.OK].assign(**{column: population[name]})
 
 
 def adjusted_ratio(a: Side, b: Side, column: str) -> float | None:
-    """B's mean over A's at equal lengths, by least squares on tokens and side; None with too little data."""
+    """The ratio of B's mean to A's at equal lengths, by least squares on tokens and side; None with too little data."""
     lengths = list(ADJUSTED_FOR[column])
     rows = pd.concat(
         [

@@ -1,6 +1,6 @@
 """A comparison for continuous integration: JUnit, GitHub annotations and summary, GitLab metrics, a comment.
 
-No function reads the environment; the caller passes a `CiEnvironment`.
+The caller passes a `CiEnvironment`; this module does not read the environment.
 """
 
 import math
@@ -35,7 +35,7 @@ NOTABLE_IMPROVEMENT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CiEnvironment:
-    """The CI environment: GitHub's files, if set, and whether annotations are supported."""
+    """The CI environment: whether it supports annotations, and GitHub's files if they are set."""
 
     is_github: bool = False
     step_summary: Path | None = None
@@ -43,7 +43,7 @@ class CiEnvironment:
 
 
 def write_ci(comparison: Comparison, environment: CiEnvironment, reproduce: Sequence[str] = ()) -> str:
-    """Append to the files of the environment; returns annotation lines for standard output, empty outside GitHub."""
+    """Append to the files of the environment. Returns annotations for standard output; empty outside GitHub."""
     if environment.step_summary is not None:
         _append(environment.step_summary, step_summary(comparison, reproduce))
     if environment.step_output is not None:
@@ -57,10 +57,11 @@ def _append(path: Path, text: str) -> None:
 
 
 def junit(comparison: Comparison, wall_s: float, finished: datetime | None = None) -> bytes:
-    """One suite with a case per gated metric and requirement; the measured values are properties of the suite.
+    """JUnit XML: one suite with a case per gated metric and requirement. Measured values are properties of the suite.
 
-    A failure is a regression or a missed requirement, a skipped case is inconclusive, an error was not measured. The
-    common schemas (Ant, Jenkins) allow properties only in suites, times without zones, and both outputs at the end.
+    A failure is a regression or a missed requirement, a skipped case is inconclusive, and an error is a metric that was
+    not measured. The common schemas (Ant, Jenkins) allow properties only in suites, only times without a zone, and
+    require both outputs at the end.
     """
     name = _one_line(f"compare {comparison.label_b} against {comparison.label_a}")
     started = (finished or datetime.now(UTC)) - timedelta(seconds=wall_s)
@@ -145,7 +146,7 @@ def _outcome(case: ElementTree.Element, tag: str, kind: str, message: str) -> No
 
 
 def annotations(comparison: Comparison) -> str:
-    """GitHub workflow commands: errors for regressions, warnings for inconclusive metrics, notices of improvements."""
+    """GitHub workflow commands: errors for regressions, warnings for undecided metrics, notices for improvements."""
     lines = [f"::error title=Performance gate::{_escape(refusal.message)}" for refusal in comparison.refusals]
     lines += _annotated(comparison, "error", "Performance regression", GateDecision.REGRESSION)
     for result in comparison.requirements:
@@ -198,7 +199,7 @@ def _annotated(comparison: Comparison, command: str, title: str, decision: GateD
 
 
 def _escape(message: str) -> str:
-    """The data of a workflow command on one line.
+    """The data of a workflow command, escaped to one line.
 
     >>> _escape("100 %\\nworse")
     '100 %25%0Aworse'
@@ -207,7 +208,7 @@ def _escape(message: str) -> str:
 
 
 def step_summary(comparison: Comparison, reproduce: Sequence[str] = ()) -> str:
-    """Markdown for the job's page, under 1 MiB: verdict, table, pairs as text, command lines."""
+    """Markdown for the page of the job, below 1 MiB: verdict, table, pairs as text, command lines."""
     report = markdown.render(legible_report(build_comparison_report(comparison, reproduce))).decode()
     without_figures = re.sub(r"^!\[.*\]\(figures/.*\)\n\n\*.*\*\n", _dots_block(comparison), report, flags=re.MULTILINE)
     content = without_figures.encode()
@@ -221,9 +222,9 @@ def _dots_block(comparison: Comparison) -> str:
 
 
 def dot_plot(comparison: Comparison, columns: int = 41) -> str:
-    """The pairs of each gated metric as text: a dot for one pair, a number for several at one place.
+    """The pairs of each gated metric as text: a dot for one pair, a number for several pairs at the same place.
 
-    `|` marks no change.
+    `|` marks the place of no change.
     """
     lines = []
     width = max((len(metric.name) for metric in comparison.gated), default=0)
@@ -258,11 +259,11 @@ def gitlab_metrics(comparison: Comparison) -> str:
 
 
 def comment(comparison: Comparison, reproduce: Sequence[str] = ()) -> str:
-    """Markdown for a comment, with a hidden marker so that a bot can find and update it."""
+    """Markdown for a comment, with a hidden marker by which a bot finds the comment to update it."""
     line = verdict_line(comparison)
     return f"{COMMENT_MARKER}\n<!-- verdict: {line.level} -->\n{step_summary(comparison, reproduce)}"
 
 
 def _one_line(value: str) -> str:
-    """The text as a name: on one line, without spaces at its ends."""
+    """The text on one line, without spaces at its ends."""
     return " ".join(plain_text(value).split())

@@ -16,8 +16,8 @@ from reports.pages.sweep_page import LOAD_NAMES, linked_points, points_table, sw
 from reports.plots import matrix_plots
 
 FRONT = (
-    "Tokens/s per user: 1000 / TPOT p50, the decode speed that a user sees. A point is on its line if no other load of "
-    "the same value has more of both; others are hollow. Numbers are loads."
+    "Tokens/s per user: 1000 / TPOT p50, the decode speed of one request. A point is on its line if no other load of "
+    "the same value is higher in both; other points are hollow. Numbers are loads."
 )
 PANELS = (
     ("output_tokens_per_s", "Throughput", "output tokens/s ↑"),
@@ -27,7 +27,7 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class MatrixResult:
-    """A sweep over loads for each value of the other setting, in their order."""
+    """A sweep over loads for each value of `setting`, in their order. reused: points of an earlier command."""
 
     setting: str
     facets: tuple[tuple[str, Sweep], ...]
@@ -71,7 +71,7 @@ def matrix_verdict(result: MatrixResult) -> VerdictLine:
 def matrix_table(result: MatrixResult, *, has_links: bool = False) -> pd.DataFrame:
     """A row per point: the value, the columns of a sweep, the speed of one user, and whether it is on its front.
 
-    With links, a load links to the page of its run.
+    has_links: a load links to the page of its run.
     """
     marks = matrix_frame(result)
     tables = []

@@ -1,4 +1,4 @@
-"""The titles of metrics by their identifiers, the same on every page."""
+"""The titles of metrics on all pages, by their identifiers."""
 
 from reports.metrics.per_request import LATENCY_NAME, Direction
 from reports.metrics.run_metrics import PER_RUN
@@ -30,7 +30,7 @@ RATE_TITLES = {
 
 
 def metric_title(name: str) -> str:
-    """The title of a metric with its unit; its identifier if it has none.
+    """The title of a metric with its unit; the identifier of a metric without a title.
 
     >>> [metric_title(name) for name in ("ttft_p95_ms", "output_tokens_per_s", "own_metric")]
     ['TTFT p95, ms', 'Output tokens/s', 'own_metric']
@@ -42,7 +42,7 @@ def metric_title(name: str) -> str:
 
 
 def better_direction(name: str) -> Direction:
-    """The better direction of a metric by its identifier; none for a metric that is not better in either."""
+    """The better direction of a metric, by its identifier; NONE if neither direction is better."""
     if LATENCY_NAME.fullmatch(name) is not None or name in ("cost_per_mtok", "little_residual"):
         return Direction.LOWER
     return next((metric.direction for metric in PER_RUN if metric.name == name), Direction.HIGHER)

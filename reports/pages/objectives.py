@@ -1,4 +1,4 @@
-"""The objectives of a run beside their measured values: met or missed."""
+"""The objectives of a run with their measured values: met or missed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ from reports.pages.tables import scaled
 class ObjectiveResult:
     """One objective of a run: its text, its value, and the share of requests that meet it, in percent.
 
-    `is_met` is None if its metric has no statistic to compare, or no value. `is_supported`: the 95 % interval is on one
-    side of the limit.
+    is_met: None if its metric has no statistic or no value. is_supported: whether the whole 95 % interval agrees.
     """
 
     text: str
@@ -29,7 +28,7 @@ class ObjectiveResult:
 
     @property
     def decision(self) -> str:
-        """`met`, `missed`, or the same marked as undecided; empty for a share of requests."""
+        """`met` or `missed`, with `, undecided` if it is not supported; empty without a decision."""
         if self.is_met is None:
             return ""
         word = "met" if self.is_met else "missed"
@@ -58,7 +57,7 @@ def _result(analysis: Analysis, name: str, found: Mapping[str, Any]) -> Objectiv
 
 
 def statistic(analysis: Analysis, name: str) -> Estimate | None:
-    """A statistic of a latency in ms with its interval, or a rate; None for the metric of one request."""
+    """A rate, or a statistic of a latency in ms, with its interval; None for any other name."""
     found = named_statistic(analysis.summary, name, analysis.run.manifest.is_open_loop)
     if found is None:
         return None
@@ -68,7 +67,7 @@ def statistic(analysis: Analysis, name: str) -> Estimate | None:
 
 
 def objectives_table(analysis: Analysis) -> pd.DataFrame:
-    """Each objective with its value, the requests that meet it, its decision, and the requests that miss it first."""
+    """A row per objective: its value, the requests that meet it, its decision, the requests that first missed it."""
     first_violated = analysis.summary["slo"]["first_violated"]
     return pd.DataFrame(
         {

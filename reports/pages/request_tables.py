@@ -47,7 +47,7 @@ def status_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def abandoned_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """A row per run with clients that left: their number, the tokens that they received, requests inside the server."""
+    """A row per run with abandoned requests: their number, the tokens received, and requests inside the server."""
     rows = []
     for analysis in analyses:
         found = analysis.summary.get("abandoned")
@@ -64,7 +64,7 @@ def abandoned_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def error_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """The causes of failures with their phase; empty without failures."""
+    """A row per status and cause of failures, with the phase; empty without failures."""
     rows = []
     for analysis in analyses:
         failed = analysis.measured.population

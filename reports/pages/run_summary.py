@@ -1,4 +1,4 @@
-"""The first screen of a run's report: headline numbers, the throughput over time, and the summary table."""
+"""The first section of a run's report: headline numbers, the throughput over time, and the summary table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from reports.plots import run_plots
 
 
 def summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
-    """Tiles of one run, or a row per run; then the timeline and the latencies."""
+    """Tiles of one run, or a column per run; then the timeline and the latencies."""
     first: Block = (
         Tiles(_tiles(analyses[0])) if len(analyses) == 1 else Table("", tables.totals_table(analyses), TOTALS_NOTE)
     )
@@ -94,8 +94,8 @@ def _timeline_alt(analyses: Sequence[Analysis]) -> str:
     parts = []
     for analysis in analyses:
         rates = analysis.summary["rates"]
-        speed, most = (format_number(rates[name]["value"] or 0) for name in ("output_tokens_per_s", "concurrency_max"))
-        parts.append(f"{analysis.label}: {speed} output tokens/s on average, at most {most} in flight")
+        speed, top = (format_number(rates[name]["value"] or 0) for name in ("output_tokens_per_s", "concurrency_max"))
+        parts.append(f"{analysis.label}: {speed} output tokens/s on average, at most {top} in flight")
     return f"Line chart of output tokens per second over the run. {'; '.join(parts)}."
 
 

@@ -37,7 +37,7 @@ def build_sweep_report(sweep: Sweep) -> Report:
         runs_section(_runs(sweep)),
         *(() if not sweep.command else (Section("Reproduce", (Text(shlex.join(sweep.command), is_code=True),)),)),
     )
-    # Without a configured label, each point is labelled with its load.
+    # A point without a configured label has its load as label.
     is_named = manifest.label not in ("", f"{sweep.quantity} {sweep.points[0].load:g}")
     title = manifest.label if is_named else f"{word} over {sweep.quantity}"
     subtitle = " · ".join((str(model), load_sentence(manifest).split(",")[0], loads, start_time(manifest)))
@@ -55,7 +55,7 @@ def _runs(sweep: Sweep) -> list[tuple[str, Analysis]]:
 
 
 def linked_points(sweep: Sweep) -> pd.DataFrame:
-    """The table of the points, whose loads link to the page of their first run."""
+    """The table of the points; each load links to the page of its first run."""
     table = points_table(sweep)
     loads = zip(table[_unit(sweep)], sweep.points, strict=True)
     table[_unit(sweep)] = pd.Series([run_link(text, point.first.run.directory) for text, point in loads], dtype=object)
@@ -63,7 +63,7 @@ def linked_points(sweep: Sweep) -> pd.DataFrame:
 
 
 def _without_load(sweep: Sweep) -> Analysis:
-    """The first point without the facts that differ between points."""
+    """The first point's analysis, without the facts that differ between points."""
     analysis = sweep.points[0].first
     manifest = analysis.run.manifest
     config = {name: value for name, value in manifest.config.items() if name != sweep.quantity}
@@ -72,7 +72,7 @@ def _without_load(sweep: Sweep) -> Analysis:
 
 
 def verdict(sweep: Sweep) -> VerdictLine:
-    """The verdict on all points; invalid points are named."""
+    """The verdict on all points, with the reasons of the invalid ones."""
     reasons = tuple(
         f"{_load(sweep, point.load)}: {reason['message']}"
         for point in sweep.invalid
@@ -95,7 +95,7 @@ def verdict(sweep: Sweep) -> VerdictLine:
 
 
 def _answer(sweep: Sweep) -> str:
-    """The numbers at the best load: the highest one within the objectives, else the one with the most tokens/s."""
+    """The numbers at the best load: the highest load within the objectives, else the load with the most tokens/s."""
     best = sweep.within or max(sweep.points, key=lambda point: point.value("output_tokens_per_s") or 0.0)
     parts = [f"{format_number(best.value('output_tokens_per_s') or 0.0)} output tokens/s"]
     curve = _curve(sweep)
@@ -172,7 +172,7 @@ def _order(sweep: Sweep) -> str:
 
 
 def _load(sweep: Sweep, load: float) -> str:
-    """`1 user`, `16 users`, `2.5 requests/s`."""
+    """A load with its unit: `1 user`, `16 users`, `2.5 requests/s`."""
     unit = _unit(sweep)
     return f"{load:g} {unit.removesuffix('s') if unit == 'users' and load == 1 else unit}"
 
@@ -182,7 +182,7 @@ def _unit(sweep: Sweep) -> str:
 
 
 def _summary(sweep: Sweep) -> tuple[Block, ...]:
-    """The curve that shows the answer, the table, and the other figures."""
+    """The figures of the answer, the table, and the other figures."""
     answer, other = _throughput_plots(sweep), _attainment_plot(sweep)
     if sweep.search is not None and other:
         answer, other = other, answer
@@ -190,7 +190,7 @@ def _summary(sweep: Sweep) -> tuple[Block, ...]:
 
 
 def _attainment_plot(sweep: Sweep) -> tuple[Block, ...]:
-    """The objectives met over load: of a search with the fitted curve and the interval of the capacity."""
+    """The attainment over load; for a search with the fitted curve and the interval of the capacity."""
     points = attainment_frame(sweep)
     if len(points) < 2:
         return ()
@@ -200,7 +200,7 @@ def _attainment_plot(sweep: Sweep) -> tuple[Block, ...]:
         f"Dots: requests within the objectives, with 95 % intervals. Dashed: the target, {100 * sweep.target:g} %."
     )
     if points["is_overloaded"].any():
-        caption += " Hollow dots: overloaded, and beyond the capacity whatever the share."
+        caption += " Hollow dots: overloaded, so beyond the capacity at any share."
     if len(curve):
         caption += " Line: the fitted curve with its 95 % band."
     if interval is not None and math.isfinite(interval.hi - interval.lo):
@@ -256,7 +256,7 @@ def _curve(sweep: Sweep) -> str:
 
 
 def _quantity(sweep: Sweep) -> tuple[str, float | None]:
-    """The title of the curve's latency, and the objective on it in ms."""
+    """The title of the curve's latency, and its objective in ms; None without one."""
     name = _curve(sweep)
     manifest = sweep.points[0].first.run.manifest
     for objective in manifest.objectives:
@@ -331,7 +331,7 @@ def _latency_plots(sweep: Sweep) -> tuple[Block, ...]:
 
 
 def attainment_frame(sweep: Sweep) -> pd.DataFrame:
-    """One row per load whose share counts: load, met %, lo, hi and is_overloaded."""
+    """A row per load with a known share: load, value, lo, hi (in percent) and is_overloaded."""
     rows = []
     for point in sweep.points:
         share = point.attainment
@@ -368,7 +368,7 @@ def sweep_json(sweep: Sweep) -> dict[str, object]:
 
 
 def _capacity_json(capacity: Capacity | None) -> dict[str, float | None] | None:
-    """The load at which attainment equals the target, with its 95 % interval; of a search only."""
+    """The load at which attainment equals the target, with its 95 % interval; None if the sweep is not a search."""
     if capacity is None:
         return None
     return {name: _finite(getattr(capacity.interval, name)) for name in ("value", "lo", "hi")}

@@ -1,6 +1,6 @@
-"""Tables of metrics: one function each, analysed runs in, `DataFrame` out. Cells are text, numbers or `Estimate`s.
+"""Tables of metrics: each function takes analysed runs and returns a frame of text, numbers and `Estimate`s.
 
-Tables of requests: `request_tables.py`.
+Tables of requests are in `request_tables.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ def summary_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def marked(estimate: Estimate) -> Estimate | float | None:
-    """The value alone; an unsupported one with its mark."""
+    """The value without its interval; an unsupported value has its mark."""
     return (
         estimate.value
         if estimate.is_supported
@@ -170,7 +170,7 @@ def scaled(found: Mapping[str, Any], scale: float, *, is_high: bool = False) -> 
     value, lo, hi = (None if found[name] is None else scale * found[name] for name in ("value", "lo", "hi"))
     needed = found.get("needed")
     is_bound = bool(found.get("at_least"))
-    # Bounds of other metrics can be missing without a need for more requests.
+    # An interval can also be missing for other reasons than too few requests.
     is_supported = found.get("supported", lo is not None or needed is None) and not is_bound
     return Estimate(value, lo, hi, is_supported, needed=needed, is_high=is_high or is_bound)
 
@@ -187,7 +187,7 @@ def _mean(metric: Mapping[str, Any]) -> Estimate:
 
 
 def _max(metric: Mapping[str, Any]) -> Estimate:
-    """The largest latency in ms; more, if a request was cut off."""
+    """The largest latency in ms; a lower bound if a request was cut off."""
     return scaled({"value": metric["max"], "at_least": metric.get("at_least"), **NO_INTERVAL}, 1e3)
 
 
@@ -208,7 +208,7 @@ def latency_table(analysis: Analysis) -> pd.DataFrame:
 
 
 def unsupported_note(analyses: Sequence[Analysis]) -> str:
-    """The values of the summary table without support, with the requests they need; empty if all are supported."""
+    """The unsupported values of the summary table and the requests that they need; empty if all are supported."""
     parts = []
     for name, title in HEADLINE:
         for analysis in analyses:
@@ -222,7 +222,7 @@ def unsupported_note(analyses: Sequence[Analysis]) -> str:
                 parts.append(f"{title}{label} {', '.join(names)}: about {span}")
     if not parts:
         return ""
-    return f"{UNSUPPORTED} Requests at this load that support one: {'; '.join(parts)}."
+    return f"{UNSUPPORTED} Requests at this load for an interval: {'; '.join(parts)}."
 
 
 UNSUPPORTED = "~ and ≥ mark values that are unsupported: too few requests for a 95 % interval."
@@ -230,10 +230,10 @@ SUMMARY_PERCENTILES = {"p50": "med", "p90": "p(90)", "p95": "p(95)"}
 
 
 def _shown_latencies(analysis: Analysis) -> list[tuple[str, str]]:
-    """The latencies with values that do not repeat another row.
+    """The latencies that have values and do not repeat another row.
 
-    Without reasoning the first answer is the first token; with one token per event ITL is the gap; in a closed loop the
-    intended start is the send. In an open loop each row with two origins names its own.
+    Rows are equal in these cases: without reasoning, the first answer is the first token; with one token per event, ITL
+    is the gap; in a closed loop, the intended start is the send. In an open loop, the titles name the origin.
     """
     metrics, is_open_loop = analysis.summary["metrics"], analysis.run.manifest.is_open_loop
     repeats = {"ttfat_s": "ttft_s", "itl_s": "gap_s"}
@@ -248,7 +248,7 @@ def _shown_latencies(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def adjusted_table(analysis: Analysis) -> pd.DataFrame:
-    """Latency percentiles in ms with every failed request at plus infinity; empty without failures."""
+    """Latency percentiles in ms if failed requests count as infinitely slow; empty without failures."""
     if not failed_requests(analysis):
         return pd.DataFrame()
     rows = []
@@ -290,7 +290,7 @@ def server_table(analysis: Analysis) -> pd.DataFrame:
 
 
 def generator_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """The load generator's measurements of itself, with the bounds for a degraded run."""
+    """The load generator's measurements of itself, with the bounds beyond which a run is degraded."""
     rows = []
     for name, title, scale, unit, bound in GENERATOR:
         values = [analysis.summary["client"].get(name) for analysis in analyses]

@@ -1,4 +1,4 @@
-"""Every table of a report as CSV: a line with its section and title, then the table, then an empty line."""
+"""The tables of a report as CSV: for each, a line with section and title, the table, and an empty line."""
 
 import csv
 import io
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from reports.document import Estimate, Report, Table
 from reports.renderers.markdown import cell_text
 
-# Including the full-width forms, which spreadsheets treat in the same way.
 FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+"""First characters of a formula; spreadsheets treat the full-width forms in the same way."""
 
 
 def render(report: Report) -> bytes:
-    """The tables as UTF-8 CSV; an estimate takes three columns, and numbers keep their full precision."""
+    """The tables as UTF-8 CSV. An estimate has three columns, and numbers have their full precision."""
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     for section in report.sections:
@@ -46,5 +46,5 @@ def _rows(block: Table) -> Iterator[list[object]]:
 
 
 def escape_formula(text: str) -> str:
-    """Keep untrusted text from becoming a formula in a spreadsheet."""
+    """The text, with an apostrophe in front if a spreadsheet would take it for a formula."""
     return "'" + text if text.lstrip()[:1] in FORMULA_STARTS or text[:1] in ("\t", "\r", "\n") else text

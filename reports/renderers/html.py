@@ -2,8 +2,8 @@
 
 A page has no script, except to copy a command and to sort a table.
 
-Figures are inline SVG; their colours become CSS variables. Style attributes become presentation attributes, so that the
-content security policy can allow only the one style sheet of the page, by its hash.
+Figures are inline SVG. Their colours become CSS variables. Their style attributes become presentation attributes, so
+the content security policy allows a single style sheet, by its hash.
 """
 
 import base64
@@ -22,8 +22,8 @@ from reports.document import Block, Estimate, Link, Plot, Report, Section, Table
 from reports.plots.figure import PALETTE, Drawn
 from reports.renderers.markdown import cell_text, is_numeric
 
-# A text of at most this length has no line break; more in a table of many rows, which stay low.
 SHORT_TEXT, SHORT_SORTABLE_TEXT = 16, 28
+"""Longest text of a cell without a line break; longer in a sortable table, which has many rows."""
 
 
 def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
@@ -61,7 +61,7 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AnchoredSection:
-    """A section with the id that links to it, and its blocks in groups of one layout."""
+    """A section with its anchor, and its blocks in groups of the same layout."""
 
     title: str
     anchor: str
@@ -70,7 +70,7 @@ class AnchoredSection:
 
 
 def _anchored(sections: Sequence[Section]) -> list[AnchoredSection]:
-    """The sections with ids from their titles; a repeated id is numbered."""
+    """The sections with anchors from their titles; a repeated anchor has a number."""
     seen: Counter[str] = Counter()
     found = []
     for section in sections:
@@ -87,7 +87,7 @@ def _breakable(text: str) -> Markup:
 
 
 def _unbroken_flags(text: str) -> Markup:
-    """A command line whose lines break between its words, and not at the hyphens of a flag.
+    """A command line in which a flag is not broken at its hyphens.
 
     >>> str(_unbroken_flags("serve --max-tokens 5 <a>"))
     'serve <span class="flag">--max-tokens</span> 5 &lt;a&gt;'
@@ -107,7 +107,7 @@ def _nonbreaking_units(text: str) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """A sentence with unbroken units and with code between backticks.
+    """A sentence with no-break units, and with code between backticks.
 
     >>> str(_prose("`run <a>` takes 3 s"))
     '<code>run &lt;a&gt;</code> takes 3\\xa0s'
@@ -127,9 +127,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`style` holds CSS classes: n for a number, doubtful for an unsupported one, short for unbroken text.
+    """A cell. style: CSS classes: n for a number, doubtful for an unsupported number, short for unbroken text.
 
-    `key` is the number that the table is sorted by, empty for a text.
+    key: the number by which the table is sorted; empty for a text.
     """
 
     text: str
@@ -140,7 +140,7 @@ class Cell:
 
 
 def _columns(table: Table) -> list[Column]:
-    """The columns; a header does not break before its arrow."""
+    """The columns. A header has a no-break space before its arrow."""
     names = [re.sub(r" (?=[↑↓→←])", "\N{NO-BREAK SPACE}", str(name)) for name in table.frame.columns]
     return [Column(name, is_numeric(table.frame[own])) for name, own in zip(names, table.frame.columns, strict=True)]
 
@@ -154,12 +154,12 @@ def _rows(table: Table) -> Iterator[list[Cell]]:
         ]
 
 
-def _cell(value: Any, column: Column, longest: int) -> Cell:
+def _cell(value: Any, column: Column, max_unbroken: int) -> Cell:
     if isinstance(value, Estimate) and value.value is not None:
         style = "n" if value.is_supported else "n doubtful"
         return Cell(value.text, style, value.interval, key=repr(float(value.value)))
     text = cell_text(value)
-    style = "n" if column.is_numeric else "short" if len(text) <= longest else ""
+    style = "n" if column.is_numeric else "short" if len(text) <= max_unbroken else ""
     is_number = isinstance(value, int | float) and value == value
     return Cell(text, style, "", value.href if isinstance(value, Link) else "", repr(float(value)) if is_number else "")
 
@@ -183,7 +183,7 @@ def _grouped(blocks: Sequence[Block]) -> list[Group]:
 
 
 def inline_svg(svg: str, prefix: str, alt: str) -> Markup:
-    """A saved figure for the page: with theme colours, an aria-label and unique ids, without style attributes."""
+    """A saved figure for the page, with theme colours, an aria-label and unique ids, and without style attributes."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = re.sub(r'\bstyle="([^"]*)"', lambda match: _attributes(match[1]), body)

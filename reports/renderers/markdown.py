@@ -81,7 +81,7 @@ def table(block: Table) -> str:
 
 
 def is_numeric(column: "pd.Series[Any]") -> bool:
-    """Whether a column holds only numbers, and so is aligned right."""
+    """Whether a column contains only numbers, and is therefore aligned right."""
     return all(isinstance(value, int | float | Estimate) or value in (None, "∞") for value in column)
 
 

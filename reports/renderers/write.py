@@ -1,4 +1,4 @@
-"""Writes a report: `report.html`, `report.md`, its figures, and on request CSV and JSON."""
+"""Writes a report: `report.html`, `report.md`, its figures, and optionally CSV and JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from reports.run_store import RunDirectoryError, replace_file
 def write_figures(drawn: Mapping[str, Drawn], directory: Path) -> list[Path]:
     """Write each figure as PNG and SVG; returns the paths. Raises RunDirectoryError if the folder is a link."""
     if directory.is_symlink():
-        raise RunDirectoryError(f"{directory} is a link, and figures are not written through it; remove it")
+        raise RunDirectoryError(f"{directory} is a link, and figures are not written through a link; remove it")
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in drawn.items():
@@ -50,7 +50,7 @@ def write_report(report: Report, out: Path, extra_formats: Sequence[str] = ()) -
 
 
 def write_page(report: Report, path: Path) -> Path:
-    """Write the page alone, without its figures as files."""
+    """Write the page only, without separate files of its figures; returns its path."""
     report = legible_report(report)
     replace_file(path, html.render(report, draw_all(report, has_png=False)))
     return path

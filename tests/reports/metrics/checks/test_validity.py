@@ -302,4 +302,4 @@ def test_trust_3a_merged_gaps_are_the_generators_fault_only_if_its_reads_were_la
     reasons = {each["check"]: each["message"] for each in summarize(run)["verdict"]["reasons"]}
 
     assert ("starved" in reasons) == is_starved
-    assert not is_starved or "% of the gaps lie inside one read" in reasons["starved"]
+    assert not is_starved or "% of the gaps are inside one read" in reasons["starved"]
