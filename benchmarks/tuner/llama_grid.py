@@ -5,9 +5,11 @@
 
 The first command launches the server once for each point and pass, in random order within a pass, and measures its
 output tokens per second beside a reference server: benchmarks/tuner/point_bursts.py. It needs the machine for itself.
-It stops after `--minutes`, and the next command with the same `--work` goes on, so that the grid is measured in parts;
-`--points 12 --passes 3` measures only some points, and shows the deviation of repeats. The model is made by
-`python -m benchmarks.peers.gguf_file`.
+It stops after `--minutes`, and the next command with the same `--work` goes on, so that the grid is measured in parts.
+A measurement takes about 2.5 s beside its `--seconds`: two passes of the 200 points with 2 s take 30 minutes, three 45.
+`--points 12 --passes 3` measures only some points, in three minutes, and shows the deviation of repeats. By
+benchmarks/tuner/modelled_grid.py a grid decides on searches if that is 3 % or less; it falls with the square root of
+`--seconds`. The model is made by `python -m benchmarks.peers.gguf_file`.
 
 A point's value in a pass is its rate, divided by the speed of the machine at that time: the median rate of the
 reference over the measurements around it, relative to that of all. `--replay` judges searches on the stored grid:
@@ -38,7 +40,7 @@ from tuner.servers.tuned_server import TunedServer
 
 RESULTS = Path(__file__).parents[1] / "results" / "llama_grid.json"
 LEVELS: Mapping[str, Sequence[Any]] = {
-    "parallel": (2, 3, 4, 6, 8, 16),
+    "parallel": (2, 3, 4, 6, 8),
     "ubatch": (16, 32, 64, 128, 512),
     "kv_unified": (False, True),
     "flash_attn": ("off", "on"),
@@ -65,6 +67,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="File of finished measurements.")
     parser.add_argument("--passes", type=int, default=3, help="Measurements of each point, two at least.")
     parser.add_argument("--points", type=int, help="Measure only N points, the same in each pass; store no grid.")
+    parser.add_argument("--seconds", type=float, default=2.0, help="Bursts of a point go on for so long.")
     parser.add_argument("--minutes", type=float, default=50.0, help="Stop after so many minutes.")
     parser.add_argument("--replay", action="store_true", help="Judge searches on the stored grid; launch nothing.")
     parser.add_argument("--seeds", type=int, default=200, help="Searches of each strategy.")
@@ -111,7 +114,7 @@ def measure_grid(args: argparse.Namespace) -> bool:
         needed = (2 * len(points) - sum(key[0] < 2 for key in found)) * statistics.fmean(used_s) / 60
         print(f"two passes need about {needed:.0f} more minutes: run the command again", flush=True)
         return False
-    args.out.write_text(_one_line_rows(_content(found, turns)))
+    args.out.write_text(_one_line_rows(_content(found, turns, args.seconds)))
     return True
 
 
@@ -127,7 +130,7 @@ def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespac
         reference = _launch(server, DEFAULTS, Path(folder))
         with reference.target(Path(folder) / "reference.log", READY_TIMEOUT_S) as target:
             for number, (turn, point) in enumerate(left, start=1):
-                row = measure_point(server, point, turn, target.url)
+                row = measure_point(server, point, turn, target.url, args.seconds)
                 found[turn, point] = row
                 with args.work.open("a") as file:
                     file.write(json.dumps(row) + "\n")
@@ -138,7 +141,9 @@ def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespac
                     return
 
 
-def measure_point(server: TunedServer, point: Sequence[Any], turn: int, reference_url: str) -> dict[str, Any]:
+def measure_point(
+    server: TunedServer, point: Sequence[Any], turn: int, reference_url: str, seconds: float
+) -> dict[str, Any]:
     """Launch the server at a point and measure its bursts. A start that fails counts 0 tokens per second."""
     started, at_s = time.monotonic(), time.time()
     rates, status = point_bursts.PointRates(0.0, 0.0, 0, is_whole=False), "ok"
@@ -146,7 +151,7 @@ def measure_point(server: TunedServer, point: Sequence[Any], turn: int, referenc
         launch = _launch(server, dict(zip(LEVELS, point, strict=True)), Path(folder))
         try:
             with launch.target(Path(folder) / "server.log", READY_TIMEOUT_S) as target:
-                rates = point_bursts.measure_rates(target.url, reference_url)
+                rates = point_bursts.measure_rates(target.url, reference_url, seconds)
                 status = "ok" if rates.is_whole else "cut"
         except (StartError, FailedRequest, OSError) as error:
             status = f"failed: {str(error).splitlines()[0][:200]}"
@@ -208,7 +213,7 @@ def _stored(work: Path) -> dict[Key, Row]:
     return found
 
 
-def _content(found: Mapping[Key, Row], turns: Sequence[int]) -> dict[str, Any]:
+def _content(found: Mapping[Key, Row], turns: Sequence[int], seconds: float) -> dict[str, Any]:
     """The results file: the points with all their complete passes."""
     values = values_of(found)
     rows = [
@@ -224,7 +229,7 @@ def _content(found: Mapping[Key, Row], turns: Sequence[int]) -> dict[str, Any]:
         "defaults": dict(DEFAULTS),
         "fixed": dict(FIXED),
         "load": f"bursts of {point_bursts.REQUESTS} requests at once, {low}-{high} tokens in, "
-        f"{point_bursts.OUTPUT_TOKENS} out, for {point_bursts.MEASURED_S:g} s",
+        f"{point_bursts.OUTPUT_TOKENS} out, for {seconds:g} s",
         "measurements": {name: statuses.count(name) for name in sorted(set(statuses))},
         "deviation": _deviations(found),
         "minutes": round(sum(row["seconds"] for row in found.values()) / 60, 1),

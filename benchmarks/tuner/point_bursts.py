@@ -17,8 +17,8 @@ FIRST_TOKEN, LAST_TOKEN = 16, 2047
 WARM_REQUESTS, WARM_LIMIT_S = 4, 1.0
 # A burst of the slowest points is cut off; it counts with the answers that were complete.
 BURST_LIMIT_S = 4.0
-# Bursts of a point go on for so long; at least two, and one of the reference after every second one.
-MEASURED_S, FEWEST_BURSTS = 3.0, 2
+# One burst of the reference after every second one of the point.
+FEWEST_BURSTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,15 @@ class PointRates:
     is_whole: bool
 
 
-def measure_rates(url: str, reference_url: str) -> PointRates:
-    """Bursts of a server that has just started, in turn with those of the reference. Raises FailedRequest, OSError."""
+def measure_rates(url: str, reference_url: str, seconds: float) -> PointRates:
+    """Bursts for `seconds` of a server that has just started, in turn with those of the reference.
+
+    Raises FailedRequest, OSError.
+    """
     asyncio.run(_burst(url, prompts("warm", WARM_REQUESTS), WARM_LIMIT_S))
     own: list[RequestBurst] = []
     reference: list[RequestBurst] = []
-    while len(own) < FEWEST_BURSTS or sum(each.seconds for each in own) < MEASURED_S:
+    while len(own) < FEWEST_BURSTS or sum(each.seconds for each in own) < seconds:
         texts = prompts(f"burst {len(own)}", REQUESTS)
         own.append(asyncio.run(_burst(url, texts, BURST_LIMIT_S)))
         if len(own) % 2:

@@ -57,14 +57,27 @@ def small(monkeypatch):
     """A space of two points, short bursts, and a stand-in for the server."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(llama_grid, "LEVELS", {"parallel": (1, 8)})
-    monkeypatch.setattr(point_bursts, "MEASURED_S", 0.1)
     monkeypatch.setattr(point_bursts, "REQUESTS", 3)
 
 
 def command(folder, monkeypatch, *words):
     server = f"{sys.executable} -m tests.support.servers.stub_llama"
     work = ["--work", str(folder / "work.jsonl"), "--out", str(folder / "grid.json"), "--passes", "2"]
-    argv = ["llama_grid", "--server", server, "--model", "m.gguf", *work, "--seeds", "1", "--jobs", "1", *words]
+    argv = [
+        "llama_grid",
+        "--server",
+        server,
+        "--model",
+        "m.gguf",
+        *work,
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--seconds",
+        "0.1",
+        *words,
+    ]
     monkeypatch.setattr(sys, "argv", argv)
     return llama_grid.main()
 
