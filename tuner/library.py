@@ -14,7 +14,7 @@ import pandas as pd
 from loadgen.call_words import parse_call, words_of
 from loadgen.library import OnLine
 from loadgen.progress import progress_to
-from tuner.commands.study_flags import add_study_flags, blaming
+from tuner.commands.study_flags import add_study_flags, space_errors_of
 from tuner.study.artefacts import TRIALS_FILE
 from tuner.study.finish import FinishedStudy, finish
 from tuner.study.open_search import open_search
@@ -70,7 +70,7 @@ def tune(
     sections = None if isinstance(space, str | Path) else space
     args = parse_call(add_study_flags, words_of({**(load or {}), **flags}, () if file is None else (file,)))
     display = progress_to(progress)
-    with blaming(file):
+    with space_errors_of(file):
         prepared = prepare(args, sections)
         plan = render_plan(plan_of(prepared))
     with StudyFolder(prepared.folder).lock(), open_search(prepared, display) as search:

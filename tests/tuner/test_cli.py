@@ -51,7 +51,7 @@ def test_without_rounds_the_winner_is_not_confirmed_and_is_not_served(server, ca
     cli.main(["run", "--trials", "3", "--study", "s", "--rounds", "0"])
 
     assert cli.main(["serve", "--study", "s", "--dry-run"]) == 2
-    assert "never confirmed" in capsys.readouterr().err
+    assert "is not confirmed" in capsys.readouterr().err
     assert cli.main(["serve", "--study", "s", "--unconfirmed", "--dry-run"]) == 0
     assert "--config-file studies/s/best.toml" in capsys.readouterr().out
 
@@ -93,7 +93,7 @@ def test_a_space_file_narrows_the_search(server, tmp_path):
         ("[load]\nconcurrency = 0", "`concurrency` is 0"),
         ("[server]\nkind = 'podman'", "kind"),
         ("[param]\nmax_waiting = { type = 'bool' }", "`max_waiting`"),
-        ("[param]\nquantize = { type = 'choice', values = ['none'] }", "nothing to search"),
+        ("[param]\nquantize = { type = 'choice', values = ['none'] }", "no parameter to search"),
         ("not toml", "not TOML"),
     ],
 )
@@ -127,10 +127,10 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
     assert cli.main([*jobs, "--as", "study-jobs", "--storage", "grpc://storage:13000"]) == 0
     for words, message in (
         (["--as", "load-jobs"], "needs --url URL"),
-        (["--as", "load-jobs", "--url", "http://server", "--trial", "1"], "--trial does not go with --as load-jobs"),
-        (["--as", "study-jobs", "--url", "http://server"], "--url does not go with --as study-jobs"),
+        (["--as", "load-jobs", "--url", "http://server", "--trial", "1"], "--trial is not a flag of --as load-jobs"),
+        (["--as", "study-jobs", "--url", "http://server"], "--url is not a flag of --as study-jobs"),
         (["--as", "study-jobs"], "the study's storage, journal, is a file on this machine"),
-        (["--as", "k8s"], "--workers does not go with --as k8s"),
+        (["--as", "k8s"], "--workers is not a flag of --as k8s"),
     ):
         assert cli.main([*jobs, *words]) == 2
         assert message in capsys.readouterr().err
@@ -172,7 +172,7 @@ def test_a_worker_without_a_study_and_an_export_without_a_verdict_are_usage_erro
     assert "tgi-tune run" in capsys.readouterr().err
     cli.main(["noise", "--study", "s", "--simulator", "off"])
     assert cli.main(["export", "--study", "s"]) == 2
-    assert "no verdict yet" in capsys.readouterr().err
+    assert "has no verdict" in capsys.readouterr().err
 
 
 def test_export_fails_if_no_configuration_meets_the_limits(server, tmp_path, capsys):

@@ -1,10 +1,10 @@
-"""`tgi-tune check`: the plan of a study and its server's profile; nothing is launched."""
+"""`tgi-tune check`: prints the plan of a study and its server's profile, without a launch."""
 
 import argparse
 from collections.abc import Sequence
 
 from loadgen.program import Command
-from tuner.commands.study_flags import add_study_flags, blaming, print_plan
+from tuner.commands.study_flags import add_study_flags, print_plan, space_errors_of
 from tuner.study.prepare import prepare
 
 
@@ -17,7 +17,7 @@ def add_check_flags(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace, _words: Sequence[str]) -> int:
     from tuner.study.study_plan import plan_of, render_plan
 
-    with blaming(args.space):
+    with space_errors_of(args.space):
         prepared = prepare(args)
         if args.json or args.dry_run:
             return print_plan(prepared)
@@ -30,4 +30,4 @@ def check(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 
 EXAMPLES = ("space.toml", "--model-id preset:llama-125m", "--quick --trials 6")
-COMMAND = Command("Check a space: size, plan, hours, parameters that cannot act.", add_check_flags, check, EXAMPLES)
+COMMAND = Command("Check a space: size, plan, hours, parameters without effect.", add_check_flags, check, EXAMPLES)

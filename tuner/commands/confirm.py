@@ -1,4 +1,4 @@
-"""`tgi-tune confirm`: launch the finalists of a study again beside the defaults, and judge."""
+"""`tgi-tune confirm`: launches the finalists and the defaults of a study again, and prints the verdict."""
 
 import argparse
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ def confirm(args: argparse.Namespace, _words: Sequence[str]) -> int:
     with StudyFolder(prepared.folder).lock(), opened(prepared, progress_of(args)) as search:
         results = search.results()
         if not any(result.number == 0 for result in results):
-            raise UsageError(f"{prepared.folder} has no measured defaults; `tgi-tune run` measures them")
+            raise UsageError(f"{prepared.folder} has no measured defaults: run `tgi-tune run` first")
         return conclude(search, results, is_json=args.json)
 
 
 EXAMPLES = ("", "--study nightly", "--study nightly --json")
-COMMAND = Command("Launch the finalists again beside the defaults, and judge.", add_confirm_flags, confirm, EXAMPLES)
+COMMAND = Command("Launch finalists and defaults again, and print the verdict.", add_confirm_flags, confirm, EXAMPLES)

@@ -1,4 +1,4 @@
-"""`tgi-tune export`: the winner's settings for another launcher, or the workers of a load or a study as pods."""
+"""`tgi-tune export`: prints the winner's settings for another launcher, or writes Kubernetes Jobs."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from tuner.commands.study_flags import add_stored_flags
 from tuner.servers.select import server_of
 from tuner.study.prepare import PreparedStudy, stored
 
-# Flags that belong to only some forms; `image` has a default for exported settings.
+# Flags of some forms only. `image` belongs to all forms.
 OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = ("trial", "infeasible"), ("workers", "out"), ("url",), ("storage",)
 
 FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "k8s", "load-jobs", "study-jobs"))
@@ -26,21 +26,23 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         dest="form",
         metavar=FORM,
         default="toml",
-        help="Settings: toml (default), env, cli, docker or k8s. Kubernetes Jobs: load-jobs, the study's load from "
-        "several pods; study-jobs, several workers of the study.",
+        help="Settings: toml (default), env, cli, docker or k8s. Kubernetes Jobs: load-jobs sends the study's load "
+        "from several pods; study-jobs runs several workers of the study.",
     )
-    parser.add_argument("--trial", type=int, metavar="N", help="Another trial than the winner.")
-    parser.add_argument("--image", metavar="IMAGE", help="Image of docker and k8s. Default the server's. Jobs need it.")
+    parser.add_argument("--trial", type=int, metavar="N", help="Export this trial. Default: the winner.")
+    parser.add_argument(
+        "--image", metavar="IMAGE", help="Image for docker and k8s, default the server's. Required for Jobs."
+    )
     parser.add_argument(
         "--infeasible",
         action="store_true",
-        help="Export the configuration of the smallest violation if none meets the limits.",
+        help="If no configuration meets the limits, export the one with the smallest violation.",
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="Jobs: number of pods that make the load or search.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Jobs: folder of the kustomization.")
-    parser.add_argument("--url", metavar="URL", help="load-jobs: the server, as pods reach it.")
+    parser.add_argument("--workers", type=int, metavar="N", help="Jobs: number of pods that send load or search.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Jobs: folder for the kustomization.")
+    parser.add_argument("--url", metavar="URL", help="load-jobs: address of the server inside the cluster.")
     parser.add_argument(
-        "--storage", metavar="URL", help="study-jobs: grpc://HOST:PORT of `tgi-tune storage`. Default the study's."
+        "--storage", metavar="URL", help="study-jobs: grpc://HOST:PORT of `tgi-tune storage`. Default: the study's."
     )
 
 
@@ -59,15 +61,15 @@ def _export_settings(args: argparse.Namespace, prepared: PreparedStudy) -> int:
 
     server = server_of(prepared.config.server)
     if args.form not in server.forms:
-        raise UsageError(f"--as is {args.form}, but this server has {', '.join((*server.forms, *JOBS))}")
+        raise UsageError(f"--as is {args.form}, but must be one of {', '.join((*server.forms, *JOBS))} for this server")
     verdict = read_verdict(prepared.folder)
     if not verdict:
-        raise UsageError(f"{prepared.folder} has no verdict yet: finish it with `tgi-tune run` or `tgi-tune confirm`")
+        raise UsageError(f"{prepared.folder} has no verdict: finish it with `tgi-tune run` or `tgi-tune confirm`")
     number = args.trial if args.trial is not None else verdict["winner"]
     if number is None and args.infeasible:
         number = verdict["nearest"]
     if number is None:
-        print("tgi-tune: no configuration meets every limit; --infeasible exports the nearest", file=sys.stderr)
+        print("tgi-tune: no configuration meets every limit: export the nearest with --infeasible", file=sys.stderr)
         return 1
     trial = next((each for each in StudyFolder(prepared.folder).results(TRIALS) if each.number == number), None)
     if trial is None:
@@ -83,7 +85,7 @@ def _export_settings(args: argparse.Namespace, prepared: PreparedStudy) -> int:
 
 
 def _write_jobs(args: argparse.Namespace, prepared: PreparedStudy) -> int:
-    """Write the files of a kustomization; existing files of these names are replaced."""
+    """Write the files of a kustomization. Existing files with these names are replaced."""
     if args.image is None or args.out is None or args.workers is None:
         raise UsageError(f"--as {args.form} needs --workers N, --image IMAGE and --out DIR")
     if args.workers < 1:
@@ -106,7 +108,7 @@ def _load_jobs(args: argparse.Namespace, prepared: PreparedStudy) -> Mapping[str
 
     _refuse(args, OF_STUDY_JOBS)
     if args.url is None:
-        raise UsageError("--as load-jobs needs --url URL, the server as pods reach it")
+        raise UsageError("--as load-jobs needs --url URL, the address of the server inside the cluster")
     text = load_toml(prepared.load, prepared.name)
     return load_jobs(prepared.load, text, args.url, args.workers, args.image)
 
@@ -120,10 +122,10 @@ def _study_jobs(args: argparse.Namespace, prepared: PreparedStudy) -> Mapping[st
 
 
 def _refuse(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raises UsageError naming a flag that the form does not have."""
+    """Raises UsageError for a flag that the form does not have."""
     for name in names:
         if getattr(args, name) not in (None, False):
-            raise UsageError(f"--{name} does not go with --as {args.form}")
+            raise UsageError(f"--{name} is not a flag of --as {args.form}: remove it")
 
 
 JOBS: Mapping[str, Callable[[argparse.Namespace, PreparedStudy], Mapping[str, str]]] = {
@@ -132,4 +134,4 @@ JOBS: Mapping[str, Callable[[argparse.Namespace, PreparedStudy], Mapping[str, st
 }
 
 EXAMPLES = ("--as docker", "--study nightly --as k8s", "--as env --trial 7")
-COMMAND = Command("Print the settings for another launcher.", add_export_flags, export, EXAMPLES)
+COMMAND = Command("Print settings for another launcher, or write Jobs.", add_export_flags, export, EXAMPLES)

@@ -1,4 +1,4 @@
-"""`tgi-tune fit`: which quantization of a model fits on given GPUs, from the numbers of its config.json alone."""
+"""`tgi-tune fit`: prints the quantizations of a model that fit on given GPUs, computed from its config.json."""
 
 import argparse
 import json
@@ -25,36 +25,40 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
         "--numbers",
         default="",
         metavar="KEY=VALUE,…",
-        help="Fields of config.json: in place of those of MODEL, or all of them without MODEL.",
+        help="Fields of config.json. With MODEL they override its fields; without MODEL they are all fields.",
     )
     parser.add_argument("--revision", metavar="REV", help="Branch, tag or commit of a hub repository.")
     parser.add_argument(
         "--gpu",
         required=True,
         metavar="NAME",
-        help=f"Kind of GPU: {', '.join(GPUS)}; or the memory of another one, such as 24GiB.",
+        help=f"GPU: {', '.join(GPUS)}; or a memory size such as 24GiB.",
     )
     parser.add_argument(
-        "--count", type=int, default=1, metavar="N", help="GPUs that share the model, as --num-shard. Default 1."
+        "--count", type=int, default=1, metavar="N", help="Number of GPUs that share the model. Default 1."
     )
     parser.add_argument(
-        "--cuda-memory-fraction", type=float, default=1.0, metavar="X", help="Of the launcher. Default 1."
+        "--cuda-memory-fraction", type=float, default=1.0, metavar="X", help="Setting of the launcher. Default 1."
     )
     parser.add_argument(
         "--max-batch-prefill-tokens",
         type=int,
         metavar="N",
-        help="Of the launcher. Default the launcher's for this GPU.",
+        help="Setting of the launcher. Default: the launcher's default for this GPU.",
     )
     parser.add_argument(
         "--reserve-gib",
         type=float,
         default=1.0,
         metavar="X",
-        help="Memory of each GPU for its driver, the CUDA context and kernels. Default 1.",
+        help="Memory of each GPU for the driver, the CUDA context and kernels, in GiB. Default 1.",
     )
-    parser.add_argument("--input-tokens", type=int, default=1000, metavar="N", help="Of one request. Default 1000.")
-    parser.add_argument("--output-tokens", type=int, default=200, metavar="N", help="Of one request. Default 200.")
+    parser.add_argument(
+        "--input-tokens", type=int, default=1000, metavar="N", help="Prompt tokens of a request. Default 1000."
+    )
+    parser.add_argument(
+        "--output-tokens", type=int, default=200, metavar="N", help="Output tokens of a request. Default 200."
+    )
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
 
@@ -82,11 +86,11 @@ def fit(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.model is None and not args.numbers:
-        raise UsageError("name a MODEL, or give the fields of its config.json with --numbers")
+        raise UsageError("MODEL is missing: set it, or set the fields of its config.json with --numbers")
     if not 0 < args.cuda_memory_fraction <= 1:
         raise UsageError(f"--cuda-memory-fraction is {args.cuda_memory_fraction:g}, but must be above 0 and at most 1")
     if not 0 <= args.reserve_gib < float("inf"):
-        raise UsageError(f"--reserve-gib is {args.reserve_gib:g}, but must be a size from 0")
+        raise UsageError(f"--reserve-gib is {args.reserve_gib:g}, but must be a finite number of at least 0")
     for name in ("count", "input_tokens", "output_tokens", "max_batch_prefill_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -94,7 +98,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _numbers(text: str) -> dict[str, Any]:
-    """Fields of config.json: JSON values, other text as it is."""
+    """Fields of config.json. A value that is not JSON is a string."""
     found: dict[str, Any] = {}
     for pair in filter(None, text.split(",")):
         name, equals, value = pair.partition("=")
@@ -155,7 +159,7 @@ def _lines(size: "DecoderSize", group: "GpuGroup", rows: Sequence["MethodFit"], 
         *_table(rows, tokens),
         "",
         f"fits: {', '.join(names)}" if names else f"no method fits one request of {tokens:,} tokens",
-        "Sizes of weights and K/V are computed; the prefill is an estimate. The server measures at warm-up.",
+        "Sizes of weights and K/V are computed, that of the prefill is estimated. The server measures all at warm-up.",
     ]
 
 
@@ -178,7 +182,7 @@ def _table(rows: Sequence["MethodFit"], tokens: int) -> list[str]:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Numbers to the right, the first and the last column to the left."""
+    """The first and the last column aligned to the left, the columns with numbers to the right."""
     last = len(cells) - 1
     return [
         cell.ljust(width) if column in (0, last) else cell.rjust(width)
@@ -192,4 +196,4 @@ EXAMPLES = (
     "--numbers model_type=llama,num_hidden_layers=80,hidden_size=8192,intermediate_size=28672,num_attention_heads=64,"
     "num_key_value_heads=8,vocab_size=128256 --gpu 24GiB --count 4",
 )
-COMMAND = Command("Which quantization of a model fits on GPUs.", add_fit_flags, fit, EXAMPLES)
+COMMAND = Command("Show the quantizations of a model that fit on GPUs.", add_fit_flags, fit, EXAMPLES)

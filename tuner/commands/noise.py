@@ -1,4 +1,4 @@
-"""`tgi-tune noise`: the run-to-run deviation of the defaults."""
+"""`tgi-tune noise`: measures the run-to-run deviation of the defaults."""
 
 import argparse
 import json
@@ -38,4 +38,4 @@ def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 
 EXAMPLES = ("--noise-runs 6", "space.toml", "--model-id preset:llama-125m --concurrency 8")
-COMMAND = Command("Measure how much one launch differs from the next.", add_noise_flags, measure_noise, EXAMPLES)
+COMMAND = Command("Measure the deviation between equal launches.", add_noise_flags, measure_noise, EXAMPLES)

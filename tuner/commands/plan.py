@@ -1,4 +1,4 @@
-"""`tgi-tune plan`: number of replicas and cost for each rate and balancing policy of a plan file."""
+"""`tgi-tune plan`: computes the number of replicas and the cost for each rate and balancing policy of a plan file."""
 
 import argparse
 import csv
@@ -32,44 +32,46 @@ SECONDS_PER_HOUR = 3600
 
 
 class RateProfileSection(BaseModel):
-    """`[plan.rate_profile]`: the rate of each hour of a day, and the times to start and to keep a replica."""
+    """`[plan.rate_profile]`: the rate of each hour of a day, and the start delay and dwell time of a replica."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rates: tuple[float, ...] = Field(min_length=24, max_length=24, description="Requests per second, hour by hour.")
-    start_delay_s: float = Field(0.0, ge=0, description="Time from the start of a replica until it serves.")
-    min_dwell_s: float = Field(0.0, ge=0, description="Shortest time to keep a replica.")
+    rates: tuple[float, ...] = Field(
+        min_length=24, max_length=24, description="Requests per second in each hour of a day."
+    )
+    start_delay_s: float = Field(0.0, ge=0, description="Time from the start of a replica until it is ready.")
+    min_dwell_s: float = Field(0.0, ge=0, description="Shortest time that a replica runs.")
 
 
 class PlanSection(BaseModel):
-    """`[plan]`."""
+    """`[plan]`: rates, limits, policies and price."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rates: tuple[float, ...] = Field((), description="Requests per second.")
     rate_profile: RateProfileSection | None = Field(
-        None, validation_alias=AliasChoices("rate_profile", "day"), description="The rates of a day, hour by hour."
+        None, validation_alias=AliasChoices("rate_profile", "day"), description="The rate of each hour of a day."
     )
     attainment: float = Field(0.95, gt=0, lt=1, description="Fraction of requests that meet every limit.")
     policies: tuple[str, ...] = Field(
         ("round_robin", "two_choices"), description=f"Balancing policies to compare: {', '.join(POLICIES)}."
     )
-    spare: int = Field(0, ge=0, description="Replicas that may fail while the SLO is still met.")
+    spare: int = Field(0, ge=0, description="Number of replicas that can fail while the SLO is still met.")
     price_per_replica_hour: float | None = Field(
-        None, gt=0, description="Price of a replica per hour, in any currency. Adds the columns of cost."
+        None, gt=0, description="Price of a replica per hour, in any currency. Adds the cost columns."
     )
     limit: tuple[LimitSection, ...] = Field(
-        min_length=1, description="Bounds on latencies of requests: [[plan.limit]], each with `max`."
+        min_length=1, description="Limits of request latencies: [[plan.limit]], each with `max`."
     )
 
     @model_validator(mode="after")
     def _known(self) -> "PlanSection":
         for policy in self.policies:
             if policy not in POLICIES:
-                raise ValueError(f"`policies` has {policy!r}; known are {', '.join(POLICIES)}")
+                raise ValueError(f"`policies` has {policy!r}, but must be of {', '.join(POLICIES)}")
         for limit in self.limit:
             if LATENCY.fullmatch(limit.metric) is None or limit.max is None:
-                raise ValueError(f"`limit` has `{limit.metric}`, but must be the `max` of a latency of requests")
+                raise ValueError(f"`limit` has `{limit.metric}`, but must be a request latency with `max`")
         if not self.rates and self.rate_profile is None:
             raise ValueError("set `rates`, or [plan.rate_profile]")
         if any(rate <= 0 for rate in self.to_size[0]):
@@ -78,7 +80,10 @@ class PlanSection(BaseModel):
 
     @property
     def to_size(self) -> tuple[tuple[float, ...], list[tuple[float, str]]]:
-        """Every rate, and the pairs to size: `rates` with every policy, rates of the profile with the first policy."""
+        """Every rate, and the pairs of rate and policy to size.
+
+        `rates` are sized with every policy, rates of the profile with the first policy.
+        """
         hourly = self.rate_profile.rates if self.rate_profile is not None else ()
         pairs = [(rate, policy) for rate in self.rates for policy in self.policies]
         pairs += [(rate, self.policies[0]) for rate in sorted(set(hourly)) if rate not in self.rates]
@@ -98,21 +103,21 @@ class PlanFile(BaseModel):
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="Rates, limits and policies.")
-    parser.add_argument("--cost", type=Path, metavar="FILE", help="Fitted cost file. Default the newest study's.")
+    parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default: that of the newest study.")
     parser.add_argument(
-        "--load", type=Path, metavar="FILE", help="Load file with the prompts. Default the load of a study."
+        "--load", type=Path, metavar="FILE", help="Load file with the prompts. Default: the default load of a study."
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A launcher setting.")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Launcher setting. Repeatable.")
     parser.add_argument(
         "--effort",
         type=float,
         default=1.0,
         metavar="X",
-        help="Factor on the simulated time. A fleet near its limit may need more to be shown sufficient. Default 1.",
+        help="Factor of the simulated time. A fleet near its limit may need more time for a decision. Default 1.",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the prompts and arrivals. Default 0.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Write plan.csv and a report to this folder.")
-    parser.add_argument("--force", action="store_true", help="Plan with a poor cost model, with a note.")
+    parser.add_argument("--force", action="store_true", help="Plan even with a poor cost model, and add a note.")
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
 
@@ -121,7 +126,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
     section = parsing.load(PlanFile, parsing.read_toml(args.plan)).plan
     costs = read_costs(args.cost or newest_cost())
     if costs.is_poor and not args.force:
-        print(f"no plan: {costs.problem}; --force makes one")
+        print(f"no plan: {costs.problem}; plan anyway with --force")
         return TOO_POOR
     chosen = settings_from(args.set)
     values = dict(parsing.read_toml(args.load)) if args.load is not None else dict(DEFAULT_LOAD)
@@ -162,25 +167,27 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
         print(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
         if schedule is not None:
-            print(f"a day: {schedule.hours:.1f} replica-hours; {schedule.static_hours:.0f} with the fleet of the peak")
+            print(
+                f"a day: {schedule.hours:.1f} replica-hours; {schedule.static_hours:.0f} with a fleet of constant size"
+            )
         if note:
             print(note)
     return 0
 
 
 def _undecided(sized: Sequence[SizedFleet]) -> str:
-    """A note on fleets that may be larger than needed; empty without any."""
-    open_ones = [each for each in sized if each.below is not None and each.below.verdict is FleetVerdict.NOT_SHOWN]
-    if not open_ones:
+    """A note on fleets that may be larger than needed; empty if there is none."""
+    undecided = [each for each in sized if each.below is not None and each.below.verdict is FleetVerdict.NOT_SHOWN]
+    if not undecided:
         return ""
     return (
-        f"for {len(open_ones)} of {len(sized)} fleets, one replica less is neither shown to meet the target nor to "
-        "miss it within the simulated time: a higher --effort may name a smaller fleet"
+        f"for {len(undecided)} of {len(sized)} fleets, the simulated time does not decide whether one replica less "
+        "meets the target: a higher --effort may find a smaller fleet"
     )
 
 
 def _schedule(section: PlanSection, sized: Sequence[SizedFleet]) -> ReplicaSchedule | None:
-    """The replicas of each hour with the first policy, spares included."""
+    """The replicas of each hour with the first policy, including spares."""
     profile = section.rate_profile
     if profile is None:
         return None
@@ -197,7 +204,7 @@ def write_plan_report(
     schedule: ReplicaSchedule | None,
     note: str,
 ) -> None:
-    """Write the report of a plan: its table, its curves, its rate profile."""
+    """Write the report of a plan: table, curves and rate profile."""
     import pandas as pd
 
     from reports.pages.simulation_page import PlanData, build_plan_report
@@ -221,7 +228,7 @@ def write_plan_report(
         facts = (("replica-hours of starting replicas", f"{schedule.starting_hours:.2f}"),)
         if price is not None:
             facts += (("cost of the day", f"{price * schedule.hours:.2f}"),)
-            facts += (("cost of the peak's fleet all day", f"{price * schedule.static_hours:.2f}"),)
+            facts += (("cost of the day with a fleet of constant size", f"{price * schedule.static_hours:.2f}"),)
     plan = PlanData(
         "Capacity plan",
         table.assign(low=ends[0], high=ends[1]),
@@ -237,7 +244,7 @@ def write_plan_report(
 
 
 def _requests(config: BenchConfig, with_ids: bool, seed: int) -> Iterator[PlannedRequest]:
-    """The requests of the load with another seed; a workload that ends starts again."""
+    """The requests of the load, with `seed` added to its seed. A workload that ends is repeated."""
     planned = load_of(config.model_copy(update={"seed": config.seed + seed}), with_ids=with_ids).planned
     return itertools.chain.from_iterable(itertools.repeat(planned))
 
@@ -275,4 +282,4 @@ def _row(sized: SizedFleet, price: float | None, level: float) -> dict[str, Any]
 
 
 EXAMPLES = ("plan.toml", "plan.toml --cost studies/nightly/cost.json --out plan", "plan.toml --effort 4 --json")
-COMMAND = Command("Number of replicas for a rate and limits.", add_plan_flags, plan, EXAMPLES)
+COMMAND = Command("Compute the number of replicas for rates and limits.", add_plan_flags, plan, EXAMPLES)

@@ -1,4 +1,4 @@
-"""`tgi-tune report`: the report of a study from its stored files."""
+"""`tgi-tune report`: writes the report of a study from its stored files."""
 
 import argparse
 import json

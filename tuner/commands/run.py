@@ -1,4 +1,4 @@
-"""`tgi-tune run`: search, confirm, and write the result; continues an existing study."""
+"""`tgi-tune run`: searches, confirms, and writes the result. An existing study continues."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.program import Command
 from loadgen.progress import add_verbosity_flags, progress_of
-from tuner.commands.study_flags import add_study_flags, blaming, opened, print_plan
+from tuner.commands.study_flags import add_study_flags, opened, print_plan, space_errors_of
 from tuner.study.prepare import prepare
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    with blaming(args.space):
+    with space_errors_of(args.space):
         prepared = prepare(args)
         if args.dry_run:
             return print_plan(prepared)
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
     from tuner.study.study_plan import plan_of, render_plan
     from tuner.study.worker import run_search
 
-    with blaming(args.space):
+    with space_errors_of(args.space):
         plan = render_plan(plan_of(prepared))
     with StudyFolder(prepared.folder).lock(), opened(prepared, progress_of(args)) as search:
         search.setup.progress.show(plan)

@@ -1,4 +1,4 @@
-"""`tgi-tune serve`: replace this process by the server with a study's best configuration."""
+"""`tgi-tune serve`: replaces this process with the server of a study's best configuration."""
 
 import argparse
 import os
@@ -16,11 +16,11 @@ DEFAULT_PORT = "8080"
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default the newest.")
-    parser.add_argument("--unconfirmed", action="store_true", help="Serve a configuration that was never confirmed.")
-    parser.add_argument("--dry-run", action="store_true", help="Print the command and start nothing.")
+    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default: the newest study.")
+    parser.add_argument("--unconfirmed", action="store_true", help="Serve the configuration even if not confirmed.")
+    parser.add_argument("--dry-run", action="store_true", help="Print the command without starting it.")
     parser.add_argument(
-        "flags", nargs=argparse.REMAINDER, metavar="-- FLAGS", help="More flags for the launcher, after --."
+        "flags", nargs=argparse.REMAINDER, metavar="-- FLAGS", help="Additional flags of the launcher, after --."
     )
 
 
@@ -29,7 +29,7 @@ def serve(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
     best = find_best(STUDIES, args.study)
     if not is_confirmed(tomllib.loads(best.read_text())) and not args.unconfirmed:
-        raise UsageError(f"{best} was never confirmed; run `tgi-tune run` with --rounds, or give --unconfirmed")
+        raise UsageError(f"{best} is not confirmed: run `tgi-tune run` with --rounds, or add --unconfirmed")
     extra = args.flags[1:] if args.flags[:1] == ["--"] else args.flags
     launch = server_of(stored(best.parent.name).config.server).serve_command(best, extra)
     command = [word.replace("{port}", os.environ.get("PORT", DEFAULT_PORT)) for word in launch.command]
@@ -44,11 +44,11 @@ def find_best(studies: Path, name: str | None) -> Path:
     if name is not None:
         best = studies / checked_name(name) / BEST_FILE
         if not best.exists():
-            raise UsageError(f"{best} does not exist: the study is unknown or has no configuration to serve")
+            raise UsageError(f"{best} does not exist: the study does not exist or has no best configuration")
         return best
     found = sorted(studies.glob(f"*/{BEST_FILE}"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise UsageError(f"no study under {studies}/ has a configuration to serve; `tgi-tune run` makes one")
+        raise UsageError(f"no study under {studies}/ has a best configuration: find one with `tgi-tune run`")
     return found[-1]
 
 

@@ -16,7 +16,7 @@ from tuner.commands.simulate_validate import add_validate_flags, validate
 
 @dataclass(frozen=True, slots=True)
 class SimulateWord:
-    """One word of `tgi-tune simulate`: its help, its flags, its function."""
+    """A subcommand of `tgi-tune simulate`."""
 
     summary: str
     add_flags: Callable[[argparse.ArgumentParser], None]
@@ -28,16 +28,18 @@ WORDS: Mapping[str, SimulateWord] = {
     "sweep": SimulateWord("Predict many configurations of a space.", add_sweep_flags, sweep),
     "fit": SimulateWord("Fit the cost model to step traces.", add_fit_flags, fit),
     "calibrate": SimulateWord(
-        "Fit the cost model to designed steps of a launched server, or to client timings of any server with --url.",
+        "Launch the bundled server, send designed requests and fit the cost model to its steps. With --url, fit it to "
+        "client timings of any running server.",
         add_calibrate_flags,
         calibrate,
     ),
     "validate": SimulateWord(
-        "Compare predictions with a study's launches, with new ones, or with loads on a running server with --url.",
+        "Compare predictions with launches of a study, or with new launches. With --url, compare them with loads on a "
+        "running server.",
         add_validate_flags,
         validate,
     ),
-    "explain": SimulateWord("Show the time of a configuration by cause.", add_input_flags, explain),
+    "explain": SimulateWord("Show the time that a configuration spends in each phase.", add_input_flags, explain),
 }
 
 

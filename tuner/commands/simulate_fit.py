@@ -1,4 +1,4 @@
-"""`tgi-tune simulate fit` and `calibrate`: a cost model from step traces, of past launches or of a designed sweep."""
+"""`tgi-tune simulate fit` and `calibrate`: fit a cost model to step traces of past launches or of designed requests."""
 
 import argparse
 import json
@@ -16,11 +16,13 @@ RUN = "run"
 
 
 def _add_output_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", type=Path, default=Path(COST_FILE), metavar="FILE", help="Default cost.json.")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path(COST_FILE), metavar="FILE", help="Cost file. Default cost.json."
+    )
 
 
 def add_fit_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("steps", nargs="+", type=Path, metavar="STEPS", help="Step traces, one of each launch.")
+    parser.add_argument("steps", nargs="+", type=Path, metavar="STEPS", help="Step traces, one for each launch.")
     _add_output_flag(parser)
 
 
@@ -30,17 +32,17 @@ def fit(args: argparse.Namespace) -> int:
 
 
 def add_calibrate_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Its [server] is launched.")
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file with the [server].")
     parser.add_argument("--model-id", metavar="ID", help="Hub id, local directory or preset:NAME.")
-    parser.add_argument("--out", type=Path, default=Path("calibration"), metavar="DIR", help="Folder of the traces.")
+    parser.add_argument("--out", type=Path, default=Path("calibration"), metavar="DIR", help="Folder for the traces.")
     _add_output_flag(parser)
     add_outside_flags(parser)
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Launch the server once for each `quantize` value, run designed steps, and fit the cost model.
+    """Launch the server once for each `quantize` value, send designed requests, and fit the cost model.
 
-    With --url the server already runs, and the model is fitted to client timings.
+    With --url the server is already running, and the model is fitted to client timings.
     """
     if args.url is not None:
         return calibrate_url(args)

@@ -1,4 +1,4 @@
-"""Inputs that the words of `tgi-tune simulate` share: costs, load, server and settings; also notes and exit codes."""
+"""Shared parts of the `tgi-tune simulate` subcommands: costs, load, server, settings, notes and exit codes."""
 
 import argparse
 import sys
@@ -29,20 +29,20 @@ TOO_POOR = 3
 
 def add_input_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cost", type=Path, metavar="FILE", help="Fitted by `simulate fit`. Default the newest study's."
+        "--cost", type=Path, metavar="FILE", help="Cost file of `simulate fit`. Default: that of the newest study."
     )
     parser.add_argument(
-        "--load", type=Path, metavar="FILE", help="A load file of tgi-bench. Default the load of a study."
+        "--load", type=Path, metavar="FILE", help="Load file of tgi-bench. Default: the default load of a study."
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="A launcher setting.")
-    parser.add_argument("--requests", type=int, metavar="N", help="End after this many measured requests.")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Launcher setting. Repeatable.")
+    parser.add_argument("--requests", type=int, metavar="N", help="End after this number of measured requests.")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the load. Default 0.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Write files to this folder.")
-    parser.add_argument("--force", action="store_true", help="Print predictions of a poor cost model, with a note.")
+    parser.add_argument("--force", action="store_true", help="Predict even with a poor cost model, and add a note.")
 
 
 def read_inputs(args: argparse.Namespace) -> tuple[Costs, BenchConfig, SimulatedServer]:
-    """Costs, load config and base server."""
+    """The costs, the load, and the base server of the flags."""
     costs = read_costs(args.cost or newest_cost())
     values = dict(parsing.read_toml(args.load)) if args.load is not None else dict(DEFAULT_LOAD)
     config = parsing.load(BenchConfig, {**values, "seed": args.seed})
@@ -50,7 +50,7 @@ def read_inputs(args: argparse.Namespace) -> tuple[Costs, BenchConfig, Simulated
 
 
 def server_of(costs: Costs, chosen: Mapping[str, Any]) -> SimulatedServer:
-    """The base server: the first measured one, or made from the settings. Raises NotSimulatedError."""
+    """The base server: the first server of the cost file, or one from settings. Raises NotSimulatedError."""
     if costs.servers:
         return costs.reference
     needed = ("max_batch_prefill_tokens", "max_batch_total_tokens")
@@ -63,12 +63,12 @@ def newest_cost(studies: Path = STUDIES) -> Path:
     """The cost file of the newest study. Raises UsageError."""
     found = sorted(studies.glob(f"*/{COST_FILE}"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise UsageError(f"no study under {studies}/ has a {COST_FILE}; set --cost FILE")
+        raise UsageError(f"no study under {studies}/ has a {COST_FILE}: set --cost FILE")
     return found[-1]
 
 
 def settings_from(words: Sequence[str]) -> dict[str, Any]:
-    """Settings of KEY=VALUE words; a value that is not TOML is text. Raises UsageError."""
+    """The settings of KEY=VALUE words. A value that is not TOML is a string. Raises UsageError."""
     found: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -98,7 +98,7 @@ def note_of(costs: Costs, *, is_forced: bool) -> str:
 def exit_code(costs: Costs, *, is_forced: bool) -> int:
     if not costs.is_poor or is_forced:
         return 0
-    sys.stderr.write(f"not decided: {costs.problem}; --force prints predictions\n")
+    sys.stderr.write(f"not decided: {costs.problem}; accept the predictions with --force\n")
     return TOO_POOR
 
 

@@ -1,4 +1,4 @@
-"""`tgi-tune simulate calibrate --url` and `validate --url`: costs from client timings of a server that already runs."""
+"""`tgi-tune simulate calibrate --url` and `validate --url`: costs from client timings of a running server."""
 
 import argparse
 import json
@@ -19,10 +19,10 @@ from tuner.errors import NotSimulatedError
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS
 
-# Settings of the target, with the flags of `tgi-bench run`.
+# Settings of the target, which have the flags of `tgi-bench run`.
 TARGET_FIELDS = ("url", "api", "engine", "model", "tokenizer", "extra_body", *OF_ACCESS)
 DEFAULT_USERS, DEFAULT_TOKENS = 32, 512
-# Largest median errors of predictions that are reported as accurate.
+# Largest median errors of accurate predictions.
 ACCURATE = {"output_tokens_per_s": 0.1, "tpot_mean_ms": 0.1, "ttft_p95_ms": 0.2}
 HELD_OUT = "held-out"
 
@@ -34,15 +34,15 @@ def add_outside_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DEFAULT_USERS,
         metavar="N",
-        help=f"With --url: the largest concurrency of the loads. Default {DEFAULT_USERS}.",
+        help=f"With --url: largest concurrency of the loads. Default {DEFAULT_USERS}.",
     )
     parser.add_argument(
         "--max-total-tokens",
         type=int,
         default=DEFAULT_TOKENS,
         metavar="N",
-        help=f"With --url: the largest sum of prompt and answer tokens; the server must accept it. Default "
-        f"{DEFAULT_TOKENS}.",
+        help="With --url: largest number of prompt and output tokens of a request, which the server must accept. "
+        f"Default {DEFAULT_TOKENS}.",
     )
 
 
@@ -54,10 +54,10 @@ def calibrate_url(args: argparse.Namespace) -> int:
     from tuner.simulator.outside.outside_costs import outside_costs
 
     if args.space is not None or args.model_id is not None:
-        raise UsageError("--url is a server that already runs: leave out SPACE.toml and --model-id")
+        raise UsageError("--url is the address of a running server: remove SPACE.toml and --model-id")
     base, progress = _base(args), progress_of(args)
     loads = designed_loads(args.users, args.max_total_tokens)
-    note = f"stopped; no costs were written. {args.out} has the loads measured so far: remove it or give another --out"
+    note = f"stopped, no costs are written. {args.out} has the loads measured so far: remove it or set another --out"
     with noted(note), open_target(base, args.out) as target:
         facts = target.facts(base.api, base.model, base.engine)
         _check_rule(facts)
@@ -75,37 +75,38 @@ def calibrate_url(args: argparse.Namespace) -> int:
 
 
 def _check_rule(facts: TargetFacts) -> None:
-    """Raises NotSimulatedError for the bundled server without chunked prefill: no batching rule is its own."""
+    """Raises NotSimulatedError for the bundled server without chunked prefill: `SlotRule` cannot model its batching."""
     setting = facts.config.get("prefill_chunking")
     value = setting.get("value") if isinstance(setting, Mapping) else setting
     if facts.kind is OWN and value is False:
         raise NotSimulatedError(
-            "the server runs without `prefill_chunking`: `waiting_served_ratio` and `max_waiting_tokens` decide when "
-            "requests join, which cannot be found from client timings; use `simulate calibrate` without --url"
+            "`prefill_chunking` of the server is off, so `waiting_served_ratio` and `max_waiting_tokens` decide when "
+            "requests start, which client timings do not show: use `simulate calibrate` without --url"
         )
 
 
 def _described(costs: Costs) -> list[str]:
-    """The lines of calibrated costs: the rule, each figure with its interval, and held-out errors."""
+    """The lines of calibrated costs: batching rule, each cost with its interval, and held-out errors."""
     model, options = costs.of({}), costs.reference.options
     users = model.facts["measured_users"]
     slots, tokens = options["slots"], options["prefill_tokens"]
     prefill = [
-        "shares steps with decode" if options["mixes_prefill"] else "decode waits for it",
+        "in the same steps as decode" if options["mixes_prefill"] else "in separate steps from decode",
         "one prompt a step" if options["prefill_prompts"] == 1 else "several prompts a step",
         f"{options['steps_between']} decode steps between prefills",
-        "no limit of tokens found" if tokens == UNLIMITED_TOKENS else f"at most {tokens} tokens a step",
+        "no limit of tokens a step" if tokens == UNLIMITED_TOKENS else f"at most {tokens} tokens a step",
     ]
     lines = [
-        f"slots: {slots}" if slots <= users else f"slots: at least {users}, the largest measured concurrency",
+        f"slots: {slots}" if slots <= users else f"slots: at least {users}, which is the largest measured concurrency",
         "prefill: " + "; ".join(prefill),
     ]
-    figures: dict[str, tuple[float, Sequence[float]]]
-    figures = {name: (value, model.intervals[name]) for name, value in model.coefficients.items()}
-    figures = {"client": (costs.client.client_ns, model.facts["client_interval_ns"]), **figures}
+    rows: dict[str, tuple[float, Sequence[float]]] = {
+        "client": (costs.client.client_ns, model.facts["client_interval_ns"]),
+        **{name: (value, model.intervals[name]) for name, value in model.coefficients.items()},
+    }
     lines += [
         f"{name:<10}{value / 1e3:12.3f} us  [{low / 1e3:.3f}, {high / 1e3:.3f}]"
-        for name, (value, (low, high)) in figures.items()
+        for name, (value, (low, high)) in rows.items()
     ]
     if model.errors is not None:
         lines += [
@@ -118,7 +119,7 @@ def _described(costs: Costs) -> list[str]:
 
 
 def validate_url(args: argparse.Namespace) -> int:
-    """Predict held-out loads, measure them, and print both. Exit code 3 if a median error is above `ACCURATE`."""
+    """Predict held-out loads, measure them, and print the errors. Exit code 3 if a median error exceeds `ACCURATE`."""
     from loadgen.progress import progress_of
     from tuner.simulator.outside.held_out_loads import held_out_loads, measure_held_out
     from tuner.simulator.validate import Errors, PredictedLaunch, summary
@@ -128,10 +129,10 @@ def validate_url(args: argparse.Namespace) -> int:
     base = _base(args)
     costs = read_costs(args.cost or Path(COST_FILE))
     if not costs.is_from_clients:
-        raise UsageError(f"{args.cost or COST_FILE} is not from client timings: make one with `calibrate --url`")
+        raise UsageError(f"{args.cost or COST_FILE} is not from client timings: create it with `calibrate --url`")
     loads = held_out_loads(costs, base, args.users, args.max_total_tokens)
     folder = args.out or Path(HELD_OUT)
-    note = f"stopped; no errors were computed. {folder} has the loads measured so far: remove it or give another --out"
+    note = f"stopped, no errors are computed. {folder} has the loads measured so far: remove it or set another --out"
     with noted(note), open_target(base, folder) as target:
         found: list[PredictedLaunch] = measure_held_out(costs, loads, target, folder, args.repeats, progress_of(args))
     errors: dict[str, Errors] = summary(found)
@@ -149,7 +150,7 @@ def validate_url(args: argparse.Namespace) -> int:
 
 
 def _row(launch: Any) -> dict[str, Any]:
-    """One load: each metric as measured and predicted."""
+    """The measured and the predicted metrics of one load."""
     values = {
         f"{name} {kind}": each[name]
         for name in ACCURATE

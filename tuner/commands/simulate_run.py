@@ -1,4 +1,4 @@
-"""`tgi-tune simulate run` and `explain`: one configuration, its metrics, its run directory, its time by cause."""
+"""`tgi-tune simulate run` and `explain`: the metrics, the run directory and the time by phase of one configuration."""
 
 import argparse
 import json
@@ -27,13 +27,13 @@ from tuner.simulator.replica import Flight
 from tuner.simulator.simulated_metrics import metrics_of
 
 LABEL = "simulated"
-# Below this fraction of waiting time the number of users is what limits throughput.
+# With a smaller fraction of waiting time, the number of users limits the throughput.
 LEAST_WAITING = 0.05
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_input_flags(parser)
-    parser.add_argument("--no-stride", action="store_true", help="Simulate each decode step by itself.")
+    parser.add_argument("--no-stride", action="store_true", help="Simulate each decode step separately.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def explain(args: argparse.Namespace) -> int:
 
 
 def time_by_cause(simulated: Simulated) -> dict[str, float]:
-    """Fractions of the server's time by phase, and mean seconds of a request by phase."""
+    """The server's time by phase as fractions, a request's mean time by phase in seconds, and other means."""
     counts = simulated.replicas[0].counts
     total_ns = max((flight.end_ns for flight in simulated.flights), default=1) or 1
     done = [flight for flight in simulated.flights if flight.status == "ok"]
@@ -91,14 +91,14 @@ def time_by_cause(simulated: Simulated) -> dict[str, float]:
 
 
 def bounded_by(simulated: Simulated) -> str:
-    """The main cause of waiting; `users` if requests hardly wait."""
+    """The main cause of waiting; `users` if requests wait less than the `LEAST_WAITING` fraction."""
     fractions = simulated.replicas[0].waiting_fractions()
     cause = max(fractions, key=lambda name: fractions[name], default="users")
     return cause if fractions.get(cause, 0.0) > LEAST_WAITING else "users"
 
 
 def write_run(directory: Path, simulated: Simulated, config: BenchConfig, facts: dict[str, Any]) -> Path:
-    """Write a run directory as of a measured run; `facts` are labels of its manifest. It starts at the epoch."""
+    """Write a run directory like that of a measured run. `facts`: labels of its manifest. Its clock starts at 1970."""
     from reports.metrics.finish import finish_run
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def write_run(directory: Path, simulated: Simulated, config: BenchConfig, facts:
 
 
 def _record(flight: Flight, run_id: str, simulated: Simulated) -> RequestRecord:
-    """A request as the load generator records it."""
+    """The record of a request, in the load generator's format."""
     is_ok = flight.status == "ok"
     times = flight.token_ns
     return RequestRecord(

@@ -1,4 +1,4 @@
-"""`tgi-tune simulate sweep`: predicts many configurations of a space, best first, as a table and a report."""
+"""`tgi-tune simulate sweep`: predicts many configurations of a space and writes a table and a report."""
 
 import argparse
 import json
@@ -33,7 +33,10 @@ PREDICTIONS = "predictions.parquet"
 
 @dataclass(frozen=True, slots=True)
 class PredictedSpace:
-    """Configurations with their predicted metrics, empty if no request fits; `seconds` is the time of predicting."""
+    """Configurations with their predicted metrics, which are empty if no request fits.
+
+    seconds: wall time of the predictions.
+    """
 
     parameters: Sequence[Parameter]
     limits: Sequence[LimitSection]
@@ -42,12 +45,12 @@ class PredictedSpace:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Settings and metrics of the predicted configurations: those within the limits first, then by throughput."""
+        """Settings and metrics of each prediction. Those that meet the limits come first, then by throughput."""
         rows = [{"settings": each, "metrics": metrics} for each, metrics in self.predictions if metrics]
         return sorted(rows, key=lambda row: (self.excess(row["metrics"]) > 1, -row["metrics"].get(OBJECTIVE, 0.0)))
 
     def excess(self, metrics: Mapping[str, float]) -> float:
-        """The largest ratio of a metric to its limit; above 1 a limit is missed, 0 without limits."""
+        """The largest ratio of a metric to its limit. Above 1 a limit is missed; 0 without limits."""
         return max(
             (metrics[each.metric] / float(each.max) for each in self.limits if each.max and each.metric in metrics),
             default=0.0,
@@ -55,15 +58,15 @@ class PredictedSpace:
 
 
 def add_sweep_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Configurations of its [param].")
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file with the [param].")
     add_input_flags(parser)
-    parser.add_argument("-n", type=int, default=2000, metavar="N", help="Configurations. Default 2000.")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Processes. Default 1.")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="Rows printed. Default 10.")
+    parser.add_argument("-n", type=int, default=2000, metavar="N", help="Number of configurations. Default 2000.")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Number of processes. Default 1.")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="Number of printed rows. Default 10.")
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Predict configurations of a space; with `--out` write a table and a report."""
+    """Predict configurations of a space. With `--out`, write a table and a report."""
     costs, config, base = read_inputs(args)
     space, fixed, limits = space_of(args.space, settings_from(args.set))
     drawn = [each for each in space.quasi_random(args.n, args.seed, fixed) if space.why_forbidden(each) is None]
@@ -88,7 +91,7 @@ def sweep(args: argparse.Namespace) -> int:
 def space_of(
     path: Path | None, fixed: Mapping[str, Any]
 ) -> tuple[SearchSpace, dict[str, Any], tuple[LimitSection, ...]]:
-    """The space of a file, or the derived one, without the fixed settings; all fixed settings; the file's limits."""
+    """The space of a file, or the default one, without the fixed settings; all fixed settings; the file's limits."""
     config = parsing.load(TuneConfig, parsing.read_toml(path) if path is not None else {})
     whole = SearchSpace.of(params_of(config), config.forbid, server_of(config.server).known)
     searched = tuple(parameter for parameter in whole.parameters if parameter.name not in fixed)

@@ -1,6 +1,6 @@
-"""`tgi-tune simulate validate`: compare predictions with launches that the cost model was not fitted to.
+"""`tgi-tune simulate validate`: compares predictions with launches to which the cost model was not fitted.
 
-The launches are those of a study, each predicted from the others, or new ones, predicted before they are launched.
+Each launch of a study is predicted from its other launches. New launches are predicted before they start.
 """
 
 import argparse
@@ -28,24 +28,28 @@ DEFAULT_CONFIGS, VALIDATION = 8, "validation"
 
 
 def add_validate_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space, server and load to launch.")
-    parser.add_argument("--study", metavar="NAME", help="Study of the held-out launches. Default the newest.")
-    parser.add_argument("--configs", type=int, metavar="N", help="Launch N new configurations. With a space 8.")
-    parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default the study's, or the newest.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Folder of the launches. Default validation/.")
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file of new launches.")
+    parser.add_argument("--study", metavar="NAME", help="Study of the held-out launches. Default: the newest.")
+    parser.add_argument(
+        "--configs", type=int, metavar="N", help="Launch N new configurations. Default: 8 with a space file, else none."
+    )
+    parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default: the study's, or the newest.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Folder for the launches. Default validation/.")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the configurations. Default 0.")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="With --url: runs of each load. Default 3.")
+    parser.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="With --url: number of runs of each load. Default 3."
+    )
     add_outside_flags(parser)
 
 
 def validate(args: argparse.Namespace) -> int:
-    """Exit code 3 if there are too few launches, or a grade refuses the predictions."""
+    """Exit code 3 if there are too few launches, or if the grade of a metric is `refuse`."""
     if args.url is not None:
         return validate_url(args)
     is_stored = args.space is None and args.configs is None
     launches, noise = _launches_of_study(args) if is_stored else _new_launches(args)
     if len(launches) < FEWEST_LAUNCHES:
-        print(f"{len(launches)} launches can be compared, but {FEWEST_LAUNCHES} are needed", file=sys.stderr)
+        print(f"only {len(launches)} launches can be compared: {FEWEST_LAUNCHES} are needed", file=sys.stderr)
         return TOO_POOR
     return _print_errors(launches, noise, is_json=args.json)
 
@@ -64,7 +68,7 @@ def _launches_of_study(args: argparse.Namespace) -> "tuple[list[PredictedLaunch]
 
 
 def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], NoiseFloor | None]":
-    """Launch configurations of a space file, or of the study if there is no file."""
+    """Launch configurations of a space file, or of a study without a file."""
     from loadgen.progress import progress_of
     from tuner.servers.select import server_of
     from tuner.simulator.new_launches import launch_new

@@ -1,4 +1,4 @@
-"""`tgi-tune storage`: a gRPC proxy of a database for the workers of several machines."""
+"""`tgi-tune storage`: runs a gRPC proxy of a database for workers on several machines."""
 
 import argparse
 import json
@@ -18,21 +18,21 @@ def add_storage_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default=HOST,
-        help=f"Address to listen on. Default {HOST}. The traffic is not encrypted; workers send the printed token.",
+        help=f"Address to listen on. Default {HOST}. Workers need the printed token. The traffic is not encrypted.",
     )
     parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"Port to listen on. Default {PORT}.")
     parser.add_argument("--json", action="store_true", help="Print the address as JSON.")
 
 
 def serve_database(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    """Serve a database until the process is terminated; a token is drawn unless the environment has one.
+    """Serve a database until the process is terminated. The token is random unless the environment has one.
 
     Raises UsageError, StudyError, StorageLostError.
     """
     if not args.storage.startswith(PROXIED):
         raise UsageError(
-            f"the storage {redacted_text(args.storage)!r} cannot be served: give one of {', '.join(PROXIED)}; "
-            "a journal is shared as a file"
+            f"the storage {redacted_text(args.storage)!r} cannot be served: use one of {', '.join(PROXIED)}; "
+            "share a journal as a file"
         )
     from tuner.study.shared_storage.storage import open_storage
     from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE, new_token, serve_storage, token_of_environment
@@ -42,12 +42,12 @@ def serve_database(args: argparse.Namespace, _words: Sequence[str]) -> int:
     database = redacted_text(args.storage)
     given = token_of_environment()
     token = given or new_token()
-    # A token of the environment is known to the operator and not printed again.
-    drawn = {} if given else {TOKEN_VARIABLE: token}
+    # The token of the environment is not printed.
+    printed = {} if given else {TOKEN_VARIABLE: token}
     text = (
-        json.dumps({"storage": address, "kept": database, **drawn})
+        json.dumps({"storage": address, "kept": database, **printed})
         if args.json
-        else f"serving {database}: {''.join(f'{name}={each} ' for name, each in drawn.items())}--storage {address}"
+        else f"serving {database}: {''.join(f'{name}={each} ' for name, each in printed.items())}--storage {address}"
     )
     serve_storage(backing, args.host, args.port, token, lambda: print(text, flush=True))
     return 0

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and the search of a study that they open."""
+"""Flags of several commands, and functions that open and print a study."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from loadgen.config import load_flags
 from loadgen.progress import ProgressDisplay
 from loadgen.terminal.flags import OneOf, Rare
-from tuner.config import SamplerName, SimulatorUse
+from tuner.config import TRIALS, SamplerName, SimulatorUse
 from tuner.errors import SpaceError
 from tuner.servers.find_profile import known_profiles
 from tuner.study.prepare import NOT_LOAD, PreparedStudy
@@ -24,7 +24,7 @@ SIMULATOR = OneOf.of("HOW", get_args(SimulatorUse))
 
 def add_study_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of every command that takes a space."""
-    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Study, space, load and limits.")
+    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file (docs/space.md).")
     parser.add_argument(
         "--model-id", metavar="ID", help="Hub id, local directory or preset:NAME. Default preset:tiny-llama."
     )
@@ -33,51 +33,58 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
         metavar=OneOf.of("NAME|FILE", known_profiles()),
         help=f"Profile of the server: {', '.join(known_profiles())}, or a TOML file.",
     )
-    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default from model, space and load.")
+    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default: a name of model and space.")
     parser.add_argument(
         "--storage", metavar="URL", help=Rare("journal, journal:PATH, sqlite:PATH, postgresql://, grpc://.")
     )
     parser.add_argument(
-        "--trials", type=int, metavar="N", help="Configurations to launch, the defaults included. Default 40."
+        "--trials",
+        type=int,
+        metavar="N",
+        help=f"Number of launches of the search, including the defaults. Default {TRIALS}.",
     )
-    parser.add_argument("--max-hours", type=float, metavar="H", help="Stop searching after this time.")
-    parser.add_argument("--sampler", metavar=SAMPLER, help=f"How launches are chosen: {', '.join(SAMPLER.values)}.")
+    parser.add_argument("--max-hours", type=float, metavar="H", help="End the search after this time, in hours.")
+    parser.add_argument("--sampler", metavar=SAMPLER, help=f"Search method: {', '.join(SAMPLER.values)}.")
     parser.add_argument("--sampler-seed", type=int, metavar="N", help=Rare("Seed of the sampler. Default 0."))
     parser.add_argument(
         "--simulator",
         metavar=SIMULATOR,
-        help=Rare(f"Whether the simulator proposes launches: {', '.join(SIMULATOR.values)}. Default auto."),
+        help=Rare(f"Launches proposed by the simulator: {', '.join(SIMULATOR.values)}. Default auto."),
     )
     parser.add_argument(
-        "--cost", metavar="FILE", help="Costs from `simulate calibrate --url`: the simulator proposes with a profile."
+        "--cost",
+        metavar="FILE",
+        help="Cost file of `simulate calibrate --url`. With it the simulator proposes launches of a profile's server.",
     )
     parser.add_argument(
         "--noise-runs", type=int, metavar="N", help="Runs of the defaults before the search; 0 for none. Default 4."
     )
     parser.add_argument("--finalists", type=int, metavar="K", help="Best configurations to confirm. Default 3.")
-    parser.add_argument("--rounds", type=int, metavar="N", help="Confirming launches of each; 0 for none. Default 5.")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="Confirming launches of each finalist; 0 for none. Default 5."
+    )
     parser.add_argument(
         "--reuse", action="store_true", help="Reuse results of other studies with this load, build and device."
     )
-    parser.add_argument("--quick", action="store_true", help="--noise-runs 2 --finalists 2 --rounds 3.")
+    parser.add_argument("--quick", action="store_true", help="Same as --noise-runs 2 --finalists 2 --rounds 3.")
     add_output_flags(parser)
     load_flags.add_flags(parser, leave_out=NOT_LOAD)
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
-    parser.add_argument("--dry-run", action="store_true", help="Print the exact commands; launch nothing.")
+    parser.add_argument("--dry-run", action="store_true", help="Print the plan with the exact commands. No launch.")
 
 
 def add_stored_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of every command that takes an existing study."""
-    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default the newest.")
+    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default: the newest study.")
     add_output_flags(parser)
 
 
 @contextmanager
-def blaming(space: Path | None) -> Iterator[None]:
-    """Name the space file, if there is one, in errors about the space."""
+def space_errors_of(space: Path | None) -> Iterator[None]:
+    """A context manager that adds the space file, if there is one, to the message of a SpaceError."""
     try:
         yield
     except SpaceError as error:
@@ -85,7 +92,7 @@ def blaming(space: Path | None) -> Iterator[None]:
 
 
 def opened(prepared: PreparedStudy, progress: ProgressDisplay, *, is_leader: bool = True) -> "StudySearch":
-    """The search of a study; leaving it stops its warm shards."""
+    """The search of a study, as a context manager. Its exit stops warm shards."""
     from tuner.study.open_search import open_search
 
     return open_search(prepared, progress, is_leader=is_leader)

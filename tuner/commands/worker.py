@@ -1,4 +1,4 @@
-"""`tgi-tune worker`: join a study from another process or machine."""
+"""`tgi-tune worker`: joins a study from another process or machine."""
 
 import argparse
 import sys
@@ -17,12 +17,12 @@ def add_worker_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-command",
         action="store_true",
-        help="Accept commands, images, volumes and paths from the storage; without it they are printed and refused.",
+        help="Accept commands, images, volumes and paths from the storage. Default: print and refuse them.",
     )
 
 
 def work(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    """Raises StudyError if there is no study, or results of this machine are not comparable."""
+    """Raises StudyError if there is no study, or if results of this machine are not comparable."""
     if args.storage is None:
         prepared = stored(args.study)
     else:

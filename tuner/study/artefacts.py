@@ -1,4 +1,4 @@
-"""The files that a study leaves: the verdict, the table of its trials, and the files of the winner."""
+"""Writes the files of a finished study: the verdict, the table of its trials, and the files of the winner."""
 
 import csv
 import datetime
@@ -34,7 +34,10 @@ def write_artefacts(
     is_confirmed: bool,
     guard_off: str | None = None,
 ) -> dict[str, Any]:
-    """Write the study's files and return the verdict. Without a winner, files of an earlier one are removed."""
+    """Write the study's files and return the verdict. Without a winner, the files of an earlier winner are removed.
+
+    guard_off: the reason why the quality guard is off, if it is.
+    """
     verdict = verdict_of(search, results, confirmation, is_confirmed=is_confirmed, guard_off=guard_off)
     folder = search.folder
     table = trials_csv(search, results)
@@ -118,7 +121,7 @@ def verdict_of(
 
 
 def describe_load(search: StudySearch) -> str:
-    """The load in a few words, with its digest."""
+    """A short description of the load, with its digest."""
     load = search.setup.load
     how = f"{load.concurrency} users" if load.mode == "closed" else f"{load.rate or load.stages} requests/s"
     lengths = f"{load.input_tokens or 'default'} in, {load.output_tokens or 'default'} out"
@@ -157,7 +160,7 @@ def changes(search: StudySearch, result: TrialResult) -> str:
 
 
 def trials_csv(search: StudySearch, results: Sequence[TrialResult]) -> str:
-    """One line for each trial: its settings, its result, its violation of each limit, and the numbers of its log."""
+    """One line for each trial: settings, result, violation of each limit, and numbers from the log."""
     names = [parameter.name for parameter in search.space.parameters]
     limits = [str(limit) for limit in search.objective.limits]
     second = [search.objective.second] if search.objective.second is not None else []
@@ -172,13 +175,12 @@ def trials_csv(search: StudySearch, results: Sequence[TrialResult]) -> str:
         ]
     )
     for result in results:
-        searched: Mapping[str, Any] = result.settings
         writer.writerow(
             [
                 *(result.number, result.outcome, result.value, *([result.second] if second else [])),
-                *(searched.get(name) for name in names),
+                *(result.settings.get(name) for name in names),
                 *(result.violations.get(limit) for limit in limits),
-                *(result.origin, result.phase, result.cause, _inert(result.reason), result.seconds, result.run),
+                *(result.origin, result.phase, result.cause, _not_a_formula(result.reason), result.seconds, result.run),
                 *(result.attributes.get("facts", {}).get(name) for name in facts),
             ]
         )
@@ -201,8 +203,8 @@ def _write_parquet(path: Path, table: str) -> None:
     part.replace(path)
 
 
-def _inert(text: str) -> str:
-    """A cell that a spreadsheet does not evaluate as a formula."""
+def _not_a_formula(text: str) -> str:
+    """The text of a cell, quoted if a spreadsheet would evaluate it as a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 

@@ -12,7 +12,7 @@ BEST_FILE = "best.toml"
 
 
 def write_best(path: Path, settings: Mapping[str, Any], comments: Sequence[str]) -> None:
-    """Write the file atomically, without unset settings."""
+    """Write the file atomically. Unset settings are left out."""
     part = path.with_name(path.name + ".part")
     part.write_text(render_toml(without_unset(settings), {}, comments))
     part.replace(path)
@@ -21,7 +21,7 @@ def write_best(path: Path, settings: Mapping[str, Any], comments: Sequence[str])
 def tuned_by(
     study: str, trial: int, *, is_confirmed: bool, gain: Sequence[float | None] | None, metric: str, load: str
 ) -> str:
-    """The provenance that a tuned server reports: study, trial, and its gain under a load.
+    """The provenance that a tuned server reports: study, trial, gain, and load.
 
     >>> tuned_by("s", 3, is_confirmed=True, gain=[1.12, 1.08, 1.17], metric="requests_per_s", load="closed, 8 users")
     's/3/confirmed?gain=1.12,1.08,1.17&metric=requests_per_s&load=closed%2C+8+users'
@@ -35,5 +35,5 @@ def tuned_by(
 
 
 def is_confirmed(settings: Mapping[str, Any]) -> bool:
-    """Whether fresh launches confirmed a best file, by its provenance."""
+    """Whether the settings of a best file are confirmed, according to their provenance."""
     return str(settings.get("tuned_by", "")).partition("?")[0].endswith("/confirmed")

@@ -1,6 +1,6 @@
-"""The confirmation: fresh launches of the finalists and the defaults in alternating order. Only these decide.
+"""The confirmation: fresh launches of the finalists and the defaults in alternating order decide the study.
 
-The best value of a search is biased: it was chosen for being the largest. A fresh launch is not.
+The best value of a search is biased because it was chosen as the largest. The value of a fresh launch is not.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from tuner.study.study_folder import CONFIRM
 from tuner.trial.measure import Measurer, describe
 from tuner.trial.outcome import TrialResult, read_result
 
-# Returns the reason to reject a finalist that won by its numbers, else None.
+# Returns the reason to reject a winner, or None.
 Guard = Callable[[TrialResult], str | None]
 
 
@@ -27,8 +27,8 @@ def confirm(
 ) -> Confirmation:
     """Launch the defaults and all finalists `rounds` times, in alternating order, and judge.
 
-    Launches that exist in the study's folder are not repeated. A winner that the guard rejects is replaced by the
-    next best.
+    Launches with a result in the study's folder are not repeated. If the guard rejects the winner, the next best
+    finalist can win.
     """
     configurations = [baseline, *finalists]
     fresh: dict[int, list[TrialResult]] = {each.number: [] for each in configurations}

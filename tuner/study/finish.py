@@ -1,4 +1,4 @@
-"""The end of a study: correct drift, choose finalists, confirm them, write the artefacts and the report."""
+"""Finishes a study: corrects drift, chooses and confirms finalists, writes the artefacts and the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tuner.trial.quality import QualityGuard
 
 @dataclass(frozen=True, slots=True)
 class FinishedStudy:
-    """The end of a study: its verdict as plain values, a table of its trials, its report."""
+    """The results of a study: the verdict as plain values, a table of the trials as text, the path of the report."""
 
     verdict: dict[str, Any]
     table: str
@@ -28,7 +28,7 @@ class FinishedStudy:
 
 
 def finish(search: StudySearch, results: Sequence[TrialResult]) -> FinishedStudy:
-    """Confirm the finalists and write everything that the study leaves. Raises CannotMeasureError."""
+    """Confirm the finalists and write the study's files. Raises CannotMeasureError."""
     baseline = next(result for result in results if result.number == 0)
     section = search.config.confirm
     drift = drift_of(search.files.results(DRIFT_CHECKS), search.files.noise(), search.objective)
@@ -47,7 +47,7 @@ def finish(search: StudySearch, results: Sequence[TrialResult]) -> FinishedStudy
         results,
         confirmation,
         is_confirmed=is_confirmed and confirmation.winner is not None,
-        guard_off=guard.off,
+        guard_off=guard.why_off,
     )
     launches = traced_launches(search.folder, results, search.setup.load)
     compare_predictions(search.folder, results, launches, search.setup.load)

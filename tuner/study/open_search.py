@@ -1,4 +1,4 @@
-"""Open the search of a study: its folder, space, objective, proposer, and the target of its trials."""
+"""Opens the search of a study: folder, space, objective, proposer, and the target of its trials."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from tuner.trial.objective import Objective
 
 
 def open_search(prepared: PreparedStudy, progress: ProgressDisplay, *, is_leader: bool = True) -> StudySearch:
-    """The search of a prepared study; its config is stored in its folder. Raises StudyError, SpaceError."""
+    """The search of a prepared study. A leader stores the config in the folder. Raises StudyError, SpaceError."""
     config, load = prepared.config, prepared.load
     server = server_of(config.server)
     setup = TrialSetup(
@@ -53,9 +53,9 @@ def make_search(
     without_effect: Mapping[str, str] | None = None,
     is_leader: bool = True,
 ) -> StudySearch:
-    """Create the folder or continue it; `cannot_act` are parameters without effect on this target, with the reason.
+    """The search in a new or existing folder. `without_effect`: parameters without effect here, name to reason.
 
-    Raises StudyError if the folder has another study, SpaceError if nothing can be searched.
+    Raises StudyError if the folder has another study, SpaceError if no parameter can be searched.
     """
     fixed = {"model_id": config.server.model_id, **config.server.fixed}
     server = server_of(config.server)
@@ -66,7 +66,7 @@ def make_search(
     left_out |= dict(without_effect or {})
     space = SearchSpace(tuple(each for each in whole.parameters if each.name not in left_out), whole.forbidden)
     if not space.parameters:
-        raise SpaceError("nothing to search: every parameter is fixed, has one value, or cannot act here")
+        raise SpaceError("no parameter to search: every one is fixed, has only one value, or has no effect here")
     files = StudyFolder(folder)
     files.claim(identity_of(config, params, setup.load), is_leader=is_leader, is_mixed=config.study.mixed)
     objective = Objective.of(config.objective)
@@ -93,7 +93,7 @@ def make_proposer(
     load: BenchConfig,
     files: StudyFolder,
 ) -> Proposer | None:
-    """The proposer of a study; None if its sampler works alone."""
+    """The proposer of a study; None if only its sampler proposes."""
     if config.study.sampler == "coordinate":
         return OneKnobAtATime(space, fixed, objective, server_of(config.server))
     if not config.uses_simulator:
@@ -105,9 +105,9 @@ def make_proposer(
 
         server = server_of(config.server)
         costs, meanings = twin_costs(Path(config.study.cost), server, [each.name for each in space.parameters])
-        otherwise = make_surrogate(config, space, fixed, objective, files)
+        fallback = make_surrogate(config, space, fixed, objective, files)
         return TwinProposer(
-            files.path, costs, meanings, server, load, space, fixed, objective, otherwise, files.deviation,
+            files.path, costs, meanings, server, load, space, fixed, objective, fallback, files.deviation,
             by_rank, config.study.seed,
         )  # fmt: skip
     from tuner.simulator.proposer import SimulatorProposer
@@ -118,7 +118,7 @@ def make_proposer(
 def make_surrogate(
     config: TuneConfig, space: SearchSpace, fixed: Mapping[str, Any], objective: Objective, files: StudyFolder
 ) -> Proposer:
-    """The proposer of a server without step traces."""
+    """The proposer of a server without step traces and without `cost`."""
     from tuner.proposers.surrogate import SurrogateProposer
 
     server = server_of(config.server)

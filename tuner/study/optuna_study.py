@@ -1,8 +1,8 @@
-"""The Optuna study of a search: ask for configurations, tell their results.
+"""The Optuna study of a search, used by ask and tell.
 
-An infeasible configuration is reported as complete with a violated constraint, so that the sampler avoids its region;
-a fault of the measurement is reported as failed. Every running trial has a lease, so that trials of lost workers are
-found and repeated; Optuna's own heartbeat exists in some storages only.
+An infeasible configuration is stored as a complete trial with a violated constraint, so that the sampler avoids its
+region. A fault of the measurement is stored as a failed trial. Every running trial has a lease, with which trials of
+lost workers are found and repeated; only some of Optuna's storages have a heartbeat.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ MAX_REDONE = 2
 
 
 class OptunaStudy:
-    """An Optuna study with retries and leases. Opening an existing one continues it."""
+    """An Optuna study with retries and leases. An existing study of the same name continues."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class OptunaStudy:
             )
         )
         self._directions = tuple(directions)
-        # Each continuation and each worker has its own seed; equal seeds draw equal points.
+        # Each continuation and each worker needs its own seed, because equal seeds draw equal points.
         salt = len(self._trials()) + (os.getpid() if self._trials(TrialState.RUNNING) else 0)
         self._study.sampler = make_sampler(sampler, seed=seed + salt)
 
@@ -79,7 +79,7 @@ class OptunaStudy:
         return len(self._trials())
 
     def results(self) -> list[TrialResult]:
-        """The results of all finished trials, by number; malformed ones of other writers are ignored."""
+        """The results of all finished trials, by number. Malformed results in a shared storage are ignored."""
         found = []
         for each in self._trials(TrialState.COMPLETE, TrialState.FAIL):
             if RESULT in each.user_attrs:
@@ -88,17 +88,18 @@ class OptunaStudy:
         return found
 
     def add(self, space: SearchSpace, result: TrialResult, stored: TrialResult | None = None) -> None:
-        """Add a measured configuration that the sampler did not propose, as evidence if the space has its choices.
+        """Add the result of a configuration that the sampler did not propose.
 
-        Numbers are moved into their range. `stored` is the result to store if it differs from the evidence.
+        The sampler uses it unless it failed or has a choice outside the space. Numbers are moved into their range.
+        stored: the result to store, if it differs from the one for the sampler.
         """
         values = {**result.settings}
         chosen = {each.name: each for each in space.active(values) if values.get(each.name) is not None}
-        is_evidence = result.outcome != "failed" and all(
+        is_usable = result.outcome != "failed" and all(
             not each.values or values[name] in each.values for name, each in chosen.items()
         )
         attributes = {RESULT: json.dumps(asdict(stored or result)), SETTINGS: dict(result.settings)}
-        if not is_evidence:
+        if not is_usable:
             trial = create_trial(state=TrialState.FAIL, user_attrs=attributes)
         else:
             trial = create_trial(
@@ -122,12 +123,13 @@ class OptunaStudy:
         self._enqueue(params, attributes or {})
 
     def ask(self) -> Trial:
+        """A new trial of the sampler or of the queue, with a lease of this process."""
         trial: Trial = with_retries(self._study.ask)
         self.renew(trial)
         return trial
 
     def renew(self, trial: Trial) -> None:
-        """Write this process and the time into the trial's lease."""
+        """Set the trial's lease to this process and the current time."""
         lease = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -140,9 +142,9 @@ class OptunaStudy:
         with_retries(lambda: trial.set_user_attr(name, value))
 
     def tell(self, trial: Trial, result: TrialResult, *, is_own: bool = True) -> None:
-        """Tell the result of a trial; not `is_own` if another trial measured the same configuration.
+        """Report the result of a trial to the sampler. `is_own` is false for a result that another trial measured.
 
-        Objective values are stored as logarithms: gains are ratios.
+        Objective values are stored as logarithms, because gains are ratios.
         """
         self.note(trial, SETTINGS, dict(result.settings))
         if is_own:
@@ -160,7 +162,7 @@ class OptunaStudy:
         with_retries(lambda: self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True))
 
     def give_back(self, trial: Trial) -> None:
-        """Drop a trial beyond the budget; its settings are enqueued again if they were enqueued."""
+        """Drop a trial beyond the budget. Its settings are enqueued again if it came from the queue."""
         params = trial.user_attrs.get(ENQUEUED)
         self.drop(trial)
         if params:
@@ -171,22 +173,22 @@ class OptunaStudy:
         return [dict(each.params) for each in self._trials(TrialState.RUNNING)]
 
     def ahead_of(self, trial: Trial) -> int:
-        """Number of running trials that began before this one."""
+        """Number of running trials with a smaller number than this one."""
         return sum(each.number < trial.number for each in self._trials(TrialState.RUNNING))
 
     def is_taken(self, trial: Trial, key: str) -> bool:
-        """Claim a configuration; true if another running trial has it."""
+        """Claim the configuration with this key; true if another running trial claimed it."""
         self.note(trial, KEY, key)
         running = self._trials(TrialState.RUNNING)
         return any(each.user_attrs.get(KEY) == key for each in running if each.number != trial.number)
 
     def lost(self) -> list[Trial]:
-        """Running trials whose worker has ended."""
+        """Running trials whose worker has stopped without a result."""
         running = self._trials(TrialState.RUNNING)
         return [Trial(self._study, each._trial_id) for each in running if not is_alive(each.user_attrs.get(LEASE))]
 
     def measured_by(self) -> dict[str, int]:
-        """Number of trials that each process measured, by its host and process id."""
+        """Number of trials that each process measured, by `host/process id`."""
         leases = [each.user_attrs.get(LEASE) for each in self._trials() if RESULT in each.user_attrs]
         return dict(Counter(f"{each['host']}/{each['pid']}" for each in leases if each is not None))
 
@@ -196,13 +198,13 @@ class OptunaStudy:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a trial is enqueued that no process has begun."""
+        """Whether an enqueued trial has not started."""
         return bool(self._trials(TrialState.WAITING))
 
     def redo(self, trial: Trial) -> bool:
-        """Drop an unfinished trial and enqueue its settings again, at most `MAX_REDONE` times; false after that.
+        """Drop an unfinished trial and enqueue its settings again; false after `MAX_REDONE` repetitions.
 
-        The attributes of its proposal stay with the settings.
+        The attributes of its proposal are kept.
         """
         params, times = dict(trial.params), int(trial.user_attrs.get(REDONE, 0))
         proposal = {name: value for name, value in trial.user_attrs.items() if name not in OF_ONE_TRIAL}
@@ -219,7 +221,7 @@ class OptunaStudy:
         return with_retries(lambda: self._study.get_trials(deepcopy=False, states=states or None))
 
     def _values(self, result: TrialResult) -> list[float]:
-        """Logarithms; for an infeasible configuration the worst so far, so that model-based samplers see no jump."""
+        """ln of the values. Infeasible configurations have the worst values so far, which keeps models smooth."""
         if result.value is None:
             complete = [trial.values for trial in self._trials(TrialState.COMPLETE) if trial.values]
             return [
@@ -231,18 +233,18 @@ class OptunaStudy:
 
 
 def constraints_of(result: TrialResult) -> dict[str, float]:
-    """Every constraint of a trial by name, above 0 if violated; equal names for all trials."""
-    is_dead = result.value is None
-    is_memory = is_dead and result.cause in ("memory", "no_cache")
+    """Every constraint of a trial by name, above 0 if violated. All trials have the same names."""
+    is_unmeasured = result.value is None
+    is_memory = is_unmeasured and result.cause in ("memory", "no_cache")
     return {
         **result.violations,
-        LAUNCH: 1.0 if is_dead and not is_memory else -1.0,
+        LAUNCH: 1.0 if is_unmeasured and not is_memory else -1.0,
         MEMORY: 1.0 if is_memory else -1.0,
     }
 
 
 def is_alive(lease: Mapping[str, Any] | None, now_s: float | None = None) -> bool:
-    """Whether the worker of a lease is alive: by its process on this machine, by the lease's age on others."""
+    """Whether the worker of a lease is running. On this machine its process decides, on others the lease's age."""
     try:
         if lease is None:
             return False
@@ -250,11 +252,11 @@ def is_alive(lease: Mapping[str, Any] | None, now_s: float | None = None) -> boo
             return lease["started"] is not None and started_at(int(lease["pid"])) == lease["started"]
         return (time.time() if now_s is None else now_s) - float(lease["at"]) < LEASE_DEAD_S
     except (KeyError, TypeError, ValueError):
-        return False  # No worker of this product wrote it.
+        return False  # not written by this product
 
 
 def started_at(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot, from /proc; None if it has ended, also if it is a zombie."""
+    """Start time of a process in clock ticks since boot, from /proc; None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -268,13 +270,13 @@ def stored_study(storage: str, name: str | None, folder: Path) -> tuple[str, dic
     found = with_retries(lambda: optuna.get_all_study_summaries(opened))
     wanted = [each for each in found if "config" in each.user_attrs and name in (None, each.user_attrs.get("name"))]
     if not wanted:
-        raise StudyError(f"the storage has no study{f' {name}' if name else ''}; `tgi-tune run` makes one")
+        raise StudyError(f"the storage has no study{f' {name}' if name else ''}: create one with `tgi-tune run`")
     newest = max(wanted, key=lambda each: each._study_id)
     return str(newest.user_attrs["name"]), dict(newest.user_attrs)
 
 
 class Lease:
-    """Renews a trial's lease from a thread while it is entered."""
+    """A context manager that renews a trial's lease from a thread."""
 
     def __init__(self, study: OptunaStudy, trial: Trial) -> None:
         self._study = study

@@ -1,4 +1,4 @@
-"""A study before its first launch: config, load and folder from a space file and flags, a folder, or a storage."""
+"""Prepares a study: config, load and folder, from a space file and flags, from a study's folder, or from a storage."""
 
 import argparse
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from tuner.servers.select import server_of
 STUDIES = Path("studies")
 # The values of --quick.
 QUICK = {"noise_runs": 2, "finalists": 2, "rounds": 3}
-# The default load of a study: near saturation of the embedded preset, with prompts that fill the prefill budget.
+# The default load of a study. It nearly saturates the embedded preset, and its prompts fill the prefill budget.
 DEFAULT_LOAD: Mapping[str, Any] = {
     "mode": "closed",
     "concurrency": 16,
@@ -50,9 +50,9 @@ class PreparedStudy:
 
 
 def prepare(args: argparse.Namespace, space: Mapping[str, Any] | None = None) -> PreparedStudy:
-    """The study of a space, by default of the file of `args`, and flags; the files of its load are read.
+    """The study of a space and flags, after a check of the load's files. Raises UsageError, SpaceError.
 
-    Raises UsageError, SpaceError.
+    space: sections of a space, instead of the file in `args`.
     """
     config = read_config(args, space)
     load = load_of(config)
@@ -69,7 +69,7 @@ def stored(name: str | None, studies: Path = STUDIES) -> PreparedStudy:
     if name is None:
         found = sorted(studies.glob(f"*/{STUDY_FILE}"), key=lambda path: path.stat().st_mtime)
         if not found:
-            raise StudyError(f"there is no study under {studies}/; `tgi-tune run` makes one")
+            raise StudyError(f"there is no study under {studies}/: create one with `tgi-tune run`")
         folder = found[-1].parent
     else:
         folder = studies / checked_name(name)
@@ -81,9 +81,9 @@ def stored(name: str | None, studies: Path = STUDIES) -> PreparedStudy:
 
 
 def stored_in(storage: str, name: str | None, studies: Path = STUDIES, *, is_allowed: bool = False) -> PreparedStudy:
-    """The study of a storage, the newest if no name is given; its folder here is created.
+    """The study of a storage, the newest if no name is given. Creates its folder on this machine.
 
-    Raises StudyError, also for commands and paths of the storage unless they are allowed.
+    Raises StudyError, also if the study has commands or paths and these are not allowed.
     """
     from tuner.study.optuna_study import stored_study
     from tuner.study.shared_storage.foreign_config import check_allowed
@@ -103,14 +103,14 @@ def stored_in(storage: str, name: str | None, studies: Path = STUDIES, *, is_all
 
 
 def checked_name(name: str) -> str:
-    """The name of a study, which is the name of its folder. Raises StudyError if it is not a plain name."""
+    """The name of a study, which is its folder's name. Raises StudyError if it is not a plain name."""
     if not STUDY_NAME.fullmatch(name):
         raise StudyError(f"the study's name {name!r} is not a plain folder name: {STUDY_NAME.pattern}")
     return name
 
 
 def load_of(config: TuneConfig) -> BenchConfig:
-    """The load of a study; without objectives of its own, requests are judged by the study's limits."""
+    """The load of a study. Without its own objectives, the study's limits judge its requests."""
     values = {**DEFAULT_LOAD, **with_profile(config.load)}
     file = values.pop("file", None)
     if file is not None:
@@ -127,9 +127,9 @@ def load_of(config: TuneConfig) -> BenchConfig:
 
 
 def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None) -> TuneConfig:
-    """The config of a space and flags; flags take precedence. Raises UsageError naming the key.
+    """The config of a space and flags. Flags take precedence. Raises UsageError with the key.
 
-    space: the sections of a space, instead of the file of `args`.
+    space: sections of a space, instead of the file in `args`.
     """
     content = dict(space) if space is not None else parsing.read_toml(args.space) if args.space is not None else {}
     sections: dict[str, dict[str, Any]] = {}
@@ -163,7 +163,7 @@ def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None
         sections[name] |= {key: value for key, value in values.items() if value is not None}
     for key in NOT_LOAD:
         if key in sections["load"]:
-            raise UsageError(f"`{key}` is not a key of [load]: the server is set in [server]")
+            raise UsageError(f"`{key}` is not a key of [load]: a study sets it from [server] or [study]")
     if args.space is not None:
         _beside_space(sections["load"], "file", args.space.parent)
         if args.cost is None:
@@ -188,14 +188,14 @@ def _is_valid(content: Mapping[str, Any]) -> bool:
 
 
 def _beside_space(section: dict[str, Any], key: str, folder: Path) -> None:
-    """Read a relative path of a space file from the file's folder; the name of a profile is no path."""
+    """Make a relative path of a space file relative to the file's folder. The name of a profile is not a path."""
     value = section.get(key)
     if isinstance(value, str) and not Path(value).is_absolute() and (key != "profile" or (folder / value).is_file()):
         section[key] = str(folder / value)
 
 
 def _limit_memory(sections: dict[str, dict[str, Any]], *, is_derived: bool) -> None:
-    """Without a space file, limit the memory of the embedded preset so that the default load fills its K/V pool."""
+    """Without a space file, limit the memory of the embedded preset, so that the default load fills its K/V pool."""
     server = sections["server"]
     is_preset = server.get("model_id", DEFAULT_PRESET) == DEFAULT_PRESET and "profile" not in server
     if is_derived and is_preset and "fixed" not in server:
@@ -212,7 +212,7 @@ def with_implied(config: TuneConfig, load: BenchConfig) -> TuneConfig:
 
 
 def without_effect(config: TuneConfig, load: BenchConfig) -> dict[str, str]:
-    """The settings without effect on this target, with the reason."""
+    """The settings without effect on this target: name to reason."""
     from tuner.space.search_space import SearchSpace
     from tuner.study.identity import params_of
 

@@ -1,4 +1,4 @@
-"""The report of a study from its stored files. Neither Optuna nor a GPU is needed."""
+"""Builds the report of a study from its stored files, without Optuna and without a GPU."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,16 +22,16 @@ from tuner.study.study_folder import CONFIRM, DRIFT_CHECKS, TRIALS, StudyFolder
 from tuner.trial.objective import is_lower_better
 from tuner.trial.outcome import TrialResult
 
-# The steps of a trial by their names in the time line.
+# Steps of a trial, with their names in the time line.
 PHASES = {"launching": "launch", "warming": "warm", "measuring": "measure", "stopping": "stop"}
 
 
 def write_study_report(search: StudySearch) -> Path:
-    """Write the report into the study's folder; the study may be unfinished."""
+    """Write the report to the study's folder. The study can be unfinished."""
     folder = search.folder
     verdict = read_verdict(folder)
     if not verdict:
-        unfinished = Confirmation(None, None, {}, "the study is not finished: nothing is confirmed yet")
+        unfinished = Confirmation(None, None, {}, "the study is not finished: no configuration is confirmed yet")
         verdict = verdict_of(search, search.results(), unfinished, is_confirmed=False)
     commands = (
         f"tgi-tune run --study {folder.name}",
@@ -50,7 +50,10 @@ def study_data(
     commands: Sequence[str] = (),
     server: str = "",
 ) -> StudyData:
-    """The values of a report, from the files of a study."""
+    """The data of a report, from the files of a study.
+
+    commands: commands to continue, serve and reproduce. server: name of the server for the title.
+    """
     files = StudyFolder(folder)
     searched = [each for each in files.results(TRIALS) if each.outcome != "failed"]
     drift_checks, confirming = files.results(DRIFT_CHECKS), files.results(CONFIRM)
@@ -91,14 +94,14 @@ def study_data(
 
 
 def _server_of(search: StudySearch) -> str:
-    """The program of the server, and its model without the folder."""
+    """The name of the server's program, and of its model without the folder."""
     section = search.config.server
     program = Path(section.profile).stem if section.profile is not None else search.server.build
     return f"{program} with {Path(section.model_id).name}"
 
 
 def _launch_command(folder: Path) -> str:
-    """The command that launches the best settings: the exported script without its comments; empty without one."""
+    """The command of the best settings, from the exported script without comments; empty without a script."""
     script = next(iter(sorted(folder.glob("run*.sh"), key=lambda path: "docker" in path.name)), None)
     if script is None:
         return ""
@@ -107,7 +110,7 @@ def _launch_command(folder: Path) -> str:
 
 
 def _load_of(verdict: Mapping[str, Any]) -> str:
-    """The load of a study from the provenance of its winner, without the digest."""
+    """The load of a study, from the provenance of its winner, without the digest."""
     facts = parse_qs(str(verdict.get("tuned_by") or "").partition("?")[2])
     return facts.get("load", [""])[0].rpartition(", ")[0]
 
@@ -118,15 +121,15 @@ def verdict_line(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> Verdic
     if verdict.get("quality_guard") not in (None, "on"):
         reasons.append(f"the quality guard is off: {verdict['quality_guard']}")
     if not verdict.get("confirmed"):
-        reasons.append("no fresh launch confirmed it")
-    reasons += [f"`{name}` could not act: {why}" for name, why in verdict.get("cannot_act", {}).items()]
+        reasons.append("it is not confirmed by fresh launches")
+    reasons += [f"`{name}` had no effect: {why}" for name, why in verdict.get("cannot_act", {}).items()]
     reasons += [f"trial {number} was rejected: {why}" for number, why in verdict.get("rejected", {}).items()]
     if DECLINED in notes:
         reasons.append(f"the simulator declined: {notes[DECLINED]}")
     if "drift" in notes:
         reasons.append(str(notes["drift"]))
     if verdict.get("winner") is None:
-        word = "Nothing meets the limits" if verdict.get("medians") else "No result"
+        word = "No configuration meets the limits" if verdict.get("medians") else "No result"
         return VerdictLine("invalid", word, str(verdict["verdict"]), tuple(reasons))
     if verdict["winner"] == 0:
         return VerdictLine("pass", "Keep the defaults", str(verdict["verdict"]), tuple(reasons))

@@ -24,14 +24,14 @@ NSGA_POPULATION = 10
 
 @contextlib.contextmanager
 def without_experimental_warnings() -> Iterator[None]:
-    """Suppress Optuna's ExperimentalWarning: its release is pinned."""
+    """Suppress Optuna's ExperimentalWarning. Changed interfaces are no risk, because Optuna's release is pinned."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         yield
 
 
 def make_sampler(name: str, *, seed: int) -> BaseSampler:
-    """The Optuna sampler of a name in `SamplerName`."""
+    """The Optuna sampler with a name of `SamplerName`."""
     with without_experimental_warnings():
         return _make(name, seed)
 
@@ -43,7 +43,7 @@ def _make(name: str, seed: int) -> BaseSampler:
         case "gp":
             return GPSampler(n_startup_trials=RANDOM_STARTS, seed=seed, warn_independent_sampling=False)
         case "random" | "grid":
-            # The points of a grid are enqueued; more trials than points are random.
+            # The points of a grid are enqueued. Trials beyond them are random.
             return RandomSampler(seed=seed)
         case "qmc":
             return QMCSampler(
@@ -55,7 +55,7 @@ def _make(name: str, seed: int) -> BaseSampler:
 
 
 def distribution_of(parameter: Parameter) -> BaseDistribution:
-    """The distribution of a parameter; integers are floats, see `Parameter`."""
+    """The distribution of a parameter. Integers are floats, see `Parameter`."""
     match parameter.type:
         case "bool":
             return CategoricalDistribution((False, True))
@@ -68,7 +68,7 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
 
 
 def inside(parameter: Parameter, value: Any) -> Any:
-    """The nearest value in the parameter's range; its first choice for an unknown one."""
+    """The nearest value in the parameter's range; the first choice for an unknown choice."""
     distribution = distribution_of(parameter)
     if isinstance(distribution, CategoricalDistribution):
         return value if value in distribution.choices else distribution.choices[0]

@@ -1,7 +1,7 @@
-"""The search of a study: noise floor, defaults, initial design, drift checks, finalists. Trials are real launches.
+"""The search of a study: noise floor, defaults, initial design, drift checks, finalists.
 
-Each result is in the study's folder before the sampler receives it, so a search continues after any crash. Several
-workers may search one study; its leader makes the initial design and waits for the others at the end.
+Each result is written to the study's folder before it is reported to the sampler, so a search can continue after any
+crash. Several workers can search one study. Its leader makes the initial design and waits for the others at the end.
 """
 
 import json
@@ -28,15 +28,21 @@ from tuner.trial.measure import Evaluate, Measurer, describe, misses
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult, read_result
 
-# The note that the proposer declined, and ln(measured / limit) up to which noise may explain a miss.
-DECLINED, NEARLY = "declined", 0.05
-# Launches beside the search, by origin, and the folder of their results.
+# The name of the note that the proposer declined.
+DECLINED = "declined"
+# Largest ln(measured / limit) of a miss that noise can explain.
+NEARLY = 0.05
+# Launches that are not trials of the search: origin to the folder of their results.
 EXTRA_LAUNCHES = {"noise": NOISE, "drift_check": DRIFT_CHECKS}
 
 
 @dataclass(frozen=True, slots=True)
 class StudySearch:
-    """One study: its folder, its space, and how its trials are measured and judged."""
+    """One study: its folder and space, and the measurement and judgement of its trials.
+
+    fixed: settings of every trial. without_effect: parameters that are not searched, name to reason. trials: number of
+    launches.
+    """
 
     folder: Path
     config: TuneConfig
@@ -73,7 +79,7 @@ class StudySearch:
 
     @property
     def shared_attributes(self) -> dict[str, Any]:
-        """The attributes that workers on other machines read from the study's storage."""
+        """The attributes of the study's storage that workers on other machines read."""
         config = json.loads(self.config.model_dump_json(by_alias=True))
         return {"name": self.folder.name, "config": config, "identity": self.files.identity()}
 
@@ -83,7 +89,7 @@ class StudySearch:
         check_comparable(own, attributes.get("identity", own), is_mixed=self.config.study.mixed)
 
     def measure_noise(self) -> NoiseFloor | None:
-        """Launch the defaults `noise_runs` times and store the noise floor; runs that exist are not repeated."""
+        """Launch the defaults `noise_runs` times and store the noise floor. Existing runs are not repeated."""
         found = []
         for turn in range(self.config.study.noise_runs):
             directory = self.folder / NOISE / f"{turn:02d}"
@@ -94,7 +100,7 @@ class StudySearch:
         return floor
 
     def measure_initial_design(self) -> list[TrialResult]:
-        """The defaults, then the server's initial design; launches that exist are not repeated."""
+        """Measure the defaults, then the server's initial design. Existing results are not repeated."""
         results = [
             self._measure_once(self.fixed, self.folder / TRIALS / "0000", 0, "baseline", "trial 0: the defaults")
         ]
@@ -127,7 +133,10 @@ class StudySearch:
         self.setup.progress.place(Position(name, number + 1, count, note))
 
     def check_drift(self) -> None:
-        """Measure the first checked incumbent again, once every `drift_check_every` trials."""
+        """After every `drift_check_every` trials, measure the configuration of the first drift check again.
+
+        The first drift check measures the incumbent.
+        """
         every = self.config.study.drift_check_every
         num_launched = len(self.launched())
         if not self.is_leader or not every or num_launched % every or num_launched >= self.trials:
@@ -151,9 +160,10 @@ class StudySearch:
         return [result for result in self.results() if result.was_launched]
 
     def finalists(self, results: Sequence[TrialResult]) -> list[TrialResult]:
-        """The results to confirm, best first: by measured value, or as ranked by a proposer that has not declined.
+        """The results to confirm, best first.
 
-        A ranked finalist may miss a limit by as little as noise explains.
+        The proposer ranks them if it has not declined; a ranked result can miss a limit by as much as noise explains.
+        Else they are ordered by measured value.
         """
         best = best_of(results, self.objective)
         if self.proposer is None or DECLINED in self.files.notes():
@@ -205,7 +215,7 @@ def best_of(results: Sequence[TrialResult], objective: Objective) -> list[TrialR
 
 
 def best_so_far(results: Sequence[TrialResult], objective: Objective) -> str:
-    """The gain of the best launch over the first measurement of the defaults; empty without both."""
+    """A text with the gain of the best launch over the defaults; empty unless both are measured."""
     defaults = next((each for each in results if each.number == 0 and each.value), None)
     best = best_of(results, objective)
     if defaults is None or not best:
@@ -215,13 +225,13 @@ def best_so_far(results: Sequence[TrialResult], objective: Objective) -> str:
 
 
 def is_nearly_feasible(result: TrialResult) -> bool:
-    """Whether every limit is met, or missed by no more than noise explains."""
+    """Whether every limit is met, or missed by no more than noise can explain."""
     is_near = all(violation <= NEARLY for violation in result.violations.values())
     return result.outcome == "measured" and result.value is not None and is_near
 
 
 def launches_since_gain(launched: Sequence[TrialResult], objective: Objective, least: float) -> int:
-    """Number of launches since the incumbent last improved by more than the fraction `least`."""
+    """Number of launches since the last one that improved the incumbent by more than the fraction `least`."""
     best, since = None, 0
     for result in launched:
         since += 1

@@ -21,7 +21,7 @@ NOISE_FILE = "noise.json"
 NOTES_FILE = "notes.json"
 LOCK_FILE = "run.lock"
 TRIALS, NOISE, DRIFT_CHECKS, CONFIRM = "trials", "noise", "drift_checks", "confirm"
-# The parts of the identity that are constant in a study, by their names in messages.
+# The constant parts of a study's identity, with their names in messages.
 CONSTANT = {SPACE: "space", LOAD: "load", BUILD: "server build", DEVICE: "device class"}
 
 
@@ -32,15 +32,15 @@ class StudyFolder:
     path: Path
 
     def claim(self, identity: Mapping[str, str], *, is_leader: bool = True, is_mixed: bool = False) -> None:
-        """Create the folder for a study, or check that it has this study.
+        """Create the folder for a study, or check that it belongs to this study.
 
-        Ranges may be widened or narrowed; earlier trials stay evidence. Raises StudyError naming what else differs.
+        Changed ranges are accepted, and earlier trials remain. Raises StudyError with the other differing parts.
         """
         known = self.identity()
         differing = [name for key, name in CONSTANT.items() if known and known.get(key) != identity[key]]
         if differing and not (is_mixed and CONSTANT[SPACE] not in differing):
             raise StudyError(
-                f"{self.path} has a study of another {' and '.join(differing)}; set another --study, or remove it"
+                f"{self.path} has a study with another {' and '.join(differing)}: use another --study, or remove it"
             )
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.path / TRIALS).mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the study: one `tgi-tune run` at a time. Raises StudyError naming the process that holds it."""
+        """Lock the study for one `tgi-tune run`. Raises StudyError with the process that has the lock."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path / LOCK_FILE
         lock = FileLock(path)
@@ -57,7 +57,7 @@ class StudyFolder:
             lock.acquire(timeout=0)
         except Timeout:
             holder = path.read_text() or "?"
-            raise StudyError(f"process {holder} works on {self.path}; `tgi-tune worker` joins it") from None
+            raise StudyError(f"process {holder} is searching {self.path}: join it with `tgi-tune worker`") from None
         try:
             path.write_text(str(os.getpid()))
             yield
@@ -75,7 +75,7 @@ class StudyFolder:
         return [result for directory in directories if (result := read_result(directory)) is not None]
 
     def alike(self) -> list[TrialResult]:
-        """Measured results of other studies beside this one with the same load, build and device."""
+        """Measured results of other studies in the same parent folder with the same load, build and device."""
         own = self.identity()
         found = []
         for other in sorted(self.path.parent.glob(f"*/{STUDY_FILE}")):
@@ -92,7 +92,7 @@ class StudyFolder:
         return NoiseFloor(**content) if content else None
 
     def deviation(self, metric: str) -> float | None:
-        """The relative run-to-run deviation of a metric, if noise was measured."""
+        """The run-to-run deviation of ln(metric); None if noise was not measured."""
         floor = self.noise()
         return floor.of(metric) if floor is not None else None
 

@@ -1,4 +1,4 @@
-"""The plan of a study before its first launch: its space, launches, hours and commands."""
+"""The plan of a study before its first launch: space, number of launches, duration and commands."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from tuner.study.search import median_seconds
 from tuner.study.study_folder import TRIALS, StudyFolder
 from tuner.trial.objective import Objective
 
-# Start and stop of the bundled server with the tiny preset, where no launch is measured yet.
+# Estimated time to start and stop a server if no launch is measured yet: that of the bundled server with its preset.
 START_S = 8.0
 DEFAULT_WARMUP_S, DEFAULT_DURATION_S = 0.0, 30.0
 CHECKED_POINTS, SHOWN_REASONS = 1_000, 3
@@ -26,7 +26,7 @@ CHECKED_POINTS, SHOWN_REASONS = 1_000, 3
 
 @dataclass(frozen=True, slots=True)
 class StudyCost:
-    """Number of launches by purpose, and seconds of one launch."""
+    """Number of launches by purpose, and duration of one launch in seconds."""
 
     noise: int
     search: int
@@ -49,7 +49,7 @@ class StudyCost:
 
 
 def estimate(config: TuneConfig, load: BenchConfig, trials: int) -> StudyCost:
-    """The cost of a study from its config and load."""
+    """The cost of a study with `trials` launches of the search."""
     confirming = config.confirm.rounds * (1 + config.confirm.finalists) if config.confirm.rounds else 0
     duration_s = load.duration if load.duration is not None else DEFAULT_DURATION_S
     warmup_s = load.warmup if load.warmup is not None else DEFAULT_WARMUP_S
@@ -57,15 +57,15 @@ def estimate(config: TuneConfig, load: BenchConfig, trials: int) -> StudyCost:
 
 
 def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
-    """The plan as plain values: space, parameters that cannot act, launches, hours, and the exact commands."""
+    """The plan as plain values: space, parameters without effect, number of launches, duration, exact commands."""
     config, load = prepared.config, prepared.load
     params = params_of(config)
     fixed = {"model_id": config.server.model_id, **config.server.fixed}
     server = server_of(config.server)
     server.validate(fixed)
     space = SearchSpace.of(params, config.forbid, server.known)
-    cannot_act = without_effect(config, load)
-    searched = [each for each in space.parameters if each.name not in cannot_act]
+    ineffective = without_effect(config, load)
+    searched = [each for each in space.parameters if each.name not in ineffective]
     cost = estimate(config, load, config.study.num_trials(len(searched)))
     measured_s = median_seconds(StudyFolder(prepared.folder).results(TRIALS))
     if measured_s is not None:
@@ -84,7 +84,7 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
         "baseline": list(server.launch(fixed, prepared.folder).command),
         "load": load.load_description(),
         "space": {each.name: params[each.name].model_dump(mode="json", exclude_defaults=True) for each in searched},
-        "cannot_act": cannot_act,
+        "cannot_act": ineffective,
         "configurations": space.size(),
         "impossible_share": round(sum(refused.values()), 3),
         "refused": {reason: round(share, 3) for reason, share in list(refused.items())[:SHOWN_REASONS]},
@@ -93,20 +93,20 @@ def plan_of(prepared: PreparedStudy) -> dict[str, Any]:
 
 
 def search_of(config: TuneConfig) -> str:
-    """How the search proposes launches."""
+    """A sentence on how launches are proposed."""
     if config.uses_simulator and config.study.cost is not None:
         return f"the simulator proposes launches, from the costs of {config.study.cost}"
     if config.uses_simulator:
         return "the simulator proposes launches, from the server's step times"
     if config.uses_surrogate:
-        return "a model of the results proposes launches; the simulator cannot, as the server reports no step times"
+        return "a surrogate model proposes launches; the simulator cannot, because the server reports no step times"
     return f"sampler `{config.study.sampler}` proposes launches"
 
 
 def refusals(space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) -> dict[str, float]:
-    """The rules of the server or of the file that refuse quasi-random points, with the fraction that each refuses.
+    """Rules of the server or of the space that refuse quasi-random points: rule to the fraction of refused points.
 
-    Raises SpaceError if every point is refused, or a condition cannot be computed.
+    Raises SpaceError if every point is refused, or if a condition cannot be computed.
     """
     if not space.parameters:
         return {}
@@ -117,7 +117,9 @@ def refusals(space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) 
         raise SpaceError(str(error)) from None
     if found.total() == CHECKED_POINTS:
         reasons = "; ".join(reason for reason, _ in found.most_common(SHOWN_REASONS))
-        raise SpaceError(f"no configuration is possible: all {CHECKED_POINTS:,} that were tried are refused: {reasons}")
+        raise SpaceError(
+            f"no possible configuration found: all {CHECKED_POINTS:,} random points are refused: {reasons}"
+        )
     return {reason: count / CHECKED_POINTS for reason, count in found.most_common()}
 
 
@@ -134,12 +136,12 @@ def render_plan(plan: Mapping[str, Any]) -> str:
         known = {key: value for key, value in section.items() if key != "type"}
         lines.append(f"  {name}: {section['type']} " + ", ".join(f"{key} {value}" for key, value in known.items()))
     lines += [f"  {share:.0%} impossible: {reason}" for reason, share in plan["refused"].items()]
-    lines += [f"`{name}` cannot act and is not searched: {why}" for name, why in plan["cannot_act"].items()]
+    lines += [f"`{name}` has no effect and is not searched: {why}" for name, why in plan["cannot_act"].items()]
     return "\n".join([*lines, *_profile_lines(plan["profile"])])
 
 
 def _profile_lines(profile: Mapping[str, Any]) -> list[str]:
-    """The settings of a profile as a table, what it refuses, and its default command line."""
+    """The settings of a profile as a table, its refused combinations, and its default command line."""
     if not profile:
         return []
     columns = ("setting", "set by", "values", "default", "here")

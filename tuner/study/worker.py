@@ -1,4 +1,4 @@
-"""One process of a search: takes configurations from the sampler, measures them, repairs trials of lost workers."""
+"""One process of a search: asks for configurations, measures them, and repeats the trials of lost workers."""
 
 import json
 import shutil
@@ -19,28 +19,29 @@ from tuner.space.search_space import SearchSpace
 from tuner.study.identity import RANGES
 from tuner.study.optuna_study import Lease, OptunaStudy
 from tuner.study.search import DECLINED, StudySearch, describe_settings, launches_since_gain
-from tuner.study.shared_storage.foreign_result import why_foreign
+from tuner.study.shared_storage.foreign_result import why_outside
 from tuner.study.study_folder import TRIALS
 from tuner.trial.evaluate import EVENTS_FILE, Events
 from tuner.trial.measure import describe
 from tuner.trial.outcome import REUSED, TrialResult, read_result
 
-# After so many asks without a launch, a quasi-random point is enqueued; after three times as many, the search ends.
+# After this number of asks without a launch, quasi-random points are enqueued. After three times as many, the search
+# ends.
 ASKS_PER_TRIAL = 10
-# Runs of one configuration that are averaged; asked for once more, the stored mean is reported.
+# Largest number of runs of one configuration. If it is proposed again, the stored mean is reported.
 MAX_RUNS = 3
 # Consecutive faults that end a search.
 MAX_FAULTS = 2
 POLL_S = 1.0
-# Attributes of a proposal that are stored with its result.
+# Prefixes of the attributes of a proposal that are stored with its result.
 PREDICTED = ("predicted_", "expected_gain")
 PHASE, SEARCHING, OFFSET, KEPT = "phase", "search", "offset", "kept"
-# The note on the trials of each process.
+# The name of the note with the number of trials of each process.
 WORKERS = "trials by worker"
 
 
 def run_search(search: StudySearch) -> list[TrialResult]:
-    """Search until the trials or the time are used up; returns every result of the study, the baseline first."""
+    """Search until the trials or the time are used up. Returns every result of the study, the baseline first."""
     if search.is_leader:
         search.measure_noise()
     worker = SearchWorker.start(search)
@@ -69,7 +70,7 @@ class SearchWorker:
 
     @classmethod
     def start(cls, search: StudySearch) -> "SearchWorker":
-        """Open the study. Its leader makes the initial design; other workers wait for it."""
+        """Open the study. The leader makes the initial design, and other workers wait for it."""
         for container in search.folder.glob(f"{TRIALS}/*/{CIDFILE}"):
             remove_container(container)
         study = open_study(search)
@@ -90,7 +91,7 @@ class SearchWorker:
         return cls(search, open_study(search), space)
 
     def work(self) -> None:
-        """Measure until the study has its trials, or its time is used up."""
+        """Measure trials until a stop condition holds. Raises CannotMeasureError after `MAX_FAULTS` faults in a row."""
         search, study = self.search, self.study
         hours = search.config.study.max_hours
         deadline_s = time.monotonic() + 3600 * hours if hours else None
@@ -129,14 +130,15 @@ class SearchWorker:
 
     @property
     def _budget(self) -> int:
-        """The trials of the study; fewer while the simulator proposes and `trials` is not set."""
-        proposes = self._proposer is not None and self._proposer is self.search.proposer
-        is_simulated = proposes and self.search.config.uses_simulator
-        is_default = is_simulated and self.search.config.study.trials is None
-        return min(SIMULATOR_TRIALS, self.search.trials) if is_default else self.search.trials
+        """Number of launches of the study: fewer while the simulator proposes, unless `trials` is set."""
+        config = self.search.config
+        has_declined = self._proposer is None or self._proposer is not self.search.proposer
+        if has_declined or not config.uses_simulator or config.study.trials is not None:
+            return self.search.trials
+        return min(SIMULATOR_TRIALS, self.search.trials)
 
     def _next(self) -> TrialResult | None:
-        """Ask once; None if another worker makes this trial."""
+        """Ask for one trial and measure it if needed; None if the trial is dropped."""
         search, study = self.search, self.study
         trial = study.ask()
         if len(search.launched()) + study.ahead_of(trial) >= self._budget:
@@ -211,9 +213,9 @@ class SearchWorker:
         return result
 
     def _propose(self) -> bool:
-        """Enqueue the proposer's next configuration unless one waits; false if the proposer ends the search.
+        """Enqueue the proposer's next configuration unless one is enqueued; false if the proposer ends the search.
 
-        The settings of an interrupted launch wait when its study continues.
+        An interrupted launch is enqueued when its study continues.
         """
         if self._proposer is None or self.study.has_waiting:
             return True
@@ -235,20 +237,22 @@ class SearchWorker:
         self.study.enqueue(self.space, next(self.space.quasi_random(1, seed, self.search.fixed)))
 
     def _gather(self) -> None:
-        """Write results of other machines into this folder if the study can have chosen their settings."""
+        """Write results of other machines to this folder, except those with settings outside the study's space."""
         search = self.search
         for result in self.study.results():
             directory = search.folder / TRIALS / f"{result.number:04d}"
             if not (directory / "result.json").exists() and result.number not in self._foreign:
-                if reason := why_foreign(result, search.space, search.fixed, search.server):
+                if reason := why_outside(result, search.space, search.fixed, search.server):
                     self._foreign.add(result.number)
-                    search.setup.progress.show(f"trial {result.number} of the storage is ignored: {reason}")
+                    search.setup.progress.show(
+                        f"trial {result.number} of the storage is ignored, it is outside the space: {reason}"
+                    )
                     continue
                 directory.mkdir(parents=True, exist_ok=True)
                 result.write(directory)
 
     def _repair(self) -> None:
-        """For trials of lost workers: report the result if it was written, else ask for the settings again."""
+        """Report the written results of lost workers, and enqueue their other trials again."""
         for trial in self.study.lost():
             result = read_result(self.search.folder / TRIALS / f"{self._offset + trial.number:04d}")
             if result is not None:
@@ -266,7 +270,7 @@ class SearchWorker:
 
 
 def _add_initial_design(search: StudySearch, study: OptunaStudy) -> None:
-    """Measure the initial design and add it as the first trials of the study; narrow its setting."""
+    """Measure the initial design, add it as the first trials of the study, and keep the better half of its values."""
     results = search.measure_initial_design()
     design = [each for each in results if each.origin == "initial_design" and each.outcome != "failed"]
     space = search.space
@@ -278,7 +282,7 @@ def _add_initial_design(search: StudySearch, study: OptunaStudy) -> None:
         search.setup.progress.show(f"`{setting}` is searched among {', '.join(map(str, kept))}")
     earlier = search.results()
     for result in earlier[study.size :]:
-        # The defaults are evidence too; values outside the space are moved into it.
+        # The sampler also uses the result of the defaults, with the server's default values.
         whole = {**search.server.defaults, **result.settings} if result.number == 0 else result.settings
         study.add(space, replace(result, settings=whole), stored=result)
     study.set_attribute(OFFSET, 1 + max(result.number for result in earlier) - study.size)
@@ -289,7 +293,7 @@ def _add_initial_design(search: StudySearch, study: OptunaStudy) -> None:
 
 
 def open_study(search: StudySearch) -> OptunaStudy:
-    """The Optuna study of a search: a folder has one for each set of parameter ranges."""
+    """The Optuna study of a search. A folder has one for each set of parameter ranges."""
     identity = search.files.identity()
     return OptunaStudy(
         search.folder,

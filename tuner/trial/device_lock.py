@@ -1,4 +1,4 @@
-"""One measurement at a time on a device: a file lock for each GPU or the CPU, and the wait for freed GPU memory."""
+"""Allows one measurement at a time on a device: a file lock for each GPU or the CPU, and a wait for freed memory."""
 
 import contextlib
 import json
@@ -20,36 +20,37 @@ MEMORY_WAIT_S = 60.0
 @contextlib.contextmanager
 def device_lock(
     gpus: Sequence[int],
-    say: Callable[[str], None],
+    show: Callable[[str], None],
     *,
     wait_s: float = WAIT_S,
     folder: Path | None = None,
 ) -> Iterator[None]:
-    """Hold the GPUs, or the CPU if there are none; waits while another process holds them.
+    """Lock the GPUs, or the CPU if `gpus` is empty. Waits while another process has the lock.
 
-    Raises DeviceBusyError naming the holder after `wait_s`.
+    show: called with a line before a wait. folder: where the lock files are; None for the user's lock folder. Raises
+    DeviceBusyError with the holder after `wait_s`.
     """
     folder = lock_folder() if folder is None else owned_folder(folder)
     with contextlib.ExitStack() as held:
         for name in [f"gpu{index}" for index in sorted(gpus)] or ["cpu"]:
-            held.callback(_acquire(folder / f"{name}.lock", name, say, wait_s).close)
+            held.callback(_acquire(folder / f"{name}.lock", name, show, wait_s).close)
         yield
 
 
-def _acquire(path: Path, device: str, say: Callable[[str], None], wait_s: float) -> LockFile:
+def _acquire(path: Path, device: str, show: Callable[[str], None], wait_s: float) -> LockFile:
     lock = LockFile(path)
     if not lock.acquire(0.0):
         holder = lock.note or "another process"
-        say(f"waiting for {device}, held by {holder}")
+        show(f"waiting for {device}, which is locked by {holder}")
         if not lock.acquire(wait_s):
             lock.close()
-            raise DeviceBusyError(f"{device} is held by {holder}")
+            raise DeviceBusyError(f"{device} is locked by {holder} for more than {wait_s:.0f} s")
     lock.write_note(json.dumps({"pid": os.getpid()}))
     return lock
 
 
 class GpuMemory:
-    """Memory use of the GPUs before a launch, to compare with after the stop."""
+    """The memory use of GPUs before a launch, compared with the use after the stop."""
 
     def __init__(self, gpus: Sequence[int], now_s: Callable[[], float] = time.monotonic) -> None:
         self._gpus = tuple(gpus)
@@ -57,7 +58,7 @@ class GpuMemory:
         self._before = self._used()
 
     def wait_until_freed(self) -> None:
-        """Wait until the memory is freed. Raises DeviceBusyError after a minute."""
+        """Wait until the launch's memory is freed. Raises DeviceBusyError after a minute."""
         deadline_s = self._now_s() + MEMORY_WAIT_S
         while (more := self._more()) > MEMORY_SLACK_BYTES:
             if self._now_s() > deadline_s:
@@ -67,9 +68,11 @@ class GpuMemory:
             time.sleep(POLL_S)
 
     def _more(self) -> float:
+        """The largest increase of a GPU since the start, in bytes."""
         return max((now - before for now, before in zip(self._used(), self._before, strict=False)), default=0.0)
 
     def _used(self) -> list[float]:
+        """The used bytes of each GPU; empty without GPUs or without their counters."""
         if not self._gpus:
             return []
         accelerators = open_accelerators("http://127.0.0.1")

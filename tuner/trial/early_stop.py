@@ -1,4 +1,4 @@
-"""Rules that end a trial's run early: it certainly misses a limit, fails, or is overloaded. Slowness is no reason."""
+"""Rules that end a trial's run early: a limit is certainly missed, requests fail, or an open loop is overloaded."""
 
 import json
 from collections.abc import Sequence
@@ -7,14 +7,17 @@ from pathlib import Path
 from loadgen.config.bench_config import BenchConfig
 from tuner.trial.objective import Limit
 
-# A run ends early if a metric is certainly beyond its limit by this factor.
+# A run ends early if a metric certainly exceeds its limit by this factor.
 FACTOR = 1.5
 MAX_ERROR_SHARE = 0.20
 REASONS = frozenset(("limit_missed", "overload", "error_share"))
 
 
 def with_stop_rules(load: BenchConfig, bounds: Sequence[str]) -> BenchConfig:
-    """A load with the rules that end a run early; the metrics until then are the trial's result."""
+    """The load with the rules that end a run early. The metrics until then are the trial's result.
+
+    bounds: bounds in the form of `stop_when_missed`, such as `ttft_p95_ms < 1500`.
+    """
     changes = {
         "stop_when_missed": (*load.stop_when_missed, *bounds),
         "max_error_share": load.max_error_share if load.max_error_share is not None else MAX_ERROR_SHARE,
@@ -24,7 +27,7 @@ def with_stop_rules(load: BenchConfig, bounds: Sequence[str]) -> BenchConfig:
 
 
 def limits_out_of_reach(limits: tuple[Limit, ...]) -> tuple[str, ...]:
-    """The bounds beyond which limits are out of reach, as `stop_when_missed` of a load has them.
+    """The limits, relaxed by `FACTOR`, in the form of `stop_when_missed`. Metrics without an interval have none.
 
     >>> limits_out_of_reach((Limit("ttft_p95_ms", max=1000.0), Limit("error_rate", max=0.01)))
     ('ttft_p95_ms < 1500',)
@@ -41,7 +44,7 @@ def limits_out_of_reach(limits: tuple[Limit, ...]) -> tuple[str, ...]:
 
 
 def early_reason(run: Path) -> str:
-    """The rule that ended a run early; empty if none did."""
+    """The rule that ended a run early; empty for a complete run."""
     try:
         manifest = json.loads((run / "manifest.json").read_text())
     except (OSError, ValueError):

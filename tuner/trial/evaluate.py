@@ -39,8 +39,8 @@ STUDY_SALT = "study"
 class TrialSetup:
     """The load and the target of every trial of a study.
 
-    `bounds` end a run that certainly misses a limit. `warm` is the part of the server that runs on between trials, if
-    any. `with_steps` records a step trace for the simulator.
+    bounds: a run ends early if it certainly misses one. warm: part of the server that keeps running between trials.
+    with_steps: record a step trace for the simulator.
     """
 
     load: BenchConfig
@@ -53,12 +53,12 @@ class TrialSetup:
 
     @property
     def fresh(self) -> "TrialSetup":
-        """The setup of confirming launches: everything is started anew, without step traces."""
+        """The setup of confirming launches: the whole server is started, without a step trace."""
         return replace(self, warm=None, with_steps=False)
 
 
 def evaluate(settings: Mapping[str, Any], setup: TrialSetup, directory: Path) -> AttemptOutcome:
-    """Measure one configuration; its files are in `directory`. An invalid measurement is `Failed`.
+    """Measure one configuration and write its files to `directory`. An invalid measurement is `Failed`.
 
     Raises DeviceBusyError.
     """
@@ -137,17 +137,17 @@ def _measured(
 
 
 def _salted(load: BenchConfig) -> BenchConfig:
-    """Every trial has a new server, so all of them send the same texts."""
+    """The load with a constant salt: trials can send equal prompts, because each has a new server."""
     return load if load.salt is not None else load.model_copy(update={"salt": STUDY_SALT})
 
 
 def _exit_code(code: int | None, warm: WarmParts | None) -> int | None:
-    """The exit code of the server, or of its warm part; None while both run."""
+    """The exit code of the server, or of its warm part; None while both are running."""
     return code if code is not None or warm is None else warm.exit_code
 
 
 def _with_failure(tail: str, server: TunedServer, log: Path) -> str:
-    """The end of a log, then the line that names the cause: some servers end with the traceback of another process."""
+    """The end of a log, followed by its line with the cause: some servers end with the traceback of another process."""
     line = server.failure_line(log.read_text(errors="replace")) if log.exists() else None
     return tail if line is None else f"{tail}\n{line}"
 
@@ -175,7 +175,7 @@ def outcome_of(
 
 @dataclass(slots=True)
 class Events:
-    """The steps of a trial; each is written to the file with its time before it begins."""
+    """The steps of a trial. Each is written to the file with its time when it begins."""
 
     path: Path
     _start_s: float = field(default_factory=time.monotonic)
@@ -191,7 +191,7 @@ class Events:
 
     @contextmanager
     def later(self, step: str, delay_s: float) -> Iterator[None]:
-        """Begin a step after a delay, unless the block ends before."""
+        """Begin a step after a delay, unless the block ends earlier."""
         timer = threading.Timer(delay_s, self.begin, (step,))
         timer.daemon = True
         timer.start()
@@ -201,7 +201,7 @@ class Events:
             timer.cancel()
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each step."""
+        """Duration of each step, in seconds."""
         found: dict[str, float] = {}
         now_s = time.monotonic() - self._start_s
         for (step, start_s), (_, end_s) in pairwise([*self._steps, ("now", now_s)]):

@@ -1,4 +1,4 @@
-"""A lock file of this user: an OS lock that ends with its holder. No link is followed, no file of others is opened."""
+"""A lock file of this user, with an OS lock that ends with its process. Links and files of other users are refused."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,7 @@ POLL_S = 0.2
 
 
 def lock_folder() -> Path:
-    """The folder of this user's locks: in XDG_RUNTIME_DIR, else in ~/.cache. Raises DeviceBusyError."""
+    """The user's folder of lock files: in XDG_RUNTIME_DIR, else in ~/.cache. Raises DeviceBusyError."""
     runtime = environment("XDG_RUNTIME_DIR").get("XDG_RUNTIME_DIR")
     parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path.home() / ".cache"
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -24,20 +24,20 @@ def lock_folder() -> Path:
 
 
 def owned_folder(path: Path) -> Path:
-    """Make a folder of mode 0700. Raises DeviceBusyError if it is a link, another user's, or writable by others."""
+    """Make a folder with mode 0700. Raises DeviceBusyError if it is a link, or if others own it or can write to it."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise DeviceBusyError(f"the lock folder {path} is not a folder that only this user can write: remove it")
+        raise DeviceBusyError(f"the lock folder {path} is not a folder that only this user can write to: remove it")
     return path
 
 
 class LockFile:
-    """An exclusive lock on a file; `note` is the text of its holder."""
+    """An exclusive lock on a file. `note`: text that the holder wrote."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises DeviceBusyError if it is a link, no plain file, or another user's."""
+        """Open the file. Raises DeviceBusyError unless it is a plain file of this user, without links."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             self._file = os.open(path, flags, 0o600)
@@ -46,10 +46,10 @@ class LockFile:
         found = os.fstat(self._file)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
             os.close(self._file)
-            raise DeviceBusyError(f"the lock file {path} is not a plain file of this user alone: remove it")
+            raise DeviceBusyError(f"the lock file {path} is not a plain file of this user without links: remove it")
 
     def acquire(self, wait_s: float, now_s: Callable[[], float] = time.monotonic) -> bool:
-        """Take the lock within `wait_s`; false if another process holds it."""
+        """Try to take the lock for `wait_s`; false if another process keeps it."""
         deadline_s = now_s() + wait_s
         while True:
             with contextlib.suppress(BlockingIOError):
@@ -64,7 +64,7 @@ class LockFile:
         return os.pread(self._file, 256, 0).decode(errors="replace").strip()
 
     def write_note(self, text: str) -> None:
-        """Write the holder's text; only its holder does."""
+        """Replace the note. The caller must have the lock."""
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, text.encode(), 0)
 

@@ -1,4 +1,4 @@
-"""Measure one configuration: launch it, retry after faults, judge the outcome, and write the result."""
+"""Measures one configuration: launches it, retries after faults, judges the outcome, and writes the result."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ from tuner.trial.evaluate import TrialSetup
 from tuner.trial.objective import VIOLATION_CAP, Objective
 from tuner.trial.outcome import AttemptOutcome, Failed, Infeasible, MeasuredAttempt, TrialResult
 
-# Attempts at one configuration after a fault, an invalid run, or a crash; other outcomes are final.
-FAULT_ATTEMPTS, INVALID_ATTEMPTS, DEATH_ATTEMPTS = 3, 2, 2
-# Metrics of every trial in a report, beside its objective and limits.
+# Attempts at one configuration after a fault, an invalid run, or a crash. Other outcomes are not retried.
+FAULT_ATTEMPTS, INVALID_ATTEMPTS, CRASH_ATTEMPTS = 3, 2, 2
+# Metrics of every trial in a report, in addition to its objective and limits.
 REPORTED = (
     "output_tokens_per_s",
     "requests_per_s",
@@ -31,7 +31,7 @@ Evaluate = Callable[[Mapping[str, Any], TrialSetup, Path], AttemptOutcome]
 
 @dataclass(frozen=True, slots=True)
 class Measurer:
-    """Measures and judges the configurations of a study; paths in results are relative to its folder."""
+    """Measures and judges the configurations of a study. Paths in results are relative to `folder`."""
 
     folder: Path
     setup: TrialSetup
@@ -46,22 +46,9 @@ class Measurer:
         origin: str = "sampler",
         attributes: Mapping[str, Any] | None = None,
     ) -> TrialResult:
-        """Launch and measure settings, with retries after crashes and faults; write and return the result."""
+        """Launch and measure settings, with retries after crashes and faults. Writes and returns the result."""
         started, started_s = time.time(), time.monotonic()
-        outcome: AttemptOutcome = Failed("not measured")
-        try:
-            self.setup.server.validate(settings)
-        except SpaceError as error:
-            outcome = Infeasible("resolve", "rule", str(error))
-        else:
-            attempt = 0
-            while True:
-                outcome = self.evaluate(settings, self.setup, directory / f"attempt{attempt}" if attempt else directory)
-                attempt += 1
-                if attempt >= attempts_for(outcome):
-                    break
-                self.setup.progress.show(f"  retry: {describe_fault(outcome)}")
-        judged = self.judge(settings, outcome, number)
+        judged = self.judge(settings, self._attempt(settings, directory), number)
         result = replace(
             judged,
             origin=origin,
@@ -73,8 +60,23 @@ class Measurer:
         result.write(directory)
         return result
 
+    def _attempt(self, settings: Mapping[str, Any], directory: Path) -> AttemptOutcome:
+        """The outcome of the last attempt. Files of attempts after the first are in sub-folders."""
+        try:
+            self.setup.server.validate(settings)
+        except SpaceError as error:
+            return Infeasible("resolve", "rule", str(error))
+        attempts = 0
+        while True:
+            folder = directory / f"attempt{attempts}" if attempts else directory
+            outcome = self.evaluate(settings, self.setup, folder)
+            attempts += 1
+            if attempts >= attempts_for(outcome):
+                return outcome
+            self.setup.progress.show(f"  retry: {describe_fault(outcome)}")
+
     def judge(self, settings: Mapping[str, Any], outcome: AttemptOutcome, number: int) -> TrialResult:
-        """The result of an outcome under the objective."""
+        """Convert an outcome to the result of trial `number` under the objective."""
         match outcome:
             case Failed(reason=reason):
                 return TrialResult(number, dict(settings), "failed", reason=reason)
@@ -93,7 +95,7 @@ class Measurer:
                 is_open_loop = self.setup.load.is_open_loop
                 score = self.objective.score(lambda name: metric_value(summary, name, is_open_loop))
                 if score.value is None or (stopped and score.is_feasible):
-                    # No answers, or ended early within every limit: infeasible.
+                    # No answers, or an early end within every limit: infeasible.
                     why = f"its run ended early: {stopped}" if stopped else "no request was answered"
                     outcome = Infeasible("measure", "early" if stopped else "crash", why)
                     return replace(self.judge(settings, outcome, number), measured=_reported(summary, is_open_loop))
@@ -113,7 +115,7 @@ class Measurer:
 
 
 def misses(objective: Objective) -> dict[str, float]:
-    """The violations of a configuration that was not measured: all limits, capped."""
+    """The violations of a configuration that was not measured: the cap for every limit."""
     return {str(limit): VIOLATION_CAP for limit in objective.limits}
 
 
@@ -129,7 +131,7 @@ def attempts_for(outcome: AttemptOutcome) -> int:
         case Failed():
             return FAULT_ATTEMPTS
         case Infeasible(cause="crash" | "timeout") | Infeasible(cause="memory", phase="measure"):
-            return DEATH_ATTEMPTS
+            return CRASH_ATTEMPTS
     return 1
 
 
@@ -139,7 +141,7 @@ def describe_fault(outcome: AttemptOutcome) -> str:
 
 
 def describe(result: TrialResult, objective: Objective) -> str:
-    """One result as a line.
+    """A result as one line.
 
     >>> describe(TrialResult(1, {}, "infeasible", reason="no memory", phase="launch", cause="memory"), Objective("x"))
     'infeasible at launch (memory): no memory'

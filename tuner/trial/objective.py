@@ -9,7 +9,7 @@ from reports.metrics.per_request import Direction
 from tuner.config import ObjectiveSection
 from tuner.errors import SpaceError
 
-# ln(value / limit) beyond which the size of a violation does not inform a sampler.
+# Violations, ln(value / limit), are capped here: the size of a larger one does not help a sampler.
 VIOLATION_CAP = 1.0
 
 Measure = Callable[[str], float | None]
@@ -24,7 +24,7 @@ class Limit:
     min: float | None = None
 
     def violation(self, value: float | None) -> float:
-        """ln(value / max) or ln(min / value), capped: above 0 the limit is missed, as it is without a value.
+        """ln(value / max) or ln(min / value), capped. Above 0 the limit is missed. A missing value gives the cap.
 
         >>> Limit("ttft_p95_ms", max=100.0).violation(100.0)
         0.0
@@ -47,9 +47,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Value of the objective, None if it was not measured; `measured` by metric, `violations` by limit.
+    """The values of one measurement.
 
-    `second` is the value of the second objective in a Pareto search.
+    value: of the objective, None if not measured. measured: by metric. violations: by limit, above 0 if missed. second:
+    of the second objective in a Pareto search.
     """
 
     value: float | None
@@ -64,7 +65,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The metric to improve within limits, by its name in reports; `second` is the other one of a Pareto search."""
+    """The metric to improve within limits. `second`: the other metric of a Pareto search."""
 
     maximize: str
     limits: tuple[Limit, ...] = ()
@@ -73,7 +74,7 @@ class Objective:
 
     @classmethod
     def of(cls, section: ObjectiveSection) -> "Objective":
-        """The objective of a section. Default goodput_rps with limits, output_tokens_per_s without."""
+        """The objective of a section. The default metric is output_tokens_per_s, with limits goodput_rps."""
         default = "goodput_rps" if section.limit else "output_tokens_per_s"
         limits = tuple(Limit(each.metric, each.max, each.min) for each in section.limit)
         first, second = section.maximize if isinstance(section.maximize, tuple) else (section.maximize, None)
@@ -90,9 +91,9 @@ class Objective:
         return tuple("minimize" if is_lower_better(metric) else "maximize" for metric in self.metrics)
 
     def merit(self, value: float | None, second: float | None = None) -> float:
-        """A number that is greater for better configurations; ratios are gains. 0 without a value.
+        """A number that is larger for better configurations; 0 without a value. The ratio of two merits is the gain.
 
-        With two objectives it is the one to choose by, or for the knee their geometric mean.
+        With two objectives, `choose` selects one of them, or for the knee their geometric mean.
         """
         if value is None or value <= 0:
             return 0.0
@@ -104,7 +105,7 @@ class Objective:
 
     @property
     def title(self) -> str:
-        """The name of the quantity of a gain."""
+        """The name of the quantity that `merit` measures."""
         if self.second is None or self.choose == "first":
             return self.maximize
         return self.second if self.choose == "second" else f"{self.maximize} and {self.second}, geometric mean"
@@ -128,4 +129,4 @@ def is_lower_better(metric: str) -> bool:
     try:
         return direction_of(metric) is Direction.LOWER
     except KeyError:
-        raise SpaceError(f"`{metric}` is not a metric; names are like output_tokens_per_s or ttft_p95_ms") from None
+        raise SpaceError(f"`{metric}` is not a metric: use a name such as output_tokens_per_s or ttft_p95_ms") from None

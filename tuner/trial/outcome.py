@@ -1,8 +1,8 @@
-"""Outcomes of an attempt, and the result of a trial with its file in the study's folder.
+"""The outcomes of an attempt, and the result of a trial with its file in the study's folder.
 
-MeasuredAttempt   launched and measured; `summary` is the run's
-Infeasible        the configuration failed or was rejected: a result, reported to the sampler as a violated constraint
-Failed            the load generator or the machine failed: no information about the configuration
+MeasuredAttempt   the configuration was launched and measured
+Infeasible        the configuration failed or was rejected; the sampler receives a violated constraint
+Failed            the load generator or the machine failed; this gives no information about the configuration
 """
 
 import json
@@ -18,7 +18,7 @@ RESULT_FILE = "result.json"
 Phase = Literal["resolve", "launch", "warm", "measure"]
 Cause = Literal["memory", "no_cache", "flag", "timeout", "crash", "quality", "early", "rule", "dominated"]
 
-# Causes of configurations that are not launched, so they do not count.
+# Causes of results without a launch. They do not count as trials.
 UNLAUNCHED = ("rule", "dominated")
 # The origin of a result that another study measured.
 REUSED = "reused"
@@ -26,9 +26,10 @@ REUSED = "reused"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAttempt:
-    """A measurement: the run directory, its summary, and the seconds of each step.
+    """A measurement: the run directory and its summary.
 
-    `stopped` is the rule that ended the run early. `facts` are the numbers that the server's log states.
+    steps: duration of each step of the trial, in seconds. stopped: the rule that ended the run early, if any. facts:
+    numbers from the server's log.
     """
 
     run: Path
@@ -40,7 +41,7 @@ class MeasuredAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A configuration that cannot serve the load. `log_tail` is the end of the server's log."""
+    """A configuration that cannot serve the load. `log_tail`: the end of the server's log."""
 
     phase: Phase
     cause: Cause
@@ -50,7 +51,7 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A fault outside the server; `is_invalid` if there is a run with an invalid measurement."""
+    """A fault outside the server. `is_invalid`: there is a run, but its measurement is invalid."""
 
     reason: str
     is_invalid: bool = False
@@ -63,10 +64,10 @@ AttemptOutcome = MeasuredAttempt | Infeasible | Failed
 class TrialResult:
     """The result of one trial.
 
-    `value` is the objective's, None without a measurement; `second` is the other objective's in a Pareto search.
-    `violations` are by limit, above 0 if it is missed. These and `measured` are means of `count` runs. `origin` is
-    baseline, initial_design, sampler, simulator, confirm, noise, drift_check, known or reused. `steps` are seconds by
-    step.
+    value: of the objective, None without a measurement. second: of the second objective in a Pareto search. violations:
+    by limit, above 0 if the limit is missed. These and `measured` are means of `count` runs. origin: baseline,
+    initial_design, sampler, simulator, confirm, noise, drift_check, known or reused. steps: duration of each step, in
+    seconds.
     """
 
     number: int
@@ -94,11 +95,11 @@ class TrialResult:
 
     @property
     def was_launched(self) -> bool:
-        """Whether it counts as one of `trials`: launched in this study, with a result."""
+        """Whether the result counts as one of `trials`: it has a launch in this study and did not fail."""
         return self.outcome != "failed" and self.cause not in UNLAUNCHED and self.origin != REUSED
 
     def pooled_with(self, earlier: "TrialResult") -> "TrialResult":
-        """This run with the means over its own and the `count` earlier runs of its configuration."""
+        """This result with the means over its run and the `count` earlier runs of the same configuration."""
 
         def mean(before: float | None, own: float | None) -> float | None:
             if before is None or own is None:
@@ -134,7 +135,7 @@ def read_result(directory: Path) -> TrialResult | None:
 
 
 def parse_result(text: str | bytes) -> TrialResult:
-    """A stored result. Raises ValueError for a wrong field; `number` and `run` become parts of paths."""
+    """Parse a stored result. Raises ValueError for a wrong field, and for a `number` or `run` that is no safe path."""
     result = _RESULT.validate_json(text)
     run = Path(result.run)
     if result.number < 0 or run.is_absolute() or ".." in run.parts:
@@ -142,7 +143,7 @@ def parse_result(text: str | bytes) -> TrialResult:
     return result
 
 
-# Log texts of a server out of memory.
+# Log texts of a server that ran out of memory.
 _MEMORY_WORDS = (
     "out of memory",
     "outofmemory",
@@ -155,7 +156,7 @@ _MEMORY_WORDS = (
 
 
 def cause_of(log_tail: str, *, exit_code: int | None) -> Cause:
-    """The cause of a server's end, from the tail of its log and its exit code.
+    """Why a server ended, from the tail of its log and its exit code.
 
     >>> cause_of("torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
     'memory'

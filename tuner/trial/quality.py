@@ -1,6 +1,7 @@
-"""The quality guard: compares answers of a finalist with other weights or K/V type to the defaults' answers.
+"""The quality guard: compares the answers of a finalist with the answers of the defaults.
 
-Both answer fixed prompts at temperature 0; the measure is the fraction of equal tokens among the first 64.
+It applies to finalists with other weights or K/V type. Both configurations answer fixed prompts at temperature 0. The
+guard measures the fraction of equal tokens among the first 64.
 """
 
 import json
@@ -38,7 +39,7 @@ Answers = Sequence[Sequence[int | str]]
 
 @dataclass(frozen=True, slots=True)
 class QualityGuard:
-    """Rejects a finalist whose answers differ too much. `answers` generates them if set, for tests."""
+    """Rejects a finalist whose answers differ too much. `answers`: replaces `answers_of` in tests."""
 
     section: QualitySection
     setup: TrialSetup
@@ -47,7 +48,7 @@ class QualityGuard:
     answers: Callable[[Mapping[str, Any], "QualityGuard", Path], Answers] | None = None
 
     @property
-    def off(self) -> str | None:
+    def why_off(self) -> str | None:
         """The reason why the guard is off; None if it is on."""
         return self.setup.server.why_not_comparable(self.baseline.settings) if self.section.command is None else None
 
@@ -56,7 +57,7 @@ class QualityGuard:
         differing = [
             name for name in self.setup.server.guarded if _plain(finalist, name) != _plain(self.baseline, name)
         ]
-        if not differing or self.off is not None:
+        if not differing or self.why_off is not None:
             return None
         if self.section.command is not None:
             return self._judged_by_command(finalist)
@@ -67,7 +68,7 @@ class QualityGuard:
         if fraction >= self.section.min_agreement:
             return None
         return (
-            f"{fraction:.0%} of its answers' tokens equal the defaults', "
+            f"{fraction:.0%} of the answers' tokens equal those of the defaults, "
             f"but `min_agreement` is {self.section.min_agreement:.0%}"
         )
 
@@ -79,7 +80,7 @@ class QualityGuard:
 
 
 def agreement(reference: Answers, answers: Answers) -> float:
-    """The fraction of equal tokens by position, among the first 64 of each answer.
+    """The fraction of positions with equal tokens, among the first 64 of each answer.
 
     >>> agreement([[1, 2, 3, 4]], [[1, 2, 9, 4]])
     0.75
@@ -92,7 +93,7 @@ def agreement(reference: Answers, answers: Answers) -> float:
 
 
 def answers_of(settings: Mapping[str, Any], guard: QualityGuard, directory: Path) -> Answers:
-    """Launch a configuration and answer the fixed prompts; stored answers are reused."""
+    """The answers of a configuration to the fixed prompts. Launches it unless they are stored in `directory`."""
     stored = directory / "answers.json"
     if stored.exists():
         known: list[list[int | str]] = json.loads(stored.read_text())

@@ -115,14 +115,14 @@ def test_check_explains_the_profile_of_a_flag_or_of_a_file_beside_the_space(tmp_
         ("[server.fixed]\nparallel = 'many'", "`parallel` is 'many': must be an integer"),
         ("[param]\nparalel = {type='bool'}", r"\[param\] has `paralel`.*the nearest is `parallel`"),
         ("[param]\nparallel = {type='number'}", "`param.parallel.type` is 'number'"),
-        ("[param]\nbatch = {type='choice', values=['x', 'y']}", "no configuration is possible.*`batch` is 'x'"),
+        ("[param]\nbatch = {type='choice', values=['x', 'y']}", "no possible configuration found.*`batch` is 'x'"),
         (
             "[param]\nparallel = {type='bool', when='batch > 3'}\nbatch = {type='choice', values=['x', 'y']}",
             "`batch > 3` cannot be computed for 'x' and 3",
         ),
         (
             "[param]\nparallel = {type='int', low=1, high=8}\n[[forbid]]\nif = 'parallel >= 1'",
-            "no configuration is possible: all 1,000 that were tried are refused: parallel >= 1",
+            "no possible configuration found: all 1,000 random points are refused: parallel >= 1",
         ),
     ],
 )

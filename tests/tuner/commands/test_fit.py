@@ -49,7 +49,7 @@ def test_a_model_that_does_not_fit_is_exit_code_1(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu", "l4"], "name a MODEL"),
+        (["--gpu", "l4"], "MODEL is missing"),
         (["preset:llama-3.1-8b", "--gpu", "v100"], "unknown GPU v100"),
         (["preset:nonesuch", "--gpu", "l4"], "there is no built-in model 'preset:nonesuch'"),
         (["preset:llama-3.1-8b", "--gpu", "l4", "--count", "0"], "--count is 0"),

@@ -1,4 +1,4 @@
-"""The words of `tgi-tune simulate`, from their files."""
+"""The subcommands of `tgi-tune simulate`, with files as inputs."""
 
 import json
 from pathlib import Path

@@ -99,7 +99,7 @@ def test_poor_costs_are_not_used_without_force(cost: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--model-id", "preset:tiny-llama"], "--url is a server that already runs"),
+        (["--model-id", "preset:tiny-llama"], "--url is the address of a running server"),
         (["--users", "1"], "--users is 1, but at least 2 are needed"),
         (["--max-total-tokens", "100"], "--max-total-tokens is 100, but at least 160 are needed"),
     ],
@@ -122,7 +122,7 @@ def test_servers_3_a_server_whose_ratio_decides_is_refused_by_name(
 ):
     with stream_server(ServerState(config={"prefill_chunking": setting})) as (url, _):
         assert main(["simulate", "calibrate", "--url", url, "--out", str(tmp_path / "runs")]) == 2
-    assert "without `prefill_chunking`: `waiting_served_ratio`" in capsys.readouterr().err
+    assert "`prefill_chunking` of the server is off, so `waiting_served_ratio`" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_costs_of_other_sources_are_not_validated_with_a_url(tmp_path: Path, cap
 
     words = ["simulate", "validate", "--url", "http://127.0.0.1:1", "--cost", str(tmp_path / "hand.json")]
     assert main(words) == 2
-    assert "is not from client timings: make one with `calibrate --url`" in capsys.readouterr().err
+    assert "is not from client timings: create it with `calibrate --url`" in capsys.readouterr().err
 
 
 def test_an_interrupted_calibration_names_its_outcome(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -172,5 +172,5 @@ def test_an_interrupted_calibration_names_its_outcome(tmp_path: Path, capsys: py
 
     assert code == 130
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"stopped; no costs were written. {tmp_path / 'runs'} has the loads measured so far")
+    assert last.startswith(f"stopped, no costs are written. {tmp_path / 'runs'} has the loads measured so far")
     assert "continues the study" not in last

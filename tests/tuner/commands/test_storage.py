@@ -1,4 +1,4 @@
-"""`tgi-tune storage`: a database that workers elsewhere reach by its address."""
+"""`tgi-tune storage`: a database for workers on other machines."""
 
 import re
 import signal
@@ -77,7 +77,7 @@ def test_hardening_S1_a_proxy_refuses_optunas_own_client(served: str):
 @pytest.mark.parametrize("url", ["journal", "journal:/tmp/x.log", "grpc://127.0.0.1:1"])
 def test_a_storage_that_no_proxy_serves_is_refused(url: str, capsys: pytest.CaptureFixture[str]):
     assert main(["storage", url]) == 2
-    assert f"the storage {url!r} cannot be served: give one of sqlite:" in capsys.readouterr().err
+    assert f"the storage {url!r} cannot be served: use one of sqlite:" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -91,7 +91,7 @@ def test_servers_3_a_study_whose_twin_is_poor_continues_without_it(tmp_path: Pat
 
     assert len(results) == 8
     assert not any(each.origin == "simulator" for each in results)
-    assert isinstance(search.proposer.otherwise, SurrogateProposer)
+    assert isinstance(search.proposer.fallback, SurrogateProposer)
     assert "median error of held-out throughput is 20.0%, above 15%" in search.files.notes()["declined"]
     assert any(line.startswith("a surrogate model continues the search: ") for line in progress.lines)
 

@@ -10,7 +10,7 @@ from tuner.trial.outcome import TrialResult
 from tuner.trial.quality import QualityGuard
 
 BASELINE = TrialResult(0, {"model_id": "preset:tiny-llama"}, "measured", 100.0)
-TOO_FEW = "88% of its answers' tokens equal the defaults', but `min_agreement` is 90%"
+TOO_FEW = "88% of the answers' tokens equal those of the defaults, but `min_agreement` is 90%"
 OURS = [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
@@ -65,5 +65,5 @@ def test_random_weights_turn_the_guard_off_with_a_reason(tmp_path):
     guard = QualityGuard(QualitySection(), SETUP, baseline, tmp_path, answers)
 
     assert guard(finalist(quantize="fp8")) is None
-    assert "random weights" in (guard.off or "")
+    assert "random weights" in (guard.why_off or "")
     assert answers.asked == []

@@ -46,7 +46,7 @@ Rule = tuple[tuple[str, Any], ...]
 class TwinProposer:
     """Proposes the launches of one study; `meanings` are the parts of the rule by setting.
 
-    `otherwise` continues the search after a decline. `noise` returns the run-to-run deviation of a metric.
+    `fallback` continues the search after a decline. `noise` returns the run-to-run deviation of a metric.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class TwinProposer:
     space: SearchSpace
     fixed: Mapping[str, Any]
     objective: Objective
-    otherwise: Proposer
+    fallback: Proposer
     noise: Callable[[str], float | None] = field(default=lambda _: None)
     by_rank: bool = False
     seed: int = 0
@@ -69,11 +69,11 @@ class TwinProposer:
         try:
             model = self._model(results)
         except (NotSimulatedError, CostModelError) as error:
-            return Decline(f"the simulator makes no proposal: {error}", successor=self.otherwise)
+            return Decline(f"the simulator makes no proposal: {error}", successor=self.fallback)
         busy = [self._whole(each) for each in running]
         best = model.propose(self._observations(results), busy)
         if isinstance(best, Decline):
-            return best if best.is_done else replace(best, successor=self.otherwise)
+            return best if best.is_done else replace(best, successor=self.fallback)
         return noted_candidate(self.folder, best)
 
     def best_first(self, results: Sequence[TrialResult]) -> list[Mapping[str, Any]] | None:
@@ -81,10 +81,10 @@ class TwinProposer:
         try:
             model = self._model(results)
         except TunerError:
-            return self.otherwise.best_first(results)
+            return self.fallback.best_first(results)
         observations = self._observations(results)
         if model.grade(observations).grade is Grade.REFUSE:
-            return self.otherwise.best_first(results)
+            return self.fallback.best_first(results)
         own = {key_of(self._whole(each.settings)): each.settings for each in results}
         return [own[key_of(settings)] for settings in model.finalists(observations, len(results))]
 

@@ -1,7 +1,7 @@
-"""The parts of a study's config that act on the machine of a worker: commands, images, volumes, paths.
+"""The parts of a study's config that affect the machine of a worker: commands, images, volumes, paths.
 
-Every user with write access to a storage can change its studies. A worker therefore accepts these parts only from a
-file of its own machine, or with `--allow-command`.
+Every user with write access to a storage can change its studies. Therefore a worker accepts these parts only if they
+are in a file on its own machine, or with `--allow-command`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,9 +19,9 @@ ALLOW = "--allow-command"
 
 
 def check_allowed(name: str, config: TuneConfig, known: TuneConfig | None, *, is_allowed: bool) -> None:
-    """Raises StudyError listing the parts of a stored config that are not allowed here.
+    """Raises StudyError with the parts of a stored config that are not allowed here.
 
-    `known` is the config of the study's folder on this machine: equal parts were allowed before.
+    known: config in the study's folder on this machine. Parts that equal it were allowed before.
     """
     before = local_parts(known) if known is not None else {}
     new = {key: value for key, value in local_parts(config).items() if before.get(key) != value}
@@ -29,12 +29,12 @@ def check_allowed(name: str, config: TuneConfig, known: TuneConfig | None, *, is
         listed = "".join(f"\n  {key} = {value!r}" for key, value in new.items())
         raise StudyError(
             f"study {name} of the storage uses commands, images, volumes or paths of this machine:{listed}\n"
-            f"check them, then give {ALLOW}"
+            f"check them, then add {ALLOW}"
         )
 
 
 def local_parts(config: TuneConfig) -> dict[str, Any]:
-    """By key: every value that runs a program, names a file, or loads foreign code on the worker's machine."""
+    """Every value, by key, that runs a program, reads a file, or loads foreign code on the worker's machine."""
     server = config.server
     found: dict[str, Any] = {
         "server.command": server.command,
@@ -53,7 +53,7 @@ def local_parts(config: TuneConfig) -> dict[str, Any]:
 
 
 def is_path(model_id: str) -> bool:
-    """Whether a model id is a path of this machine, not a preset or an id of the hub.
+    """Whether a model id is a path on this machine, not a preset or an id of the hub.
 
     >>> [is_path(each) for each in ("preset:tiny-llama", "org/model", "/data/model", "./model", "a/b/c")]
     [False, False, True, True, True]
@@ -71,7 +71,7 @@ def _files_of(load: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _open_settings(server: ServerSection, config: TuneConfig) -> Iterator[tuple[str, Any]]:
-    """Fixed and searched settings whose values are free texts or paths, and those that let foreign code run."""
+    """Fixed and searched settings whose values are any text or path, and those that run foreign code."""
     for name, value in server.fixed.items():
         if _is_open(server, name) and value is not False:
             yield f"server.fixed.{name}", value

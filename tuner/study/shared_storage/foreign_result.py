@@ -1,4 +1,4 @@
-"""Whether a result from a shared storage belongs to this study's space: its settings may be launched to confirm it."""
+"""Checks that a result from a shared storage is inside the study's space. A confirmation can launch its settings."""
 
 import json
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from tuner.space.search_space import SearchSpace
 from tuner.trial.outcome import TrialResult
 
 
-def why_foreign(result: TrialResult, space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) -> str | None:
-    """The first setting that the study could not have chosen, with its value; None if there is none.
+def why_outside(result: TrialResult, space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) -> str | None:
+    """The first setting with a value that the study cannot choose; None if there is none.
 
-    Numbers may lie outside of the range: the ranges of a study may change.
+    Numbers outside the range are accepted, because the ranges of a study can change.
     """
     settings = dict(result.settings)
     searched = {each.name: each for each in space.parameters if each.name in settings}
@@ -37,5 +37,5 @@ def _is_of_type(parameter: Parameter, value: Any) -> bool:
 
 
 def _plain(value: Any) -> str:
-    """A value as the storage returns it: a tuple is a list."""
+    """A value as JSON, which has no difference between a tuple and a list."""
     return json.dumps(value, default=str, sort_keys=True)

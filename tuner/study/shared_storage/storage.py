@@ -1,4 +1,4 @@
-"""Optuna storages: a journal file by default, a database, or a gRPC proxy of one."""
+"""Opens Optuna storages: a journal file by default, a database, or a gRPC proxy of a database."""
 
 import contextlib
 import importlib.util
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_storage(text: str, folder: Path) -> BaseStorage:
-    """The storage of an address. Raises StudyError for a wrong address or a missing package."""
+    """The storage at an address. Raises StudyError for a wrong address or a missing package, else StorageLostError."""
     kind, _, rest = text.partition(":")
     match kind:
         case "journal":
@@ -48,8 +48,8 @@ def open_storage(text: str, folder: Path) -> BaseStorage:
 
             return open_proxy(host, int(port))
     raise StudyError(
-        f"`storage` is {redacted_text(text)!r}, not journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://... "
-        "or grpc://HOST:PORT"
+        f"`storage` is {redacted_text(text)!r}, but must be journal, journal:PATH, sqlite:PATH, postgresql://..., "
+        "mysql://... or grpc://HOST:PORT"
     )
 
 
@@ -70,7 +70,7 @@ def _database(url: str) -> BaseStorage:
 
 
 def _with_driver(kind: str, rest: str) -> str:
-    """The URL with an installed driver. Raises StudyError naming the drivers if there is none."""
+    """The URL with an installed driver. Raises StudyError with the possible drivers if there is none."""
     driver = next((name for name in DRIVERS[kind] if importlib.util.find_spec(name)), None)
     if driver is None:
         raise StudyError(f"a {kind} storage needs one of {', '.join(DRIVERS[kind])}: pip install {DRIVERS[kind][0]}")
@@ -83,9 +83,9 @@ def with_retries(
     sleep: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Result:
-    """Call the storage; while it is unreachable, retry for a minute with growing pauses.
+    """Call the storage. While it is unreachable, retry for a minute with growing pauses.
 
-    Raises StorageLostError after that. Measured results are in the study's folder.
+    Raises StorageLostError after that, and StudyError if the storage refuses this process.
     """
     deadline_s, pause_s = now_s() + RETRY_S, 0.5
     while True:
@@ -106,7 +106,7 @@ def with_retries(
 
 
 def _refusal_of(error: Exception) -> str | None:
-    """The reason of a proxy that refuses the token; None for another error."""
+    """The reason if a proxy refused the token; None for another error."""
     with contextlib.suppress(ImportError):
         import grpc
 
@@ -116,7 +116,7 @@ def _refusal_of(error: Exception) -> str | None:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether an exception means an unreachable storage, not a wrong call."""
+    """Whether an exception means that the storage is unreachable."""
     kinds: list[Any] = [ConnectionError, TimeoutError]
     with contextlib.suppress(ImportError):
         from sqlalchemy.exc import InterfaceError, OperationalError

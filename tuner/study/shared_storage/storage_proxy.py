@@ -1,6 +1,6 @@
-"""A gRPC proxy of a database for workers on other machines: every call has the token, which `tgi-tune storage` prints.
+"""A gRPC proxy of a database for workers on other machines. Every call has the token that `tgi-tune storage` prints.
 
-The traffic is not encrypted: outside of one machine it belongs into a tunnel or a private network.
+The traffic is not encrypted. Between machines, use a tunnel or a private network.
 """
 
 import hmac
@@ -31,21 +31,22 @@ def new_token() -> str:
 
 
 def open_proxy(host: str, port: int) -> BaseStorage:
-    """The storage that a proxy serves, with the token of the environment. Raises StudyError without grpcio or token."""
+    """The storage behind a proxy, with the token of the environment. Raises StudyError without grpcio or token."""
     _check_grpc()
     token = token_of_environment()
     if not token:
         raise StudyError(
-            f"the storage grpc://{host}:{port} needs a token: set {TOKEN_VARIABLE} as `tgi-tune storage` printed it"
+            f"the storage grpc://{host}:{port} needs a token: set {TOKEN_VARIABLE} to the token that "
+            "`tgi-tune storage` printed"
         )
     with without_experimental_warnings():
         return _TokenProxy(host, port, token)
 
 
 def serve_storage(storage: BaseStorage, host: str, port: int, token: str, on_ready: Callable[[], None]) -> None:
-    """Serve a database to workers as grpc://HOST:PORT until the process is terminated; calls need the token.
+    """Serve a database to workers as grpc://HOST:PORT until the process is terminated. Calls need the token.
 
-    Raises StudyError if the port is taken or grpcio is not installed.
+    on_ready: called when the server listens. Raises StudyError if the port is in use or grpcio is not installed.
     """
     _check_grpc()
     with socket.socket() as probe:
@@ -61,7 +62,7 @@ def serve_storage(storage: BaseStorage, host: str, port: int, token: str, on_rea
 
 
 def make_server(storage: BaseStorage, host: str, port: int, token: str) -> Any:
-    """Optuna's proxy service behind a check of the token."""
+    """A gRPC server with Optuna's proxy service and a check of the token."""
     import grpc
     from optuna.storages._grpc import servicer
     from optuna.storages._grpc.auto_generated import api_pb2_grpc
@@ -74,7 +75,9 @@ def make_server(storage: BaseStorage, host: str, port: int, token: str) -> Any:
             return continuation(call) if is_token(given, token) else refusal
 
     def refuse(_request: Any, context: Any) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, f"wrong token: set {TOKEN_VARIABLE} as the proxy printed it")
+        context.abort(
+            grpc.StatusCode.UNAUTHENTICATED, f"wrong token: set {TOKEN_VARIABLE} to the token that the proxy printed"
+        )
 
     refusal = grpc.unary_unary_rpc_method_handler(refuse)
     server = grpc.server(ThreadPoolExecutor(max_workers=THREADS), interceptors=(TokenCheck(),))
@@ -84,7 +87,7 @@ def make_server(storage: BaseStorage, host: str, port: int, token: str) -> Any:
 
 
 def is_token(given: str | bytes, token: str) -> bool:
-    """Whether the value of the authorization metadata is the token, in constant time."""
+    """Whether the value of the authorization metadata is the token. Takes constant time."""
     text = given if isinstance(given, bytes) else given.encode()
     return hmac.compare_digest(text, f"Bearer {token}".encode())
 

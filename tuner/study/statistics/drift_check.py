@@ -1,4 +1,4 @@
-"""Drift of the machine during a study, from one configuration measured again every few trials. Pure."""
+"""Estimates the drift of the machine during a study from repeated measurements of one configuration. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ LEAST_CHECKS = 2
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift checks as ratios to the first one; `after` are the numbers of the trials before each.
+    """Drift checks as ratios to the first check.
 
-    The checked trial itself is no reference: it was chosen for being the best, so its value is biased.
+    after: number of the last trial before each check. noise: run-to-run deviation. The reference is not the checked
+    trial itself, because its value is biased: it was chosen as the largest.
     """
 
     after: tuple[int, ...]
@@ -32,11 +33,11 @@ class Drift:
         return self.noise is not None and spread > DEVIATIONS * self.noise
 
     def at(self, number: int) -> float:
-        """The ratio at a trial, interpolated between checks."""
+        """The ratio at the time of a trial, interpolated between checks."""
         return float(np.interp(number, self.after, self.ratios))
 
     def corrected(self, results: Sequence[TrialResult]) -> list[TrialResult]:
-        """Results with values divided by the ratio at each trial; unchanged if the drift is not real."""
+        """The results with each value divided by the ratio at its trial; unchanged if the drift is not real."""
         if not self.is_real:
             return list(results)
         return [
@@ -49,7 +50,7 @@ class Drift:
 
 
 def drift_of(checks: Sequence[TrialResult], floor: NoiseFloor | None, objective: Objective) -> Drift | None:
-    """The drift between checks; None for fewer than two."""
+    """The drift between checks; None for fewer than two checks."""
     values = [(each.number, each.value) for each in checks if each.value]
     if len(values) < LEAST_CHECKS:
         return None

@@ -1,8 +1,8 @@
-"""The verdict on confirming launches: the winner, its gain, and the probability that each limit is kept. Pure.
+"""The verdict on confirming launches: the winner, its gain, and the probability that each limit is met. Pure.
 
-A finalist is tested as the best of several (dunnett.py). A limit counts as kept if its probability to be kept, by
-Student's distribution of the mean violation over the rounds, is 90 % or more, and as missed at 10 % or less. A finalist
-must keep every limit. Defaults that miss one are replaced without a gain; otherwise the gain decides.
+A finalist is tested as the best of several (dunnett.py). The probability that a limit is met follows from Student's
+distribution of the mean violation over the rounds. From 90 % the limit counts as met, up to 10 % as missed. A winner
+must meet every limit. If the defaults miss a limit, a finalist wins without a gain; otherwise the gain decides.
 """
 
 import math
@@ -18,16 +18,17 @@ from tuner.study.statistics.dunnett import RoundComparison
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 
-KEPT, MISSED = 0.9, 0.1
+MET, MISSED = 0.9, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The result of the fresh launches. `gain` is the ratio of trial `compared` to the defaults with its 95 % interval.
+    """The result of the fresh launches.
 
-    `winner` is the baseline if no finalist is better, None if no configuration meets every limit; then `nearest` has
-    the smallest violation. `medians` are objective values by trial number; `limits` are the probabilities that each
-    limit is kept, by trial number; `rejected` are reasons by finalist.
+    winner: the baseline if no finalist is better; None if no configuration meets every limit. gain: ratio of trial
+    `compared` to the defaults, with its 95 % interval. nearest: without a winner, the configuration with the smallest
+    violation. By trial number: medians of the objective, reasons of rejected finalists, and in `limits` the probability
+    that each limit is met.
     """
 
     winner: TrialResult | None
@@ -47,38 +48,38 @@ def judge(
     fresh: Mapping[int, Sequence[TrialResult]],
     rejected: Mapping[int, str] | None = None,
 ) -> Confirmation:
-    """The verdict on fresh results by trial number, which may include those of rejected finalists."""
+    """The verdict on the fresh results of each trial number. `fresh` can include rejected finalists."""
     medians = {number: value for number, runs in fresh.items() if (value := _median(runs, objective)) is not None}
     limits = {number: limit_probabilities(fresh[number]) for number in medians}
 
-    def is_kept(trial: TrialResult) -> bool:
-        return trial.number in medians and all(each >= KEPT for each in limits[trial.number].values())
+    def meets_limits(trial: TrialResult) -> bool:
+        return trial.number in medians and all(each >= MET for each in limits[trial.number].values())
 
     def confirmed(
         winner: TrialResult | None, sentence: str, gain: Interval | None = None, compared: TrialResult | None = None
     ) -> Confirmation:
-        alive = [each for each in (baseline, *finalists) if each.number in medians] if winner is None else []
-        nearest = min(alive, key=lambda each: _largest_violation(fresh[each.number]), default=None)
+        measured = [each for each in (baseline, *finalists) if each.number in medians] if winner is None else []
+        nearest = min(measured, key=lambda each: _largest_violation(fresh[each.number]), default=None)
         number = compared.number if compared is not None else None
         return Confirmation(winner, gain, medians, sentence, nearest, dict(rejected or {}), number, limits)
 
-    able = [each for each in finalists if is_kept(each)]
-    is_missed = baseline.number not in medians or any(each <= MISSED for each in limits[baseline.number].values())
-    if not able:
-        if not is_missed:
+    eligible = [each for each in finalists if meets_limits(each)]
+    defaults_miss = baseline.number not in medians or any(each <= MISSED for each in limits[baseline.number].values())
+    if not eligible:
+        if not defaults_miss:
             return confirmed(
                 baseline, "keep the defaults: no finalist is shown to meet every limit in its confirming launches"
             )
         if not medians:
             return confirmed(None, "a confirming launch failed for the defaults and for every finalist")
         return confirmed(None, "no configuration is shown to meet every limit")
-    if is_missed:
-        best = max(able, key=lambda each: _mean_log(fresh[each.number], objective))
+    if defaults_miss:
+        best = max(eligible, key=lambda each: _mean_log(fresh[each.number], objective))
         return confirmed(best, f"trial {best.number} meets every limit and the defaults do not", compared=best)
     numbers = [number for number in medians if number != baseline.number]
     runs = [fresh[baseline.number], *(fresh[number] for number in numbers)]
     comparison = RoundComparison(np.array([_logs(each, objective) for each in runs]).T)
-    best = max(able, key=lambda each: comparison.gains[numbers.index(each.number)])
+    best = max(eligible, key=lambda each: comparison.gains[numbers.index(each.number)])
     gain = _ratio(comparison.chosen_gain(numbers.index(best.number)))
     gain_text = f"{100 * (gain.value - 1):+.1f} % {objective.title}"
     if math.isnan(gain.lo):
@@ -93,13 +94,13 @@ def judge(
 
 
 def limit_probabilities(runs: Sequence[TrialResult]) -> dict[str, float]:
-    """The probability that the mean violation of each limit is at most 0, by Student's distribution over the runs."""
+    """The probability that each limit is met: that its mean violation is at most 0, by Student's distribution."""
     names = dict.fromkeys(name for run in runs for name in run.violations)
-    return {name: _probability_kept([run.violations.get(name, 1.0) for run in runs]) for name in names}
+    return {name: _probability_met([run.violations.get(name, 1.0) for run in runs]) for name in names}
 
 
-def _probability_kept(violations: Sequence[float]) -> float:
-    """NaN for one run, which has no error."""
+def _probability_met(violations: Sequence[float]) -> float:
+    """NaN for a single run, because its error is unknown."""
     if len(violations) == 1:
         return math.nan
     mean, error = statistics.fmean(violations), statistics.stdev(violations) / math.sqrt(len(violations))
@@ -109,7 +110,7 @@ def _probability_kept(violations: Sequence[float]) -> float:
 
 
 def _median(runs: Sequence[TrialResult], objective: Objective) -> float | None:
-    """The median objective; None if any launch failed, because the winner must start reliably."""
+    """The median objective; None if a launch failed, because a winner must start reliably."""
     values = [run.value for run in runs if run.value is not None and objective.merit(run.value, run.second) > 0]
     return statistics.median(values) if values and len(values) == len(runs) else None
 

@@ -16,7 +16,7 @@ LEAST_RUNS = 2
 
 @dataclass(frozen=True, slots=True)
 class NoiseFloor:
-    """Relative run-to-run standard deviation by metric, over `runs` launches of the defaults."""
+    """Run-to-run standard deviation of ln(metric), by metric, over `runs` launches of the defaults."""
 
     runs: int
     deviations: Mapping[str, float]
@@ -39,7 +39,7 @@ class NoiseFloor:
 
 
 def noise_floor(results: Sequence[TrialResult]) -> NoiseFloor | None:
-    """The floor from launches of one configuration; None for fewer than two."""
+    """The noise floor of launches of one configuration; None for fewer than two."""
     measured = [result for result in results if result.outcome == "measured"]
     if len(measured) < LEAST_RUNS:
         return None

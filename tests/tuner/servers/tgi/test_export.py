@@ -150,7 +150,7 @@ def test_hardening_S5_a_setting_with_control_characters_is_refused(form, value):
 
 @pytest.mark.parametrize("form", ["docker", "k8s"])
 def test_hardening_S6_a_preset_is_not_exported_to_tgi(form):
-    with pytest.raises(SpaceError, match="a model of this package"):
+    with pytest.raises(SpaceError, match="a preset of this package"):
         render(form, {**CHOSEN, "model_id": "preset:tiny-llama"}, [])
 
 

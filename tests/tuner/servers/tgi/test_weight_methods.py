@@ -36,7 +36,7 @@ def test_a_quantized_checkpoint_has_one_method_with_its_own_bits(settings, bits)
 
 
 def test_an_unknown_checkpoint_is_refused():
-    with pytest.raises(ModelSizeError, match="quantized with 'hqq'"):
+    with pytest.raises(ModelSizeError, match="`quant_method` is 'hqq'"):
         methods_of({"quantization_config": {"quant_method": "hqq"}})
 
 

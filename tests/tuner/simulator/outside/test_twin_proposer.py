@@ -55,8 +55,8 @@ def costs_of(errors: float = 0.05, **figures: float) -> Costs:
 
 
 def twin(folder: Path, costs: Costs, objective: Objective = OBJECTIVE, space: SearchSpace = SPACE) -> TwinProposer:
-    otherwise = SurrogateProposer(space, {}, objective, SERVER)
-    return TwinProposer(folder, costs, SERVER.meanings, SERVER, LOAD, space, {}, objective, otherwise, jobs=1)
+    fallback = SurrogateProposer(space, {}, objective, SERVER)
+    return TwinProposer(folder, costs, SERVER.meanings, SERVER, LOAD, space, {}, objective, fallback, jobs=1)
 
 
 def true_metrics(settings: dict) -> dict[str, float]:
@@ -135,7 +135,7 @@ def test_servers_3_poor_costs_are_declined_by_name_and_a_model_of_the_results_co
     assert isinstance(answer, Decline)
     assert not answer.is_done
     assert "the median error of held-out throughput is 20.0%, above 15%" in answer.reason
-    assert isinstance(answer.then, SurrogateProposer)
+    assert isinstance(answer.successor, SurrogateProposer)
 
 
 def test_servers_3_a_twin_of_another_law_is_declined_after_its_launches(tmp_path: Path):
@@ -151,7 +151,7 @@ def test_servers_3_a_twin_of_another_law_is_declined_after_its_launches(tmp_path
 
     assert isinstance(answer, Decline)
     assert "the shape of `output_tokens_per_s` is predicted to" in answer.reason
-    assert proposes.best_first(results) == proposes.otherwise.best_first(results)
+    assert proposes.best_first(results) == proposes.fallback.best_first(results)
 
 
 @pytest.mark.parametrize(

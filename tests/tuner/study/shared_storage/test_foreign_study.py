@@ -13,7 +13,7 @@ from tuner.errors import StudyError
 from tuner.study.optuna_study import OptunaStudy
 from tuner.study.prepare import stored, stored_in
 from tuner.study.shared_storage.foreign_config import local_parts
-from tuner.study.shared_storage.foreign_result import why_foreign
+from tuner.study.shared_storage.foreign_result import why_outside
 from tuner.study.worker import SearchWorker
 from tuner.trial.outcome import TrialResult
 
@@ -63,7 +63,7 @@ def test_hardening_S1_a_worker_prints_and_refuses_commands_of_a_storage(
 
     assert main(["worker", "--storage", storage, "--dry-run"]) == 2
 
-    assert "server.command = \"sh -c 'touch owned'\"\ncheck them, then give --allow-command" in capsys.readouterr().err
+    assert "server.command = \"sh -c 'touch owned'\"\ncheck them, then add --allow-command" in capsys.readouterr().err
     assert not (tmp_path / "studies").exists()
 
 
@@ -119,7 +119,7 @@ def test_hardening_S1_a_result_has_settings_of_the_space_only(
     search = open_search(tmp_path / "s", FormulaServer())
     settings = {**search.fixed, "max_batch_prefill_tokens": 1024, **changed}
 
-    assert why_foreign(TrialResult(3, settings, "measured"), search.space, search.fixed, search.server) == reason
+    assert why_outside(TrialResult(3, settings, "measured"), search.space, search.fixed, search.server) == reason
 
 
 def test_hardening_S1_a_foreign_result_is_neither_stored_nor_confirmed(tmp_path: Path):
