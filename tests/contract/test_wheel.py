@@ -52,6 +52,7 @@ def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel):
     [
         "reference_server/transport/generate.binpb",
         "reference_server/model_server/cpu_kernels/linear.cpp",
+        "reference_server/model_server/cpu_kernels/kernels.h",
         "reference_server/model_server/cpu_kernels/rows.h",
         "reference_server/presets/tiny-llama/config.json",
         "reference_server/presets/tiny-llama/model.safetensors",

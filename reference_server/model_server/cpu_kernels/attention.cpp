@@ -3,7 +3,7 @@
 //     cache   [blocks, 2, num_kv_heads, block_size, head_dim]
 //
 // Keys are read once for all query heads of their group, then values; what is outside a row's window is not read.
-#include "rows.h"
+#include "kernels.h"
 
 #include <algorithm>
 #include <utility>
@@ -208,12 +208,6 @@ void softmax(float* scores, int64_t count) {
   for (int64_t i = 0; i < count; ++i) scores[i] *= scale;
 }
 
-struct Geometry {
-  int64_t num_heads, num_kv_heads, block_size, head_dim, window;
-  float scaling, softcap;
-  const float* slopes;
-};
-
 // Consecutive tokens of one row, and one K/V head. length: keys that the last of them sees.
 // Their scores are [tokens, group, keys], of which each token's own are those up to it and within its window.
 template <typename T>
@@ -239,7 +233,7 @@ void attend_head(
   pages_of(0, [&](int64_t place, int64_t count, const T* page_keys) {
     for (int64_t head = 0; head < heads; ++head) {
       const T* own = query + head / group * token_stride + head % group * size;
-      page.score(scores + head * keys + place, own, page_keys, count, size, g.scaling);
+      page.score(scores + head * keys + place, own, page_keys, count, size, float(g.scaling));
     }
   });
   for (int64_t head = 0; head < heads; ++head) {
@@ -247,7 +241,8 @@ void attend_head(
     const int64_t begin = g.window > 0 ? std::max<int64_t>(0, end - g.window) : 0;
     float* own = scores + head * keys;
     if (g.softcap > 0) {
-      for (int64_t i = begin; i < end; ++i) own[i] = g.softcap * std::tanh(own[i] / g.softcap);
+      const float softcap = float(g.softcap);
+      for (int64_t i = begin; i < end; ++i) own[i] = softcap * std::tanh(own[i] / softcap);
     }
     if (g.slopes) {
       const float slope = g.slopes[kv_head * group + head % group];
@@ -266,14 +261,61 @@ void attend_head(
   }
 }
 
+}  // namespace
+
+template <typename T>
+void attend_rows(
+    const T* query, int64_t query_stride, int64_t rows, const T* cache, const int64_t* table, int64_t table_stride,
+    const int64_t* lengths, const Geometry& g, T* output) {
+  const int64_t group = g.num_heads / g.num_kv_heads, size = g.head_dim;
+  torch::stable::parallel_for(0, rows * g.num_kv_heads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> room;
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task / g.num_kv_heads, kv_head = task % g.num_kv_heads, head = kv_head * group;
+      T* place = output + (row * g.num_heads + head) * size;
+      if (lengths[row] == 0) {
+        std::fill_n(place, group * size, from_float<T>(0));
+        continue;
+      }
+      attend_head(
+          query + row * query_stride + head * size, 0, 1, cache, table + row * table_stride, lengths[row], kv_head, g,
+          room, place);
+    }
+  });
+}
+
+template <typename T>
+void store_rows(
+    T* cache, const Geometry& g, const T* key_value, int64_t token_stride, int64_t plane_stride, int64_t head_stride,
+    const int64_t* slots, int64_t tokens) {
+  const int64_t planes = 2;
+  for (int64_t token = 0; token < tokens; ++token) {
+    const int64_t block = slots[token] / g.block_size, offset = slots[token] % g.block_size;
+    for (int64_t plane = 0; plane < planes; ++plane) {
+      for (int64_t head = 0; head < g.num_kv_heads; ++head) {
+        const T* from = key_value + token * token_stride + plane * plane_stride + head * head_stride;
+        const int64_t page = (block * planes + plane) * g.num_kv_heads + head;
+        std::memcpy(cache + (page * g.block_size + offset) * g.head_dim, from, g.head_dim * sizeof(T));
+      }
+    }
+  }
+}
+
+template void attend_rows(
+    const BFloat16*, int64_t, int64_t, const BFloat16*, const int64_t*, int64_t, const int64_t*, const Geometry&,
+    BFloat16*);
+template void store_rows(
+    BFloat16*, const Geometry&, const BFloat16*, int64_t, int64_t, int64_t, const int64_t*, int64_t);
+
+namespace {
+
 Geometry geometry_of(
     const Tensor& query, const Tensor& cache, double scaling, int64_t window, double softcap,
     const std::optional<Tensor>& slopes) {
   const int64_t num_heads = query.size(1), head_dim = query.size(2);
   STD_TORCH_CHECK(
       query.stride(2) == 1 && (num_heads == 1 || query.stride(1) == head_dim), "a query's heads must lie together");
-  return {num_heads,      cache.size(2),  cache.size(3),      head_dim, window,
-          float(scaling), float(softcap), data<float>(slopes)};
+  return {num_heads, cache.size(2), cache.size(3), head_dim, window, scaling, softcap, data<float>(slopes)};
 }
 
 // query: [rows, num_heads, head_dim], heads of a row contiguous. block_table: [rows, blocks] int64, rows contiguous.
@@ -284,24 +326,11 @@ Tensor attend_decode(
   const int64_t rows = query.size(0), num_heads = query.size(1), head_dim = query.size(2);
   const Geometry g = geometry_of(query, cache, scaling, window, softcap, slopes);
   Tensor output = torch::stable::new_empty(query, {rows, num_heads, head_dim});
-  const int64_t* lengths = data<int64_t>(seqlen_k);
   by_type(query, [&](auto element) {
     using T = decltype(element);
-    const int64_t group = g.num_heads / g.num_kv_heads;
-    torch::stable::parallel_for(0, rows * g.num_kv_heads, 1, [&](int64_t begin, int64_t end) {
-      std::vector<float> room;
-      for (int64_t task = begin; task < end; ++task) {
-        const int64_t row = task / g.num_kv_heads, kv_head = task % g.num_kv_heads, head = kv_head * group;
-        T* place = data<T>(output) + (row * num_heads + head) * head_dim;
-        if (lengths[row] == 0) {
-          std::fill_n(place, group * head_dim, from_float<T>(0));
-          continue;
-        }
-        attend_head(
-            data<T>(query) + row * query.stride(0) + head * head_dim, 0, 1, data<T>(cache),
-            data<int64_t>(block_table) + row * block_table.stride(0), lengths[row], kv_head, g, room, place);
-      }
-    });
+    attend_rows<T>(
+        data<T>(query), query.stride(0), rows, data<T>(cache), data<int64_t>(block_table), block_table.stride(0),
+        data<int64_t>(seqlen_k), g, data<T>(output));
   });
   return output;
 }
@@ -345,22 +374,14 @@ Tensor attend_prefill(
 
 // key_value: [tokens, 2, num_kv_heads, head_dim], head_dim contiguous. slots: [tokens] int64.
 void store(Tensor cache, Tensor key_value, Tensor slots) {
-  const int64_t planes = 2, heads = cache.size(2), block_size = cache.size(3), head_dim = cache.size(4);
   STD_TORCH_CHECK(key_value.stride(3) == 1, "a key's elements must lie together");
-  const int64_t* slot = data<int64_t>(slots);
+  Geometry g{};
+  g.num_kv_heads = cache.size(2), g.block_size = cache.size(3), g.head_dim = cache.size(4);
   by_type(cache, [&](auto element) {
     using T = decltype(element);
-    for (int64_t token = 0; token < slots.size(0); ++token) {
-      const int64_t block = slot[token] / block_size, offset = slot[token] % block_size;
-      for (int64_t plane = 0; plane < planes; ++plane) {
-        for (int64_t head = 0; head < heads; ++head) {
-          const T* from = data<T>(key_value) + token * key_value.stride(0) + plane * key_value.stride(1) +
-                          head * key_value.stride(2);
-          T* to = data<T>(cache) + (((block * planes + plane) * heads + head) * block_size + offset) * head_dim;
-          std::memcpy(to, from, head_dim * sizeof(T));
-        }
-      }
-    }
+    store_rows<T>(
+        data<T>(cache), g, data<T>(key_value), key_value.stride(0), key_value.stride(1), key_value.stride(2),
+        data<int64_t>(slots), slots.size(0));
   });
 }
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 COMPILERS = ("c++", "g++", "clang++")
 SOURCES = ("linear.cpp", "attention.cpp", "elementwise.cpp")
-HEADERS = ("rows.h",)
+HEADERS = ("rows.h", "kernels.h")
 # The last flag selects torch's stable interface of 2.11, the oldest supported release.
 FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-fno-math-errno"),

@@ -1,11 +1,162 @@
 // The work between two products: residual and norm, rotary positions, gated activations. One pass over memory each.
-#include "rows.h"
+#include "kernels.h"
+
+// A 16-bit norm is rounded before the weight multiplies, as Llama's is.
+template <typename T>
+void add_norm_rows(
+    T* residual, int64_t stride, const T* delta, int64_t delta_stride, const Norm<T>& norm, int64_t rows, int64_t size,
+    T* output) {
+  torch::stable::parallel_for(0, rows, 32, [&](int64_t begin, int64_t end) {
+    std::vector<float> values(size);
+    for (int64_t row = begin; row < end; ++row) {
+      T* own = residual + row * stride;
+      T* out = output + row * size;
+      float* value = values.data();
+      if (delta) {
+        const T* other = delta + row * delta_stride;
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) own[i] = from_float<T>(to_float(own[i]) + to_float(other[i]));
+      }
+      float total = 0;
+#pragma omp simd reduction(+ : total)
+      for (int64_t i = 0; i < size; ++i) {
+        value[i] = to_float(own[i]);
+        total += value[i];
+      }
+      const float mean = norm.centered ? total / size : 0;
+      float squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int64_t i = 0; i < size; ++i) squares += (value[i] - mean) * (value[i] - mean);
+      const float scale = 1 / std::sqrt(squares / size + float(norm.epsilon));
+      if (norm.centered) {
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) {
+          out[i] = from_float<T>(
+              (value[i] - mean) * scale * to_float(norm.weight[i]) + (norm.bias ? to_float(norm.bias[i]) : 0));
+        }
+      } else {
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) {
+          out[i] = from_float<T>(to_float(from_float<T>(value[i] * scale)) * to_float(norm.weight[i]));
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void norm_heads_of(const Heads<T>& heads, const T* weight, double epsilon) {
+  torch::stable::parallel_for(0, heads.tokens, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t head = 0; head < heads.count; ++head) {
+        T* own = heads.first + token * heads.token_stride + head * heads.head_stride;
+        float squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = 0; i < heads.size; ++i) squares += to_float(own[i]) * to_float(own[i]);
+        const float scale = 1 / std::sqrt(squares / heads.size + float(epsilon));
+#pragma omp simd
+        for (int64_t i = 0; i < heads.size; ++i) {
+          own[i] = from_float<T>(to_float(from_float<T>(to_float(own[i]) * scale)) * to_float(weight[i]));
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void rotate_heads(const Heads<T>& heads, const T* table, int64_t size, const int64_t* positions) {
+  const int64_t half = size / 2;
+  torch::stable::parallel_for(0, heads.tokens, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const T* cosines = table + positions[token] * 2 * size;
+      const T* sines = cosines + size;
+      for (int64_t head = 0; head < heads.count; ++head) {
+        T* first = heads.first + token * heads.token_stride + head * heads.head_stride;
+        T* second = first + half;
+#pragma omp simd
+        for (int64_t i = 0; i < half; ++i) {
+          const float x = to_float(first[i]), y = to_float(second[i]);
+          first[i] = from_float<T>(x * to_float(cosines[i]) + y * to_float(sines[i]));
+          second[i] = from_float<T>(y * to_float(cosines[half + i]) + x * to_float(sines[half + i]));
+        }
+      }
+    }
+  });
+}
 
 namespace {
 
+// The activated half is rounded before it multiplies, as torch rounds it. Without a gate the input may be the output.
+template <typename T, typename Function>
+void activate_by(Function function, const T* input, int64_t rows, int64_t size, bool is_gated, T* output) {
+  torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      T* out = output + row * size;
+      if (is_gated) {
+        const T* gate = input + row * 2 * size;
+        const T* up = gate + size;
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) {
+          out[i] = from_float<T>(to_float(from_float<T>(function(to_float(gate[i])))) * to_float(up[i]));
+        }
+      } else {
+        const T* in = input + row * size;
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) out[i] = from_float<T>(function(to_float(in[i])));
+      }
+    }
+  });
+}
+
+inline float silu(float x) { return x / (1 + fast_exp(-x)); }
+
+// tanh(u) + 1 is twice the sigmoid of 2u.
+inline float gelu_tanh(float x) { return x / (1 + fast_exp(x * (-1.59576912f - 0.0713548128f * x * x))); }
+
+// By Abramowitz and Stegun 7.1.26, whose largest error is 1.5e-7.
+inline float gelu_erf(float x) {
+  const float z = std::fabs(x) * 0.707106781f, t = 1 / (1 + 0.3275911f * z);
+  const float series =
+      t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  const float tail = 0.5f * x * series * fast_exp(-z * z);
+  return x > 0 ? x - tail : tail;
+}
+
+inline float relu(float x) { return x < 0 ? 0 : x; }
+
+}  // namespace
+
+template <typename T>
+void activate(Activation activation, const T* input, int64_t rows, int64_t size, bool is_gated, T* output) {
+  switch (activation) {
+    case Activation::kSilu:
+      return activate_by([](float x) { return silu(x); }, input, rows, size, is_gated, output);
+    case Activation::kGeluTanh:
+      return activate_by([](float x) { return gelu_tanh(x); }, input, rows, size, is_gated, output);
+    case Activation::kGeluErf:
+      return activate_by([](float x) { return gelu_erf(x); }, input, rows, size, is_gated, output);
+    case Activation::kRelu:
+      return activate_by([](float x) { return relu(x); }, input, rows, size, is_gated, output);
+  }
+  STD_TORCH_CHECK(false, "an unknown activation");
+}
+
+template void add_norm_rows(
+    BFloat16*, int64_t, const BFloat16*, int64_t, const Norm<BFloat16>&, int64_t, int64_t, BFloat16*);
+template void norm_heads_of(const Heads<BFloat16>&, const BFloat16*, double);
+template void rotate_heads(const Heads<BFloat16>&, const BFloat16*, int64_t, const int64_t*);
+template void activate(Activation, const BFloat16*, int64_t, int64_t, bool, BFloat16*);
+
+namespace {
+
+template <typename T>
+Heads<T> heads_of(const Tensor& heads) {
+  return {data<T>(heads), heads.size(0), heads.stride(0), heads.size(1), heads.stride(1), heads.size(2)};
+}
+
 // residual += delta, in place where there is a delta; returns the norm of the sum. centered: a layer norm, which takes
-// the mean away; else a root-mean-square norm. A 16-bit norm is rounded before the weight multiplies, as Llama's is.
-// Rows may lie apart, as those of a part of a wider product do; the result's lie together.
+// the mean away; else a root-mean-square norm. Rows may lie apart, as those of a part of a wider product do; the
+// result's lie together.
 Tensor add_norm(
     Tensor residual, std::optional<Tensor> delta, Tensor weight, std::optional<Tensor> bias, double epsilon,
     bool centered) {
@@ -13,99 +164,31 @@ Tensor add_norm(
   STD_TORCH_CHECK(
       residual.stride(1) == 1 && (!delta.has_value() || delta->stride(1) == 1), "a row's elements must lie together");
   STD_TORCH_CHECK(weight.scalar_type() == residual.scalar_type(), "the weight must have the input's type");
-  const int64_t stride = residual.stride(0), delta_stride = delta.has_value() ? delta->stride(0) : 0;
+  const int64_t delta_stride = delta.has_value() ? delta->stride(0) : 0;
   Tensor output = torch::stable::new_empty(residual, {rows, size});
   by_type(residual, [&](auto element) {
     using T = decltype(element);
-    const T* added = data<T>(delta);
-    const T* weights = data<T>(weight);
-    const T* biases = data<T>(bias);
-    torch::stable::parallel_for(0, rows, 32, [&](int64_t begin, int64_t end) {
-      std::vector<float> values(size);
-      for (int64_t row = begin; row < end; ++row) {
-        T* own = data<T>(residual) + row * stride;
-        T* out = data<T>(output) + row * size;
-        float* value = values.data();
-        if (added) {
-          const T* other = added + row * delta_stride;
-#pragma omp simd
-          for (int64_t i = 0; i < size; ++i) own[i] = from_float<T>(to_float(own[i]) + to_float(other[i]));
-        }
-        float total = 0;
-#pragma omp simd reduction(+ : total)
-        for (int64_t i = 0; i < size; ++i) {
-          value[i] = to_float(own[i]);
-          total += value[i];
-        }
-        const float mean = centered ? total / size : 0;
-        float squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t i = 0; i < size; ++i) squares += (value[i] - mean) * (value[i] - mean);
-        const float scale = 1 / std::sqrt(squares / size + float(epsilon));
-        if (centered) {
-#pragma omp simd
-          for (int64_t i = 0; i < size; ++i) {
-            out[i] = from_float<T>((value[i] - mean) * scale * to_float(weights[i]) + (biases ? to_float(biases[i]) : 0));
-          }
-        } else {
-#pragma omp simd
-          for (int64_t i = 0; i < size; ++i) {
-            out[i] = from_float<T>(to_float(from_float<T>(value[i] * scale)) * to_float(weights[i]));
-          }
-        }
-      }
-    });
+    add_norm_rows<T>(
+        data<T>(residual), residual.stride(0), data<T>(delta), delta_stride,
+        {data<T>(weight), data<T>(bias), epsilon, centered}, rows, size, data<T>(output));
   });
   return output;
 }
 
 // In place: the root-mean-square norm of every head. heads: [tokens, heads, head_dim], head_dim contiguous.
 void norm_heads(Tensor heads, Tensor weight, double epsilon) {
-  const int64_t tokens = heads.size(0), count = heads.size(1), size = heads.size(2);
   by_type(heads, [&](auto element) {
     using T = decltype(element);
-    const T* weights = data<T>(weight);
-    torch::stable::parallel_for(0, tokens, 32, [&](int64_t begin, int64_t end) {
-      for (int64_t token = begin; token < end; ++token) {
-        for (int64_t head = 0; head < count; ++head) {
-          T* own = data<T>(heads) + token * heads.stride(0) + head * heads.stride(1);
-          float squares = 0;
-#pragma omp simd reduction(+ : squares)
-          for (int64_t i = 0; i < size; ++i) squares += to_float(own[i]) * to_float(own[i]);
-          const float scale = 1 / std::sqrt(squares / size + float(epsilon));
-#pragma omp simd
-          for (int64_t i = 0; i < size; ++i) {
-            own[i] = from_float<T>(to_float(from_float<T>(to_float(own[i]) * scale)) * to_float(weights[i]));
-          }
-        }
-      }
-    });
+    norm_heads_of<T>(heads_of<T>(heads), data<T>(weight), epsilon);
   });
 }
 
 // In place. heads: [tokens, heads, head_dim], head_dim contiguous. table: [positions, 2, rotary_dim], the sines with
 // the sign of the half that is turned; what a head has beyond rotary_dim stays.
 void rotate(Tensor heads, Tensor table, Tensor positions) {
-  const int64_t tokens = heads.size(0), count = heads.size(1), size = table.size(2), half = size / 2;
-  const int64_t* position = data<int64_t>(positions);
   by_type(heads, [&](auto element) {
     using T = decltype(element);
-    torch::stable::parallel_for(0, tokens, 32, [&](int64_t begin, int64_t end) {
-      for (int64_t token = begin; token < end; ++token) {
-        const T* cosines = data<T>(table) + position[token] * 2 * size;
-        const T* sines = cosines + size;
-        for (int64_t head = 0; head < count; ++head) {
-          T* first = data<T>(heads) + token * heads.stride(0) + head * heads.stride(1);
-          T* second = first + half;
-#pragma omp simd
-          for (int64_t i = 0; i < half; ++i) {
-            const float x = to_float(first[i]), y = to_float(second[i]);
-            first[i] = from_float<T>(x * to_float(cosines[i]) + y * to_float(sines[i]));
-            second[i] = from_float<T>(y * to_float(cosines[half + i]) + x * to_float(sines[half + i]));
-          }
-        }
-      }
-    });
+    rotate_heads<T>(heads_of<T>(heads), data<T>(table), table.size(2), data<int64_t>(positions));
   });
 }
 
@@ -116,18 +199,7 @@ Tensor silu_mul(Tensor gate_up) {
   Tensor output = torch::stable::new_empty(gate_up, {rows, size});
   by_type(gate_up, [&](auto element) {
     using T = decltype(element);
-    torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const T* gate = data<T>(gate_up) + row * 2 * size;
-        const T* up = gate + size;
-        T* out = data<T>(output) + row * size;
-#pragma omp simd
-        for (int64_t i = 0; i < size; ++i) {
-          const float x = to_float(gate[i]);
-          out[i] = from_float<T>(to_float(from_float<T>(x / (1 + fast_exp(-x)))) * to_float(up[i]));
-        }
-      }
-    });
+    activate<T>(Activation::kSilu, data<T>(gate_up), rows, size, true, data<T>(output));
   });
   return output;
 }

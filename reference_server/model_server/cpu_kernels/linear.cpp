@@ -4,7 +4,7 @@
 //
 // A panel is read from memory once, front to back, for up to 12 rows at a time. Every output is one running sum over
 // the inputs in order, so a row's result does not depend on what it is computed beside.
-#include "rows.h"
+#include "kernels.h"
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -76,24 +76,19 @@ struct Wide {
 };
 constexpr Wide kWide[] = {{4, multiply<1, 4>}, {4, multiply<2, 4>}, {2, multiply<3, 2>}, {2, multiply<4, 2>}};
 
-// input: [rows, inputs], rows contiguous; packed as above. Returns [rows, outputs].
-Tensor linear(Tensor input, Tensor packed, std::optional<Tensor> bias, int64_t outputs) {
-  const int64_t rows = input.size(0), inputs = input.size(1), pairs = packed.size(1);
-  STD_TORCH_CHECK(inputs == 2 * pairs && input.stride(1) == 1, "the input does not fit the packed weight");
-  Tensor output = torch::stable::new_empty(input, {rows, outputs});
-  const BFloat16* in = data<BFloat16>(input);
-  const BFloat16* weights = data<BFloat16>(packed);
-  const BFloat16* biases = data<BFloat16>(bias);
-  BFloat16* out = data<BFloat16>(output);
-  const int64_t stride = input.stride(0);
+}  // namespace
+
+void multiply_rows(const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output) {
+  const auto [packed, bias, inputs, outputs] = product;
+  const int64_t pairs = inputs / 2, panels = (outputs + kPanel - 1) / kPanel;
   const int64_t cached = std::max(kMaxRows, kCachedInputBytes / (2 * inputs) / kMaxRows * kMaxRows);
   const auto call = [&](Multiply function, int64_t row, int64_t panel) {
     const int64_t column = panel * kPanel;
     function(
-        in + row * stride, stride, weights + panel * pairs * 2 * kPanel, pairs, biases ? biases + column : nullptr,
-        out + row * outputs + column, outputs, outputs - column);
+        input + row * stride, stride, packed + panel * pairs * 2 * kPanel, pairs, bias ? bias + column : nullptr,
+        output + row * outputs + column, outputs, outputs - column);
   };
-  torch::stable::parallel_for(0, packed.size(0), 4, [&](int64_t first_panel, int64_t last_panel) {
+  torch::stable::parallel_for(0, panels, 4, [&](int64_t first_panel, int64_t last_panel) {
     int64_t panel = first_panel;
     if (0 < rows && rows <= int64_t(std::size(kWide))) {
       const Wide wide = kWide[rows - 1];
@@ -110,6 +105,20 @@ Tensor linear(Tensor input, Tensor packed, std::optional<Tensor> bias, int64_t o
       }
     }
   });
+}
+
+namespace {
+
+// input: [rows, inputs], rows contiguous; packed as above. Returns [rows, outputs].
+Tensor linear(Tensor input, Tensor packed, std::optional<Tensor> bias, int64_t outputs) {
+  const int64_t rows = input.size(0), inputs = input.size(1);
+  STD_TORCH_CHECK(
+      inputs == 2 * packed.size(1) && input.stride(1) == 1 && (outputs + kPanel - 1) / kPanel == packed.size(0),
+      "the input does not fit the packed weight");
+  Tensor output = torch::stable::new_empty(input, {rows, outputs});
+  multiply_rows(
+      {data<BFloat16>(packed), data<BFloat16>(bias), inputs, outputs}, data<BFloat16>(input), input.stride(0), rows,
+      data<BFloat16>(output));
   return output;
 }
 

@@ -1,0 +1,70 @@
+// The kernels over plain memory, which the operators and the walk share. Each has one definition, so both give the same
+// bits. They divide their work over torch's threads. Fields of eight bytes, so that Python can write these structures.
+#pragma once
+
+#include "rows.h"
+
+// A linear whose weight is packed as in linear.cpp. bias: [outputs] or null.
+struct Product {
+  const BFloat16* packed;
+  const BFloat16* bias;
+  int64_t inputs, outputs;
+};
+
+// A layer norm (centered) or a root-mean-square norm. A null weight: no norm.
+template <typename T>
+struct Norm {
+  const T* weight;
+  const T* bias;
+  double epsilon;
+  int64_t centered;
+};
+
+// [tokens, count, size], a head's elements side by side.
+template <typename T>
+struct Heads {
+  T* first;
+  int64_t tokens, token_stride, count, head_stride, size;
+};
+
+// Of attention over one layer's cache. window, softcap: 0 for none. slopes: [num_heads] or null.
+struct Geometry {
+  int64_t num_heads, num_kv_heads, block_size, head_dim, window;
+  double scaling, softcap;
+  const float* slopes;
+};
+
+enum class Activation : int64_t { kSilu, kGeluTanh, kGeluErf, kRelu };
+
+// input: rows that lie `stride` apart. output: [rows, outputs].
+void multiply_rows(const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output);
+
+// residual += delta unless that is null, in place; output: [rows, size], the norm of the sum.
+template <typename T>
+void add_norm_rows(
+    T* residual, int64_t stride, const T* delta, int64_t delta_stride, const Norm<T>& norm, int64_t rows, int64_t size,
+    T* output);
+
+// In place: the root-mean-square norm of every head.
+template <typename T>
+void norm_heads_of(const Heads<T>& heads, const T* weight, double epsilon);
+
+// In place. table: [positions, 2, size], the sines with the sign of the half that is turned.
+template <typename T>
+void rotate_heads(const Heads<T>& heads, const T* table, int64_t size, const int64_t* positions);
+
+// input: [rows, 2 * size], gates first, if the MLP is gated; else [rows, size]. output: [rows, size].
+template <typename T>
+void activate(Activation activation, const T* input, int64_t rows, int64_t size, bool is_gated, T* output);
+
+// One token a row. query: a row's heads side by side. lengths: [rows], keys of each. output: [rows, num_heads, head_dim].
+template <typename T>
+void attend_rows(
+    const T* query, int64_t query_stride, int64_t rows, const T* cache, const int64_t* table, int64_t table_stride,
+    const int64_t* lengths, const Geometry& geometry, T* output);
+
+// key_value: [tokens, 2, num_kv_heads, head_dim], a head's elements side by side. slots: [tokens].
+template <typename T>
+void store_rows(
+    T* cache, const Geometry& geometry, const T* key_value, int64_t token_stride, int64_t plane_stride,
+    int64_t head_stride, const int64_t* slots, int64_t tokens);
