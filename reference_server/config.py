@@ -184,6 +184,9 @@ class ModelConfig(CommonConfig):
     run_ahead: Annotated[bool | None, TrueOrFalse] = Field(
         None, description="Compute one decode step ahead. Unset: on if the model server supports it."
     )
+    compiled_walk: Annotated[bool, FieldSource(takes_value=True, digits=True)] = Field(
+        True, description="On a CPU, compute a decode step with one operator where the model allows it."
+    )
     cuda_graphs: Annotated[Integers | None, Tunable(choices=("0", "1,2,4,8,16,32"))] = Field(
         None, description="Batch sizes to capture as CUDA graphs; 0 captures none. Unset: the model server's list."
     )

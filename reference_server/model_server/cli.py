@@ -222,6 +222,7 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         watermark_gamma=config.watermark_gamma,
         watermark_delta=config.watermark_delta,
         fuse=not config.disable_custom_kernels,
+        compiled_walk=config.compiled_walk,
         cuda_graphs=config.cuda_graphs,
     )
 

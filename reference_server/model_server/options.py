@@ -26,6 +26,7 @@ class EngineOptions:
     as the device's on a CPU, for all ranks together; None is the smaller of 4 GiB and half of the available memory.
     wiggle_room: scales `memory_fraction` on accelerators only. compute_threads: None is cores - 1. tier: None is the
     family's own. cuda_graphs: the row counts to capture; (0,) captures none, None is the shard's list.
+    compiled_walk: whether a decode step is one operator, where it can be.
     """
 
     model_id: str
@@ -48,6 +49,7 @@ class EngineOptions:
     run_ahead: bool = True
     compute_threads: int | None = None
     fuse: bool = True
+    compiled_walk: bool = True
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
     seed: int = 0

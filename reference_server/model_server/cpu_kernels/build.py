@@ -25,7 +25,7 @@ from reference_server.model_server.cpu_kernels import fakes
 logger = logging.getLogger(__name__)
 
 COMPILERS = ("c++", "g++", "clang++")
-SOURCES = ("linear.cpp", "attention.cpp", "elementwise.cpp")
+SOURCES = ("linear.cpp", "attention.cpp", "elementwise.cpp", "walk.cpp")
 HEADERS = ("rows.h", "kernels.h")
 # The last flag selects torch's stable interface of 2.11, the oldest supported release.
 FLAGS = (

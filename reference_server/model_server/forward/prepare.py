@@ -18,6 +18,7 @@ from reference_server.model_server.forward.recurrent import RecurrentForward
 from reference_server.model_server.forward.self_check import distance_from_alone, limit_of
 from reference_server.model_server.kv_cache import LayerShape
 from reference_server.model_server.models import fuse, hooks, rotary
+from reference_server.model_server.models.compiled_walk import Undescribed
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.models.packed_linear import pack_linears
 from reference_server.model_server.models.swap import swap_modules
@@ -111,6 +112,7 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
     elif options.fuse:
         swap_modules(loaded.model)
         added_bytes = pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
+    kernels = "modules" if decoder is None else _with_walk(decoder, options)
     forward = RaggedForward(loaded.model, state, loaded.device, decoder)
     graphs = _graphed(forward, loaded, choice, options)
     own = graphs or forward
@@ -120,11 +122,25 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
         forward=own if original is None else RecomputingForward(own, original, choice.block_size),
         shapes=tuple(layer.shape for layer in layers),
         choice=choice,
-        kernels="modules" if decoder is None else "fused",
+        kernels=kernels,
         added_bytes=added_bytes,
         graphs=graphs,
         longest_prefix=original,
     )
+
+
+def _with_walk(decoder: fuse.FusedDecoder, options: EngineOptions) -> str:
+    """The kernels of a fused decoder, whose decode steps become one operator if it can be described."""
+    if not options.compiled_walk:
+        logger.info("decode steps run operator by operator: asked for by `--compiled-walk false`")
+        return "fused"
+    try:
+        decoder.compile_walk()
+    except Undescribed as undescribed:
+        logger.info("decode steps run operator by operator: %s", undescribed.reason)
+        return "fused"
+    logger.info("decode steps run as one operator")
+    return "fused,walk"
 
 
 def _graphed(

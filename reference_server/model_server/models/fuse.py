@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reference_server.model_server.models.compiled_walk import CompiledWalk
 from reference_server.model_server.models.fused_linear import (
     can_stack,
     is_head,
@@ -57,7 +58,10 @@ class FusedDecoder:
         self._operators = operators_for(weight)
         layers = list(getattr(inner, layout.layers))
         heads = _heads(layers[0], layout)
-        self._walk = Walk([_fuse_layer(layer, layout, heads, keep) for layer in layers], heads, self._operators)
+        self._fused = [_fuse_layer(layer, layout, heads, keep) for layer in layers]
+        self._heads = heads
+        self._walk = Walk(self._fused, heads, self._operators)
+        self._compiled: CompiledWalk | None = None
         self._norm = known_norm(getattr(inner, layout.final_norm))
         head = model.get_output_embeddings()
         is_tied = head.weight.data_ptr() == weight.data_ptr()
@@ -66,13 +70,19 @@ class FusedDecoder:
         self._divisor: float = getattr(model.config, "logits_scaling", 1.0)
         self.added_bytes = weight.nbytes if is_tied and can_pack(weight) else 0
 
+    def compile_walk(self) -> None:
+        """Compute decode steps with one operator from here on; raises Undescribed if it cannot."""
+        self._compiled = CompiledWalk(self._fused, self._heads, self._norm, self._head)
+
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, max_position: int) -> Tensor:
         embedded = self.embed(input_ids) if self._table is None else F.embedding(input_ids, self._table)
         return self.logits(embedded, positions, logits_index, max_position)
 
     def logits(self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, max_position: int) -> Tensor:
         """The logits of the tokens `index`, all if None. inputs_embeds: [tokens, hidden], overwritten."""
-        logits: Tensor = self._head(self.hidden(inputs_embeds, positions, index, max_position, self._norm))
+        logits = self._decode(inputs_embeds, positions, index, max_position)
+        if logits is None:
+            logits = self._head(self.hidden(inputs_embeds, positions, index, max_position, self._norm))
         if self._divisor != 1:
             logits = logits / self._divisor
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
@@ -81,6 +91,21 @@ class FusedDecoder:
         self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, max_position: int, final_norm: Norm
     ) -> Tensor:
         """The hidden states before the head, normed by `final_norm`."""
+        hidden, table = self._first_hidden(inputs_embeds, positions), self._rotary_table(max_position)
+        return self._walk(hidden, table, positions, index, final_norm)
+
+    def _decode(
+        self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, max_position: int
+    ) -> Tensor | None:
+        """The head's result for one token a row in one operator, or None if that cannot compute this step."""
+        if self._compiled is None or index is not None or not self._compiled.takes_step():
+            return None
+        hidden, table = self._first_hidden(inputs_embeds, positions), self._rotary_table(max_position)
+        result = self._compiled(hidden, table, positions)
+        return result if self._compiled.has_head else self._head(result)
+
+    def _first_hidden(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
+        """The input of the first layer."""
         hidden = inputs_embeds if self._multiplier == 1 else inputs_embeds * self._multiplier
         if self._positions is not None:
             # OPT's table begins two rows late.
@@ -88,8 +113,10 @@ class FusedDecoder:
             hidden = hidden + F.embedding(rows, self._positions.weight)
         if self._embedding_norm is not None:
             hidden = self._operators.add_norm(hidden, None, self._embedding_norm)
-        table = None if self._rotary is None else self._rotary.up_to(max_position)
-        return self._walk(hidden, table, positions, index, final_norm)
+        return hidden
+
+    def _rotary_table(self, max_position: int) -> Tensor | None:
+        return None if self._rotary is None else self._rotary.up_to(max_position)
 
 
 def _is_plain_embedding(module: nn.Module) -> bool:

@@ -6,6 +6,7 @@ without the processor's instruction. Plain `F.linear` reorders the weight on eve
 product at few rows.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,16 @@ TYPICAL_ROWS = 32
 PANEL = 32
 
 
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The operands of the compiled product. packed: as `in_panels`. bias: [outputs]."""
+
+    packed: Tensor
+    bias: Tensor | None
+    outputs: int
+    inputs: int
+
+
 class PackedLinear(nn.Module):
     """Replaces a linear; does not keep the plain weight."""
 
@@ -30,9 +41,11 @@ class PackedLinear(nn.Module):
         self._product: Any
         # The arguments of the product after its input; not registered as parameters.
         self._operands: tuple[Any, ...]
+        self.panels: Panels | None = None
         if can_compile(weight):
+            self.panels = Panels(in_panels(weight.detach()), bias, *weight.shape)
             self._product = torch.ops.reference_server_cpu.linear.default
-            self._operands = (in_panels(weight.detach()), bias, weight.shape[0])
+            self._operands = (self.panels.packed, bias, weight.shape[0])
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), TYPICAL_ROWS)
             self._product = torch.ops.mkldnn._linear_pointwise.default
@@ -50,6 +63,12 @@ class PackedLinear(nn.Module):
         """hidden: [rows, inputs], contiguous rows; returns [rows, outputs]."""
         product: Tensor = self._product(hidden, *self._operands)
         return product
+
+
+def panels_of(linear: Any) -> Panels | None:
+    """The panels behind `PackedLinear.rows`; None for any other linear."""
+    owner = getattr(linear, "__self__", None)
+    return owner.panels if isinstance(owner, PackedLinear) else None
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -4,14 +4,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from reference_server.model_server.attention import select
-from reference_server.model_server.kv_cache import KVCache
-from reference_server.model_server.models import fuse, fused_linear, hooks
-from reference_server.model_server.models.families import find_family
-from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
+from reference_server.model_server.models import fuse, fused_linear
+from reference_server.model_server.step_state import Step, StepMetadata, StepTensors
+from tests.support.models.attached import attach
 from tests.support.models.tiny_models import make_tiny_model
 
 
@@ -127,20 +123,6 @@ def test_a_norm_with_another_formula_is_not_recognised() -> None:
     model.model.norm = OtherNorm(model.model.norm)
 
     assert fuse.fuse(model) is None
-
-
-def attach(model: PreTrainedModel, dtype: torch.dtype) -> StepState:
-    hooks.register()
-    model.config._attn_implementation = hooks.ATTENTION_NAME
-    shim = find_family(model.config.to_dict()).shim
-    if shim is not None:
-        shim(model)
-    layers = hooks.probe(model)
-    choice = select.choose(EngineOptions("tiny"), hooks.needs_of(layers, torch.device("cpu"), dtype))
-    state = StepState()
-    state.cache = KVCache([layer.shape for layer in layers], 8, 16, dtype, torch.device("cpu"))
-    hooks.attach(layers, state, choice)
-    return state
 
 
 def one_row(first: int, last: int) -> Step:

@@ -1,0 +1,184 @@
+// The decode step of a whole decoder as one operator: from the embeddings of one token a row to the logits.
+//
+// It runs the kernels of the other operators in the order of models/walk.py, over a table that
+// models/compiled_walk.py writes once. bfloat16 only, as only that has a packed product.
+#include "kernels.h"
+
+#ifdef __AVX512BF16__
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace {
+
+using T = BFloat16;
+
+// As models/walk.py's FusedLayer. A norm without a weight is absent.
+struct Layer {
+  Norm<T> input_norm, post_norm, query_norm, key_norm, attended_norm, mlp_norm;
+  Product qkv, output, up, down;
+  Geometry geometry;
+  T* cache;
+  double multiplier, query_scale;
+  Activation activation;
+  int64_t is_gated, is_parallel;
+};
+
+// What follows the layers. A head without a weight is absent: the result is the normed hidden states.
+struct End {
+  Norm<T> norm;
+  Product head;
+};
+
+// Memory of the thread for the rows between two kernels, which grows to the largest step.
+class Scratch {
+ public:
+  T* take(int64_t elements) {
+    if (elements > size_) {
+      memory_.reset(new T[elements]);
+      size_ = elements;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<T[]> memory_;
+  int64_t size_ = 0;
+};
+
+void scale(T* values, int64_t rows, int64_t stride, int64_t size, double factor) {
+  if (factor == 1) return;
+  const float by = float(factor);
+  for (int64_t row = 0; row < rows; ++row) {
+    T* own = values + row * stride;
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) own[i] = from_float<T>(to_float(own[i]) * by);
+  }
+}
+
+void add(T* values, const T* others, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) values[i] = from_float<T>(to_float(values[i]) + to_float(others[i]));
+}
+
+// One step's rows, and the rows between two kernels.
+struct Step {
+  int64_t rows, size;
+  const T* table;
+  int64_t rotary_dim, table_stride;
+  const int64_t *positions, *slots, *block_table, *lengths;
+  T *hidden, *normed, *delta, *qkv, *attended, *up, *activated;
+
+  void add_norm(const T* added, const Norm<T>& norm, T* output) {
+    add_norm_rows(hidden, size, added, size, norm, rows, size, output);
+  }
+
+  // What is added to the residual: normed if the layer norms it, then scaled.
+  void finish(const Norm<T>& norm, double multiplier) {
+    if (norm.weight) {
+      add_norm_rows(delta, size, static_cast<const T*>(nullptr), 0, norm, rows, size, normed);
+      std::swap(normed, delta);
+    }
+    scale(delta, rows, size, size, multiplier);
+  }
+
+  void attend(const Layer& layer) {
+    const Geometry& g = layer.geometry;
+    const int64_t width = layer.qkv.outputs, queries = g.num_heads * g.head_dim, keys = g.num_kv_heads * g.head_dim;
+    multiply_rows(layer.qkv, normed, size, rows, qkv);
+    if (layer.query_norm.weight && layer.key_norm.weight) {
+      norm_heads_of<T>(
+          {qkv, rows, width, g.num_heads, g.head_dim, g.head_dim}, layer.query_norm.weight, layer.query_norm.epsilon);
+      norm_heads_of<T>(
+          {qkv + queries, rows, width, g.num_kv_heads, g.head_dim, g.head_dim}, layer.key_norm.weight,
+          layer.key_norm.epsilon);
+    }
+    scale(qkv, rows, width, queries, layer.query_scale);
+    if (table) {
+      rotate_heads<T>(
+          {qkv, rows, width, g.num_heads + g.num_kv_heads, g.head_dim, g.head_dim}, table, rotary_dim, positions);
+    }
+    store_rows<T>(layer.cache, g, qkv + queries, width, keys, g.head_dim, slots, rows);
+    attend_rows<T>(qkv, width, rows, layer.cache, block_table, table_stride, lengths, g, attended);
+    multiply_rows(layer.output, attended, queries, rows, delta);
+  }
+
+  // From `normed` to `output`.
+  void mlp(const Layer& layer, T* output) {
+    multiply_rows(layer.up, normed, size, rows, up);
+    activate<T>(layer.activation, up, rows, layer.down.inputs, layer.is_gated, activated);
+    multiply_rows(layer.down, activated, layer.down.inputs, rows, output);
+  }
+
+  void run(const Layer& layer, bool is_first) {
+    add_norm(is_first ? nullptr : delta, layer.input_norm, normed);
+    attend(layer);
+    if (layer.is_parallel) {
+      // Without a norm of its own the MLP reads the input's, which `normed` still holds.
+      scale(delta, rows, size, size, layer.multiplier);
+      if (layer.post_norm.weight) add_norm(nullptr, layer.post_norm, normed);
+      mlp(layer, attended);
+      add(delta, attended, rows * size);
+      return;
+    }
+    finish(layer.attended_norm, layer.multiplier);
+    add_norm(delta, layer.post_norm, normed);
+    mlp(layer, delta);
+    finish(layer.mlp_norm, layer.multiplier);
+  }
+};
+
+template <typename Record>
+const Record* records(const Tensor& bytes) {
+  STD_TORCH_CHECK(
+      bytes.scalar_type() == ScalarType::Byte && bytes.numel() % sizeof(Record) == 0 && bytes.numel() > 0,
+      "the table of the walk has another layout");
+  return data<const Record>(bytes);
+}
+
+// hidden: [rows, size], overwritten. layers, end: bytes of the structures above, whose addresses stay valid during the
+// call; the caches of the layers are written. rotary: [positions, 2, rotary_dim]. positions, slots, seqlen_k: [rows]
+// int64. block_table: [rows, blocks] int64. Returns [rows, vocab_size], or [rows, size] without a head.
+Tensor walk(
+    Tensor hidden, Tensor layers, Tensor end, std::optional<Tensor> rotary, Tensor positions, Tensor slots,
+    Tensor block_table, Tensor seqlen_k) {
+  static thread_local Scratch scratch;
+  const Layer* layer = records<Layer>(layers);
+  const End* last = records<End>(end);
+  const int64_t rows = hidden.size(0), size = hidden.size(1), count = layers.numel() / int64_t(sizeof(Layer));
+  STD_TORCH_CHECK(
+      hidden.scalar_type() == ScalarType::BFloat16 && hidden.is_contiguous() && positions.size(0) == rows &&
+          slots.size(0) == rows && block_table.size(0) == rows && seqlen_k.size(0) == rows,
+      "a decode step has one bfloat16 token a row");
+  Step step{rows, size, data<T>(rotary), rotary.has_value() ? rotary->size(2) : 0, block_table.stride(0)};
+  step.positions = data<int64_t>(positions), step.slots = data<int64_t>(slots);
+  step.block_table = data<int64_t>(block_table), step.lengths = data<int64_t>(seqlen_k);
+  int64_t qkv = 0, attended = size, up = 0, activated = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    qkv = std::max(qkv, layer[i].qkv.outputs), attended = std::max(attended, layer[i].output.inputs);
+    up = std::max(up, layer[i].up.outputs), activated = std::max(activated, layer[i].down.inputs);
+  }
+  T* room = scratch.take(rows * (2 * size + qkv + attended + up + activated));
+  const auto part = [&](int64_t width) { return std::exchange(room, room + rows * width); };
+  step.hidden = data<T>(hidden), step.normed = part(size), step.delta = part(size), step.qkv = part(qkv);
+  step.attended = part(attended), step.up = part(up), step.activated = part(activated);
+  for (int64_t i = 0; i < count; ++i) step.run(layer[i], i == 0);
+  const bool has_head = last->head.packed;
+  Tensor output = torch::stable::new_empty(hidden, {rows, has_head ? last->head.outputs : size});
+  step.add_norm(step.delta, last->norm, has_head ? step.normed : data<T>(output));
+  if (has_head) multiply_rows(last->head, step.normed, size, rows, data<T>(output));
+  return output;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(reference_server_cpu, library) {
+  library.def(
+      "walk(Tensor(a!) hidden, Tensor layers, Tensor end, Tensor? rotary, Tensor positions, Tensor slots, Tensor "
+      "block_table, Tensor seqlen_k) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(reference_server_cpu, CPU, library) {
+  library.impl("walk", TORCH_BOX(&walk));
+}
+#endif

@@ -1,0 +1,171 @@
+"""A decoder's layers as the table of the compiled walk (cpu_kernels/walk.cpp): one operator for a decode step.
+
+`Walk` is its reference, and computes all steps that are not one token a row. A decoder that the table cannot describe
+has no compiled walk, for a reason that the shard logs.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reference_server.model_server.attention.kernel import AttentionOptions
+from reference_server.model_server.attention.paged import PagedLayer
+from reference_server.model_server.cpu_kernels import build
+from reference_server.model_server.kv_cache import KVCache
+from reference_server.model_server.models.operators import Norm
+from reference_server.model_server.models.packed_linear import Panels, panels_of
+from reference_server.model_server.models.walk import Activation, FusedLayer, Heads, Linear
+
+# The structures of kernels.h and walk.cpp; every field has eight bytes.
+NORM = np.dtype([("weight", "i8"), ("bias", "i8"), ("epsilon", "f8"), ("centered", "i8")])
+PRODUCT = np.dtype([("packed", "i8"), ("bias", "i8"), ("inputs", "i8"), ("outputs", "i8")])
+GEOMETRY = np.dtype(
+    [(name, "i8") for name in ("num_heads", "num_kv_heads", "block_size", "head_dim", "window")]
+    + [("scaling", "f8"), ("softcap", "f8"), ("slopes", "i8")]
+)
+NORMS = ("input_norm", "post_norm", "query_norm", "key_norm", "attended_norm", "mlp_norm")
+PRODUCTS = ("qkv", "output", "up", "down")
+LAYER = np.dtype(
+    [(name, NORM) for name in NORMS]
+    + [(name, PRODUCT) for name in PRODUCTS]
+    + [("geometry", GEOMETRY), ("cache", "i8"), ("multiplier", "f8"), ("query_scale", "f8")]
+    + [(name, "i8") for name in ("activation", "is_gated", "is_parallel")]
+)
+END = np.dtype([("norm", NORM), ("head", PRODUCT)])
+
+# In the order of `Activation` in kernels.h.
+ACTIVATIONS: tuple[Activation, ...] = (F.silu, functools.partial(F.gelu, approximate="tanh"), F.gelu, F.relu)
+
+
+@dataclass(frozen=True, slots=True)
+class Undescribed(Exception):
+    """A decoder that the table cannot describe."""
+
+    reason: str
+
+
+class CompiledWalk:
+    """The decode steps of one decoder."""
+
+    def __init__(self, layers: Sequence[FusedLayer], heads: Heads, norm: Norm, head: Linear) -> None:
+        """Raises Undescribed."""
+        kernels = build.kernels()
+        if kernels is None or not hasattr(kernels, "walk"):
+            raise Undescribed("there is no compiled bfloat16 product")
+        self._operator = kernels.walk.default
+        # The table has addresses, so what it names must live as long.
+        self._kept: list[object] = [layers, norm, head]
+        self._attention = [_paged(layer) for layer in layers]
+        self._state = self._attention[0].state
+        self._layers = np.zeros(len(layers), LAYER)
+        for row, layer, attention in zip(self._layers, layers, self._attention, strict=True):
+            _describe(row, layer, heads, attention.options)
+        end = np.zeros(1, END)
+        end[0]["norm"] = _norm(norm)
+        panels = panels_of(head)
+        self.has_head = panels is not None
+        """Whether the result is the logits; else it is the normed hidden states."""
+        if panels is not None:
+            end[0]["head"] = _product(panels)
+        self._end = _bytes(end)
+        self._cache: KVCache | None = None
+        self._table: Tensor
+
+    def takes_step(self) -> bool:
+        """Whether every row of the step in progress computes one token."""
+        step = self._state.step
+        return step is not None and step.metadata.num_single_rows == step.metadata.num_rows
+
+    def __call__(self, hidden: Tensor, rotary: Tensor | None, positions: Tensor) -> Tensor:
+        """[rows, vocab_size], or [rows, size] without a head. hidden: [rows, size], overwritten."""
+        step = self._state.step
+        assert step is not None, "a decode step outside a step"
+        if self._state.cache is not self._cache:
+            self._attach(self._state.cache)
+        tensors = step.tensors
+        result: Tensor = self._operator(
+            hidden, self._table, self._end, rotary, positions, tensors.slots, tensors.block_table, tensors.seqlen_k
+        )
+        return result
+
+    def _attach(self, cache: KVCache | None) -> None:
+        """Write the addresses of a new cache."""
+        assert cache is not None, "attention before the cache is allocated"
+        for row, attention in zip(self._layers, self._attention, strict=True):
+            buffer = cache.layers[attention.index].buffer
+            assert buffer.is_contiguous(), "the cache of a layer is one piece"
+            row["cache"] = buffer.data_ptr()
+            row["geometry"]["block_size"] = buffer.shape[3]
+        self._cache, self._table = cache, _bytes(self._layers)
+
+
+def _paged(layer: FusedLayer) -> PagedLayer:
+    """The layer's attention, if its decode kernel is the compiled one."""
+    attention = layer.attention
+    if not isinstance(attention, PagedLayer):
+        raise Undescribed("its attention is not paged")
+    if attention.choice.decode.name != "compiled":
+        raise Undescribed(f"its attention is {attention.choice.decode.name}")
+    return attention
+
+
+def _describe(row: np.void, layer: FusedLayer, heads: Heads, options: AttentionOptions) -> None:
+    for name in PRODUCTS:
+        panels = panels_of(getattr(layer, name))
+        if panels is None:
+            raise Undescribed("a product of its layers is not packed by the compiled kernel")
+        row[name] = _product(panels)
+    for name in NORMS:
+        norm = getattr(layer, name)
+        if norm is not None:
+            row[name] = _norm(norm)
+    if layer.is_parallel and layer.attended_norm is not None:
+        raise Undescribed("its parallel layers norm the result of attention")
+    slopes = options.alibi_slopes
+    if slopes is not None and (slopes.dtype != torch.float32 or not slopes.is_contiguous()):
+        raise Undescribed("its ALiBi slopes are not float32")
+    row["geometry"] = (
+        *(heads.num_heads, heads.num_kv_heads, 0, heads.head_dim, options.window or 0),
+        *(options.scaling, options.softcap or 0.0, _address(slopes)),
+    )
+    row["multiplier"], row["query_scale"] = layer.multiplier, layer.query_scale
+    row["activation"] = _activation(layer.activation)
+    row["is_gated"], row["is_parallel"] = layer.is_gated, layer.is_parallel
+
+
+def _norm(norm: Norm) -> tuple[int, int, float, int]:
+    tensors = [tensor for tensor in (norm.weight, norm.bias) if tensor is not None]
+    if any(tensor.dtype != torch.bfloat16 or not tensor.is_contiguous() for tensor in tensors):
+        raise Undescribed("a norm of its layers is not in bfloat16")
+    return _address(norm.weight), _address(norm.bias), norm.epsilon, int(norm.centered)
+
+
+def _product(panels: Panels) -> tuple[int, int, int, int]:
+    if panels.bias is not None and (panels.bias.dtype != torch.bfloat16 or not panels.bias.is_contiguous()):
+        raise Undescribed("a bias of its layers is not in bfloat16")
+    return _address(panels.packed), _address(panels.bias), panels.inputs, panels.outputs
+
+
+def _activation(activation: Activation | None) -> int:
+    if activation is None:
+        return 0
+    sample = torch.linspace(-6.0, 6.0, 97)
+    found = activation(sample)
+    for number, known in enumerate(ACTIVATIONS):
+        if torch.allclose(found, known(sample), rtol=1e-5, atol=1e-6):
+            return number
+    raise Undescribed("the walk does not have its activation")
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _bytes(records: NDArray[np.void]) -> Tensor:
+    return torch.from_numpy(records.view(np.uint8))
