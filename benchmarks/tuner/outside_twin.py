@@ -5,7 +5,7 @@
 Two servers, one after the other: the bundled one, of which the calibration sees no step traces, and llama-server. Each
 is launched, calibrated with `tgi-tune simulate calibrate --url`, and validated with `simulate validate --url`. The
 table has the median errors over the held-out loads, each predicted before it was measured. On a quiet machine of two
-cores it takes about four minutes a server; `--servers own` needs no llama-server. Exit code 1 if an error is above
+cores it takes about five minutes a server; `--servers own` needs no llama-server. Exit code 1 if an error is above
 its limit.
 """
 
@@ -39,7 +39,8 @@ TITLES = {
 
 def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """The command of each server. Both compute with one thread and cache no prompts."""
-    slots, tokens = args.slots, args.slots * args.max_total_tokens
+    # Some context is left for special tokens, which the lengths of a load may not include.
+    slots, tokens = args.slots, args.slots * (args.max_total_tokens + 64)
     llama = [
         *(args.llama_server, "--host", "127.0.0.1", "--port", "{port}", "--model", str(args.model), "--no-ui"),
         *("--threads", "1", "--parallel", str(slots), "--ctx-size", str(tokens), "--batch-size", "512"),
@@ -121,8 +122,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--llama-server", default="llama-server", metavar="PROGRAM")
     parser.add_argument("--model", type=Path, metavar="FILE", help="The GGUF file of llama-server.")
     parser.add_argument("--own-model", default="preset:tiny-llama", metavar="ID")
-    parser.add_argument("--users", type=int, default=16, metavar="N", help="Largest concurrency. Default 16.")
-    parser.add_argument("--slots", type=int, default=8, metavar="N", help="Slots of llama-server. Default 8.")
+    parser.add_argument("--users", type=int, default=8, metavar="N", help="Largest concurrency. Default 8.")
+    parser.add_argument("--slots", type=int, default=6, metavar="N", help="Slots of llama-server. Default 6.")
     parser.add_argument("--max-total-tokens", type=int, default=512, metavar="N", help="Default 512.")
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="Runs of a held-out load. Default 2.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Folder of the runs. Default temporary.")
