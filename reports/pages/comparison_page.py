@@ -40,7 +40,7 @@ VERDICT_LEVELS = {GateDecision.NOT_MEASURED: "invalid"}
 def build_comparison_report(
     comparison: Comparison, reproduce: Sequence[str] = (), of_runs: Sequence[Section] = ()
 ) -> Report:
-    """The report of a comparison; `reproduce` holds command lines that repeat it, `of_runs` sections about its runs."""
+    """The report of a comparison. reproduce: command lines that repeat it. of_runs: sections about its runs."""
     sections = [each for each in of_runs if each.title == DIFFERENCE]
     if comparison.metrics:
         sections.append(Section("Metrics", _metric_blocks(comparison)))
@@ -62,7 +62,7 @@ def _as_sentence(note: str) -> str:
 
 
 def verdict_line(comparison: Comparison) -> VerdictLine:
-    """The verdict, its sentence, and a reason for each metric that did not simply pass."""
+    """The verdict, its sentence, and a reason for each gated metric with another decision than pass."""
     verdict = comparison.verdict
     if comparison.refusals:
         reasons = tuple(f"{refusal.message[:1].upper()}{refusal.message[1:]}." for refusal in comparison.refusals)
@@ -98,9 +98,10 @@ def _sentence(comparison: Comparison) -> str:
 
 
 def pairs_needed(comparison: Comparison) -> int | None:
-    """The pairs that would detect the smallest effect of interest in every undecided gated metric, by its noise here.
+    """The number of pairs that detects the smallest effect of interest in every undecided gated metric.
 
-    The detectable effect falls with the root of the number of pairs. None for stored runs and without an estimate.
+    Estimated from the noise of these pairs: the detectable effect falls with the square root of their number. None for
+    stored runs and without an estimate.
     """
     if comparison.is_stored or not comparison.num_pairs:
         return None
@@ -124,7 +125,7 @@ def _percent(comparison: Comparison) -> str:
 
 
 def metric_sentence(metric: MetricResult) -> str:
-    """One metric's effect, interval and decision in a sentence."""
+    """A sentence with the effect, the interval and the decision of one metric."""
     if metric.decision is GateDecision.NOT_MEASURED:
         return f"{title(metric)}: not measured in every run."
     text = f"{title(metric)}: {change_text(metric)}, {metric.decision}."
@@ -134,12 +135,12 @@ def metric_sentence(metric: MetricResult) -> str:
 
 
 def title(metric: MetricResult) -> str:
-    """`TTFT p95`, without the unit, for sentences."""
+    """The title of a metric without its unit, for sentences: `TTFT p95`."""
     return metric_title(metric.name).partition(", ")[0]
 
 
 def change_text(metric: MetricResult) -> str:
-    """`+4.20 % (+1.1 to +7.3)`."""
+    """The change of a metric with its interval: `+4.20 % (+1.1 to +7.3)`."""
     change = _change(metric)
     if change.value != change.value:
         return "no pairs yet"
@@ -167,7 +168,7 @@ def metrics_table(comparison: Comparison) -> pd.DataFrame:
 
 
 def _row_title(metric: MetricResult) -> str:
-    """`TTFT p95, ms ↓`; fractions are in percent."""
+    """The title of a metric with its unit and direction: `TTFT p95, ms ↓`. Fractions are in percent."""
     return f"{f'{title(metric)}, %' if metric.is_fraction else metric_title(metric.name)} {metric.direction.mark}"
 
 
@@ -189,9 +190,9 @@ def pairs_frame(comparison: Comparison) -> pd.DataFrame:
     for metric in comparison.metrics:
         if metric.is_fraction:
             continue
-        turn = -1.0 if metric.direction == "higher" else 1.0
+        sign = -1.0 if metric.direction == "higher" else 1.0
         for number, d in enumerate(metric.d, 1):
-            rows.append({"metric": title(metric), "pair": number, "change": 100 * np.expm1(turn * d), "worse": d > 0})
+            rows.append({"metric": title(metric), "pair": number, "change": 100 * np.expm1(sign * d), "worse": d > 0})
     return pd.DataFrame(rows, columns=["metric", "pair", "change", "worse"])
 
 
@@ -219,7 +220,7 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
 
 
 def forest_frame(comparison: Comparison) -> pd.DataFrame:
-    """The gated metrics that are ratios with their change: name, value, lo, hi, worse, decided."""
+    """The change of each gated metric except fractions: name, value, lo, hi, worse, decided."""
     rows = []
     for metric in comparison.gated:
         change = metric.change
@@ -267,8 +268,8 @@ NOISE_NOTE = (
     "runs of the same length. One value per pair of launches enters the test, so launch noise is part of every bound."
 )
 INTERLEAVED = (
-    "both servers of a pair are launched once; slices alternate A B B A, the next pair begins with B; the other server "
-    "is idle; both slices of a slice pair send the same texts, new to both servers"
+    "both servers of a pair are launched once; slices alternate A B B A, and the next pair begins with B; the other "
+    "server is idle; both slices of a slice pair send the same texts, which are new to both servers"
 )
 
 

@@ -14,11 +14,8 @@ from reports.pages.run_pages import runs_section
 from reports.saved_run import load_run
 
 DIFFERENCE = "Difference of the sides"
-
-
-# Facts that differ between two runs of one server.
 VARYING = ("address", "started", "window", "arrival times", "seed", "notes", "cached, % of prompt tokens")
-
+"""Facts that differ between two runs of the same server; they are no difference of the sides."""
 FINISH_NOTE = (
     "Responses could end before the requested length, so the lengths of the sides may differ. The means at equal "
     "lengths correct for this."
@@ -31,8 +28,9 @@ def runs_sections(
     """The sections of a comparison's report that need the saved runs; empty if the runs of a side were not kept.
 
     With three runs per side: variation within and between runs, changes for the same prompts, and, if lengths were not
-    forced, means at equal lengths. They describe; only the gate decides. Slices (`is_sliced`) have the setup alone:
-    those of one launch do not vary independently. Raises RunDirectoryError.
+    forced, means at equal lengths. These sections are descriptive; decisions are made by the gate. For slices
+    (`is_sliced`) there is only the setup: slices of the same launch do not vary independently.
+    Raises RunDirectoryError.
     """
     if not a or not b:
         return ()
@@ -76,14 +74,14 @@ def _difference(sides: tuple[Side, Side]) -> tuple[Section, ...]:
 
 
 def _facts(sides: tuple[Side, Side]) -> Facts:
-    """Both servers, then the load and the machine, which both sides share."""
+    """The facts of both servers, and of the load and the machine of both sides."""
     [server_a, load, machine], [server_b, *_] = (run_facts(side.analyses[0]).groups for side in sides)
     servers = zip("AB", sides, (server_a, server_b), strict=True)
     return Facts((*((_title(letter, side.label), server[1]) for letter, side, server in servers), load, machine))
 
 
 def _title(letter: str, label: str) -> str:
-    """A side's label with its letter, unless the label starts with it."""
+    """The label of a side with its letter, unless the label starts with the letter."""
     return f"Server {label}" if label == letter or label.startswith(f"{letter}: ") else f"{letter} · {label}"
 
 

@@ -47,12 +47,12 @@ def facts_of_runs(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
 
 
 def _by_name(facts: Facts) -> dict[tuple[str, str], str]:
-    """Values by group and name; the server's group is named without the run's label."""
+    """Values by group and name; the name of the server's group is without the run's label."""
     return {(title.partition(" · ")[0], name): value for title, pairs in facts.groups for name, value in pairs}
 
 
 def load_sentence(manifest: RunManifest) -> str:
-    """`closed loop, 16 users`, `open loop, poisson, 8 requests/s`."""
+    """The load in one line: `closed loop, 16 users`, `open loop, poisson, 8 requests/s`."""
     if manifest.mode == "closed":
         users = manifest.config.get("concurrency") or manifest.slots
         return f"closed loop, {users} user{'s' if users != 1 else ''}" if users else "closed loop"
@@ -63,7 +63,7 @@ def load_sentence(manifest: RunManifest) -> str:
 
 
 def start_time(manifest: RunManifest) -> str:
-    """The start to the minute; unchanged if it is not an ISO time."""
+    """The start, to the minute; a value that is not an ISO time is returned unchanged."""
     try:
         started = datetime.datetime.fromisoformat(manifest.started_at)
     except ValueError:
@@ -97,7 +97,7 @@ def _server(manifest: RunManifest) -> dict[str, Any]:
 
 
 def _kind(target: Mapping[str, Any]) -> str | None:
-    """The kind of server, and how it was detected."""
+    """The kind of server, and the reason for this classification."""
     reason = target.get("engine_detected_by")
     return f"{target['engine']} ({reason})" if reason else target.get("engine")
 
@@ -116,7 +116,7 @@ def _start_up(times: Mapping[str, Any] | None) -> str | None:
 
 
 def _imported(source: Mapping[str, Any] | None) -> str | None:
-    """The tool and the file of a run that another load generator made, and what the file lacks."""
+    """The tool and the file of an imported run, and the data that the file lacks."""
     if not source:
         return None
     return (
@@ -153,7 +153,7 @@ def _load(analysis: Analysis) -> dict[str, Any]:
 
 
 def _cached(cached: Mapping[str, Any]) -> str | None:
-    """The measured share and, in brackets, the planned one."""
+    """The measured share and, in brackets, the planned share, in percent."""
     if cached["measured"] is None and cached["planned"] is None:
         return None
     measured, planned = (
@@ -199,7 +199,7 @@ def _machine(manifest: RunManifest) -> dict[str, Any]:
 
 
 def _short(revision: Any) -> str | None:
-    """The first digits of a commit, with its suffix for a changed tree."""
+    """The first digits of a commit, with the suffix of a tree with local changes."""
     if not revision:
         return None
     commit, _, changed = str(revision).partition("-")

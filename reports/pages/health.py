@@ -10,13 +10,13 @@ from reports.metrics.server import gauge_series, ratio_series
 from reports.metrics.summary import Analysis
 from reports.plots import telemetry_plots
 
-# The lines of the server's figure: panel, line, server metric, scale.
 GAUGES = (
     ("requests inside the server", "running", "batch_size", 1.0),
     ("requests inside the server", "waiting", "queue_size", 1.0),
     ("token budget of the batch", "tokens", "batch_tokens", 1.0),
     ("KV cache or token budget in use, %", "in use", "cache_usage", 100.0),
 )
+"""The lines of the server's figure: panel, name of the line, server metric, scale."""
 PREFIX_PANEL = "prompt tokens found in the prefix cache, %"
 GENERATOR_COLUMNS = {
     "cpu_share": ("CPU, %", 100.0),
@@ -25,8 +25,8 @@ GENERATOR_COLUMNS = {
     "gc_pause_max_s": ("longest garbage collection, ms", 1e3),
     "rss_bytes": ("memory, MiB", 2.0**-20),
 }
-# A run is degraded above this CPU use (percent) and above this loop lag (fraction of the median gap).
 CPU_BOUND, LAG_FRACTION = 70.0, 0.25
+"""A run is degraded above this CPU use (percent) and above this loop lag (fraction of the median gap)."""
 
 
 def gauges_frame(analysis: Analysis) -> pd.DataFrame:
@@ -46,7 +46,7 @@ def gauges_frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def server_plot(analysis: Analysis, name: str) -> list[Block]:
-    """Queue, batch, KV cache and prefix hits as reported by the server; empty if it was not scraped."""
+    """A figure of queue, batch, KV cache and prefix hits, from the server's metrics; empty if it was not scraped."""
     frame = gauges_frame(analysis)
     if not len(frame):
         return []
@@ -71,7 +71,7 @@ def server_plot(analysis: Analysis, name: str) -> list[Block]:
 
 
 def worker_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """A row per worker with its measurements of itself; empty if every run had one worker."""
+    """A row per worker with its measurements of itself; empty if no run had several workers."""
     rows = []
     for analysis in analyses:
         found = analysis.run.client.get("workers") or []
@@ -115,13 +115,13 @@ def _worker_plot(analysis: Analysis, frame: pd.DataFrame, name: str) -> Plot:
     lag_ms = 1e3 * LAG_FRACTION * (analysis.summary["client"]["gap_median_s"] or float("inf"))
     count = frame["worker"].nunique()
     source = "the load generator" if count == 1 else f"{count} workers"
-    most = f"at most {frame['cpu_percent'].max():.0f} % CPU and {frame['lag_ms'].max():.3g} ms lag"
+    maxima = f"at most {frame['cpu_percent'].max():.0f} % CPU and {frame['lag_ms'].max():.3g} ms lag"
     span = (window.start_s, window.end_s)
     return Plot(
         name,
         "Load generator health",
         f"{analysis.label}: {source}, per second. Dashed: the bound above which a run is degraded.",
-        f"Line charts of CPU use and loop lag of {source} over the run's seconds: {most}.",
+        f"Line charts of CPU use and loop lag of {source} over the run's seconds: {maxima}.",
         lambda size: telemetry_plots.workers(frame, (CPU_BOUND, lag_ms), span, size),
         is_full_width=True,
     )

@@ -1,4 +1,4 @@
-"""The latency figures of a run's report, and their frames."""
+"""The figures of latencies in a run's report, and their frames."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,9 +23,9 @@ MIN_REQUESTS_FOR_HEAT_MAP = 20
 
 
 def timeline_frame(analysis: Analysis) -> pd.DataFrame:
-    """One row per bin of the run: run, t_s, bin_s, output_tokens_per_s, in_flight, ttft_p50_ms, ttft_p95_ms, failed.
+    """A row per bin of the run: run, t_s, bin_s, output_tokens_per_s, in_flight, ttft_p50_ms, ttft_p95_ms, failed.
 
-    A bin has one second; more in a run of more than MAX_BINS seconds.
+    A bin is one second long, or longer in a run of more than MAX_BINS seconds.
     """
     measured = analysis.measured
     requests = measured.requests
@@ -76,7 +76,7 @@ def distribution_frame(label: str, values_s: npt.NDArray[np.float64]) -> pd.Data
 
 
 def request_points(analysis: Analysis, column: str, against: str, only_measured: bool = True) -> pd.DataFrame:
-    """One row per request with both values: run, `against`, value_ms; the latency has the run's own origin."""
+    """A row per request with both values: run, `against`, value_ms. In an open loop, TTFT and E2E are from schedule."""
     column = primary_latency(column, analysis.run.manifest.is_open_loop)
     rows = analysis.measured.population if only_measured else analysis.measured.requests
     rows = rows[[against, column]].dropna()
@@ -84,7 +84,7 @@ def request_points(analysis: Analysis, column: str, against: str, only_measured:
 
 
 def latency_blocks(analyses: Sequence[Analysis]) -> list[Block]:
-    """Distributions of TTFT, gaps and TPOT, TTFT and E2E against lengths, TTFT over time; those with data."""
+    """Distributions of TTFT, gaps and TPOT; TTFT and E2E against lengths; TTFT over time. Only figures with data."""
     blocks: list[Block] = []
     distributions = {
         "ttft": ("TTFT", lambda analysis: values_of(analysis, "ttft_s")),
@@ -166,7 +166,8 @@ def _heat_map(analysis: Analysis, column: str, quantity: str) -> list[Block]:
         f"{format_number(slowest['value_ms'])} ms at {slowest['column_name']} input and {slowest['row_name']} output."
     )
     caption = (
-        f"{analysis.label}: {len(frame):,} requests; rows and columns hold about equal numbers. ↓ lower is better."
+        f"{analysis.label}: {len(frame):,} requests; all rows, and all columns, have about equal numbers of requests. "
+        "↓ lower is better."
     )
     title = f"{quantity} by input and output length"
     return [
@@ -204,9 +205,9 @@ def _distribution_plot(
     return [Plot(name, title, counts, alt, lambda size: latency_plots.distribution(frame, quantity, size))]
 
 
-def _counted(label: str, values: npt.NDArray[np.float64], is_one_of_many: bool) -> str:
+def _counted(label: str, values: npt.NDArray[np.float64], has_label: bool) -> str:
     text = f"{len(values):,} values, mean {format_number(1e3 * float(values.mean()))} ms"
-    return f"{label}: {text}" if is_one_of_many else f"{text}."
+    return f"{label}: {text}" if has_label else f"{text}."
 
 
 def _length_plot(

@@ -77,7 +77,7 @@ READING = (
 
 
 def _title(analyses: Sequence[Analysis]) -> str:
-    """The labels, each once."""
+    """The different labels."""
     return " · ".join(dict.fromkeys(analysis.label for analysis in analyses))
 
 
@@ -91,7 +91,7 @@ def _subtitle(analyses: Sequence[Analysis]) -> str:
 
 
 def _distinct(values: Iterable[str], plural: str) -> str:
-    """The different values of several runs; their number if there are more than three."""
+    """The different values of several runs; only their number if there are more than three."""
     found = dict.fromkeys(values)
     return "; ".join(found) if len(found) <= 3 else f"{len(found)} {plural}"
 
@@ -131,7 +131,7 @@ def _headline(analysis: Analysis) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Milliseconds; seconds from ten seconds on."""
+    """A duration in milliseconds, or in seconds from ten seconds on."""
     return f"{format_number(seconds)} s" if seconds >= 10 else f"{format_number(1e3 * seconds)} ms"
 
 
@@ -158,31 +158,31 @@ def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
                 title,
                 tables.latency_table(analysis),
                 f"Mean and percentiles with 95 % intervals. {tables.UNSUPPORTED} `needs`: about how many requests at "
-                "this load support an interval, or one that is narrower than the value.",
+                "this load give an interval, or an interval that is narrower than the value.",
             )
         )
         adjusted = tables.adjusted_table(analysis)
         if len(adjusted):
-            what = "With failed requests as infinite latencies" + (f", {title}" if title else "")
-            blocks.append(Table(what, adjusted, "Each failed request counts as ∞."))
+            heading = "With failed requests as infinite latencies" + (f", {title}" if title else "")
+            blocks.append(Table(heading, adjusted, "Each failed request counts as ∞."))
     blocks += run_figures.latency_blocks(analyses)
     return tuple(blocks)
 
 
-LEFT = (
-    "Abandoned requests count in no latency and in no objective; their tokens count as output. A server that drops "
-    "them holds about as many requests as are in flight."
+ABANDONED_NOTE = (
+    "Abandoned requests count in no latency and in no objective; their tokens count as output. If the server drops "
+    "them, it contains about as many requests as are in flight."
 )
 
 
 def _request_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     errors = request_tables.error_table(analyses)
     causes = (Table("Errors", errors),) if len(errors) else ()
-    left = request_tables.abandoned_table(analyses)
+    abandoned = request_tables.abandoned_table(analyses)
     return (
         Table("Status", request_tables.status_table(analyses)),
         *causes,
-        *((Table("Clients that left", left, LEFT),) if len(left) else ()),
+        *((Table("Clients that left", abandoned, ABANDONED_NOTE),) if len(abandoned) else ()),
         Table("Actual lengths", request_tables.lengths_table(analyses)),
         Table("Finish reasons", request_tables.finish_table(analyses)),
     )
@@ -199,7 +199,7 @@ def _objective_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
 
 
 def _attainment_note(share: Mapping[str, float | None]) -> str:
-    """A sentence with the share of requests that meet every objective, and its interval where the run supports one."""
+    """A sentence with the share of requests that meet every objective, and its interval or the requests it needs."""
     value, lo, hi = share["value"], share["lo"], share["hi"]
     if value is None:
         return ""
@@ -211,15 +211,15 @@ def _attainment_note(share: Mapping[str, float | None]) -> str:
 
 
 def _replica_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
-    """Each run over several URLs has a table."""
+    """A table for each run over several URLs."""
     found = ((analysis, replicas_table(analysis.measured)) for analysis in analyses)
     blocks = tuple(
-        Table(each.label if len(analyses) > 1 else "", frame, REPLICAS) for each, frame in found if len(frame)
+        Table(each.label if len(analyses) > 1 else "", frame, REPLICAS_NOTE) for each, frame in found if len(frame)
     )
     return (Section("Replicas", blocks),) if blocks else ()
 
 
-REPLICAS = "Requests that started in the window, by the replica that received them."
+REPLICAS_NOTE = "Requests that started in the window, by the replica that received them."
 
 
 def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:

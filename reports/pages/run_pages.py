@@ -1,4 +1,4 @@
-"""The pages of the runs of a series: each run has its own, with a link back to the page of its series."""
+"""The pages of the runs of a series: each run has a page, with a link to the page of its series."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -16,18 +16,19 @@ from reports.renderers.write import write_page
 from reports.run_store import MANIFEST_FILE, RunDirectoryError
 
 PAGE = "report.html"
-# The files that mark the folder of a series, with its kind. The runs of a study are three folders below it.
 SERIES = {
     "sweep.json": "sweep",
     "comparison.json": "comparison",
     "study.json": "study",
     "noise.json": "noise measurement",
 }
+"""The file that identifies the folder of a series, and the kind of the series."""
 MAX_LEVELS = 3
+"""Folders between a series and its runs: the runs of a study are three folders below it."""
 
 
 def write_run_page(analysis: Analysis) -> Path | None:
-    """Write the page of a run of a series into its own directory; None for a run that was not kept."""
+    """Write the page of a run of a series into the run's directory; None if the run was not kept."""
     directory = analysis.run.directory
     if directory is None:
         return None
@@ -36,7 +37,7 @@ def write_run_page(analysis: Analysis) -> Path | None:
 
 
 def write_pages_below(directory: Path) -> Iterator[Path]:
-    """Write the page of each run below the folder of a series. Runs that cannot be read are skipped."""
+    """Write the page of each run below the folder of a series; yields their paths. Skips runs that cannot be read."""
     for manifest in sorted(directory.rglob(MANIFEST_FILE)):
         try:
             page = write_run_page(analyse_run(manifest.parent))
@@ -47,7 +48,7 @@ def write_pages_below(directory: Path) -> Iterator[Path]:
 
 
 def way_up(directory: Path) -> Link | None:
-    """The link from a run to the page of the series that holds it."""
+    """The link from a run to the page of its series; None if it is in no series."""
     for level, folder in enumerate(directory.absolute().parents[:MAX_LEVELS], 1):
         kind = next((kind for name, kind in SERIES.items() if (folder / name).is_file()), None)
         if kind is not None:
@@ -56,7 +57,7 @@ def way_up(directory: Path) -> Link | None:
 
 
 def run_link(text: str, directory: Path | None) -> Link | str:
-    """A link from the page of a series to the page of a run in its folder; the text alone if the run has no page."""
+    """A link from the page of a series to the page of a run in its folder; only the text if the run has no page."""
     if directory is None or not (directory / PAGE).is_file():
         return text
     return Link(text, quote(f"{directory.name}/{PAGE}"))

@@ -16,12 +16,12 @@ from reports.plots import simulation_plots
 from reports.study import StudyData, setting_text
 
 BEST_ROWS = 10
-# The verdict of a report without measurements.
 LEVEL, WORD = "inconclusive", "Predicted, not measured"
+"""The verdict of every report without measurements."""
 
 
 def build_predictions_report(study: StudyData, excess: Sequence[float], note: str, seconds: float) -> Report:
-    """The report of simulated configurations, each as a trial; `excess` is the factor above the limits of each."""
+    """The report of simulated configurations, each as a trial. excess: of each, its largest ratio to a limit."""
     sections = (
         ("Best configurations", (_best(study),)),
         ("Throughput and latency", pareto(study)),
@@ -92,9 +92,10 @@ def _map(study: StudyData, excess: Sequence[float]) -> tuple[Block, ...]:
 class PlanData:
     """A capacity plan as plain values.
 
-    `rows`: rate, policy, replicas, low, high, with_spare, and the columns of `DETAILS` that are known. `fleets`:
-    attainment, cost, policy, rate of every simulated size; `cost_unit` names the cost. `rate_profile`: hour, needed,
-    running and static, None without a profile. `attainment` is the target, a fraction.
+    rows: rate, policy, replicas, low, high, with_spare, and the known columns of `DETAILS`.
+    fleets: attainment, cost, policy and rate of every simulated size. cost_unit: the unit of the cost.
+    attainment: the target, a fraction.
+    rate_profile: hour, needed, running, static; None without a profile.
     """
 
     name: str
@@ -110,8 +111,9 @@ class PlanData:
 
 def build_plan_report(plan: PlanData) -> Report:
     """The report of a plan: replicas by rate and policy, their cost, and the rate profile."""
-    most = plan.rows[plan.rows["rate"] == plan.rows["rate"].max()].sort_values("replicas").iloc[0]
-    sentence = f"{_fleet(most)} for {most['rate']:g} requests/s under {most['policy']}."
+    at_top_rate = plan.rows[plan.rows["rate"] == plan.rows["rate"].max()]
+    smallest = at_top_rate.sort_values("replicas").iloc[0]
+    sentence = f"{_fleet(smallest)} for {smallest['rate']:g} requests/s under {smallest['policy']}."
     sections = [
         Section("Replicas", (_replicas(plan), *_rates(plan), *_costs(plan))),
         Section("Predicted fleets", (_details(plan),)),
@@ -123,7 +125,7 @@ def build_plan_report(plan: PlanData) -> Report:
 
 
 def _fleet(row: "pd.Series[Any]") -> str:
-    """`4 + 1 spare replicas (3–5), 6.00 per hour`."""
+    """The size of a fleet in one line: `4 + 1 spare replicas (3–5), 6.00 per hour`."""
     count, spare = int(row["replicas"]), int(row["with_spare"] - row["replicas"])
     noun = "replica" if count + spare == 1 else "replicas"
     text = f"{count} + {spare} spare {noun}" if spare else f"{count} {noun}"
@@ -132,17 +134,16 @@ def _fleet(row: "pd.Series[Any]") -> str:
 
 
 def _replicas(plan: PlanData) -> Table:
-    """A row for each rate, a column for each policy; a rate of the profile has the first policy alone."""
+    """A row per rate and a column per policy. A rate of the profile has only the first policy."""
     rows = plan.rows.assign(fleet=[_fleet(row) for _, row in plan.rows.iterrows()])
     wide = rows.pivot(index="rate", columns="policy", values="fleet").sort_index().fillna("–")
     wide = wide[list(dict.fromkeys(rows["policy"]))]
     wide.insert(0, "requests/s", [f"{rate:g}" for rate in wide.index])
-    note = "In brackets: the range of the cost model's level error." if (rows["low"] < rows["high"]).any() else ""
+    note = "In brackets: the range from the error of the cost model." if (rows["low"] < rows["high"]).any() else ""
     limits = _limits(plan.limits)
     return Table(f"{100 * plan.attainment:g} % of requests within {limits}", wide.reset_index(drop=True), note)
 
 
-# Columns of the details, with the name in `rows`; times in ms.
 DETAILS = {
     "replicas": "replicas",
     "met, at least": "attainment_at_least",
@@ -153,6 +154,7 @@ DETAILS = {
     "utilisation": "utilisation",
     "per million tokens": "cost_per_mtok",
 }
+"""Titles of the details, and their columns in `rows`; times are in ms."""
 
 
 def _details(plan: PlanData) -> Table:
@@ -160,8 +162,8 @@ def _details(plan: PlanData) -> Table:
     known = {title: rows[name] for title, name in DETAILS.items() if name in rows}
     frame = pd.DataFrame({"requests/s": [f"{rate:g}" for rate in rows["rate"]], "policy": rows["policy"], **known})
     note = (
-        "A fleet is named if the lower 95 % bound of its attainment (met, at least) reaches the target once the fleet "
-        "is stationary, and its queue does not grow. plan.csv has every column."
+        "A fleet is sufficient if the lower 95 % bound of its attainment (met, at least) reaches the target in the "
+        "stationary state, and its queue does not grow. plan.csv has every column."
     )
     return Table("", frame, note)
 
@@ -173,7 +175,7 @@ def _rates(plan: PlanData) -> tuple[Block, ...]:
         Plot(
             "replicas_over_rate",
             "Replicas by rate",
-            "The smallest fleets that reach the target; the band is the level error of the cost model.",
+            "The smallest fleets that reach the target; the band shows the error of the cost model.",
             f"Lines of replicas over requests per second, {plan.rows['policy'].nunique()} policies.",
             lambda size: simulation_plots.replicas_over_rate(plan.rows, size),
         ),

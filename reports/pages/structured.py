@@ -1,4 +1,4 @@
-"""The section on structured answers: validity and latencies of each kind, beside the unconstrained answers."""
+"""The section on structured answers: validity and latencies of each kind, and of the unconstrained answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from reports.pages.tables import scaled
 KINDS = {None: "unconstrained", "schema": "JSON schema", "tool": "tool call"}
 CAUSES = (("cut", "cut at the limit"), ("not_json", "not JSON"), ("not_in_schema", "not in the schema"))
 NOTE = (
-    "Complete answers that started in the window. Valid: JSON that its schema accepts, with a 95 % interval. The "
-    "ratios are mean latencies over those of the unconstrained answers, the cost that falls on structured answers "
-    "alone. A mask that delays a whole step delays both; only a run without --structured shows that cost."
+    "Complete answers that started in the window. Valid: JSON that its schema accepts, with a 95 % interval. A ratio "
+    "is a mean latency divided by that of the unconstrained answers: the cost that only structured answers have. A "
+    "mask that delays a whole step delays both; compare with a run without --structured for this cost."
 )
 
 

@@ -1,8 +1,8 @@
 """The time breakdown: client, network and server stages, on average and for the slowest requests.
 
 Server stages are means of the server's own histograms over the window, or of the timing headers of blocking calls.
-Streams have no such headers, so a streamed request is split at its own moments, and the time to first token is compared
-with the server's means. The unexplained rest is shown.
+A stream has no such headers. A streamed request is therefore split at the times that the client observed, and its time
+to first token is compared with the server's means. The unexplained rest is shown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ MAX_BARS = 20
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Seconds of an average request; None for a part without a measurement. `source`: origin of the server's parts."""
+    """The parts of an average request; None for an unknown part. source: where the server's parts were measured."""
 
     total_s: float
     client_wait_s: float
@@ -70,22 +70,22 @@ def time_split(analysis: Analysis) -> TimeSplit | None:
         return None
     prefill = _prefill_s(analysis)
     inference = stages["inference"]
-    known = prefill is not None and inference is not None and prefill <= inference
+    decode = None if prefill is None or inference is None or prefill > inference else inference - prefill
     return TimeSplit(
         total_s=float(((end_ns - start_ns) / 1e9).mean()),
         client_wait_s=float(((done["t_sent_ns"] - start_ns) / 1e9).mean() - _mean_connect_s(done)),
         network_s=_round_trip_s(analysis),
         validation_s=stages.get("validation"),
         queue_s=stages.get("queue"),
-        prefill_s=prefill if known else None,
-        decode_s=inference - prefill if known and inference is not None and prefill is not None else None,
+        prefill_s=None if decode is None else prefill,
+        decode_s=decode,
         inference_s=inference,
         source=source,
     )
 
 
 def _prefill_s(analysis: Analysis) -> float | None:
-    """The server's prefill time per request if reported, else its mean prefill call."""
+    """The server's mean prefill time of a request, if it is reported; else of a prefill call."""
     server = analysis.summary["server"]
     return _mean(server.get("prefill_s") or server.get("prefill_step_s"))
 
@@ -97,7 +97,7 @@ def _round_trip_s(analysis: Analysis) -> float | None:
 
 
 def _mean_connect_s(done: pd.DataFrame) -> float:
-    """The mean time to open a connection: it lies between dispatch and send but belongs to the network."""
+    """The mean time to open a connection. It is between dispatch and send, but is a part of the network time."""
     return float(done["connect_s"].fillna(0.0).mean())
 
 
@@ -134,7 +134,7 @@ def time_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def first_token_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """Time to first token split into client and server parts: a row per streamed run with server stages."""
+    """The client and server parts of the time to first token: a row per streamed run with server stages."""
     rows = []
     for analysis in analyses:
         ttft_s, server = analysis.summary["metrics"]["ttft_s"]["mean"], analysis.summary["server"]
@@ -177,7 +177,7 @@ def slowest_table(analysis: Analysis, count: int = MAX_SLOW) -> pd.DataFrame:
     parts["unexplained"] = parts["total"] - known
     slowest = parts.nlargest(count, "total").dropna(axis=1, how="all")
     if "streaming" in slowest:
-        # The moments of a stream explain its whole time.
+        # The parts of a stream add up to its total.
         slowest = slowest.drop(columns="unexplained")
     rows = done.loc[slowest.index]
     return pd.DataFrame(
@@ -200,7 +200,7 @@ PARTS = ("client wait", "network", "validation", "queue", "prefill", "decode", "
 def stack_frame(analyses: Sequence[Analysis]) -> pd.DataFrame:
     """The parts of an average request: run, part, value_ms, total_ms. Parts below zero are left out.
 
-    Without server times, the parts that the client measured.
+    Without server times, the parts are those that the client measured.
     """
     by_run = {row["run"]: row for row in time_table(analyses).to_dict("records")}
     rows = []
@@ -219,13 +219,13 @@ def stack_frame(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def _own_parts(analysis: Analysis) -> dict[str, float]:
-    """Means over the streamed requests that succeeded, in ms."""
+    """The parts that the client measured: means over the successful streamed requests, in ms."""
     found = spans_frame(analysis).mean()
     return {name: 1e3 * float(found[name]) for name in ("waiting", "to first token", "streaming")}
 
 
 def spans_frame(analysis: Analysis) -> pd.DataFrame:
-    """Seconds of each streamed request that succeeded: start_s, waiting, to first token, streaming."""
+    """A row per successful streamed request, in seconds: start_s, waiting, to first token, streaming."""
     population = analysis.measured.population
     done = population[(population["status"] == Status.OK) & population["t_first_ns"].notna()]
     start_ns = done["t_intended_ns"] if analysis.run.manifest.is_open_loop else done["t_dispatch_ns"]
@@ -293,7 +293,7 @@ def _gantt(analysis: Analysis) -> list[Block]:
 
 
 def time_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
-    """The section of a report: means of each run with times, and for a single run its slowest requests."""
+    """The section of a report: means of each run with times, and the slowest requests of a single run."""
     blocks: list[Block] = _stack(analyses)
     if len(frame := time_table(analyses)):
         blocks.append(Table("An average request", frame, NOTE))

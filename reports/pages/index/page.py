@@ -1,4 +1,4 @@
-"""The page of all results below a folder: a row for each with its verdict, load and key numbers, the newest first."""
+"""The page of all results below a folder: verdict, load and key numbers of each, newest first."""
 
 import os
 from collections import Counter
@@ -14,12 +14,12 @@ from reports.pages.index.results import SavedResult
 
 NOTE = (
     "Output tokens/s and TTFT p95 of a sweep or a search are those of its best load. A name links to the page of the "
-    "result; a run without one gets it from `tgi-bench report DIR`. A click on a heading sorts the rows."
+    "result; `tgi-bench report DIR` writes a missing page. A click on a heading sorts the rows."
 )
 
 
 def build_index(root: Path, results: Sequence[SavedResult], out: Path | None = None) -> Report:
-    """The index of a folder; links are relative to `out`, by default that folder."""
+    """The index of a folder. Links are relative to `out`, which is the folder by default."""
     read = [each for each in results if not each.problem]
     broken = [each for each in results if each.problem]
     counts = Counter(each.kind for each in read)
@@ -105,7 +105,7 @@ def results_json(root: Path, results: Sequence[SavedResult]) -> list[dict[str, A
 
 
 def _name(root: Path, each: SavedResult, out: Path) -> Link | str:
-    """The folder with its label, as a link if the result has a page."""
+    """The folder and its label; a link if the result has a page."""
     folder = each.path.relative_to(root)
     text = folder.as_posix() if each.label in ("", each.path.name) else f"{folder.as_posix()} · {each.label}"
     page = Path(os.path.relpath(each.path.absolute(), out.absolute())) / "report.html"

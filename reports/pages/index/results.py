@@ -1,6 +1,6 @@
-"""Finds the results below a folder: runs, series of runs, comparisons, studies and plans, each from its small files.
+"""Finds the results below a folder: runs, series of runs, comparisons, studies and plans.
 
-No run is measured again. A folder that is incomplete or unreadable is a result with the reason.
+Only small files are read, and no run is measured again. An incomplete or unreadable folder is a result with a reason.
 """
 
 import csv
@@ -19,16 +19,17 @@ from reports.pages.sweep_page import LOAD_NAMES
 from reports.run_schema import NOT_FAILED
 from reports.run_store import MANIFEST_FILE, SUMMARY_FILE, RunDirectoryError, load_manifest, read_json
 
-# Folders inside folders that are no result themselves are searched to this depth.
 MAX_DEPTH = 4
+"""Depth to which folders that are not a result are searched."""
 MAX_JSON_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class SavedResult:
-    """One result: its folder, kind, verdict, load and key numbers. `problem`: why a folder could not be read.
+    """One result: its folder, kind, verdict, load and key numbers.
 
-    `started` is the start in UTC; of a result whose files do not record it, the last change of its file.
+    started: in UTC; the last change of its file if the start is not recorded. found: the result in one line.
+    problem: why the folder could not be read; empty if it was read.
     """
 
     path: Path
@@ -48,7 +49,7 @@ class SavedResult:
 
 
 def saved_results(root: Path) -> list[SavedResult]:
-    """Every result below a folder, the newest first; a folder of one result alone has no others."""
+    """Every result below a folder, newest first. The folders inside a result are not searched."""
     return sorted(_below(root, 0), key=lambda each: (each.started, str(each.path)), reverse=True)
 
 
@@ -64,14 +65,14 @@ def _below(directory: Path, depth: int) -> Iterator[SavedResult]:
         if inner:
             yield from inner
         else:
-            yield SavedResult(child, "unknown", _changed(child), problem=NOTHING)
+            yield SavedResult(child, "unknown", _changed(child), problem=NO_RESULT)
 
 
-NOTHING = f"no {MANIFEST_FILE} or other result: nothing was measured, or it is another folder"
+NO_RESULT = f"no {MANIFEST_FILE} or other result: nothing was measured, or it is another folder"
 
 
 def read_result(directory: Path) -> SavedResult | None:
-    """The result of one folder, by the first of its files in `KINDS`; None for a folder without one."""
+    """The result of one folder, from the first of the files in `KINDS`; None for a folder without such a file."""
     for name, kind, read in KINDS:
         if (directory / name).is_file():
             bare = SavedResult(directory, kind, _changed(directory / name))
@@ -110,7 +111,7 @@ def _run(bare: SavedResult) -> SavedResult:
 
 
 def _series(bare: SavedResult) -> SavedResult:
-    """A sweep, a search or a matrix: the numbers of the load with the most tokens/s among those within objectives."""
+    """A sweep, a search or a matrix: numbers of the load with the most tokens/s within the objectives."""
     content = _json(bare.path / "sweep.json")
     facets = content.get("facets") or [content]
     points = [point for facet in facets for point in facet["points"]]
@@ -133,7 +134,7 @@ def _series(bare: SavedResult) -> SavedResult:
 
 
 def _capacity(content: Mapping[str, Any], unit: str) -> str:
-    """`41.0 (38–43) requests/s within objectives`; empty without a search."""
+    """The capacity, such as `41.0 (38–43) requests/s within objectives`; empty if the sweep was not a search."""
     found = content.get("capacity")
     if not found or found["value"] is None:
         return ""
@@ -201,7 +202,6 @@ def _predictions(bare: SavedResult) -> SavedResult:
     return replace(bare, verdict="predicted")
 
 
-# The file that marks each kind of result, in the order of the search: a study has a noise.json too.
 KINDS: tuple[tuple[str, str, Callable[[SavedResult], SavedResult]], ...] = (
     (COMPARISON_FILE, "comparison", _comparison),
     ("sweep.json", "sweep", _series),
@@ -211,6 +211,7 @@ KINDS: tuple[tuple[str, str, Callable[[SavedResult], SavedResult]], ...] = (
     ("predictions.parquet", "predictions", _predictions),
     (MANIFEST_FILE, "run", _run),
 )
+"""The file that identifies each kind of result. The first match counts: a study also has a noise.json."""
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -220,7 +221,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _dated(bare: SavedResult, runs: Sequence[Path]) -> SavedResult:
-    """The result with the start and the load of its first run that can be read."""
+    """The result with the start and the load of its first readable run."""
     for directory in runs:
         try:
             manifest = load_manifest(directory)
@@ -230,10 +231,10 @@ def _dated(bare: SavedResult, runs: Sequence[Path]) -> SavedResult:
     return bare
 
 
-def _time(text: str, otherwise: datetime.datetime) -> datetime.datetime:
-    """An ISO time in UTC."""
+def _time(text: str, default: datetime.datetime) -> datetime.datetime:
+    """An ISO time in UTC; the default if the text is not an ISO time."""
     try:
         found = datetime.datetime.fromisoformat(text)
     except (ValueError, TypeError):
-        return otherwise
+        return default
     return found.astimezone(datetime.UTC) if found.tzinfo else found.replace(tzinfo=datetime.UTC)

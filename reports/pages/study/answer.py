@@ -11,8 +11,8 @@ from reports.pages.metric_titles import better_direction, metric_title
 from reports.stats.estimators import Interval
 from reports.study import StudyData, at_range_end, median_of, paired_change, setting_text
 
-# A metric that gets worse by more than this fraction is named in the verdict.
-NAMED_COST = 0.05
+MIN_COST = 0.05
+"""The verdict names a metric that gets worse by more than this fraction."""
 
 
 def answer_verdict(study: StudyData) -> VerdictLine:
@@ -36,7 +36,7 @@ def _ended(sentence: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A metric that the winner makes worse; `change` is a ratio, None from zero."""
+    """A metric that is worse with the winner. change: a ratio; None if the metric was zero before."""
 
     metric: str
     before: float
@@ -50,7 +50,7 @@ class Cost:
 
 
 def _percent(ratio: Interval) -> str:
-    """`+75 %, 95 % interval +57 to +95`."""
+    """The change as text: `+75 %, 95 % interval +57 to +95`."""
     value, lo, hi = (100 * (end - 1) for end in (ratio.value, ratio.lo, ratio.hi))
     text = f"{value:+,.0f} %".replace("-", "\N{MINUS SIGN}")
     if lo != lo or hi != hi:
@@ -60,7 +60,7 @@ def _percent(ratio: Interval) -> str:
 
 
 def costs(study: StudyData) -> tuple[Cost, ...]:
-    """The metrics of the winner that are worse than the baseline's by more than `NAMED_COST`, the worst first."""
+    """The metrics that are worse with the winner than with the baseline by more than `MIN_COST`, worst first."""
     if study.winner is None or study.winner == study.baseline:
         return ()
     a, b = study.launches(study.baseline), study.launches(study.winner)
@@ -76,7 +76,7 @@ def costs(study: StudyData) -> tuple[Cost, ...]:
                 found.append((float("inf"), Cost(name, before[0], after[0], None)))
             continue
         worse = change.value if direction is Direction.LOWER else 1 / change.value
-        if worse > 1 + NAMED_COST:
+        if worse > 1 + MIN_COST:
             found.append((worse, Cost(name, before[0], after[0], change)))
     return tuple(cost for _, cost in sorted(found, key=lambda each: -each[0]))
 
@@ -99,7 +99,7 @@ def settings_blocks(study: StudyData) -> tuple[Block, ...]:
     ]
     if not rows:
         return ()
-    note = "Contribution: the winner over the winner with only this setting reset." if contributions else ""
+    note = "Contribution: the winner against the winner with only this setting reset." if contributions else ""
     command = (Text(study.command, is_code=True, has_copy=True),) if study.command else ()
     return (Table("", pd.DataFrame(rows), note), *command)
 

@@ -1,4 +1,4 @@
-"""The course of a study: its objective trial by trial, the front that it reached, and where its time went."""
+"""The course of a study: its objective by trial, its Pareto front, and the time of each phase."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from reports.pages.study.trial_text import MAX_HOVERED, hover_text, trial_text
 from reports.plots.study import course_plots
 from reports.study import StudyData, StudyTrial, TrialOutcome, median_of
 
-# The axes of the Pareto plot, in order of preference; E2E replaces TTFT without streaming.
+# The axes of the Pareto plot: the first measured metric of each list. Without streaming there is only E2E.
 LATENCY_SIDE = ("ttft_p95_ms", "ttft_p50_ms", "e2e_p95_ms", "e2e_p50_ms")
 THROUGHPUT_SIDE = ("output_tokens_per_s", "requests_per_s")
 

@@ -1,4 +1,4 @@
-"""The importance of settings: PED-ANOVA over the trials of a study, without Optuna.
+"""The importance of settings: PED-ANOVA over the trials of a study; does not need Optuna.
 
 A setting is important if its values in the best trials differ from its values in all trials. (Watanabe, Bansal and
 Hutter, "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces", 2023.)
@@ -16,13 +16,14 @@ from reports.study import Knob, StudyData
 
 Array = npt.NDArray[np.float64]
 
-# The fraction of trials that count as the best, and the number of points at which densities are compared.
 BEST_FRACTION = 0.25
+"""The fraction of trials that are the best trials."""
 GRID = 50
+"""The number of points at which densities are compared."""
 
 
 def importances(study: StudyData) -> dict[str, float]:
-    """Importance by knob as fractions, largest first, over the feasible trials; empty if nothing differs."""
+    """The importance of each setting over the feasible trials, as fractions, largest first; empty if all are equal."""
     trials = study.feasible
     if len(trials) < 2:
         return {}
@@ -39,7 +40,7 @@ def importances(study: StudyData) -> dict[str, float]:
 
 
 def _divergence(knob: Knob, column: Sequence[Any], best: npt.NDArray[np.int64]) -> float:
-    """Pearson's divergence of the density of the best trials from the density of all."""
+    """Pearson's divergence of the density of the best trials from the density of all trials."""
     positions = unit_positions(knob, column)
     levels = np.unique(positions)
     grid = levels if len(levels) <= GRID and knob.scale == "category" else np.linspace(0, 1, GRID)
@@ -48,7 +49,7 @@ def _divergence(knob: Knob, column: Sequence[Any], best: npt.NDArray[np.int64]) 
 
 
 def _density(positions: Array, grid: Array, num_levels: int) -> Array:
-    """A Gaussian kernel estimate at the points of a grid, plus a floor equal to one evenly spread trial."""
+    """A Gaussian kernel estimate at the points of a grid, plus the constant density of one trial spread evenly."""
     width = max(1.059 * float(np.std(positions)) * len(positions) ** -0.2, 0.5 / max(num_levels, GRID))
     heights = np.exp(-0.5 * ((grid[:, None] - positions[None, :]) / width) ** 2)
     density = heights.sum(axis=1) / heights.sum(axis=0).mean() + 1 / len(grid)
@@ -57,7 +58,7 @@ def _density(positions: Array, grid: Array, num_levels: int) -> Array:
 
 
 def unit_positions(knob: Knob, column: Sequence[Any]) -> Array:
-    """Positions of values on the knob's axis, from 0 to 1; an unset value is below all numbers."""
+    """The positions of values on the axis of a setting, from 0 to 1; an unset value is at 0."""
     if knob.scale == "category" or not any(_is_number(value) for value in column):
         levels = {text: index for index, text in enumerate(sorted({str(value) for value in column}))}
         return np.array([levels[str(value)] for value in column]) / max(len(levels) - 1, 1)
@@ -75,6 +76,6 @@ def _scaled(value: Any, scale: str) -> float:
     return math.log(value) if scale == "log" and value > 0 else float(value)
 
 
-def unimportant(fractions: Mapping[str, float], least: float = 0.05) -> list[str]:
-    """The knobs with an importance below `least`."""
-    return [name for name, fraction in fractions.items() if fraction < least]
+def unimportant(fractions: Mapping[str, float], bound: float = 0.05) -> list[str]:
+    """The settings with an importance below the bound."""
+    return [name for name, fraction in fractions.items() if fraction < bound]

@@ -40,8 +40,8 @@ def build_study_report(study: StudyData) -> Report:
     return Report(study.name, _subtitle(study), (answer_verdict(study),), sections)
 
 
-# With fewer configurations, a map of settings, parallel coordinates and predictions show chance.
 MIN_TRIALS_FOR_SHAPE = 10
+"""Fewest configurations for a map of settings, parallel coordinates and predictions; fewer show only chance."""
 
 
 def _subtitle(study: StudyData) -> str:
@@ -82,8 +82,8 @@ def _comparison(study: StudyData) -> tuple[Block, ...]:
     )
     if b and is_chosen:
         note += (
-            f" The change of {study.objective} is the mean in rounds that did not choose the trial; its interval "
-            "allows for the choice of the best finalist."
+            f" The change of {study.objective} is the mean over the rounds that were not used to choose the trial; its "
+            "interval accounts for the choice of the best finalist."
         )
     if b and other != study.winner:
         note += f" The contender is trial {other}, the best other trial; its gain over the baseline is not confirmed."
@@ -108,7 +108,7 @@ def _limits(study: StudyData, roles: Mapping[str, int | None]) -> tuple[Block, .
 
 
 def _objective_change(study: StudyData) -> Interval | None:
-    """The gain as a change of the objective, which is lower if lower is better."""
+    """The gain as a ratio of the objective; below 1 if lower is better."""
     gain = study.gain
     if gain is None or study.direction is Direction.HIGHER:
         return gain
@@ -116,7 +116,7 @@ def _objective_change(study: StudyData) -> Interval | None:
 
 
 def _probability(value: float | None) -> str:
-    """A probability in percent; beyond 99.9 % and below 0.1 % as a bound.
+    """A probability in percent; a bound above 99.9 % and below 0.1 %.
 
     >>> _probability(0.97), _probability(1.0), _probability(None)
     ('97 %', '> 99.9 %', 'unknown')
@@ -129,12 +129,12 @@ def _probability(value: float | None) -> str:
 
 
 def metric_direction(study: StudyData, name: str) -> Direction:
-    """The better direction of a metric; that of the objective is the study's."""
+    """The better direction of a metric; the direction of the objective is set by the study."""
     return study.direction if name == study.objective else better_direction(name)
 
 
 def _contender(study: StudyData) -> int | None:
-    """The trial compared with the baseline: the winner, or, if the baseline won, the best other confirmed trial."""
+    """The trial that is compared with the baseline: the winner or, if the baseline won, the best confirmed trial."""
     if study.winner != study.baseline:
         return study.winner
     if study.compared is not None:
@@ -209,7 +209,7 @@ def failed(study: StudyData) -> tuple[Block, ...]:
         for each in failures
     ]
     frame = pd.DataFrame(rows)
-    note = "A failed configuration is a result: the sampler avoids similar ones."
+    note = "The sampler avoids configurations that are similar to failed ones."
     return (Table("", frame.drop(columns="log") if not frame["log"].any() else frame, note),)
 
 

@@ -11,8 +11,8 @@ from reports.document import Block, Plot, Table, Text, format_number
 from reports.plots.study import prediction_plots
 from reports.study import Knob, Prediction, StudyData
 
-# Metrics to draw in addition to the objective, if they were predicted.
-DRAWN = ("output_tokens_per_s", "ttft_p95_ms", "tpot_mean_ms")
+DRAWN_METRICS = ("output_tokens_per_s", "ttft_p95_ms", "tpot_mean_ms")
+"""Metrics that are drawn in addition to the objective, if they were predicted."""
 MAX_KNOBS = 4
 
 
@@ -21,7 +21,9 @@ def predictions_of(study: StudyData) -> tuple[Block, ...]:
     if not study.predictions:
         return ()
     groups = _groups(study.predictions)
-    drawn = [metric for metric in dict.fromkeys((study.objective, *DRAWN)) if any(m == metric for _, m in groups)]
+    drawn = [
+        metric for metric in dict.fromkeys((study.objective, *DRAWN_METRICS)) if any(m == metric for _, m in groups)
+    ]
     return (
         Text(_sentence(study.predictions)),
         _errors(groups),
@@ -76,7 +78,7 @@ def _errors(groups: dict[tuple[str, str], list[Prediction]]) -> Table:
             }
         )
     note = (
-        "Errors of measured over predicted. Level: their median; it does not change the order of configurations. "
+        "Errors of measured against predicted. Level: their median; it does not change the order of configurations. "
         "Shape: the median distance from the level; the simulator proposes trials while it is below 15 % (30 % for "
         "TTFT and tail percentiles). Changes of the machine's speed between launches add to the errors."
     )
@@ -103,7 +105,7 @@ def _text(each: Prediction) -> str:
 
 
 def _by_setting(study: StudyData, metrics: Sequence[str]) -> list[Block]:
-    """The error of the first metric over each searched setting; a trend shows an effect that is not modelled."""
+    """The error of predictions against each searched setting; a trend is an effect that is not modelled."""
     own = [each for each in study.predictions if each.metric in metrics and each.how == "held out"]
     trials = [study.trial(each.number) for each in own]
     if len(own) < 3 or any(trial is None for trial in trials):
@@ -126,5 +128,5 @@ def _residuals(knob: Knob, own: Sequence[Prediction], settings: Sequence[Any]) -
         f"Error by {knob.name}",
         f"{own[0].metric}, {len(frame)} launches held out. A trend is an effect that is not modelled.",
         f"Scatter of the error in % against {knob.name}, {len(frame)} launches.",
-        lambda size: prediction_plots.residuals(frame, knob, "measured over predicted, %", size),
+        lambda size: prediction_plots.residuals(frame, knob, "error: measured against predicted, %", size),
     )

@@ -11,9 +11,9 @@ from reports.pages.study.trial_text import hover_text
 from reports.plots.study import settings_plots
 from reports.study import MIN_TRIALS_FOR_IMPORTANCE, Knob, StudyData, StudyTrial
 
-# The preferred settings of the feasibility map: the prefill budget, and one of the memory settings.
-MAP_KNOBS = ("max_batch_prefill_tokens", ("cuda_memory_fraction", "cpu_memory_gib"))
-SLICES = 8
+PREFILL_BUDGET, MEMORY_SETTINGS = "max_batch_prefill_tokens", ("cuda_memory_fraction", "cpu_memory_gib")
+"""The preferred settings of the feasibility map: the prefill budget, and one of the memory settings."""
+MAX_SLICES = 8
 
 
 def feasibility(study: StudyData) -> tuple[Block, ...]:
@@ -42,8 +42,8 @@ def feasibility(study: StudyData) -> tuple[Block, ...]:
 
 def _map_knobs(study: StudyData) -> tuple[Knob, Knob] | None:
     moving = {knob.name: knob for knob in study.moving_knobs}
-    memory = next((moving[name] for name in MAP_KNOBS[1] if name in moving), None)
-    budget = moving.get(MAP_KNOBS[0])
+    memory = next((moving[name] for name in MEMORY_SETTINGS if name in moving), None)
+    budget = moving.get(PREFILL_BUDGET)
     if budget is not None and memory is not None:
         return budget, memory
     ranked = [moving[name] for name in _importances(study) if name in moving]
@@ -57,10 +57,10 @@ def slices(study: StudyData, *, has_parallel: bool = True) -> tuple[Block, ...]:
         return ()
     fractions = _importances(study)
     knobs = sorted(study.moving_knobs, key=lambda knob: -fractions.get(knob.name, 0.0))
-    plots: list[Block] = [_slice(study, knob, valued) for knob in knobs[:SLICES]]
+    plots: list[Block] = [_slice(study, knob, valued) for knob in knobs[:MAX_SLICES]]
     if has_parallel and len(knobs) > 1:
-        plots.append(_parallel(study, knobs[:SLICES], valued))
-    left_out = [knob.name for knob in knobs[SLICES:]]
+        plots.append(_parallel(study, knobs[:MAX_SLICES], valued))
+    left_out = [knob.name for knob in knobs[MAX_SLICES:]]
     if left_out:
         plots.append(Text(f"Not drawn, because of low importance: {', '.join(left_out)}."))
     return tuple(plots)

@@ -3,8 +3,8 @@
 from reports.document import format_number
 from reports.study import StudyData, StudyTrial, setting_text
 
-# Of more trials, only marked ones have their text over a figure: a page stays small.
 MAX_HOVERED = 400
+"""With more trials than this, only marked trials have a text over the figure, to limit the size of the page."""
 
 
 def changed_settings(study: StudyData, trial: StudyTrial) -> str:
@@ -20,7 +20,7 @@ def changed_settings(study: StudyData, trial: StudyTrial) -> str:
 
 
 def trial_text(study: StudyData, trial: StudyTrial) -> str:
-    """`trial 7: output_tokens_per_s 412, within every limit; max_batch_size 64`."""
+    """A trial in one line: `trial 7: output_tokens_per_s 412, within every limit; max_batch_size 64`."""
     value = "" if trial.value is None else f"{study.objective} {format_number(trial.value)}, "
     return f"trial {trial.number}: {value}{trial.outcome}; {changed_settings(study, trial)}"
 
