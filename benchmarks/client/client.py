@@ -1,11 +1,11 @@
-"""CPU cost and timing error of this load generator and other clients that read token streams.
+"""CPU cost and timing error of this load generator and of other clients that read token streams.
 
-A server in its own process records when it writes each token (`reference_timing_server`). Each client in turn runs the
-same closed loop against it: ours; a plain asyncio socket client; aiohttp, where installed; locust's HttpUser with
-`iter_lines`. Our row also has the error of TTFT by the time of the read. All decode the JSON of every event. Prints,
-per client and load, CPU seconds per 1,000 events, events per second and core, and the errors of TTFT and gaps; then the
-CPU time of `tgi-bench run` up to its first request. Clients alternate for `--rounds` rounds, and rows hold medians;
-`--json` prints one object with machine and versions.
+A server in its own process records the time of each write (`reference_timing_server`). Each client in turn runs the
+same closed loop against it: ours; a plain asyncio socket client; aiohttp, if installed; locust's HttpUser with
+`iter_lines`. All clients decode the JSON of every event. Prints, per client and load, CPU seconds per 1,000 events,
+events per second and core, and the errors of TTFT and gaps; our row also has the error of TTFT from the time of the
+read. Then prints the CPU time of `tgi-bench run` up to its first request. Clients alternate for `--rounds` rounds, and
+a row has medians. `--json` prints one object with machine and versions.
 
     python benchmarks/client/client.py
     python benchmarks/client/client.py --streams 16,64 --clients ours,aiohttp --seconds 10 --rounds 3
@@ -232,7 +232,7 @@ def median_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe(client: str, streams: int, observed: dict[str, Any], written: dict[str, list[int]]) -> dict[str, Any]:
-    """Compare observed with reference times, over all requests."""
+    """A row of a client: its cost, and its observed times compared with the reference times."""
     ttft: dict[str, list[float]] = {"observed": [], "reference": []}
     gaps: dict[str, list[float]] = {"observed": [], "reference": []}
     events = lost = 0

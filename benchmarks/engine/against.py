@@ -1,10 +1,10 @@
-"""This checkout's engine against another checkout's, in process and interleaved: tokens/s and processor time per token.
+"""Compares the engines of this and another checkout, in process and interleaved: tokens/s and processor time per token.
 
     python -m benchmarks.engine.against OTHER [--models preset:tiny-llama ...] [--concurrency 1 8 32] [--repeats 7]
 
 OTHER is the directory of a checkout; its `.venv` is used if it has one. Each checkout runs the `engine` worker of its
-own in_process.py. Ratios are this checkout over the other, medians over the repeats with their ranges: above 1 this
-checkout is faster. Processor time is the better measure on a busy machine.
+own in_process.py. A ratio is the speed of this checkout divided by that of the other: above 1 this checkout is faster.
+Ratios are medians over the repeats with their ranges. On a busy machine, use processor time.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
 
 @contextmanager
 def worker_of(checkout: Path, model: str) -> Iterator[ContenderProcess]:
-    """The checkout's own worker and interpreter."""
+    """The worker of a checkout, with the interpreter of the checkout."""
     interpreter = checkout / ".venv" / "bin" / "python"
     worker = ContenderProcess(
         "engine",
@@ -52,7 +52,7 @@ def worker_of(checkout: Path, model: str) -> Iterator[ContenderProcess]:
 
 
 def compare(model: str, workers: list[ContenderProcess], rows: int, repeats: int) -> str:
-    """A line of ratios; the first round is not counted, and the order of the two alternates."""
+    """A line of ratios. The first round is not counted, and the order of the two workers alternates."""
     speed: list[float] = []
     processor: list[float] = []
     for repeat in range(repeats + 1):
@@ -69,7 +69,7 @@ def compare(model: str, workers: list[ContenderProcess], rows: int, repeats: int
 
 
 def processor_ns(pid: int) -> int:
-    """Processor time of all threads of a process so far (Linux)."""
+    """Processor time of all threads of a process so far, in ns (Linux)."""
     tasks = Path(f"/proc/{pid}/task")
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir())
 

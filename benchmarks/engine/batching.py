@@ -40,7 +40,7 @@ POLICIES = {
 
 @dataclass
 class PolicyResult:
-    """One policy: latencies from sending to the last token, and requests/s of each round."""
+    """One policy: latencies from the send to the last token, and requests/s of each round."""
 
     policy: str
     latencies_s: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="preset:bloom-560m")
     parser.add_argument("--users", type=int, default=16)
-    parser.add_argument("--requests", type=int, default=48, help="requests per round, over all users")
+    parser.add_argument("--requests", type=int, default=48, help="requests per round, for all users together")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
@@ -97,7 +97,7 @@ def requests(model: str, count: int, seed: int) -> list[WavePrompt]:
 
 
 async def closed_loop(url: str, prompts: Sequence[WavePrompt], users: int) -> list[float]:
-    """Latencies of all requests. Raises FailedRequest if a request returns fewer tokens than asked for."""
+    """Latencies of all requests in seconds. Raises FailedRequest if a request returns fewer tokens than requested."""
     waiting = list(reversed(prompts))
     latencies = []
 

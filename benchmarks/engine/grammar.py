@@ -3,9 +3,10 @@
     python -m benchmarks.engine.grammar steps [--rows 1 8 32] [--repeats 40] [--json FILE]
     python -m benchmarks.engine.grammar libraries [--vocab 32000] [--json FILE]
 
-`steps` times the choice of tokens over 32,000 logits with a JSON grammar on no, one and all rows, interleaved with a
-decode step of preset:llama-125m, so that noise affects both. `libraries` runs the same random texts through llguidance,
-and through outlines-core and xgrammar if installed: time to the first mask, time per mask, accepted texts.
+`steps` times the choice of tokens over 32,000 logits with a JSON grammar on no row, one row and all rows. It is
+interleaved with a decode step of preset:llama-125m, so that noise affects both. `libraries` runs the same random texts
+through llguidance, and through outlines-core and xgrammar if they are installed: time to the first mask, time per mask,
+accepted texts.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def measure_steps(args: argparse.Namespace) -> dict[str, Any]:
             times["step"].append(time_of(decode))
             for count, choose in choices.items():
                 times[count].append(time_of(choose))
-        # The lower quartile, because other load on the machine only adds time.
+        # The lower quartile: other load on the machine can only add time.
         us = {key: statistics.quantiles(values)[0] / 1e3 for key, values in times.items()}
         fraction = (us[1] - us[0]) / us["step"]
         choice = ", ".join(f"{us[count]:.0f} us with {count}" for count in choices)
@@ -95,7 +96,7 @@ def time_of(work: Callable[[], object]) -> int:
 
 
 class Choices:
-    """A choice for every row; the first `num_constrained` rows are inside of a JSON text."""
+    """A choice for every row; the first `num_constrained` rows are inside a JSON text."""
 
     def __init__(self, grammars: Grammars, grammar: Grammar, num_rows: int, num_constrained: int) -> None:
         self._ids = [[1, 2, 3]] * num_rows
@@ -112,7 +113,7 @@ class Choices:
 
 
 def state_inside_text(grammars: Grammars, grammar: Grammar, seed: int) -> GrammarState:
-    """A state after a few tokens, drawn uniformly from the allowed ones."""
+    """A state after a few tokens, each drawn uniformly from the allowed tokens."""
     state, rng = grammars.state(grammar), random.Random(seed)
     words = np.zeros(state.num_words, np.int32)
     for _ in range(8 + seed % 8):
@@ -144,12 +145,12 @@ class DecodeStep:
 
 
 class Library(Protocol):
-    """The compared functions of a library."""
+    """The functions of a library that are compared."""
 
     def start(self, regex: str) -> Any: ...
 
     def mask(self, state: Any) -> int:
-        """Compute the mask of the next tokens."""
+        """Compute the mask of the next token."""
         ...
 
     def accept(self, state: Any, token: int) -> bool: ...
@@ -180,7 +181,7 @@ def walk_all(library: Library, walks: Sequence[tuple[str, str, list[list[int]]]]
         started = time.perf_counter_ns()
         try:
             library.mask(library.start(regex))
-        except Exception as error:  # libraries raise errors of their own; failures are a result
+        except Exception as error:  # each library has its own errors; a failure is a result
             wrong.append(f"{name}: {type(error).__name__}")
             continue
         starts.append(time.perf_counter_ns() - started)
@@ -207,7 +208,7 @@ def spread(values: Sequence[int], unit: float) -> dict[str, float]:
 
 
 def vocabulary(size: int) -> list[bytes]:
-    """The bytes, then pieces of two to eight letters, digits and signs; the last one ends."""
+    """All single bytes, then random pieces of two to eight characters; the last token is end-of-sequence."""
     rng = random.Random(0)
     letters = 'etaoinshrdlucmfwypvbgkjqxz    0123456789{}[]",:.-_éü日本'
     pieces: dict[bytes, None] = {bytes([value]): None for value in range(256)}
@@ -217,7 +218,7 @@ def vocabulary(size: int) -> list[bytes]:
 
 
 def tokenized(text: str, ids: dict[bytes, int]) -> list[int]:
-    """The longest tokens, from the left."""
+    """The ids of a text, with the longest matching token at each place."""
     data, found = text.encode(), []
     while data:
         size = next(size for size in range(min(16, len(data)), 0, -1) if data[:size] in ids)

@@ -155,7 +155,7 @@ class ContenderProcess:
 
 
 def work(peer: str, model: str) -> None:
-    """Main function of a contender's process. Large packages are imported only here."""
+    """The main function of a contender's process. Large packages are imported only in this process."""
     import torch
 
     torch.set_num_threads(1)
@@ -212,7 +212,7 @@ async def over_grpc(model: str) -> Any:
 
 
 async def shard_load(shard: Any) -> Any:
-    """Warm up a shard like the router; returns a function that runs one round."""
+    """Warm up a shard in the way of the router; returns a function that runs one round."""
     from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 
     def request(id_: int, text: str, tokens: int, new_tokens: int, blocks: tuple[int, ...] = ()) -> Request:
@@ -303,7 +303,7 @@ async def continuous_batching(model: str) -> Any:
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     peer, prompts = load_transformers(model)
     generation = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    # On a CPU the size of the K/V cache has to be given.
+    # On a CPU the size of the K/V cache must be set.
     batching = ContinuousBatchingConfig(page_size=256, num_blocks=64, max_batch_tokens=PREFILL_TOKENS)
 
     async def run_round(rows: int, seed: int) -> tuple[float, int]:

@@ -1,11 +1,11 @@
-"""The engine on a GPU in ten minutes: checks, timings against the device's ceilings and against Transformers.
+"""Measures the engine on a GPU in ten minutes: checks, and timings against device limits and Transformers.
 
     python -m benchmarks.engine.on_gpu [--minutes 9] [--presets llama-3.2-1b,llama-3.1-8b,bloom-560m] [--quick] [--http]
 
-Runs `reference_server.model_server.measure` and stores its JSON under benchmarks/results/, named by device and day, and
-compares it with the newest stored result of the same device. Needs torch, transformers, numpy and safetensors. `--http`
-adds level H: launcher and load generator on separate processors, and vLLM under the same load if it is installed. It
-needs the packages of server and client too.
+Runs `reference_server.model_server.measure`, stores its JSON under benchmarks/results/ by device and day, and compares
+it with the newest stored result of the same device. Needs torch, transformers, numpy and safetensors. `--http` adds
+level H: launcher and load generator on separate processors, and vLLM under the same load if it is installed. It also
+needs the packages of server and client.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from reference_server.presets import catalog
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parents[1] / "results"
 HTTP_NEEDS = ("pydantic", "fastapi", "uvicorn", "uvloop", "grpc", "google.protobuf", "locust")
-# A part may exceed its limit; a process that hangs in a call into C is killed after this time.
 OVERTIME_S = 180.0
+"""A part may exceed its limit by this time; then its process is killed, because it may hang in a call into C."""
 TIMED_OUT = 124
 HTTP_PRESET = "llama-3.1-8b"
 
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def run(command: Sequence[str], limit_s: float, cpus: Sequence[int] = (), **streams: Any) -> int:
-    """The exit code of a command in its own process group, which is killed after `limit_s`."""
+    """The exit code of a command. It runs in its own process group, which is killed after `limit_s`."""
     with subprocess.Popen([*on_cpus(cpus), *command], cwd=ROOT, start_new_session=True, **streams) as process:
         try:
             return process.wait(limit_s)
@@ -81,7 +81,10 @@ def run(command: Sequence[str], limit_s: float, cpus: Sequence[int] = (), **stre
 
 
 def through_http(quick: bool, measured: Path) -> int:
-    """Level H: each server in turn under closed loops, on other processors than the load. Stored beside `measured`."""
+    """Level H: each server in turn under closed loops, on other processors than the load generator.
+
+    The results are stored next to the file `measured`. Returns an exit code.
+    """
     missing = [name for name in HTTP_NEEDS if importlib.util.find_spec(name.partition(".")[0]) is None]
     if missing:
         print(f"through HTTP: skipped, {', '.join(missing)} are not installed")
@@ -156,7 +159,7 @@ def engine_rate(measured: Path, preset: str, streams: float) -> float | None:
 
 
 def halves(cpus: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Processors of the server and of the load; with fewer than four, both get all.
+    """The processors of the server and of the load generator; with fewer than four, both use all.
 
     >>> halves([0, 1, 2, 3]), halves([0, 1])
     (([0, 1], [2, 3]), ([0, 1], [0, 1]))
@@ -168,7 +171,7 @@ def halves(cpus: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def on_cpus(cpus: Sequence[int]) -> list[str]:
-    """Prefix of a command that binds it to processors with `taskset`; empty without that tool."""
+    """The prefix that binds a command to processors with `taskset`; empty if it is not installed."""
     tool = shutil.which("taskset")
     return [] if tool is None or not cpus else [tool, "--cpu-list", ",".join(map(str, cpus))]
 

@@ -4,11 +4,12 @@
                                 [--concurrency 1 8 32] [--peers ours vllm ...] [--threads 1] [--json FILE]
     python -m benchmarks.engine.over_http --in-process ...     without router and HTTP: in_process.py
 
-All servers of a model run at the same time; one works while the others wait. One measurement is a wave: C distinct
-prompts of 128 tokens sent at once, each with 64 streamed new tokens, end-of-sequence ignored. Tokens of all servers are
-counted; a server with a failed request is dropped. The first round is not counted. Rates are output tokens/s from
-sending to the last token, as median and range; TTFT and TPOT are pooled over the requests of a row; ratios are computed
-per round. `of floor` is the rate relative to the limit of memory bandwidth and products for decode alone.
+All servers of a model run at the same time; only one has requests while the others are idle. One measurement is a
+wave: C distinct prompts of 128 tokens are sent at once, and each streams 64 new tokens with end-of-sequence ignored.
+The tokens of every server are counted, and a server with a failed request is dropped. The first round is not counted.
+Rates are output tokens/s from the send to the last token, as median and range. TTFT and TPOT are pooled over the
+requests of a row; ratios are computed per round. `of floor` is the rate relative to the decode limit of memory
+bandwidth and compute.
 """
 
 import argparse
@@ -166,7 +167,7 @@ def table(model: str, rows: Sequence[ServerRow], skipped: dict[str, str], floor:
 
 
 def ratio(own: ServerRow | None, row: ServerRow) -> str:
-    """Median and range of the ratios of both servers, per round, because rounds are interleaved."""
+    """Median and range of the ratios of both servers; a ratio per round, because rounds are interleaved."""
     if own is None or row is own or len(own.rates) != len(row.rates):
         return ""
     ratios = [ours / theirs for ours, theirs in zip(own.rates, row.rates, strict=True)]

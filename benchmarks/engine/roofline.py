@@ -1,4 +1,4 @@
-"""Memory bandwidth and product throughput of this machine, and the resulting limit of decode speed."""
+"""Memory bandwidth and matrix-product throughput of this machine, and the resulting limit of decode speed."""
 
 import time
 from collections.abc import Callable
@@ -16,14 +16,14 @@ class Roofline:
     fp32_gflop_per_s: float
 
     def decode_tokens_per_s(self, weights: int, rows: int, itemsize: int) -> float:
-        """Upper bound: weights are read once per step and multiplied once per row; attention is ignored."""
+        """The upper bound: each step reads all weights once and multiplies them once per row; attention is ignored."""
         flops = self.bf16_gflop_per_s if itemsize == 2 else self.fp32_gflop_per_s
         step_s = max(weights * itemsize / self.read_gb_per_s, 2 * weights * rows / flops) / 1e9
         return rows / step_s
 
 
 def measure(threads: int) -> Roofline:
-    """Measure; takes a few seconds and half a gigabyte."""
+    """Measure this machine, which takes a few seconds and half a gigabyte."""
     import torch
 
     torch.set_num_threads(threads)
@@ -40,7 +40,7 @@ def measure(threads: int) -> Roofline:
 
 
 def weights_a_step(config: dict[str, Any]) -> int:
-    """Number of weights multiplied in a decode step of a Llama or BLOOM: layers and head."""
+    """The number of weights in a decode step of a Llama or BLOOM: those of the layers and of the head."""
     hidden = config.get("hidden_size") or config["n_embed"]
     layers = config.get("num_hidden_layers") or config["n_layer"]
     head = config["vocab_size"] * hidden

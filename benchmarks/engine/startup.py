@@ -2,8 +2,8 @@
 
     python benchmarks/engine/startup.py [--model preset:tiny-llama] [--times 5] [--json FILE] [-- LAUNCHER FLAG ...]
 
-Each phase ends with a line of the launcher's log, timed on arrival. The first start, which reads uncached files, is
-shown separately. `imports` is the CPU time to import the modules of each process, least of three.
+Each phase ends with a line of the launcher's log; its time is the arrival of the line. The first start reads uncached
+files and is shown separately. `imports` is the CPU time to import the modules of each process, the smallest of three.
 """
 
 import argparse
@@ -23,7 +23,6 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-# A phase and the text of the line that ends it, in order.
 PHASES = (
     ("launcher", "Waiting for 1 shard"),
     ("shard: imports, weights, kernels", "loaded "),
@@ -33,6 +32,7 @@ PHASES = (
     ("warm-up, tokenizer", "Connected"),
     ("router: listen, first token", "first token"),
 )
+"""The phases in order, and a text in the log line that ends each."""
 MODULES = {
     "launcher": "reference_server.launcher.cli",
     "shard": "reference_server.model_server.local_shard",

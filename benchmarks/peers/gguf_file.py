@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.gguf_file MODEL_DIRECTORY MODEL.gguf
 
-Weights stay bfloat16. The tokenizer must be a byte-level BPE that splits digits, as that of `preset:tiny-llama`.
+Weights stay bfloat16. The tokenizer must be a byte-level BPE that splits digits, like that of `preset:tiny-llama`.
 Source: llama.cpp's specification of the format, ggml/docs/gguf.md.
 """
 
@@ -21,7 +21,7 @@ ALIGNMENT = 32
 UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 TENSOR_TYPES = {"float32": 0, "uint16": 30}
-"""The type of a tensor by the type of its array: 16-bit integers hold the bits of bfloat16."""
+"""The GGUF type of a tensor, by the type of its array. Arrays of bfloat16 are stored as 16-bit integers."""
 NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -34,8 +34,8 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-# llama.cpp's name of the rule that splits text before BPE: single digits, then the expression of GPT-2.
 DIGITS_THEN_GPT2 = "smollm"
+"""llama.cpp's name for splitting text before BPE into single digits, then by GPT-2's regular expression."""
 
 
 def main() -> None:
@@ -47,10 +47,10 @@ def main() -> None:
 
 
 def write_gguf(directory: Path, path: Path, tokenizer_directory: Path | None = None) -> Path:
-    """Convert the model of a directory; the file appears when it is complete. Returns its path."""
+    """Convert the model of a directory; returns the path. The file is renamed to it when it is complete."""
     config = json.loads((directory / "config.json").read_text())
     if config["model_type"] != "llama":
-        raise SystemExit(f"only Llama can be converted to GGUF, not {config['model_type']}")
+        raise SystemExit(f"`model_type` is {config['model_type']} but only llama can be converted to GGUF")
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     weights: dict[str, npt.NDArray[Any]] = {}
     for name, bits in tensors(directory / "model.safetensors"):
@@ -89,7 +89,7 @@ def vocabulary(config: Mapping[str, Any], directory: Path) -> dict[str, tuple[in
     content = json.loads((directory / "tokenizer.json").read_text())
     steps = [each["type"] for each in content["pre_tokenizer"].get("pretokenizers", ())]
     if content["model"]["type"] != "BPE" or steps != ["Digits", "ByteLevel"]:
-        raise SystemExit(f"{directory}: the tokenizer is no byte-level BPE that splits digits first")
+        raise SystemExit(f"{directory}: the tokenizer is not a byte-level BPE that splits digits first")
     special = {each["id"]: each["content"] for each in content["added_tokens"]}
     texts = {token: text for text, token in content["model"]["vocab"].items()} | special
     tokens = [texts.get(token, f"[unused{token}]") for token in range(config["vocab_size"])]
@@ -112,7 +112,7 @@ def vocabulary(config: Mapping[str, Any], directory: Path) -> dict[str, tuple[in
 
 
 def tensors(path: Path) -> list[tuple[str, npt.NDArray[np.uint16]]]:
-    """Name and bits of every bfloat16 tensor of a safetensors file."""
+    """The name and the bits of every tensor of a bfloat16 safetensors file."""
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
@@ -134,7 +134,7 @@ def gguf_name(name: str) -> str:
 
 
 def pairs_together(weight: Any, heads: int) -> Any:
-    """Reorder rows: llama.cpp rotates neighbouring elements of a head, Transformers those half a head apart."""
+    """Reorder rows: llama.cpp rotates adjacent elements of a head, Transformers elements half a head apart."""
     halves = weight.reshape(heads, 2, -1, weight.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 

@@ -1,6 +1,6 @@
 """A light client for a wave of streamed requests over HTTP, with the times of tokens.
 
-Dialects: TGI's `/generate_stream` with text, and OpenAI's `/v1/completions` with token ids.
+It supports TGI's `/generate_stream` with text, and OpenAI's `/v1/completions` with token ids.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def run_wave(url: str, dialect: Dialect, prompts: Sequence[WavePrompt]) -> list[
 
 
 async def stream(url: str, dialect: Dialect, prompt: WavePrompt, started: float) -> StreamTimes:
-    """Send one request; times count from `started`. Raises FailedRequest."""
+    """Send one request; times count from `started`, in seconds of `perf_counter`. Raises FailedRequest."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)
     path, content = prompt.request(dialect)
@@ -79,7 +79,7 @@ async def stream(url: str, dialect: Dialect, prompt: WavePrompt, started: float)
         status = await reader.readline()
         if b" 200 " not in status:
             raise FailedRequest(f"{url} returned 0 of {prompt.new_tokens} tokens: {status!r}")
-        # Until the end of the chunked response, or of the connection.
+        # The response ends with its last chunk, or with the connection.
         while (line := await reader.readline()) and line != b"0\r\n":
             if not line.startswith(b"data:"):
                 continue

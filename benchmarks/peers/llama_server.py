@@ -2,9 +2,9 @@
 
     python -m benchmarks.peers.llama_server MODEL_DIRECTORY --port PORT --threads 1
 
-A Llama saved by Transformers is converted once to bfloat16 GGUF beside its weights. Requests are batched like in
-llama.cpp's own server: each is a sequence of one context, prompts join between steps, decoding is greedy. The server of
-`llama-cpp-python` runs one request at a time, so it cannot be compared at higher concurrency.
+A Llama saved by Transformers is converted once to bfloat16 GGUF in the same directory. Requests are batched like in
+llama.cpp's own server: each is a sequence of one context, prompts join between steps, and decoding is greedy. The
+server of `llama-cpp-python` runs one request at a time, so it is not usable for a comparison at higher concurrency.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class LlamaRequest:
 
 
 class LlamaEngine:
-    """One llama.cpp context, used by one thread only."""
+    """One llama.cpp context. Only the thread of `run` uses it."""
 
     def __init__(self, path: Path, threads: int) -> None:
         llama_cpp.llama_backend_init()
@@ -72,6 +72,7 @@ class LlamaEngine:
         self.waiting: queue.Queue[LlamaRequest] = queue.Queue()
 
     def run(self) -> None:
+        """Run requests from `waiting`; never returns."""
         free, running = list(range(MAX_SEQUENCES)), list[LlamaRequest]()
         while True:
             while free and (not running or not self.waiting.empty()):

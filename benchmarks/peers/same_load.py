@@ -1,12 +1,12 @@
-"""`python -m benchmarks.peers.same_load`: this load generator and others, in turn, with one load on one real server.
+"""Runs this load generator and others in turn, with the same load on the same real server.
 
     python -m benchmarks.peers.same_load --url http://127.0.0.1:8000 --model model --tokenizer MODEL_DIRECTORY \\
         --peer vllm=PYTHON --peer guidellm=PYTHON --out DIR
 
-PYTHON is the interpreter of an environment that has the tool. Start the server without a prefix cache (vLLM:
-`--no-enable-prefix-caching`; llama-server: `--no-cache-prompt --cache-ram 0`): the prompts of the tools differ in their
-shared parts. Round 0 warms the server up and is not in the table. A run takes its load and the start of its tool, 5 to
-15 s on two cores; each run prints its time.
+PYTHON is the interpreter of an environment with the tool. Start the server without a prefix cache (vLLM:
+`--no-enable-prefix-caching`; llama-server: `--no-cache-prompt --cache-ram 0`), because the prompts of the tools have
+different shared prefixes. Round 0 is the warm-up of the server and not in the table. The time of a run includes the
+start of its tool, 5 to 15 s on two cores; each run prints its time.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class SameLoad:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The numbers of one run, as its tool reports them."""
+    """The numbers that a tool reports for one run."""
 
     output_tokens_per_s: float
     ttft_p50_ms: float
@@ -55,7 +55,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class LoadCommand:
-    """A load generator: its command for an interpreter, a load, a folder and a seed, and how its result is read."""
+    """A load generator. command: from interpreter, load, folder and seed. read: the result from the folder."""
 
     name: str
     command: Callable[[str, SameLoad, Path, int], list[str]]
@@ -84,7 +84,7 @@ def _read_own(folder: Path) -> Reported:
 
 
 def _own_lengths(run: Path) -> tuple[float, float, float]:
-    """Mean lengths of the measured answers, and the number of failed requests."""
+    """Mean input and output tokens of the measured answers, and the number of failed requests."""
     import pandas as pd
 
     columns = ["phase", "status", "input_tokens", "output_tokens"]
@@ -159,7 +159,7 @@ TOOLS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every tool once a round, in rotated order, and print the table. Exit code 1 if a run has no result."""
+    """Run every tool once per round, in rotating order, and print the table. Exit code 1 if a run has no result."""
     args = parse(argv)
     load = SameLoad(
         args.url, args.model, args.tokenizer, args.users, args.requests, args.input_tokens, args.output_tokens
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_once(tool: LoadCommand, python: str, load: SameLoad, folder: Path, seed: int) -> Reported:
-    """One run of one tool; exits with the end of its log if it has no result."""
+    """One run of one tool. Raises SystemExit with the end of its log if it has no result."""
     log = folder / "output.log"
     with log.open("wb") as output:
         words = tool.command(python, load, folder, seed)
@@ -224,16 +224,18 @@ def _with_range(values: Sequence[float]) -> str:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="same_load", description="One load by several load generators, in turn.")
-    parser.add_argument("--url", required=True, help="A server with /v1/completions that already runs.")
-    parser.add_argument("--model", required=True, help="Its name of the model.")
-    parser.add_argument("--tokenizer", type=Path, required=True, metavar="DIR", help="Its tokenizer, for the peers.")
+    parser.add_argument("--url", required=True, help="URL of a running server with /v1/completions.")
+    parser.add_argument("--model", required=True, help="Name of the model on the server.")
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, metavar="DIR", help="Tokenizer of the model, for the peers."
+    )
     parser.add_argument("--peer", action="append", default=[], metavar="vllm|guidellm=PYTHON", help="Repeatable.")
     parser.add_argument("--users", type=int, default=8, metavar="N", help="Closed loop. Default 8.")
-    parser.add_argument("--requests", type=int, default=200, metavar="N", help="Requests of a run. Default 200.")
+    parser.add_argument("--requests", type=int, default=200, metavar="N", help="Requests per run. Default 200.")
     parser.add_argument("--input-tokens", type=int, default=128, metavar="N", help="Default 128.")
     parser.add_argument("--output-tokens", type=int, default=32, metavar="N", help="Default 32.")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="Measured runs of each tool. Default 3.")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="Folder of the tools' files.")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="Measured runs per tool. Default 3.")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="Folder for the files of the tools.")
     return parser.parse_args(argv)
 
 

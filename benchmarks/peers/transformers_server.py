@@ -135,7 +135,7 @@ def continuous_batching(model: Any) -> Callable[[list[int], int, OnToken], None]
 
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-    # On a CPU the size of the K/V cache has to be given.
+    # On a CPU the size of the K/V cache must be set.
     batching = ContinuousBatchingConfig(page_size=256, num_blocks=64, max_batch_tokens=PREFILL_TOKENS)
     manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=batching)
     manager.start()

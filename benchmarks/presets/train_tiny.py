@@ -5,8 +5,8 @@ calibration text for its quantization.
     python benchmarks/presets/train_tiny.py model --steps 2200 --minutes 24
     python benchmarks/presets/train_tiny.py calibration
 
-The text comes from `tiny_text.py`. `model` stops at the first of its two limits; the learning rate follows the nearer
-one, so that it is annealed in both cases. Ctrl-C stops the training and saves the weights.
+`tiny_text.py` generates the text. `model` stops at the first of its two limits. The learning rate follows the nearer
+limit, so it is annealed in both cases. Ctrl-C stops the training and saves the weights.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def train_tokenizer(num_documents: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """The learning rate: warm-up, then a cosine down to a fiftieth at the limit of steps or minutes."""
+    """The learning rate: a warm-up, then a cosine to a fiftieth of the peak at the limit of steps or minutes."""
 
     peak: float
     steps: int
@@ -157,7 +157,7 @@ def _corpus(tokenizer: "Tokenizer", seed: int, num_documents: int) -> "Tensor":
 
 
 def _on_interrupt() -> Callable[[], bool]:
-    """Returns a function that is true after SIGINT or SIGTERM, which end the training but not the process."""
+    """Handle SIGINT and SIGTERM; the returned function is true after one of them. The process does not end."""
     seen: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _frame: seen.append(number))
@@ -191,7 +191,7 @@ def save_weights(model: "LlamaForCausalLM") -> None:
 
 
 def write_calibration_text(num_documents: int) -> None:
-    """Write documents that are in neither the training text nor the held-out text."""
+    """Write documents that are neither in the training text nor in the held-out text."""
     CALIBRATION_TEXT.write_text("\n\n".join(islice(documents(CALIBRATION_SEED), num_documents)) + "\n")
 
 

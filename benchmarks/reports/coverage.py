@@ -1,6 +1,7 @@
 """The long form of `tgi-bench selftest --statistics`: 1,000 runs of each queue, load and number of requests.
 
-Prints the conclusion and one JSON object with the machine, the versions and every cell. docs/intervals.md shows it.
+Prints the conclusion, and one JSON object with the machine, the versions and every cell. docs/intervals.md has the
+table.
 
     python benchmarks/reports/coverage.py > benchmarks/results/coverage.json
     python benchmarks/reports/coverage.py --table < benchmarks/results/coverage.json
@@ -21,7 +22,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=LONG_RUNS)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--table", action="store_true", help="print the table of a stored result as Markdown")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of a stored result, read from stdin, as Markdown"
+    )
     args = parser.parse_args()
     if args.table:
         print(certificate_table.markdown(json.load(sys.stdin)["cells"]))

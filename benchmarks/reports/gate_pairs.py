@@ -2,9 +2,9 @@
 
     python -m benchmarks.reports.gate_pairs --pairs 40 --slices 4 --state "quiet" --out gate_pairs.json
 
-Each pair launches the same server twice. The file is written after every pair and continued by the same command.
-`--server COMMAND` measures another server; `--factor 1.05` slows side B with `slowed_server`; both sides then have the
-relay.
+Each pair launches the same server twice. The file is written after every pair; the same command continues it.
+`--server COMMAND` measures another server. `--factor 1.05` slows side B with the relay of `slowed_server`; side A then
+also runs behind the relay, with factor 1.
 """
 
 import argparse
@@ -37,12 +37,12 @@ RELAY = Path(__file__).with_name("slowed_server.py")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=40, help="Pairs in the file at the end.")
+    parser.add_argument("--pairs", type=int, default=40, help="Number of pairs in the complete file.")
     parser.add_argument("--slices", type=int, default=4)
     parser.add_argument("--duration", default="2s", help="Measured length of a slice.")
     parser.add_argument("--warmup", default="0.5s")
     parser.add_argument("--server", default=shlex.join(embedded_command("preset:tiny-llama")[0]))
-    parser.add_argument("--factor", type=float, help="Slow side B by this factor; both sides go through the relay.")
+    parser.add_argument("--factor", type=float, help="Slow side B by this factor; both sides run behind the relay.")
     parser.add_argument("--state", required=True, help="The state of the machine, in words.")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -83,7 +83,7 @@ def header(args: argparse.Namespace, load: BenchConfig) -> dict[str, Any]:
 
 
 def sides(server: str, factor: float | None) -> tuple[LiveSide, LiveSide]:
-    """The server twice, behind the relay if B is slowed."""
+    """Both sides: the same server, behind the relay if B is slowed."""
     words = split_command(server)
     if factor is None:
         both = [words, words]
@@ -96,7 +96,7 @@ def sides(server: str, factor: float | None) -> tuple[LiveSide, LiveSide]:
 
 
 def row(pair: Pair, started: datetime, seconds: float, load_average: float) -> dict[str, Any]:
-    """A pair for the file: each slice pair in order, with the metrics of both sides."""
+    """A pair as a row of the file: the slice pairs in order, with the metrics of both sides."""
     return {
         "at": f"{started:%Y-%m-%dT%H:%M:%SZ}",
         "seconds": round(seconds, 1),

@@ -3,8 +3,8 @@
     python -m benchmarks.reports.gate_power gate_pairs.json --out benchmarks/results/gate.json
 
 Reads the A/A pairs of `gate_pairs`, splits their noise, and simulates comparisons. Launch differences are normal with
-the measured covariance. Drift and noise of slices are resampled from the measured pairs, so that a pair in a noisy
-minute stays one. `--noise 2` scales the noise of a run to 2 %, each component in the measured proportion.
+the measured covariance. Drift and noise of slices are resampled by measured pair, so the slices of a noisy minute stay
+together. `--noise 2` scales the noise of a run to 2 %; the proportion of the components stays as measured.
 """
 
 import argparse
@@ -33,9 +33,9 @@ EFFECTS = (0.0, 0.05)
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """How a pair is measured: `slices` of each side, interleaved or as two separate runs of the same length.
+    """How a pair is measured: `slices` of each side, interleaved, or as two separate runs of the same length.
 
-    `pairs` fixes their number; `is_adjusted`: to equal contention.
+    pairs: a fixed number of pairs; None for a sequence of looks. is_adjusted: changes are adjusted to equal contention.
     """
 
     name: str
@@ -51,9 +51,10 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class NoiseMixture:
-    """Noise of pairs, with contention as the last metric. launch: covariance of launch differences, [metrics, metrics].
+    """Noise of pairs; the last metric is the contention.
 
-    drift: of two separate runs, [measured pairs, metrics]; slice_noise: of slice pairs, [pairs, metrics, slices].
+    launch: covariance of launch differences, [metrics, metrics]. drift: of two separate runs, [pairs, metrics].
+    slice_noise: of slice pairs, [pairs, metrics, slices].
     """
 
     launch: Array
@@ -62,7 +63,7 @@ class NoiseMixture:
 
     @classmethod
     def of(cls, pairs: Sequence[Pair], run_noise: float | None = None) -> "NoiseMixture":
-        """From measured A/A pairs; `run_noise` is the standard deviation that a separate run is scaled to."""
+        """The noise of measured A/A pairs, scaled so that a separate run has the standard deviation `run_noise`."""
         a, b = (np.stack([_values(pairs, name, side) for name in (*METRICS, CONTENTION)], axis=1) for side in "ab")
         slices = a.shape[2]
         splits = [NoiseSplit.of("", a[:, column], b[:, column]) for column in range(a.shape[1])]
@@ -79,7 +80,7 @@ class NoiseMixture:
         return cls(launch * np.outer(scale, scale), moved * scale, noise * scale[:, None])
 
     def differences(self, random: np.random.Generator, pairs: int, design: Design) -> Array:
-        """[pairs, metrics]: d of simulated pairs of equal servers, and the logarithm of their ratio of contention."""
+        """d of simulated pairs of equal servers, and the log ratio of their contention, [pairs, metrics]."""
         measured, metrics, slices = self.slice_noise.shape
         chosen = random.integers(0, measured, pairs)
         picked = random.integers(0, slices, (pairs, design.slices))
@@ -92,7 +93,7 @@ class NoiseMixture:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Verdicts over simulated comparisons: counts, and the mean number of pairs until the end."""
+    """Verdicts of simulated comparisons: counts, and the mean number of pairs of a comparison."""
 
     comparisons: int
     regressions: int
@@ -103,7 +104,7 @@ class Outcomes:
 def outcomes(
     mixture: NoiseMixture, design: Design, effect: float, comparisons: int, random: np.random.Generator
 ) -> Outcomes:
-    """Sequential comparisons with a true effect on every metric."""
+    """Simulated comparisons with a true effect (a fraction) on every metric."""
     last = design.options.looks[-1]
     drawn = mixture.differences(random, comparisons * last, design).reshape(comparisons, last, -1)
     d, contention = drawn[:, :, :-1] + math.log1p(effect), drawn[:, :, -1]
@@ -118,7 +119,7 @@ def outcomes(
 
 
 def verdict(d: Array, options: CompareOptions, contention: Array | None = None) -> tuple[GateDecision, int]:
-    """The verdict on the d of one comparison, [pairs, metrics], and the pairs after which it stands."""
+    """The verdict on the d of one comparison, [pairs, metrics], and the number of pairs after which it is final."""
 
     def evidence(name: str, look: int) -> Evidence:
         values = columns[name][:look]
@@ -136,7 +137,7 @@ def verdict(d: Array, options: CompareOptions, contention: Array | None = None) 
 
 
 def pairs_of(content: Mapping[str, Any]) -> list[Pair]:
-    """The pairs of a file of `gate_pairs`."""
+    """The pairs in the content of a file of `gate_pairs`."""
     return [
         Pair.of_slices([Pair(_run("A", each["a"]), _run("B", each["b"])) for each in pair["slices"]])
         for pair in content["pairs"]
@@ -148,12 +149,12 @@ def _run(label: str, values: Mapping[str, float]) -> SideRun:
 
 
 def with_contention(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs whose slices all have it."""
+    """The pairs whose slices all have a contention."""
     return [pair for pair in pairs if all(each.a.contention and each.b.contention for each in pair.slices)]
 
 
 def designs(slices: int) -> tuple[Design, ...]:
-    """Today's pairs and interleaved ones: until decided, and with half the pairs."""
+    """Pairs of separate runs, and interleaved pairs: until the decision, and with half the number of pairs."""
     return (
         Design("separate runs, 4 to 12 pairs", slices, is_interleaved=False),
         Design(f"{slices} slices, 4 to 12 pairs", slices, is_interleaved=True),
@@ -188,11 +189,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=Path, help="The file of `gate_pairs`.")
     parser.add_argument(
-        "--noise", type=float, nargs="*", default=[2.0, 4.0], help="Noise of a run in %%, besides as measured."
+        "--noise",
+        type=float,
+        nargs="*",
+        default=[2.0, 4.0],
+        help="Noise of a run in %%, in addition to the measured noise.",
     )
     parser.add_argument("--comparisons", type=int, default=500)
     parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="Write the measured pairs and both tables there.")
+    parser.add_argument("--out", type=Path, help="Write the measured pairs and both tables to this file.")
     args = parser.parse_args()
     content = json.loads(args.measured.read_text())
     pairs = pairs_of(content)

@@ -1,8 +1,8 @@
-"""Methods for the interval of a dependent mean and p95, and how often each contains the truth; none is withheld.
+"""Methods for the interval of a dependent mean and p95, and the coverage of each.
 
-Independent order statistics, the block bootstrap, batch means, Geyer's time without inflation, and the product's
-recipe, of which the coverage counts only the printed intervals. The runs are those of `selftest --statistics`. Prints
-JSON; docs/intervals.md shows it.
+The methods are independent order statistics, the block bootstrap, batch means, Geyer's time without inflation, and the
+product's method. The product withholds some intervals, and its coverage counts only the printed ones; all other methods
+always give an interval. The runs are those of `selftest --statistics`. Prints JSON; docs/intervals.md has the table.
 
     python benchmarks/reports/interval_methods.py > benchmarks/results/interval_methods.json
 """
@@ -38,7 +38,7 @@ def order_statistics(values: Array, _in_flight: float) -> Interval:
 
 
 def geyer_order_statistics(values: Array, _in_flight: float) -> Interval:
-    """p95 with the effective size of its own exceedances, not inflated."""
+    """p95 with the effective number of requests from its exceedances, not inflated."""
     exceeds = (values > np.quantile(values, 0.95)).astype(np.float64)
     return _order_statistics(values, len(values) / max(autocorrelation_time(exceeds) or 1.0, 1.0))
 
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _case(case: tuple[str, float, int, int]) -> list[dict[str, object]]:
-    """TTFT of one queue: a row per statistic and method."""
+    """A row per statistic and method, for TTFT of one queue."""
     name, load, count, runs = case
     model = next(each for each in MODELS if each.name == name)
     setting, truths = Setting(model, load, count), stationary_values(name, load)

@@ -28,7 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--events", type=int, default=100, help="Token events of each request.")
-    parser.add_argument("--directory", type=Path, help="Keep the run there. Default: a temporary directory.")
+    parser.add_argument(
+        "--directory", type=Path, help="Directory of the run, which is kept. Default: a temporary directory."
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         directory = args.directory or Path(scratch) / "run"
@@ -47,7 +49,7 @@ def main() -> int:
 
 
 def write_run(directory: Path, requests: int, events: int) -> float:
-    """Write the files of a worker; returns the seconds that it took."""
+    """Write the files of a worker; returns the time in seconds."""
     began_s = time.perf_counter()
     directory.mkdir(parents=True, exist_ok=True)
     length_s = requests / RATE

@@ -3,7 +3,8 @@
     python benchmarks/reports/slowed_server.py --factor 1.15 text-generation-launcher --model-id preset:tiny-llama
 
 A byte that the server sends t seconds after its request is forwarded after `factor` * t seconds, so TTFT, TPOT and E2E
-grow by the same factor. Use the relay on both sides of a comparison, on one with factor 1, so that both have its cost.
+grow by the same factor. In a comparison, start both servers behind the relay, one of them with factor 1, so that both
+have its cost.
 """
 
 import argparse
@@ -48,7 +49,7 @@ async def relay(
     to_server: asyncio.StreamWriter,
     factor: float,
 ) -> None:
-    """Forward requests at once and responses late, until one side closes."""
+    """Forward requests immediately and responses with the delay, until one side closes."""
     clock = asyncio.get_running_loop().time
     sent_s = clock()
     delayed: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -76,7 +77,7 @@ async def relay(
 
     tasks = [asyncio.create_task(each) for each in (requests(), reads(), responses())]
     try:
-        # A response may end after the server closed; only the client's end or the last response ends the relay.
+        # A delayed response may end after the server closed, so the end of `reads` does not end the relay.
         await asyncio.wait((tasks[0], tasks[2]), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
@@ -86,7 +87,9 @@ async def relay(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--factor", type=float, required=True, help="1.15: responses take 15 %% longer.")
+    parser.add_argument(
+        "--factor", type=float, required=True, help="Factor of response times; 1.15 means 15 %% longer."
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="The server command; it reads its port from PORT.")
     args = parser.parse_args()
     if args.factor < 1 or not args.command:

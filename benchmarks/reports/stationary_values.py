@@ -1,6 +1,7 @@
 """Writes the stationary values of the queue models that `tgi-bench selftest --statistics` checks intervals against.
 
-Single-server queues by formula, the others from at least 10 million simulated requests (20 million with 16 servers).
+Values of single-server queues come from formulas, all others from at least 10 million simulated requests (20 million
+with 16 servers).
 
     python benchmarks/reports/stationary_values.py loadgen/selftest/stationary_values.json
 """
@@ -33,7 +34,7 @@ def _values(job: tuple[int, float]) -> dict[str, float]:
     model = MODELS[index]
     if model.servers in (0, 1):
         return exact_values(model, load)
-    # Successive waits of 16 servers depend on each other over hundreds of requests.
+    # With 16 servers, waits are correlated over hundreds of requests, so more requests are simulated.
     return simulated_values(model, load, SEED + index, LEAST_REQUESTS * (2 if model.servers else 1))
 
 

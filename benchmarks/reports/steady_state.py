@@ -3,7 +3,7 @@
     python -m benchmarks.reports.steady_state --runs 300 > benchmarks/results/steady_state.json
 
 Stationary runs are those of `loadgen.selftest.queue_models`, started empty, with the default warm-up, at several speeds
-of the server. Changes of speed are made in the closed loop of the same module.
+of the server. Runs with a change of speed are those of the closed loop in the same module.
 """
 
 import argparse
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 LOADS = (0.5, 0.7, 0.85)
 WINDOWS_S = (10.0, 15.0, 20.0, 30.0, 45.0, 60.0)
 SPEEDS = (1.0, 4.0, 16.0)
-"""Factors of the models' speed: a request of the models takes about 1 s."""
+"""Factors of the models' speed. At factor 1, a request takes about 1 s."""
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def stationary_rows(model: QueueModel, load: float, speed: float, runs: int, seed: int) -> Iterator[dict[str, Any]]:
-    """A row for each window length: runs checked, degraded, and which series changed."""
+    """A row per window length: numbers of checked and degraded runs, and of changes by series."""
     generator = np.random.default_rng([seed, MODELS.index(model), round(100 * load), round(speed)])
     simulated = model.simulate(generator, runs, _requests(model, load, speed), load)
     for window_s in WINDOWS_S:
@@ -66,7 +66,7 @@ def stationary_rows(model: QueueModel, load: float, speed: float, runs: int, see
 
 
 def _requests(model: QueueModel, load: float, speed: float) -> int:
-    """Requests that surely cover warm-up and longest window."""
+    """A number of requests that covers the warm-up and the longest window in every run."""
     busy = 1.0 if model.servers is not None else min(1.0, 1.3 * load)
     expected = busy * speed * model.arrivals_per_s(load) * (DEFAULT_WARMUP_S + max(WINDOWS_S))
     return round(expected + 6 * expected**0.5 + 20)
@@ -74,7 +74,7 @@ def _requests(model: QueueModel, load: float, speed: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """A change of the server's speed: the factor of a step's time, by seconds since the end of the warm-up."""
+    """A change of the server's speed. slowdown: factor of the step time, from seconds since the warm-up and window."""
 
     name: str
     slowdown: Callable[[Array, float], Array]
@@ -102,7 +102,7 @@ def changed_rows(change: SpeedChange, runs: int, seed: int) -> Iterator[dict[str
 def changed_row(
     change: SpeedChange, load: float, speed: float, window_s: float, runs: int, seed: int
 ) -> dict[str, Any]:
-    """Runs of the closed loop in which the change was found. load: users over those that saturate the slots."""
+    """Numbers of runs of the closed loop, checked and with the change found. load: 1 saturates all slots."""
 
     def slowdown(now: Array) -> Array:
         return change.slowdown(now / speed - DEFAULT_WARMUP_S, window_s)
@@ -129,7 +129,7 @@ def _counts(verdicts: list[dict[str, float] | None]) -> dict[str, Any]:
 
 
 def check(simulated: Runs, run: int, speed: float, start_s: float, window_s: float) -> dict[str, float] | None:
-    """The changes that the check finds in a window of one run; None where it cannot check."""
+    """The changes that the check finds in a window of one run; None if the window cannot be checked."""
     series = window_series(simulated, run, speed, start_s, window_s)
     return series.changes() if series is not None and series.is_checkable else None
 
@@ -153,7 +153,7 @@ def window_series(simulated: Runs, run: int, speed: float, start_s: float, windo
 
 
 def _tokens(first_s: Array, last_s: Array, tokens: Array, edges: Array) -> Array:
-    """Tokens between successive edges: the first of a request at `first_s`, the last at `last_s`, evenly spread."""
+    """Tokens between successive edges; those of a request arrive evenly from `first_s` to `last_s`."""
     length = np.maximum(last_s - first_s, 1e-9)
     received = np.array([(1 + (tokens - 1) * np.clip((t - first_s) / length, 0, 1))[first_s <= t].sum() for t in edges])
     return np.diff(received)

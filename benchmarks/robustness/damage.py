@@ -1,18 +1,18 @@
-"""Damages bytes at random: single bytes, runs of bytes, and values inside of JSON, TOML or CSV text."""
+"""Damages bytes at random: single bytes, runs of bytes, and values inside JSON, TOML or CSV text."""
 
 import random
 import re
 
-# Values that a field of another type, or out of its bounds, may have.
 VALUES = (
     *(b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"1180591620717411303424", b'""', b"[]", b"{}", b"[[]]"),
     *(b'"../x"', b'"\\ud800"', b'"' + b"a" * 5000 + b'"', b"[" * 2000, b'"\\u0000"', b"2026-13-41", b"=1+1"),
 )
+"""Values of a wrong type or out of bounds."""
 _VALUE = re.compile(rb'"(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?|true|false|null')
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
-    """One to four changes of the content."""
+    """The content with one to four random changes."""
     changed = content
     for _ in range(draw.randint(1, 4)):
         changed = draw.choice((_flipped, _cut, _doubled, _truncated, _replaced, _replaced))(changed, draw)
@@ -39,7 +39,7 @@ def _truncated(content: bytes, draw: random.Random) -> bytes:
 
 
 def _replaced(content: bytes, draw: random.Random) -> bytes:
-    """Another value in the place of one value of a text."""
+    """The text with one of its values replaced."""
     values = list(_VALUE.finditer(content))
     if not values:
         return content

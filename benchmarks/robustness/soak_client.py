@@ -1,4 +1,4 @@
-"""Clients of the soak over plain sockets: one exchange, a stream with the time of each token, a slow reader."""
+"""Clients of the soak test over plain sockets: one exchange, a stream with token times, and a slow reader."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def request_bytes(method: str, path: str, body: dict[str, Any] | None) -> bytes:
 async def exchange(
     address: SoakedServer, method: str, path: str, body: dict[str, Any] | None, answer: list[bytes] | None = None
 ) -> int | None:
-    """The status of one request; None without an answer. answer: receives the bytes of the answer."""
+    """The status of one request; None without an answer. answer: a list to which the received bytes are appended."""
     with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -56,7 +56,10 @@ async def exchange(
 async def stream(
     address: SoakedServer, body: dict[str, Any], leave_after: int | None
 ) -> tuple[int | None, list[float]]:
-    """The status of a `/generate_stream`, and the time of each token's arrival."""
+    """The status of a `/generate_stream` request, and the arrival time of each token (monotonic, in seconds).
+
+    leave_after: disconnect after this number of tokens.
+    """
     times_s: list[float] = []
     status = None
     with suppress(OSError, TimeoutError):
@@ -76,7 +79,7 @@ async def stream(
 
 
 async def hold(address: SoakedServer, body: dict[str, Any], end_s: float) -> None:
-    """Read one stream slowly, until it ends, the server disconnects or `end_s`."""
+    """Read one stream slowly until it ends, the server disconnects, or the monotonic clock reaches `end_s`."""
     with suppress(OSError, TimeoutError):
         reader, writer = await asyncio.open_connection(address.host, address.port, limit=SLOW_BYTES)
         try:

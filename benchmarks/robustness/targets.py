@@ -1,4 +1,4 @@
-"""Readers of bytes from outside, each with valid examples and the errors that it may raise."""
+"""Readers of untrusted bytes, each with valid examples and the errors that it may raise."""
 
 import contextlib
 import io
@@ -54,7 +54,7 @@ BLOCK_SIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class FuzzTarget:
-    """A reader: `read` takes the damaged bytes and an empty folder, and returns or raises one of `refusals`."""
+    """A reader. `read` takes damaged bytes and an empty folder, and either returns or raises one of `refusals`."""
 
     name: str
     examples: tuple[bytes, ...]
@@ -63,7 +63,7 @@ class FuzzTarget:
 
 
 def all_targets(folder: Path) -> dict[str, FuzzTarget]:
-    """Every target by name; `folder` receives files that examples are made from."""
+    """Every target by name. Files for the examples are written into the folder."""
     found = [*frames(), *run_directories(folder), *toml_files(), *traces(), *documents()]
     return {target.name: target for target in found}
 
@@ -133,7 +133,7 @@ def _decoding(message: Any, decode: Callable[[Any], object]) -> Callable[[bytes,
 
 
 def run_directories(folder: Path) -> list[FuzzTarget]:
-    """The files of a run; each is damaged beside the others as they are."""
+    """The files of a run: one of them is damaged, the others are valid."""
     whole = folder / "whole"
     whole.mkdir()
     write_manifest(whole, RunManifest("r1"))
@@ -181,7 +181,7 @@ def toml_files() -> list[FuzzTarget]:
         return path
 
     def read_server(data: bytes, folder: Path) -> object:
-        """A refusal of the launcher ends its process."""
+        """Read the settings; the SystemExit of the launcher becomes an ArgumentError."""
         with contextlib.redirect_stderr(io.StringIO()) as message:
             try:
                 return settings.load(ServerConfig, ["--config-file", str(write(data, folder))], {})
@@ -231,7 +231,7 @@ def traces() -> list[FuzzTarget]:
 
 
 def documents() -> list[FuzzTarget]:
-    """A body of a request, a result of a study's storage, a checkpoint."""
+    """The body of a request, a result in a study's storage, a checkpoint."""
     body = json.dumps({"inputs": "hello", "parameters": {"max_new_tokens": 5, "stop": ["x"], "seed": 3}}).encode()
     result = json.dumps(asdict(TrialResult(3, {"quantize": "eetq"}, "measured", value=4.5, run="run"))).encode()
     weights = save({"a": torch.ones(2, 3), "b": torch.ones(1)}, {"format": "pt"})

@@ -2,13 +2,13 @@
 
     python benchmarks/router/http_cost.py [--streams 1 64 512] [--tokens 400] [--repeats 3] [--seconds 3] [--json FILE]
 
-The whole router runs in this process on uvicorn and on one core, over a model server without cost: every step answers
-at once with the same tokens. A second process on another core is the client. Four figures:
+The whole router runs in this process on uvicorn and on one core. Its model server costs nothing: every step returns the
+same tokens immediately. A second process on another core is the client. Four figures:
 
-events/s        events that the client receives, from its first request on, while the model server answers at once
-µs a token      CPU time of this process between two steps of the full batch, without requests and client
+events/s        events that the client receives per second from its first request on, at full speed
+µs a token      CPU time of this process between two steps of the full batch, without that of requests and client
 latency         from the model server's answer to the client's read, at most 5,000 tokens and 50 steps a second
-requests/s      blocking calls of one token over `CONNECTIONS` kept-alive connections
+requests/s      blocking calls of one token over `CONNECTIONS` keep-alive connections
 """
 
 import argparse
@@ -85,7 +85,7 @@ class Steps:
     marks: list[float] = field(default_factory=list)
 
     async def next(self) -> str:
-        """Wait for a step; returns the text of its tokens: in a paced run the time of the answer."""
+        """Wait for the next step; returns the text of its tokens, which is the time of the answer in a paced run."""
         self.done += 1
         if self.done in (WARM_STEPS, self.total - WARM_STEPS):
             self.marks.append(time.process_time())
@@ -102,7 +102,7 @@ class Steps:
 
 
 class FreeShard:
-    """A model server without cost. One-token requests end with their prefill, others with the last of `steps`."""
+    """A model server without cost. A one-token request ends with its prefill, any other with the last of `steps`."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -151,7 +151,7 @@ def _generation(request: Request, text: str, end: GeneratedText | None = None) -
 
 @asynccontextmanager
 async def router(steps: Steps) -> AsyncIterator[int]:
-    """The whole router over a `FreeShard`; yields its port."""
+    """The whole router with a `FreeShard`; the value is its port."""
     limits = GenerationLimits(max_input_tokens=4096, max_total_tokens=16384)
     files = find_tokenizer_files(PRESETS[0].model_id)
     metrics = Metrics(limits.max_input_tokens, limits.max_total_tokens)
@@ -174,7 +174,7 @@ async def router(steps: Steps) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def bare(steps: Steps) -> AsyncIterator[int]:
-    """An application that only sends every step's text to each open stream; yields its port."""
+    """An application that only sends the text of every step to each open stream; the value is its port."""
     readers: list[asyncio.Queue[str | None]] = []
 
     async def produce() -> None:
@@ -220,7 +220,7 @@ async def listening(app: Any) -> AsyncIterator[int]:
 
 
 async def measure_stream(name: str, streams: int, tokens: int) -> dict[str, float]:
-    """Events per second and µs a token at full speed, then latencies in ms at a steady pace."""
+    """Events per second and µs per token at full speed, and latencies in ms at a steady pace."""
     serve, route = (bare, ROUTES[0]) if name == BARE else (router, name)
     tokens = tokens if streams > 1 else 1000
     free = Steps(streams, tokens)
@@ -237,7 +237,7 @@ async def measure_stream(name: str, streams: int, tokens: int) -> dict[str, floa
 
 
 async def measure_calls(name: str, seconds: float) -> dict[str, float]:
-    """Blocking calls a second, and CPU time of this process a call."""
+    """Blocking calls per second, and CPU time of this process per call."""
     async with (bare if name == BARE else router)(Steps(1, 1)) as port:
         before_s = time.process_time()
         per_s = (await run_client("call", port, "/generate", CONNECTIONS, seconds))["requests_per_s"]
@@ -245,7 +245,7 @@ async def measure_calls(name: str, seconds: float) -> dict[str, float]:
 
 
 async def run_client(kind: str, port: int, route: str, count: int, amount: float) -> dict[str, float]:
-    """Figures of the client process."""
+    """Run the client process; returns its figures. Raises SystemExit if it fails."""
     command = (sys.executable, __file__, "--client", kind, str(port), route, str(count), str(amount))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
@@ -256,7 +256,7 @@ async def run_client(kind: str, port: int, route: str, count: int, amount: float
 
 
 async def read_streams(port: int, route: str, streams: int, steps: float) -> dict[str, float]:
-    """The client: open `streams` streams and read them to their ends."""
+    """The client: open `streams` streams, and read each to its end."""
     body: dict[str, object] = {"stream": True, "max_tokens": 1024}
     if route == "/generate_stream":
         body = {"inputs": "hello", "parameters": {"max_new_tokens": 1024}}

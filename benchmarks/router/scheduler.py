@@ -3,11 +3,12 @@
     python benchmarks/router/scheduler.py [--streams 64 512] [--tokens 64] [--repeats 5] [--json PATH]
 
 Three tables:
-* streams: µs of process CPU per streamed token of the whole loop (Scheduler, batching, one reader task per stream); the
-  scripted shard that answers it is measured alone and taken off.
-* decisions: µs per turn of the Scheduler (`next_call` and `on_reply` of one decode) with so many requests running and
-  so many more that wait without fitting. It may grow with what runs, never with what waits: exit code 1 if it does.
-* blocks: allocations a second, and what the prefix trie's operations cost when it holds 100,000 blocks.
+* streams: µs of process CPU per streamed token of the whole loop (Scheduler, batching, one reader task per stream). The
+  scripted shard is measured separately, and its time is subtracted.
+* decisions: µs per turn of the Scheduler (`next_call` and `on_reply` of one decode), by the number of running requests
+  and of waiting requests that do not fit. The time may grow with the running requests. If it grows with the waiting
+  requests, the exit code is 1.
+* blocks: allocations per second, and the cost of the prefix trie's operations with 100,000 blocks.
 """
 
 import argparse
@@ -60,7 +61,7 @@ TOKENS = Tokens((17,), (-0.5,), (" word",), (False,))
 
 
 class InstantShard:
-    """Answers every step at once with the same token for each row; rows end by length."""
+    """A shard that returns the same token for each row immediately; rows end by length."""
 
     def __init__(self) -> None:
         self._left: dict[int, dict[int, int]] = {}
@@ -132,7 +133,7 @@ def make_scheduler(streams: int, tokens: int) -> Scheduler:
 
 
 async def stream_all(streams: int, tokens: int) -> float:
-    """µs of CPU per token, with one reader task per stream."""
+    """µs of CPU per token of the whole loop, with one reader task per stream."""
     batcher = Batcher(InstantShard(), make_scheduler(streams, tokens))
     loop = asyncio.create_task(batcher.run())
 
@@ -148,7 +149,7 @@ async def stream_all(streams: int, tokens: int) -> float:
 
 
 def drive(streams: int, tokens: int, *, with_scheduler: bool) -> float:
-    """µs of CPU per token without an event loop: the Scheduler over the shard, or the shard's part of that alone."""
+    """µs of CPU per token without an event loop: of the Scheduler, or of the shard."""
     shard, scheduler, count, in_shard = InstantShard(), make_scheduler(streams, tokens), 0, 0
     start = time.process_time_ns()
     for index in range(streams):
@@ -180,22 +181,22 @@ def measure(streams: int, tokens: int, repeats: int) -> dict[str, float]:
     }
 
 
-# Admission policies and their options. `put back` has room for 32 waiting entries, fewer than the ratio requires, so
-# every turn admits 32 and puts them back.
 POLICIES: dict[str, dict[str, Any]] = {
     "chunked": {"supports_chunking": True, "use_prefix_caching": True},
     "whole": {"use_prefix_caching": True, "waiting_served_ratio": 0.3},
     "put back": {"max_waiting_tokens": 10**9},
 }
+"""Admission policies and their options. `put back` has space for 32 waiting entries, fewer than the ratio requires, so
+every turn admits 32 entries and puts them back."""
 RUNNING, WAITING = (1, 64, 512), (0, 1_000, 10_000)
 DECODES = 200
 PUT_BACK_ROOM = 32
-# Allowed extra cost of a turn with 10,000 waiting entries: the first one is tried, and noise.
 GROWTH_LIMIT, GROWTH_SLACK_US = 1.25, 15.0
+"""Allowed growth of a turn with 10,000 waiting entries: for the attempt to admit the first entry, and for noise."""
 
 
 def decision_us(policy: str, running: int, waiting: int) -> float:
-    """Median µs of one turn, without the shard's part."""
+    """Median time of one turn in µs, without the shard."""
     new_tokens = DECODES + 100
     per_request = -(-(INPUT_TOKENS + new_tokens) // BLOCK_SIZE)
     rows = running + (PUT_BACK_ROOM if policy == "put back" else 0)
@@ -259,7 +260,7 @@ def measure_decisions() -> list[dict[str, Any]]:
 
 
 def grows(row: dict[str, Any]) -> bool:
-    """Whether a turn costs more with ten times as many waiting entries."""
+    """Whether a turn takes longer with ten times as many waiting entries."""
     some, many = (row["us_by_waiting"][str(waiting)] for waiting in WAITING[1:])
     return bool(many > some * GROWTH_LIMIT + GROWTH_SLACK_US)
 

@@ -2,9 +2,9 @@
 
     python benchmarks/router/wire.py [--rows 1 8 32] [--calls 1000] [--repeats 5] [--json FILE]
 
-The server is a separate process whose steps cost nothing; its calls run in a compute thread, as a model's do. Both
-wires lead to the same process, and their repeats are interleaved. Server and client run on uvloop, as the router does,
-or on asyncio's loop. CPU time is counted on both sides.
+The server is a separate process whose steps cost nothing. Its calls run in a compute thread, like those of a model.
+Both wires lead to the same process, and their repeats are interleaved. Server and client run on uvloop, like the
+router, or on asyncio's loop. CPU time is measured on both sides.
 """
 
 import argparse
@@ -52,7 +52,7 @@ LOOPS: dict[str, Callable[[Coroutine[Any, Any, None]], None]] = {"asyncio": asyn
 
 
 class FreeCalls:
-    """A shard whose Decode costs nothing and gives each request one token; it has no other call."""
+    """A shard with a single call, Decode, which costs nothing and returns one token for each request."""
 
     info = health = warmup = prefill = filter_batch = clear_cache = None
 
@@ -67,7 +67,7 @@ class FreeCalls:
 
 
 class PostedCalls:
-    """The same for gRPC, whose calls are posted to the thread."""
+    """`FreeCalls` for gRPC: calls are posted to the compute thread."""
 
     def __init__(self, thread: ComputeThread) -> None:
         self._thread = thread
@@ -89,7 +89,7 @@ def receipt(rows: int) -> CachedBatch:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """Medians over calls; CPU is user and system time per call."""
+    """Medians over calls, in µs. CPU is user and system time per call."""
 
     wire: str
     loop: str
@@ -100,7 +100,7 @@ class RoundTrip:
 
 
 async def serve(path: str) -> None:
-    """Serve until stdin closes, then print the CPU seconds used."""
+    """Serve until stdin closes; print the used CPU seconds after each line of stdin."""
     thread = ComputeThread(cast(BlockingShard, FreeCalls()))
     async with serving(cast(Shard, PostedCalls(thread)), path, [path], thread):
         loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ async def measure_round_trips(path: str, server: subprocess.Popen[str], args: ar
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Seconds: of each round trip, and CPU per call of each repeat."""
+    """Seconds of each round trip, and CPU seconds per call of each repeat."""
 
     round_trip: list[float] = field(default_factory=list)
     client_cpu: list[float] = field(default_factory=list)

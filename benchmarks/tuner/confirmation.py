@@ -2,12 +2,13 @@
 
     python -m benchmarks.tuner.confirmation --studies 2000 [--only "closed loop"]
 
-A study confirms k finalists and the defaults in R rounds. Without a true gain all have equal settings: values are
-lognormal around a level per round, or come from runs of 400 requests of the queues of loadgen/selftest/queue_models.py
-(the mean end-to-end latency, or requests per second). With a gain one finalist is 5 % better at 2 % noise. `before` is
-the test of earlier versions: the finalist of the largest median, by a paired t without correction.
+A study confirms k finalists and the defaults in R rounds. Without a true gain, all have equal settings. Their values
+are lognormal around a level per round, or come from runs of 400 requests of the queues in
+loadgen/selftest/queue_models.py (the mean end-to-end latency, or requests per second). With a gain, one finalist is 5 %
+better at 2 % noise. `before` is the test of earlier versions: a paired t test of the finalist with the largest median,
+without correction.
 
-The result file keeps the rows of cells that are not run.
+In the result file, rows of cells that were not run stay as they are.
 """
 
 import argparse
@@ -38,15 +39,16 @@ REQUESTS, WARMUP = 400, 100
 QUEUE_CELLS = (("M/M/1", 0.7), ("M/M/1", 0.95), ("M/G/1 cv 1.5", 0.85), ("M/G/16", 0.85), ("closed loop", 0.85))
 DESIGNS = ((3, 5), (2, 3), (5, 5))
 
-# merits [studies, rounds, 1 + finalists]; greater is better
 Draw = Callable[[np.random.Generator, int, int, int], Array]
+"""Draws merits, [studies, rounds, 1 + finalists], from a generator and these three numbers; greater is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Studies:
     """Results of simulated studies: verdicts `better`, and the shown gains as 100 times their logarithm.
 
-    Logarithms of a gain and of the loss that reverses it have a mean of 0; their percentages do not.
+    Logarithms are unbiased: those of a gain and of the loss that reverses it have a mean of 0, their percentages do
+    not.
     """
 
     better: Array
@@ -64,7 +66,7 @@ class Studies:
 
 
 def lognormal(noise: float, gain: float = 0.0, noisier: float = 1.0) -> Draw:
-    """Independent values around a level per round; the first finalist has a gain, and its noise times `noisier`."""
+    """Independent values around a level per round. The first finalist has the gain, and `noisier` times the noise."""
 
     def draw(generator: np.random.Generator, studies: int, rounds: int, finalists: int) -> Array:
         values = generator.normal(0, noise, (studies, rounds, 1 + finalists))
@@ -76,7 +78,7 @@ def lognormal(noise: float, gain: float = 0.0, noisier: float = 1.0) -> Draw:
 
 
 def queue(name: str, load: float) -> Draw:
-    """Runs of a queue: inverse mean latency, or for the closed loop requests per second."""
+    """Runs of a queue: the inverse of the mean latency, or requests per second for the closed loop."""
     model = next(each for each in MODELS if each.name == name)
 
     def draw(generator: np.random.Generator, studies: int, rounds: int, finalists: int) -> Array:
@@ -92,7 +94,7 @@ def queue(name: str, load: float) -> Draw:
 
 
 def now(merits: Array) -> Studies:
-    """By the product's `judge`."""
+    """The verdicts of the product's `judge`."""
     better, shown = [], []
     objective = Objective("output_tokens_per_s")
     for study in merits:
@@ -109,7 +111,7 @@ def now(merits: Array) -> Studies:
 
 
 def before(merits: Array) -> Studies:
-    """The finalist of the largest median, by a paired t."""
+    """The verdicts of a paired t test of the finalist with the largest median."""
     better, shown = [], []
     for study in merits:
         best = 1 + int(np.median(study[:, 1:], axis=0).argmax())

@@ -1,10 +1,10 @@
-"""Searches on synthetic grids of several shapes: the search for servers without step traces is chosen on these.
+"""Searches on synthetic grids of several shapes, to choose the search for servers without step traces.
 
     python -m benchmarks.tuner.grid_surfaces --surfaces 40
 
-Each surface is random: six settings, some of them without effect, with one of five shapes. Surfaces where fewer than
-0.5 % or more than 5 % of the points are within 5 % of the best are drawn again. A search sees values with 3 % noise and
-is judged by the true ones.
+Each surface is random: six settings, some of them without effect, with one of five shapes. A surface is drawn again if
+fewer than 0.5 % or more than 5 % of its points are within 5 % of the best. The values for a search have 3 % noise; its
+result is judged by the true values.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def flat(places: Array, rng: np.random.Generator) -> Array:
 
 
 def batching(places: Array, rng: np.random.Generator) -> Array:
-    """Time of a step by batch size, threads with contention, chunk overhead and two switches: like a server's."""
+    """Like a server: step time by batch size, threads with contention, chunk overhead and two switches."""
     batch, threads = 32 ** places[:, 0], 1 + 3 * places[:, 1]
     chunk, cores = 32 * 16 ** places[:, 2], rng.uniform(1.5, 4)
     serial, each = rng.uniform(0.2, 1), rng.uniform(0.02, 0.4)
@@ -105,7 +105,7 @@ def surface(shape: str, seed: int) -> dict[Point, float]:
         for point in points
     ])  # fmt: skip
     while True:
-        # Choices without an order have their levels shuffled.
+        # The levels of the last setting have no order, so they are shuffled.
         shuffled = places.copy()
         shuffled[:, 5] = rng.permutation(3)[(2 * places[:, 5]).astype(int)] / 2
         found = np.exp(SHAPES[shape](shuffled, rng))
