@@ -1,8 +1,8 @@
 """Coverage, width and measuring time of `tgi-bench search` on servers of known capacity, in virtual time.
 
-Runs the real search policy, stop rules and statistics many times on simulated queues. For comparison: a bisection that
-measures each load until its attainment certainly keeps or misses the target, down to the width of the search.
-`--truth` simulates the capacities again.
+Runs the real search policy, stop rules and statistics many times on simulated queues. The comparison is a bisection
+down to the interval width of the search; it measures each load until its attainment significantly meets or misses the
+target. `--truth` simulates the capacities again.
 
     python -m benchmarks.client.capacity_search --searches 1000 --json benchmarks/results/capacity_search.json
 """
@@ -31,7 +31,7 @@ MOST_RUNS_OF_A_LOAD = 8
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The end of one search; bounds are NaN without an interval."""
+    """The result of one search; the bounds are NaN without an interval."""
 
     value: float
     lo: float
@@ -71,7 +71,7 @@ def search(name: str, tolerance: float, seed: int) -> Found:
 
 
 def bisection(name: str, width: float, seed: int) -> Found:
-    """A bisection down to a relative width: each load is measured until its attainment is certain."""
+    """A bisection down to a relative width. Each load is measured until it significantly meets or misses the target."""
     server = server_of(name)
     low, high = server.goal_range
     virtual = VirtualSearch(server, SearchGoal(low, high, server.target, width), server.time)
@@ -121,7 +121,7 @@ def summarize(server: KnownServer, found: Sequence[Found], bisected: Sequence[Fo
 
 
 def capacity(server: KnownServer, count: int) -> float:
-    """By interpolation of the logit between simulated loads around the stored value."""
+    """The capacity, by interpolation of the logit between simulated loads near the stored value."""
     loads = [server.capacity * factor for factor in (0.97, 1.0, 1.03)]
     if not server.is_open:
         loads = [math.floor(server.capacity) - 1, math.floor(server.capacity), math.floor(server.capacity) + 1]

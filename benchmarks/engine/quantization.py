@@ -5,10 +5,10 @@
 One row per method: tokens/s of one sequence and of eight, time to first token for a prompt of 128 tokens, memory of
 the weights, and accuracy on a fixed text: perplexity, and the mean KL divergence per token from the plain weights in
 the same compute type. Each method is measured in turns with the plain model, up to `--rounds` turns within its time
-limit; speeds are medians, and `x plain` is the median of the ratios of the turns. Each method runs in its own process;
-a method that fails or exceeds its limit gets a row with the reason. Methods that need a quantized checkpoint get one
-that is rounded to nearest: their rows show speed and memory, not the quality of a quantization tool. `--quick` takes
-one or two minutes on a small model.
+limit; speeds are medians, and `x plain` is the median of the ratios of the turns. Each method runs in its own process.
+The row of a method that fails or exceeds its limit has the reason. A method that needs a quantized checkpoint runs with
+weights rounded to nearest: its row shows speed and memory, not the quality of a quantization tool. `--quick` uses a
+small model and takes one or two minutes.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def compare(plain: "Candidate", method: str, plan: MethodPlan, predictions: tupl
 
 
 def take_turns(plain: "Candidate", other: "Candidate", max_turns: int, limit_s: float) -> list[tuple[Speed, Speed]]:
-    """Measure both in turns, `max_turns` times or as often as `limit_s` allows."""
+    """Measure both in turns, until `max_turns` or `limit_s` is reached."""
     turns: list[tuple[Speed, Speed]] = []
     start = time.monotonic()
     while len(turns) < max_turns:
@@ -153,7 +153,7 @@ def take_turns(plain: "Candidate", other: "Candidate", max_turns: int, limit_s: 
 
 
 class Candidate:
-    """The model of one method in its own process, which runs one call at a time within `limit_s` in total."""
+    """The model of one method in its own process. It runs one call at a time; all calls together have `limit_s`."""
 
     def __init__(self, method: str, plan: MethodPlan) -> None:
         self._pipe, child_pipe = PROCESSES.Pipe()
@@ -185,7 +185,7 @@ class Candidate:
     def _receive(self) -> Any:
         failure, answer = self._next()
         if failure is not None:
-            # A late answer would be taken for the answer of the next call.
+            # Otherwise a late answer would be read as the answer of the next call.
             self.close()
             raise MethodFailed(f"{self._method}: {failure}")
         return answer
@@ -207,7 +207,7 @@ class Candidate:
 
 
 def _serve_calls(pipe: Connection, method: str, plan: MethodPlan) -> None:
-    """Main function of a candidate's process: sends its facts, then runs calls."""
+    """The main function of a candidate's process: sends the facts of the model, then runs calls."""
     try:
         candidate = Served(method, plan)
         pipe.send((None, candidate.facts))

@@ -22,12 +22,12 @@ from reference_server.tokenizer import load_tokenizer
 PROMPT_TOKENS = 128
 BLOCK_SIZE = 16
 DECODE_S = 3.0
-"""Time limit of decoding in one round: a few steps show the speed of a slow method."""
+"""Time limit of decoding in one round; a few steps are enough for a slow method."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodPlan:
-    """Settings of the measurement, equal for all methods. `memory_gib`: of each model, with its K/V cache."""
+    """Settings of the measurement, equal for all methods. memory_gib: for each model and its K/V cache."""
 
     model_id: str
     rounds: int

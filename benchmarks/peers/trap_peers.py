@@ -15,7 +15,7 @@ from loadgen.selftest.trap_rows import TrapLoad, speeds
 from loadgen.selftest.trap_server import MODEL
 
 SYLLABLES = ("bcdfgklmnp", "aeiou", "rstvwxz")
-# `vllm bench serve` without the package's metadata, which a build for CPUs has under another name.
+# `vllm bench serve`, but without the metadata of the package, which has another name in a build for CPUs.
 VLLM_SCRIPT = """import argparse
 from vllm.benchmarks.serve import add_cli_args, main
 parser = argparse.ArgumentParser()
@@ -38,7 +38,7 @@ class Writer(HttpUser):
 
 @dataclass(frozen=True, slots=True)
 class LoadTool:
-    """One load generator: its command for a server, a load and a folder, and how its result is read."""
+    """A load generator. command: from interpreter, URL, load and folder. read: its result, from folder and output."""
 
     name: str
     package: str
@@ -48,7 +48,7 @@ class LoadTool:
 
 
 def num_requests(load: TrapLoad) -> int:
-    """Requests of a load for a tool that ends by number."""
+    """The number of requests of a load, for a tool that cannot end by time."""
     if load.requests is not None:
         return load.requests
     return math.ceil(load.duration_s * speeds(Behaviour(), load)["requests_per_s"])
@@ -146,7 +146,7 @@ def _read_aiperf(folder: Path, _output: str) -> ToolReport:
 def _vllm(python: str, url: str, load: TrapLoad, folder: Path) -> list[str]:
     pace = ["--max-concurrency", str(load.users)]
     if load.rate:
-        # The larger the burstiness, the more regular the arrivals.
+        # In vLLM, a larger burstiness means more regular arrivals.
         pace = ["--request-rate", f"{load.rate:g}", "--burstiness", "1000000"]
     return [
         *(python, "-c", VLLM_SCRIPT, "--backend", "openai-chat", "--base-url", url),
@@ -179,7 +179,7 @@ def _read_vllm(folder: Path, _output: str) -> ToolReport:
 def _locust(python: str, url: str, load: TrapLoad, folder: Path) -> list[str]:
     script = folder / "locustfile.py"
     script.write_text(LOCUST_SCRIPT)
-    # Plain locust has no open loop: users that each hold a rate come nearest.
+    # Plain locust has no open loop; users with a constant rate are the nearest setting.
     seconds = load.duration_s if load.requests is None else load.requests / speeds(Behaviour(), load)["requests_per_s"]
     return [
         *(python, "-m", "locust", "-f", str(script), "--headless", "--host", url, "--json", "--only-summary"),

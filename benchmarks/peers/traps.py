@@ -1,7 +1,9 @@
-"""`python -m benchmarks.peers.traps`: the trap suite with other load generators, and the table of docs/comparison.md.
+"""Runs the trap suite with other load generators, and writes the table of docs/comparison.md.
 
-Each peer runs in an environment of its own, named by `--peer NAME=PYTHON` or found as `DIR/NAME/bin/python` with
-`--peers DIR`. A peer that is not installed is left out by name. The result file is written after every row.
+    python -m benchmarks.peers.traps --peers DIR
+
+Each peer has its own environment, given by `--peer NAME=PYTHON` or found as `DIR/NAME/bin/python`. A peer that is not
+installed is skipped, with a line on stderr. The result file is written after every row.
 """
 
 import argparse
@@ -28,18 +30,22 @@ RESULTS = ROOT / "benchmarks" / "results" / "traps.json"
 PAGE = ROOT / "docs" / "comparison.md"
 BEGIN, END = "<!-- results: written by benchmarks/peers/traps.py -->", "<!-- end of results -->"
 OWN = "tgi-bench"
-# A note that a short window has; it says nothing about the trap.
+# A finding about the short window, and not about the trap.
 UNCHECKED = "steady_state_unchecked"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="A peer's interpreter.")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="A directory of environments named as the peers.")
-    parser.add_argument("--traps", metavar="N,…", help="Only these rows.")
-    parser.add_argument("--no-own", action="store_true", help="Run the peers only.")
-    parser.add_argument("--honest", action="store_true", help="Peers run the honest loads too: twice the time.")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="The result file, which is updated.")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="Interpreter of a peer.")
+    parser.add_argument(
+        "--peers", type=Path, metavar="DIR", help="Directory of environments, each named after its peer."
+    )
+    parser.add_argument("--traps", metavar="N,…", help="Run only these rows.")
+    parser.add_argument("--no-own", action="store_true", help="Run only the peers.")
+    parser.add_argument(
+        "--honest", action="store_true", help="Also run the honest loads with the peers; takes twice the time."
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="Result file; it is updated.")
     parser.add_argument("--page", action="store_true", help="Only write the table of docs/comparison.md.")
     args = parser.parse_args()
     if args.page:
@@ -65,7 +71,7 @@ def main() -> int:
 
 
 def tools(args: argparse.Namespace) -> dict[str, str]:
-    """Interpreters by tool; peers that are not installed are named on stderr."""
+    """Interpreters by tool. A line on stderr names each peer that is not installed."""
     found = {} if args.no_own else {OWN: sys.executable}
     given = dict(word.split("=", 1) for word in args.peer)
     for peer in PEERS:
@@ -74,7 +80,7 @@ def tools(args: argparse.Namespace) -> dict[str, str]:
         if python and Path(python).exists():
             found[peer.name] = python
         else:
-            print(f"{peer.name} is not installed; left out", file=sys.stderr)
+            print(f"{peer.name} is not installed; skipped", file=sys.stderr)
     return found
 
 

@@ -1,7 +1,7 @@
 """The training text of `preset:tiny-llama`: small English documents, generated from a seed.
 
 Stories, lists, counting, definitions, notes on testing an API, and conversations in the preset's chat format. Every
-document ends with the end-of-sequence token, so a trained model ends its answers too.
+document ends with the end-of-sequence token, so the answers of a trained model end with it.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""Damaged bytes for every reader of bytes from outside: `python -m benchmarks.robustness.fuzz`.
+"""Damaged bytes for every reader of untrusted bytes: `python -m benchmarks.robustness.fuzz`.
 
-Each reader must return or raise one of its refusals, within 10 s. Seed and number replay a case: `--target`, `--seed`,
-`--case`. Writes `benchmarks/results/fuzz.json`.
+Each reader must return or raise one of its refusals within 10 s. `--target`, `--seed` and `--case` replay a case.
+Writes `benchmarks/results/fuzz.json`.
 """
 
 import argparse
@@ -23,12 +23,12 @@ CASES, LIMIT_S = 5_000, 10.0
 
 
 class FuzzFindingError(AssertionError):
-    """A case that a reader neither reads nor refuses, with the command that replays it."""
+    """A case that a reader neither reads nor refuses; the message has the command that replays it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FuzzCount:
-    """The cases of one target."""
+    """Numbers of cases of one target."""
 
     cases: int
     read: int

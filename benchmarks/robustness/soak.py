@@ -1,8 +1,9 @@
 """A launched server under misbehaving clients: `python -m benchmarks.robustness.soak --minutes 30`.
 
-A third of the streams disconnects. Beside them: `/health` at a fixed rate, slow readers, prompts of 2 MB, hostile
-grammars. A stream's own work is its median gap between tokens in a phase without the others. Writes
-`benchmarks/results/soak.json`; ends with 1 if a stream waits too long or a count does not return to its base line.
+A third of the streams disconnects. At the same time there are probes of `/health` at a fixed rate, slow readers,
+prompts of 2 MB and hostile grammars. The wait of a stream is a gap minus the median gap of a phase without the other
+clients. Writes `benchmarks/results/soak.json`. Exit code 1 if a stream waits too long, or if a count does not return to
+its value of the idle server.
 """
 
 import argparse
@@ -45,7 +46,7 @@ class IdleState:
 
 @dataclass(slots=True)
 class PhaseCounts:
-    """The answers of one phase, and the gaps between tokens of its streams in seconds."""
+    """The answers of one phase, and the gaps between the tokens of its streams, in seconds."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     gaps_s: list[float] = field(default_factory=list)
@@ -56,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="Length of the loaded phase. Default 30.")
     parser.add_argument("--seed", type=int, help="Default a new one, which is printed.")
-    parser.add_argument("--out", type=Path, default=RESULT, help="The file of the figures.")
+    parser.add_argument("--out", type=Path, default=RESULT, help="File for the figures.")
     args = parser.parse_args()
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
@@ -67,13 +68,13 @@ def main() -> int:
 
 
 async def soak(seconds: float, seed: int) -> dict[str, object]:
-    """Launch the server, load it and return the figures; `failed` names the gates that were missed."""
+    """Launch the server, load it and return the figures; `failed` lists the missed gates."""
     address = SoakedServer("127.0.0.1", free_port())
     process = launch(address)
     try:
         await ready(address, process)
         chance = random.Random(seed)
-        # Caches of grammars and the allocator's peak belong to the base line.
+        # The idle state is read after a first load, so that it includes grammar caches and the allocator's peak.
         warm = await phase(address, WARM_S, chance, disturb=True)
         before = await settled(address, process.pid)
         quiet = await phase(address, QUIET_S, chance, disturb=False)
@@ -112,7 +113,7 @@ def launch(address: SoakedServer) -> "subprocess.Popen[bytes]":
 
 
 def missed_gates(wait_s: float, before: IdleState, after: IdleState) -> list[str]:
-    """The gates that the figures miss, each with its limit."""
+    """The gates that the figures miss, with the limit of each."""
     gates = {
         f"wait of streams at p99.9: {wait_s * 1e3:.0f} ms, limit {MAX_WAIT_S * 1e3:.0f} ms": wait_s > MAX_WAIT_S,
         f"gauges are not 0: {after.gauges}": any(after.gauges.values()),
@@ -126,7 +127,7 @@ def missed_gates(wait_s: float, before: IdleState, after: IdleState) -> list[str
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed.
+    """The smallest value that is at least as large as the fraction `share` of all values.
 
     >>> quantile([4.0, 1.0, 3.0, 2.0], 0.5)
     2.0
@@ -136,7 +137,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 async def phase(address: SoakedServer, seconds: float, chance: random.Random, *, disturb: bool) -> PhaseCounts:
-    """Streams for `seconds`; if `disturb`, with everything that must not delay them."""
+    """Run streams for `seconds`; with `disturb`, together with all clients that must not delay them."""
     counts, end_s = PhaseCounts(), time.monotonic() + seconds
     jobs = [streams(address, counts, random.Random(chance.random()), end_s, leave=disturb) for _ in range(STREAMS)]
     if disturb:
@@ -150,7 +151,7 @@ async def phase(address: SoakedServer, seconds: float, chance: random.Random, *,
 async def streams(
     address: SoakedServer, counts: PhaseCounts, chance: random.Random, end_s: float, *, leave: bool
 ) -> None:
-    """One stream after another; with `leave` a third disconnects at a random token."""
+    """Run one stream after another; with `leave`, a third of them disconnects at a random token."""
     while time.monotonic() < end_s:
         body = {
             "inputs": "the server " * chance.choice((1, 8, 40)),
@@ -163,7 +164,7 @@ async def streams(
 
 
 async def health(address: SoakedServer, counts: PhaseCounts, end_s: float) -> None:
-    """Probes at a fixed rate, each on its own connection; a late answer delays no other probe."""
+    """Send probes at a fixed rate, each on its own connection, so that a late answer delays no other probe."""
 
     async def probe() -> None:
         start_s = time.monotonic()
@@ -180,7 +181,7 @@ async def health(address: SoakedServer, counts: PhaseCounts, end_s: float) -> No
 
 
 async def hostile(address: SoakedServer, counts: PhaseCounts, chance: random.Random, end_s: float) -> None:
-    """Prompts of 2 MB and grammars that are too large or malformed, one after another."""
+    """Send prompts of 2 MB and grammars that are too large or malformed, one after another."""
     while time.monotonic() < end_s:
         if chance.random() < 0.3:
             body: dict[str, object] = {"inputs": LONG}
@@ -193,7 +194,7 @@ async def hostile(address: SoakedServer, counts: PhaseCounts, chance: random.Ran
 
 
 async def slow_reader(address: SoakedServer, counts: PhaseCounts, end_s: float) -> None:
-    """Requests whose answers are read at 3 KB/s."""
+    """Send requests and read their answers at 3 KB/s."""
     body = {"inputs": "the server", "parameters": {"max_new_tokens": 200, "ignore_eos_token": True}}
     while time.monotonic() < end_s:
         await hold(address, body, end_s)
@@ -210,10 +211,10 @@ async def ready(address: SoakedServer, process: "subprocess.Popen[bytes]") -> No
 
 
 async def settled(address: SoakedServer, pid: int) -> IdleState:
-    """The state when no request is left, or after `SETTLE_S`."""
+    """The state after the last request has ended, at the latest after `SETTLE_S` seconds."""
     end_s = time.monotonic() + SETTLE_S
     while True:
-        # Connections of the last requests close.
+        # The connections of the last requests still have to close.
         await asyncio.sleep(2)
         reading = await read_state(address, pid)
         if not any(reading.gauges.values()) or time.monotonic() > end_s:
@@ -240,7 +241,7 @@ def family(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of its own: pages of files come and go with the machine's load."""
+    """Anonymous resident memory of a process; pages of files depend on the load of the machine."""
     with suppress(OSError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text()
         return 1024 * int(status.partition("RssAnon:")[2].split(maxsplit=1)[0])

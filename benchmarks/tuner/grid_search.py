@@ -1,9 +1,9 @@
-"""Searches on a measured grid: each strategy launches grid points, and the grid has the results.
+"""Searches on a measured grid: each strategy chooses grid points, and the grid has their results.
 
-A search sees one repeat of each point, and starts with the defaults. Its result after a number of launches succeeds if
+A search starts with the defaults and uses one repeat of each point. Its result after a number of launches succeeds if
 the mean of the point's other repeats is within 5 % of the best such mean of the grid. Strategies: `random` without
 repetition, `tpe` of Optuna over the ordered levels, and `ours`, the search of `tgi-tune` for servers without step
-traces. The result of the first two is the best value seen, that of ours the best by its model.
+traces. The result of the first two is the best measured point, that of `ours` the best point of its model.
 """
 
 import statistics
@@ -39,11 +39,11 @@ class SearchGrid:
     values: Mapping[Point, Sequence[float]]
 
     def seen(self, repeat: int) -> dict[Point, float]:
-        """The values that a search sees."""
+        """The value of each point that a search uses."""
         return {point: values[repeat] for point, values in self.values.items()}
 
     def judging(self, repeat: int) -> dict[Point, float]:
-        """The means of the repeats that a search does not see."""
+        """The means of the repeats that a search does not use."""
         return {
             point: statistics.fmean([*values[:repeat], *values[repeat + 1 :]]) for point, values in self.values.items()
         }
@@ -140,7 +140,7 @@ def _random(grid: SearchGrid, seed: int) -> list[Point]:
 
 
 def _tpe(grid: SearchGrid, seen: Mapping[Point, float], seed: int) -> Iterator[Point]:
-    """Points that TPE asks for, each once: a repeated ask costs no launch."""
+    """The points that TPE proposes. A repeated point costs no launch and is omitted."""
     import optuna
 
     from tuner.study.samplers import make_sampler

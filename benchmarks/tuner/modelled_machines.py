@@ -1,8 +1,9 @@
-"""Two modelled servers whose step law the fitted cost model cannot express, to evaluate the simulator.
+"""Two modelled servers, to evaluate the simulator: its cost model cannot fit their step times exactly.
 
-`tight` is a 24 GB device with 48 users, `roomy` an 80 GB device with 160. The true law rounds prefill to tiles and
-decode rows to warps, pads to captured graphs, adds gaps between steps outside the server's timers, and pauses for
-garbage collection. Every launch has a random speed factor and loses some memory. Six parameters are searched.
+`tight` is a 24 GB device with 48 users, `roomy` an 80 GB device with 160 users. The true step times have effects that
+the cost model lacks: prefill is rounded to tiles and decode rows to warps, batches are padded to captured graphs, and
+there are gaps between steps outside the server's timers and pauses for garbage collection. Every launch has a random
+speed factor and loses some memory. Six parameters are searched.
 """
 
 import math
@@ -57,7 +58,7 @@ SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine and its load; `speed` divides every step time, `limits` are those of the search."""
+    """A machine and its load. speed: divides every step time. limits: of the search."""
 
     name: str
     device_gib: float
@@ -69,7 +70,7 @@ class Machine:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def pool_tokens(self, settings: Mapping[str, Any], lost: float = 0.0) -> int:
-        """K/V tokens that fit; the simulator has them too, but not the fraction `lost` of a launch."""
+        """The K/V tokens that fit. The simulator knows them, except for the fraction `lost` of a launch."""
         scheme = SCHEMES[settings["quantize"]]
         room = settings["cuda_memory_fraction"] * self.device_gib * GIB * (1 - lost)
         peak = 0.2 * GIB + 220_000 * settings["max_batch_prefill_tokens"]
@@ -116,7 +117,7 @@ MACHINES = (TIGHT, ROOMY)
 
 
 class TrueLaw:
-    """The true step law of a machine. With `rng` None it has neither a random factor nor pauses."""
+    """The true step times of a machine. If `rng` is None, there is no random factor and there are no pauses."""
 
     def __init__(self, machine: Machine, quantize: str, rng: random.Random | None) -> None:
         scheme = SCHEMES[quantize]
@@ -170,7 +171,7 @@ def sweep_works(machine: Machine, settings: Mapping[str, Any]) -> list[StepWork]
 
 
 class StepRecorder:
-    """A law that records every step: the step trace of a launch. Strides are off."""
+    """Step times that are also recorded, as the step trace of a launch. Strides are off."""
 
     kv_ns = None
 
@@ -233,7 +234,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
 
 
 def survival(settings: Mapping[str, Any]) -> float:
-    """Chance that a launch has enough memory: one half at a memory fraction of 0.965."""
+    """The probability that a launch has enough memory: 0.5 at a memory fraction of 0.965."""
     return 1 / (1 + math.exp((settings["cuda_memory_fraction"] - 0.965) / 0.012))
 
 
@@ -250,7 +251,10 @@ def predicted(machine: Machine, models: Mapping[str, CostModel], settings: Mappi
 
 
 class HiddenLaw:
-    """A smooth random function of the parameters that scales metrics, unknown to step models; one for each seed."""
+    """A smooth random function of the parameters that scales metrics; the cost model does not know it.
+
+    Each seed has another function.
+    """
 
     FACTORS: Mapping[str, float] = {
         "output_tokens_per_s": 1.0,

@@ -1,12 +1,12 @@
-"""Whether the fleets that `tgi-tune plan` names keep their promise: plans against the truth of long simulations.
+"""Compares the fleets of `tgi-tune plan` with the true attainment of long simulations.
 
     python -m benchmarks.tuner.plans --jobs 2
 
 A rate is a fraction (`load`) of the capacity of 2 to 8 replicas. For each rate, policy and TTFT limit, `size_fleet`
-names a fleet. Truth is the mean attainment of 20 runs of 40,000 requests after the first quarter of each run; it stops
-at 9,000 (3,000 for fleets below 85 % of their capacity) if the mean is then more than six standard errors of the runs
-away from the target. A fleet beyond its capacity never keeps a promise. Finished cells are kept in `--cache`, so an
-interrupted run goes on.
+names a fleet. The truth is the mean attainment of 20 runs of 40,000 requests, without the first quarter of each run. A
+run stops at 9,000 requests (3,000 for fleets below 85 % of their capacity) if the mean is then more than six standard
+errors away from the target. A fleet beyond its capacity never reaches the target. `--cache` keeps finished cells, so an
+interrupted run continues.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class PlanCell:
 
 @dataclass(frozen=True, slots=True)
 class PlanCase:
-    """One plan. `attainment`: the true one of the named fleet. `above`: replicas above the smallest true fleet."""
+    """One plan. attainment: true value of the planned fleet. above: replicas above the smallest sufficient fleet."""
 
     load: float
     replicas: int
@@ -91,14 +91,14 @@ def slo(ttft_limit_ms: float) -> LatencySlo:
 
 
 def capacity(requests: int = 10_000) -> float:
-    """Requests per second of one replica that always has requests waiting."""
+    """Requests per second of one replica whose queue is never empty."""
     load = SimulatedLoad(planned(FIRST_TRUTH_SEED), times_ns=[0] * requests)
     run = Simulation(load, [(OPTIONS, LAW)], max_concurrent_requests=requests).run()
     return requests / max(flight.end_ns for flight in run.flights) * NS_PER_S
 
 
 class Truth:
-    """Long runs of one fleet, with seeds that no plan uses."""
+    """Long runs of one fleet, with other seeds than those of the plans."""
 
     def __init__(self, rate: float, replicas: int, policy: str, *, is_calm: bool) -> None:
         seeds = range(FIRST_TRUTH_SEED, FIRST_TRUTH_SEED + TRUTH_RUNS)
@@ -106,7 +106,7 @@ class Truth:
         self._looks = TRUTH_REQUESTS if is_calm else TRUTH_REQUESTS[1:]
 
     def attainment(self, ttft_limit_ms: float) -> float:
-        """The stationary attainment; the runs are as long as it takes to compare it with the target."""
+        """The stationary attainment; runs are extended until it can be compared with the target."""
         for requests in self._looks:
             means = np.array([self._of_run(run, requests, ttft_limit_ms) for run in self._runs])
             error = float(means.std(ddof=1)) / math.sqrt(TRUTH_RUNS)

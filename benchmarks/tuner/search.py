@@ -1,15 +1,15 @@
 """Success rate of `tgi-tune` searches: many seeds on a server whose optimum is known.
 
-`python -m benchmarks.tuner.search --seeds 30` runs the product's search with the formula below as the server: an
-out-of-memory region, two limits, 5 % noise on throughput and TPOT, 10 % on TTFT p95. A search succeeds if the true
-throughput of its result is within 5 % of the best that meets the limits, and its true latencies exceed the limits by
+`python -m benchmarks.tuner.search --seeds 30` runs the product's search with the formula below as the server. It has an
+out-of-memory region, two limits, 5 % noise on throughput and TPOT, and 10 % noise on TTFT p95. A search succeeds if the
+true throughput of its result is within 5 % of the best within the limits, and its true latencies exceed the limits by
 at most 5 %. `tight` is a 24 GB card with four parameters, `roomy` an 80 GB card with many users, `wide` the tight card
-with seven parameters, one of them conditional. The limits are chosen only for the fractions of the grid that meet them
-and that are near the best.
+with seven parameters, one of them conditional. The limits are chosen so that given fractions of the grid meet them and
+are near the best.
 
-Strategy `simulator` is the default with proposals of the simulator: the formula server writes a step trace of its
-prefill and decode times. The formula and the simulator share step times but not queueing, so predictions are not exact.
-benchmarks/tuner/simulator.py has searches on machines that the simulator can model.
+Strategy `simulator` is the default strategy with proposals of the simulator: the formula server writes a step trace of
+its prefill and decode times. The formula and the simulator have the same step times but other queueing, so predictions
+are not exact. benchmarks/tuner/simulator.py has searches on machines that the simulator can model.
 """
 
 import argparse
@@ -49,7 +49,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "tuner.json"
 STRATEGIES = {"random": "random", "tpe": "tpe", "default": "auto", "simulator": "auto"}
 LOOKS = (20, 40)
 COUNTED = {"success": "good", "limit": "limit"}
-# Candidates of the simulator; a study has more.
+# Number of candidates of the simulator; a real study has more.
 NUM_CANDIDATES = 128
 SEARCHED = (
     *("quantize", "max_batch_prefill_tokens", "cuda_memory_fraction", "max_waiting_tokens"),
@@ -68,7 +68,7 @@ PREFILL_COST = {"none": 1.0, "eetq": 1.1, "fp8": 0.85, "bitsandbytes": 1.6, "bit
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A modelled machine and its load; the limits are chosen so that few configurations meet both."""
+    """A modelled machine and its load. Few configurations are within both limits."""
 
     name: str
     memory_gb: float
@@ -104,7 +104,7 @@ class Card:
         return rate * OUTPUT_TOKENS, ttft_ms, per_token_ms
 
     def wait_steps(self, settings: Mapping[str, Any]) -> float:
-        """Decode steps that prompts wait: until enough prompts wait, or for `max_waiting_tokens`."""
+        """The number of decode steps that prompts wait: until enough prompts wait, or `max_waiting_tokens`."""
         ratio = settings.get("waiting_served_ratio")
         enough = OUTPUT_TOKENS * float(DEFAULTS["waiting_served_ratio"] if ratio is None else ratio)
         return min(float(settings["max_waiting_tokens"]), enough)
@@ -134,7 +134,7 @@ class Card:
         return ttft_ms <= self.ttft_p95_ms * (1 + slack) and tpot_ms <= self.tpot_mean_ms * (1 + slack)
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """A grid of the space, fine enough that its best is the optimum."""
+        """A grid of the space; it is so fine that its best point is near the optimum."""
         budgets, fractions, waits = (21, 13, 11) if self.is_wide else (41, 26, 21)
         ratios = (0.1, 0.2, 0.3, 1.0, 3.0) if self.is_wide else (None,)
         sizes = (8, 16, 24, 32, 48, 128) if self.is_wide else (None,)
@@ -184,9 +184,9 @@ def card_of(name: str) -> Card:
 
 
 def calibrated(card: Card, feasible_fraction: float, near_fraction: float) -> Card:
-    """The card with limits that a given fraction of the grid meets, and a given fraction meets near the best.
+    """The card with limits such that given fractions of the grid are within them, and are near the best.
 
-    Many pairs of limits give the first fraction; the pair nearest the second one is chosen.
+    Many pairs of limits give the first fraction; of these, the pair nearest to the second fraction is chosen.
     """
     found = [truth for each in card.grid() if not isinstance(truth := card.truth(each), str)]
     size = sum(1 for _ in card.grid())
@@ -209,7 +209,7 @@ def calibrated(card: Card, feasible_fraction: float, near_fraction: float) -> Ca
 
 
 class FormulaServer:
-    """An `evaluate` by formula: the card's true metrics with the noise of a launch."""
+    """Replaces the launch and measurement of a trial: the card's true metrics with the noise of a launch."""
 
     def __init__(self, card: Card, seed: int) -> None:
         self._card = card
@@ -268,7 +268,7 @@ def write_steps(path: Path, card: Card, settings: Mapping[str, Any]) -> None:
 
 
 def one_search(card: Card, strategy: str, seed: int, trials: int) -> dict[int, str]:
-    """The verdict on the result of a search with one seed after each look: good, limit, slow or none."""
+    """The verdict on the result of a search after each look: good, limit, slow or none."""
     folder = Path(tempfile.mkdtemp(prefix="tuner-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     names = {"output_tokens_per_s": "value"}
     load = BenchConfig(
@@ -303,7 +303,7 @@ WIDER: Mapping[str, Any] = {
 
 
 def config_of(card: Card, strategy: str, seed: int, trials: int) -> TuneConfig:
-    """The study: trial 0 is on top of the budget, as in the figures that this is compared with."""
+    """The study. Trial 0 is not part of the budget, as in the figures of the comparison."""
     limits = [{"metric": "ttft_p95_ms", "max": card.ttft_p95_ms}, {"metric": "tpot_mean_ms", "max": card.tpot_mean_ms}]
     memory_low = 0.8 if STRATEGIES[strategy] == "auto" else 0.5
     return TuneConfig.model_validate({
@@ -342,7 +342,7 @@ def verdict(card: Card, search: StudySearch, results: list[Any], look: int) -> s
 
 
 def result_of(search: StudySearch, launched: list[Any]) -> Any:
-    """The best finalist of the proposer if the simulator proposes, else the best measured configuration."""
+    """The best finalist of the proposer if the simulator proposes; else the best measured configuration."""
     if isinstance(search.proposer, SimulatorProposer):
         return next(iter(search.finalists(launched)), None)
     return next(iter(best_of(launched, search.objective)), None)

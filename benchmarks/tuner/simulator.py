@@ -2,10 +2,10 @@
 
     python -m benchmarks.tuner.simulator errors --configs 60 --calibrations 4
     python -m benchmarks.tuner.simulator speed
-    python -m benchmarks.tuner.simulator search --seeds 32 --pool 512 --hidden 0.05 --cache /tmp/pools
+    python -m benchmarks.tuner.simulator search --seeds 32 --pool 512 --hidden 0.05 --cache pools
 
-The result of a search is its best launch by posterior mean (with proposals) or by measured value (sampler alone). It is
-good if its true throughput is within 5 % of the feasible optimum of the pool, and within 5 % of every limit.
+The result of a search is its best launch by posterior mean (with proposals) or by measured value (sampler only). It is
+good if its true throughput is within 5 % of the feasible optimum of the pool, and it exceeds no limit by over 5 %.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def prediction_errors(
 
 @dataclass(frozen=True, slots=True)
 class MachinePool:
-    """A machine with a pool of configurations: their true metrics, and the predictions of one calibration."""
+    """A machine with a pool of configurations, their true metrics, and the predictions of one calibration."""
 
     machine: Machine
     truths: Sequence[Mapping[str, Any]]  # settings and metrics without launch-to-launch variation
@@ -112,7 +112,7 @@ class MachinePool:
         )
 
     def shuffled(self, seed: int) -> "MachinePool":
-        """The predictions permuted between configurations: a useless simulator."""
+        """The pool with permuted predictions, for a simulator without information."""
         metrics = [each.metrics for each in self.predictions]
         random.Random(seed).shuffle(metrics)
         pairs = zip(self.predictions, metrics, strict=True)
@@ -147,7 +147,7 @@ class TrueMachine:
         return self._true[key]
 
     def launch(self, settings: Mapping[str, Any], expected_gain: float | None = None) -> Observation:
-        """Metrics with noise; out of memory at random where memory is short."""
+        """Metrics with noise; a launch with little memory can be out of memory at random."""
         if self._rng.random() > survival(settings) or not (truth := self.truth(settings)):
             return Observation(settings, died=True, expected_gain=expected_gain)
         measured = {name: value * self._rng.lognormvariate(0, NOISE[name]) for name, value in truth.items()}
@@ -174,7 +174,7 @@ class SearchOutcome:
 
 
 def search_with_proposals(pool: MachinePool, hidden: float, seed: int, launches: int) -> SearchOutcome:
-    """Search: the initial design, proposals of the residual model, and the sampler after it declines."""
+    """A search: the initial design, proposals of the residual model, then the sampler after the model declines."""
     machine = TrueMachine(pool, hidden, seed)
     model = ResidualModel(KNOBS, pool.machine.objective, pool.predictions)
     history = [machine.launch(plain(scheme)) for scheme in SCHEMES]
@@ -202,7 +202,7 @@ def search_with_proposals(pool: MachinePool, hidden: float, seed: int, launches:
 
 
 def tpe_search(pool: MachinePool, hidden: float, seed: int, launches: int) -> SearchOutcome:
-    """Search with Optuna's TPE and constraints, ten random starts."""
+    """A search with Optuna's TPE and constraints, after ten random configurations."""
     machine, sampler = TrueMachine(pool, hidden, seed), Tpe(pool.machine, seed)
     history: list[Observation] = []
     found = SearchOutcome({})
@@ -215,7 +215,7 @@ def tpe_search(pool: MachinePool, hidden: float, seed: int, launches: int) -> Se
 
 
 def best_measured(machine: Machine, history: Sequence[Observation]) -> list[Mapping[str, Any]]:
-    """A list with the fastest measured launch within the limits; empty if there is none."""
+    """A list with the fastest measured launch within the limits; an empty list without one."""
     limits = machine.objective.limits
     met = [e for e in history if e.measured and all(e.measured[each.metric] <= (each.max or 0) for each in limits)]
     best = max(met, key=lambda each: each.measured["output_tokens_per_s"], default=None)

@@ -246,7 +246,7 @@ def test_the_page_has_the_probability_that_each_limit_is_kept(study: StudyData) 
     assert "| error_rate <= 0.01 | unknown | unknown |" in text
 
 
-def test_the_change_of_the_objective_is_the_gain_that_allows_for_the_choice(study: StudyData) -> None:
+def test_the_change_of_the_objective_is_the_gain_with_the_interval_of_the_choice(study: StudyData) -> None:
     gain = Interval(1.04, 1.01, 1.08)
     chosen = dataclasses.replace(study, gain=gain, compared=study.winner)
 
@@ -259,7 +259,7 @@ def test_the_change_of_the_objective_is_the_gain_that_allows_for_the_choice(stud
     assert isinstance(lower, Table)
     assert higher.frame["change, %"][0].value == pytest.approx(4.0)
     assert lower.frame["change, %"][0].value == pytest.approx(100 / 1.04 - 100)
-    assert "rounds that did not choose the trial" in higher.note
+    assert "rounds that were not used to choose the trial" in higher.note
 
 
 def test_a_metric_that_gets_worse_by_more_than_five_percent_is_named_in_the_verdict(report: Report) -> None:
