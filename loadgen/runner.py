@@ -25,7 +25,7 @@ from loadgen.preparation import PreparedRun, prepare_run, probe_sampling
 from loadgen.progress import ProgressDisplay, SilentProgress
 from loadgen.run_directory import make_run_directory
 from loadgen.run_manifest import complete_manifest, new_manifest, write_schedule
-from loadgen.target.accelerator import open_accelerators
+from loadgen.target.accelerator import Accelerators, open_accelerators
 from loadgen.target.cache_reset import reset_cache
 from loadgen.target.health_probe import HealthProbe
 from loadgen.target.idle import wait_until_idle
@@ -91,30 +91,14 @@ def measure(
     write_schedule(out, prepared.work)
     if config.prefix_cache == "warm":
         _warm_prefix_cache(config, prepared, replicas, progress)
-    sources = metrics_sources([each.url for each in replicas], target.access, config.metrics_url)
-    telemetry = Telemetry(sources, JsonlWriter(out / "server_metrics.jsonl"), accelerators)
-    telemetry.start()
-    if telemetry.without_metrics:
-        places = "" if len(sources) == 1 else f" from {', '.join(telemetry.without_metrics)}"
-        manifest.target["server_metrics"] = f"{prepared.facts.kind.without_metrics}{places}"
-        progress.show(f"server metrics: {manifest.target['server_metrics']}")
-
-    def stop_unhealthy(route: str) -> None:
-        progress.show(f"the server no longer answers {route}; ending the load")
-        load.stop("server_unhealthy")
-
-    def start_watchers(start_ns: int) -> None:
-        telemetry.begin_run(start_ns)
-        for health in probes:
-            health.start()
-        if stop_watcher is not None:
-            stop_watcher.start()
-
-    load = LoadProcess(progress, start_watchers)
+    telemetry = _start_telemetry(config, prepared, replicas, manifest, accelerators, out, progress)
+    load = LoadProcess(progress, lambda start_ns: watchers.begin(start_ns))
+    watchers = RunWatchers(
+        telemetry,
+        _health_probes(config, prepared, replicas, load, progress),
+        _open_stop_watcher(config, manifest, out, load.end_window),
+    )
     progress.begin(_expected_length(config, prepared.work))
-    stop_watcher = _open_stop_watcher(config, manifest, out, load.end_window)
-    routes = prepared.facts.kind.health_routes
-    probes = [HealthProbe(each.control(), config.unhealthy_probes, stop_unhealthy, routes) for each in replicas]
     try:
         with TwoStageInterrupt(load.finish, load.kill) as signals:
             load.run(_plan(config, target, prepared, manifest, out), distribution, out)
@@ -122,11 +106,7 @@ def measure(
                 _wait_for_servers(config, replicas, progress)
     finally:
         progress.close()
-        for health in probes:
-            health.finish()
-        if stop_watcher is not None:
-            stop_watcher.finish()
-        telemetry.finish()
+        watchers.finish()
     complete_manifest(manifest, load, target, out, telemetry)
     from reports.saved_run import load_run
 
@@ -141,6 +121,63 @@ def measure(
             + log_tail(out)
         )
     return result
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunWatchers:
+    """The observers of a load: the server's metrics, its health, and the rules that end the window early."""
+
+    telemetry: Telemetry
+    probes: "Sequence[HealthProbe]"
+    stop_watcher: "StopWatcher | None"
+
+    def begin(self, start_ns: int) -> None:
+        """start_ns: the start of the load, on the monotonic clock."""
+        self.telemetry.begin_run(start_ns)
+        for probe in self.probes:
+            probe.start()
+        if self.stop_watcher is not None:
+            self.stop_watcher.start()
+
+    def finish(self) -> None:
+        for probe in self.probes:
+            probe.finish()
+        if self.stop_watcher is not None:
+            self.stop_watcher.finish()
+        self.telemetry.finish()
+
+
+def _start_telemetry(
+    config: BenchConfig,
+    prepared: PreparedRun,
+    replicas: Sequence[Target],
+    manifest: RunManifest,
+    accelerators: Accelerators | None,
+    out: Path,
+    progress: ProgressDisplay,
+) -> Telemetry:
+    """Scrape the metrics of every replica from now on; servers without metrics are named in the manifest."""
+    sources = metrics_sources([each.url for each in replicas], replicas[0].access, config.metrics_url)
+    telemetry = Telemetry(sources, JsonlWriter(out / "server_metrics.jsonl"), accelerators)
+    telemetry.start()
+    if telemetry.without_metrics:
+        places = "" if len(sources) == 1 else f" from {', '.join(telemetry.without_metrics)}"
+        manifest.target["server_metrics"] = f"{prepared.facts.kind.without_metrics}{places}"
+        progress.show(f"server metrics: {manifest.target['server_metrics']}")
+    return telemetry
+
+
+def _health_probes(
+    config: BenchConfig, prepared: PreparedRun, replicas: Sequence[Target], load: LoadProcess, progress: ProgressDisplay
+) -> list[HealthProbe]:
+    """A probe of each replica; the load ends if one of them stops answering."""
+
+    def stop_unhealthy(route: str) -> None:
+        progress.show(f"the server no longer answers {route}; ending the load")
+        load.stop("server_unhealthy")
+
+    routes = prepared.facts.kind.health_routes
+    return [HealthProbe(each.control(), config.unhealthy_probes, stop_unhealthy, routes) for each in replicas]
 
 
 def _expected_length(config: BenchConfig, work: Workload) -> RunLength:

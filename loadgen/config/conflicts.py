@@ -18,7 +18,22 @@ NO_TIME = ("0", "0s", "0ms")
 
 def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
     """Every rule over several settings: whether it is broken, and the message."""
-    is_trace_workload = config.workload in TRACE_WORKLOADS
+    groups = (
+        _mode_conflicts,
+        _workload_conflicts,
+        _file_conflicts,
+        _row_conflicts,
+        _length_conflicts,
+        _request_conflicts,
+        _answer_conflicts,
+        _stop_conflicts,
+        _departure_conflicts,
+        _server_conflicts,
+    )
+    return [rule for group in groups for rule in group(config)]
+
+
+def _mode_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
     return [
         (config.mode in RATE_MODES and config.rate is None, f"`rate` is required by mode {config.mode!r}"),
         (
@@ -29,38 +44,6 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
             config.burstiness != 1 and config.mode != "gamma",
             f"`burstiness` is {config.burstiness} but mode is {config.mode!r}; only 'gamma' uses it",
         ),
-        *_workload_conflicts(config),
-        *_row_conflicts(config),
-        *_length_conflicts(config),
-        *_request_conflicts(config),
-        *(
-            (
-                not config.stream and getattr(config, name) is not None,
-                f"`{name}` is {getattr(config, name)} but `stream` is false; a blocking answer has no events",
-            )
-            for name in ("first_event_timeout", "stall_timeout")
-        ),
-        (
-            config.assistant == "real" and config.workload != "multi_turn",
-            f"`assistant` is 'real' but workload {config.workload!r} has no turns",
-        ),
-        (
-            config.stop_on_overload and not config.is_open_loop,
-            f"`stop_on_overload` needs an open loop, but mode {config.mode!r} is closed",
-        ),
-        (
-            config.stop_at_attainment is not None and not config.slo,
-            f"`stop_at_attainment` is {config.stop_at_attainment} but there is no `slo`; give at least one",
-        ),
-        (
-            config.least_duration is not None and config.independent_requests is None,
-            f"`least_duration` is {config.least_duration} but has no effect without `independent_requests`",
-        ),
-        (
-            (config.least_duration or 0) > (config.duration or math.inf),
-            f"`least_duration` is {config.least_duration} but the longest measurement, `duration`, is "
-            f"{config.duration}",
-        ),
         (
             (config.mode == "stages") != (config.stages is not None),
             f"`stages` is {config.stages!r} but mode is {config.mode!r}; only mode 'stages' has stages",
@@ -68,6 +51,10 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
         (
             config.mode == "stages" and (config.duration is not None or config.requests is not None),
             "mode 'stages' ends with its last stage; give neither `duration` nor `requests`",
+        ),
+        (
+            config.stages_of == "concurrency" and config.mode != "stages",
+            f"`stages_of` is 'concurrency' but mode is {config.mode!r}, not 'stages'",
         ),
         (
             config.mode == "sessions" and (config.requests is not None or config.max_in_flight is not None),
@@ -78,6 +65,25 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
             config.mode == "burst" and config.requests is None,
             "`requests` is required by mode 'burst': the size of the burst",
         ),
+        (
+            config.max_in_flight is not None and not config.is_open_loop,
+            f"`max_in_flight` is {config.max_in_flight} but mode {config.mode!r} is limited by its number of users",
+        ),
+        (
+            config.think_time not in NO_TIME and config.mode not in THINKING_MODES and config.is_open_loop,
+            f"`think_time` is {config.think_time} but mode is {config.mode!r}; only "
+            f"{' and '.join(map(repr, THINKING_MODES))} have think times",
+        ),
+        (
+            config.ramp_up > 0 and config.mode != "closed",
+            f"`ramp_up` is {config.ramp_up:g} s but mode is {config.mode!r}; only 'closed' has a ramp-up",
+        ),
+    ]
+
+
+def _file_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    is_trace_workload = config.workload in TRACE_WORKLOADS
+    return [
         (
             config.mode == "trace" and not is_trace_workload,
             f"`workload` is {config.workload!r} but mode 'trace' requires one of {', '.join(TRACE_WORKLOADS)}",
@@ -110,24 +116,22 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
             config.output_tokens is not None and is_trace_workload,
             f"`output_tokens` is {config.output_tokens} but workload {config.workload!r} defines its own lengths",
         ),
-        (
-            config.max_in_flight is not None and not config.is_open_loop,
-            f"`max_in_flight` is {config.max_in_flight} but mode {config.mode!r} is limited by its number of users",
+    ]
+
+
+def _answer_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    return [
+        *(
+            (
+                not config.stream and getattr(config, name) is not None,
+                f"`{name}` is {getattr(config, name)} but `stream` is false; a blocking answer has no events",
+            )
+            for name in ("first_event_timeout", "stall_timeout")
         ),
         (
-            config.think_time not in NO_TIME and config.mode not in THINKING_MODES and config.is_open_loop,
-            f"`think_time` is {config.think_time} but mode is {config.mode!r}; only "
-            f"{' and '.join(map(repr, THINKING_MODES))} have think times",
+            config.assistant == "real" and config.workload != "multi_turn",
+            f"`assistant` is 'real' but workload {config.workload!r} has no turns",
         ),
-        (
-            config.ramp_up > 0 and config.mode != "closed",
-            f"`ramp_up` is {config.ramp_up:g} s but mode is {config.mode!r}; only 'closed' has a ramp-up",
-        ),
-        (
-            config.stages_of == "concurrency" and config.mode != "stages",
-            f"`stages_of` is 'concurrency' but mode is {config.mode!r}, not 'stages'",
-        ),
-        *_departure_conflicts(config),
         *(
             (
                 config.structured is None and getattr(config, name) is not None,
@@ -135,17 +139,29 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
             )
             for name in ("structured_tools", "schemas_file")
         ),
+    ]
+
+
+def _stop_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    return [
+        (
+            config.stop_on_overload and not config.is_open_loop,
+            f"`stop_on_overload` needs an open loop, but mode {config.mode!r} is closed",
+        ),
+        (
+            config.stop_at_attainment is not None and not config.slo,
+            f"`stop_at_attainment` is {config.stop_at_attainment} but there is no `slo`; give at least one",
+        ),
+        (
+            config.least_duration is not None and config.independent_requests is None,
+            f"`least_duration` is {config.least_duration} but has no effect without `independent_requests`",
+        ),
+        (
+            (config.least_duration or 0) > (config.duration or math.inf),
+            f"`least_duration` is {config.least_duration} but the longest measurement, `duration`, is "
+            f"{config.duration}",
+        ),
         (config.duration == 0, "`duration` is 0 but must be above 0"),
-        *_replica_conflicts(config),
-        (
-            config.file_cache != "natural" and config.url is not None,
-            f"`file_cache` is {config.file_cache!r} but `url` names a server that already runs; give --server",
-        ),
-        (
-            bool(config.model_files) and config.file_cache == "natural",
-            "`model_files` has no effect with `file_cache` 'natural'; give cold or warm",
-        ),
-        (config.url is not None and config.server is not None, "`url` and `server` exclude each other"),
     ]
 
 
@@ -166,9 +182,18 @@ def _departure_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
     ]
 
 
-def _replica_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+def _server_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
     urls = [config.url, *config.replicas]
     return [
+        (config.url is not None and config.server is not None, "`url` and `server` exclude each other"),
+        (
+            config.file_cache != "natural" and config.url is not None,
+            f"`file_cache` is {config.file_cache!r} but `url` names a server that already runs; give --server",
+        ),
+        (
+            bool(config.model_files) and config.file_cache == "natural",
+            "`model_files` has no effect with `file_cache` 'natural'; give cold or warm",
+        ),
         (bool(config.replicas) and config.url is None, f"`replicas` is {list(config.replicas)} but there is no `url`"),
         (len(set(urls)) < len(urls), f"`url` has one address twice: {', '.join(map(str, urls))}"),
         (
