@@ -37,9 +37,16 @@ file sets others (`temperature`, `top_p`, ...). At start a warning names each of
 
 QUANTIZATION = """The server recognises a quantized checkpoint from its config, without the flag. The linears of the
 layers are quantized. Embeddings, norms, the head, routers and the experts of a mixture stay in the compute type, as do
-linears that the checkpoint does not quantize. Quantized experts of a checkpoint are dequantized at load. Activations
-are not quantized, except with `bitsandbytes` and with fp8 on tensor cores. `/info` shows the method and, under
-`kernels`, the kernels of the products.
+linears that the checkpoint does not quantize. Quantized experts of a checkpoint are dequantized at load. `/info` shows
+the method and, under `kernels`, the kernels of the products.
+
+Activations are rounded with `bitsandbytes`, with fp8 on tensor cores, and by the compiled CPU product (`int8-vnni`,
+`int4-vnni`, `int8-avx2`, `int4-avx2`): to int8, with one scale for each token and group of 32 to 128 inputs. That
+product takes int4 and int8 in groups of a multiple of 4 inputs or with one scale per output, in the dtype that the
+processor is served in by default: bfloat16 with AVX-512 BF16 or AMX, else float32. With the other dtype activations are
+not rounded. On 20,480 held-out tokens of `preset:tiny-llama` the KL divergence from the bfloat16 model is 0.00030 per
+token with `eetq` and 0.00549 with four bits in groups of 32; with the same weights and float products 0.00019 and
+0.00545.
 
 The GPU column has not been run on a GPU: its products are torch's, chosen by device and compute capability. ROCm is the
 same, except that fp8 weights are dequantized for each product.

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from reference_server.model_server.quantization.integers import instructions
 from reference_server.model_server.quantization.schemes import SCHEMES
 from tests.support.models.quantized_checkpoints import save_quantized
 from tests.support.servers.launched_server import serve
 
 KERNELS = {
-    "eetq": "int8pack",
+    "eetq": f"int8-{instructions()}",
     "fp8": "dequantize",
     "bitsandbytes": "bitsandbytes",
     "bitsandbytes-nf4": "bitsandbytes",
@@ -37,9 +38,7 @@ def test_a_method_is_launched_and_named_in_info(method: str, model: str) -> None
 
     assert len(ids) == 4
     assert engine["quantize"] == method
-    # The int8 product takes bfloat16 only, which not every processor is served in.
-    is_other_type = method == "eetq" and engine["dtype"] != "bfloat16"
-    assert engine["kernels"] == ["fused", "dequantize" if is_other_type else KERNELS[method]]
+    assert engine["kernels"] == ["fused", KERNELS[method]]
 
 
 @pytest.mark.slow

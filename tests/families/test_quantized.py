@@ -1,6 +1,7 @@
 """Quantized checkpoints of every format: logits equal those of the dequantized weights, in few bits."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.quantization.integers import can_compile, float_products, instructions
 from reference_server.model_server.quantization.linear import QuantizedLinear
 from tests.support.models.quantized_checkpoints import METHODS, save_quantized
 from tests.support.models.rank_process import run_load
@@ -27,6 +29,8 @@ MOST_BITS = {
     "gptq-8-bit": 9.5,
     "gptq-2-bit": 3.5,
     "gptq-act-order": 7.5,
+    # The compiled kernel has four more bytes for each output, here of 64 inputs.
+    "ct-int8-group": 9.1,
     # 4.5 bits on average, and eight bytes per input for its order.
     "exl2": 6.3,
     "fp8": 8.5,
@@ -37,8 +41,10 @@ LINEAR_WEIGHTS = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128)
 
 
 def load(directory: Path, rank: int = 0, world_size: int = 1, **options: Any) -> loader.LoadedModel:
+    """In float32 with products of float inputs, for exact results on every processor."""
     chosen = EngineOptions(str(directory), tier="padded" if world_size == 1 else None, **options)
-    return loader.load(chosen, loader.locate(chosen), RankGroup(rank, world_size))
+    with float_products() if options.get("dtype") == "float32" else nullcontext():
+        return loader.load(chosen, loader.locate(chosen), RankGroup(rank, world_size))
 
 
 @torch.no_grad()
@@ -64,11 +70,19 @@ def test_a_quantized_checkpoint_is_recognised_and_stays_in_its_bits(tmp_path: Pa
     assert (fast.weight_bytes - plain) * 8 / LINEAR_WEIGHTS < MOST_BITS.get(method, 8.8 if "8" in method else 5.5)
 
 
-def test_four_bits_use_the_packed_product_of_torch(tmp_path: Path) -> None:
-    for method in ("gptq", "gptq-act-order", "awq", "ct-int4"):
+def test_four_and_eight_bits_use_the_fastest_product_of_the_processor(tmp_path: Path) -> None:
+    is_compiled = can_compile(torch.bfloat16, torch.device("cpu"))
+    for method in ("gptq", "gptq-act-order", "awq", "ct-int4", "ct-int8", "ct-int8-group"):
         directory, _ = save_quantized(tmp_path / method, "llama", method, **SIZES)
+        bits = 8 if "int8" in method else 4
+        plain = {"ct-int8": "int8pack", "ct-int8-group": "dequantize"}.get(method, "int4pack")
 
-        assert load(directory, dtype="bfloat16").kernels == ["int4pack"]
+        fast = load(directory, dtype="bfloat16").kernels
+        with float_products():
+            forced = load(directory, dtype="bfloat16").kernels
+
+        assert fast == [f"int{bits}-{instructions()}"] if is_compiled else [plain]
+        assert forced == [plain]
         assert load(directory, dtype="float32").kernels == ["dequantize"]
 
 
@@ -83,7 +97,8 @@ async def test_a_family_generates_the_same_from_gptq_as_from_the_dequantized_wei
     dequantized.save_pretrained(tmp_path / "plain")
     save_word_tokenizer(tmp_path / "plain")
 
-    quantized, plain = [await run_load(each, 0, 1) for each in (directory, tmp_path / "plain")]
+    with float_products():
+        quantized, plain = [await run_load(each, 0, 1) for each in (directory, tmp_path / "plain")]
 
     assert quantized["outcomes"] == plain["outcomes"]
     assert quantized["bytes"] < plain["bytes"]
@@ -206,7 +221,10 @@ def test_each_rank_quantizes_its_own_part(tmp_path: Path, method: str, name: str
             assert error < (0.15 if "4" in method else 0.03)
 
 
-@pytest.mark.parametrize(("method", "kernel"), [("eetq", "int8pack"), ("fp8", "dequantize")])
+INT8 = f"int8-{instructions()}" if can_compile(torch.bfloat16, torch.device("cpu")) else "int8pack"
+
+
+@pytest.mark.parametrize(("method", "kernel"), [("eetq", INT8), ("fp8", "dequantize")])
 async def test_a_shard_reports_its_quantization_and_kernels(method: str, kernel: str) -> None:
     options = EngineOptions("preset:tiny-llama", dtype="bfloat16", quantize=method, cpu_memory_gib=0.1)
     shard = LocalShard.load(options)

@@ -5,11 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+INTEGER_LINEARS = ("integer_linear_vnni", "integer_linear_avx2")
+"""The product of int8 rows and packed integers, by instruction set; a library has one of them at most."""
+
 
 def register(operators: Any) -> None:
     """Register the shape function of every operator but `walk`, whose result depends on the table that it reads."""
     if hasattr(operators, "linear"):
         torch.library.register_fake("reference_server_cpu::linear")(_linear)
+    for name in INTEGER_LINEARS:
+        if hasattr(operators, name):
+            torch.library.register_fake(f"reference_server_cpu::{name}")(_integer_linear)
     torch.library.register_fake("reference_server_cpu::attend_decode")(_like_the_query)
     torch.library.register_fake("reference_server_cpu::attend_prefill")(_like_the_query)
     torch.library.register_fake("reference_server_cpu::store")(_nothing)
@@ -21,6 +27,11 @@ def register(operators: Any) -> None:
 
 def _linear(hidden: Tensor, _packed: Tensor, _bias: Tensor | None, outputs: int) -> Tensor:
     return hidden.new_empty((hidden.shape[0], outputs))
+
+
+def _integer_linear(rows: Tensor, *operands: Any) -> Tensor:
+    outputs: int = operands[5]
+    return rows.new_empty((rows.shape[0], outputs))
 
 
 def _like_the_query(query: Tensor, *_: object) -> Tensor:

@@ -1,6 +1,7 @@
 """Takes the linears of a model over into fused ones: stacked, reordered, packed.
 
-Quantized linears keep their weights: their results are stacked and reordered instead.
+Quantized linears of the compiled kernel are stacked too. Others keep their weights: their results are stacked and
+reordered instead.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from reference_server.model_server.models.packed_linear import PackedLinear, can
 from reference_server.model_server.models.parallel import GatheredLinear, RowParallelConv1D, RowParallelLinear
 from reference_server.model_server.models.walk import Linear
 from reference_server.model_server.quantization.linear import QuantizedLinear
+from reference_server.model_server.quantization.linear import stacked as stacked_quantized
 
 CONV1D = ("Conv1D", RowParallelConv1D.__name__)
 """Classes whose weight is [inputs, outputs]."""
@@ -60,7 +62,7 @@ def stacked(*linears: Any, keep: bool = False) -> Any:
     if len(linears) == 1:
         return linears[0]
     if isinstance(linears[0], QuantizedLinear):
-        return lambda hidden: torch.cat([linear.rows(hidden) for linear in linears], 1)
+        return stacked_quantized(linears, keep)
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
     whole = _plain(torch.cat([weight_of(linear) for linear in linears]), bias)
     for linear in linears if not keep else ():

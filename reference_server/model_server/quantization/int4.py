@@ -1,7 +1,7 @@
 """Integer weights with a scale and a zero per group of inputs, as in GPTQ, AWQ and compressed-tensors checkpoints.
 
-`w = (code - zero) * scale`. torch's packed int4 product is used if it supports dtype and group size. Otherwise the
-weight stays packed and is dequantized for each product.
+`w = (code - zero) * scale`. The compiled CPU kernel is used if it takes bits and groups, then torch's packed int4
+product if it supports dtype and group size. Otherwise the weight stays packed and is dequantized for each product.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from reference_server.model_server.quantization.integers import IntegerProduct, can_compile
+from reference_server.model_server.quantization.packed_integers import pack_groups
 
 PACKED_GROUPS = (256, 128, 64, 32)
 """Group sizes of torch's packed products."""
@@ -63,9 +66,13 @@ class GroupedIntegers:
         zeros, scales = self.zeros.float()[:, self.group_of], self.scales.float()[:, self.group_of]
         return ((self.codes - zeros) * scales).to(dtype)
 
-    def product(self, dtype: torch.dtype, device: torch.device) -> "PackedInt4 | DequantizedIntegers":
+    def product(self, dtype: torch.dtype, device: torch.device) -> "IntegerProduct | PackedInt4 | DequantizedIntegers":
         """The weight in the fastest form for this device."""
         ordered = self._grouped()
+        if ordered is not None and can_compile(dtype, device):
+            packed = pack_groups(ordered.codes, ordered.scales, ordered.zeros, self.bits)
+            if packed is not None:
+                return IntegerProduct(packed, dtype, _order(ordered, device))
         size = None if ordered is None else _packed_group(ordered, dtype, device)
         if ordered is not None and size is not None:
             return PackedInt4(ordered, size, dtype, device)

@@ -1,10 +1,14 @@
 """The linear layer with a quantized weight, and the protocols of such a weight."""
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from reference_server.model_server.quantization.integers import IntegerProduct, stack
 
 
 class Product(Protocol):
@@ -77,7 +81,26 @@ class QuantizedLinear(nn.Module):
     def rows(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, inputs]; returns [rows, outputs]."""
         assert self.product is not None, "the linear has no weight: call `load` first"
+        if isinstance(self.product, IntegerProduct) and not self.sums:
+            return self.product.with_bias(hidden, self.bias)
         result = self.product(hidden)
         if self.sums:
             dist.all_reduce(result)
         return result if self.bias is None else result + self.bias
+
+
+def stacked(linears: Sequence[QuantizedLinear], keep: bool) -> Callable[[Tensor], Tensor]:
+    """Rows to the results of all linears side by side: one product, if the kernel has one for their layouts.
+
+    The linears then share its memory, unless `keep`.
+    """
+    products = [linear.product for linear in linears if isinstance(linear.product, IntegerProduct)]
+    whole = stack(products) if len(products) == len(linears) else None
+    if whole is None:
+        return lambda hidden: torch.cat([linear.rows(hidden) for linear in linears], 1)
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    first = 0
+    for linear in linears if not keep else ():
+        linear.product = whole.part(first, linear.out_features)
+        first += linear.out_features
+    return functools.partial(whole.with_bias, bias=bias)

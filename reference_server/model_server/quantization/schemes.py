@@ -44,8 +44,11 @@ class QuantizationScheme:
 
 
 _FOR_PLAIN = "plain checkpoints work with eetq, fp8, bitsandbytes, bitsandbytes-nf4, bitsandbytes-fp4"
-_INT4 = ("torch's int4 product in bfloat16, else dequantized", "torch's int4 product in bfloat16, else dequantized")
-_INT8 = ("torch's int8 product for few rows in bfloat16, else dequantized",) * 2
+_COMPILED = "compiled with AVX-512 VNNI or AVX2, inputs rounded to int8"
+_INT4_TORCH = "torch's int4 product in bfloat16, else dequantized"
+_INT8_TORCH = "torch's int8 product for few rows in bfloat16, else dequantized"
+_INT4 = (f"{_COMPILED}; else {_INT4_TORCH}", _INT4_TORCH)
+_INT8 = (f"{_COMPILED}; else {_INT8_TORCH}", _INT8_TORCH)
 _FP8 = ("dequantized for each product", "`_scaled_mm` from capability 8.9 on, else dequantized")
 _BNB = ("bitsandbytes", "bitsandbytes")
 _EXL2 = ("dequantized for each product: less memory, less speed",) * 2
@@ -75,8 +78,8 @@ SCHEMES = (
         kernels=_INT4,
     ),
     QuantizationScheme(
-        "compressed-tensors", 4, "compressed-tensors checkpoints: int4 and int8 in groups, int8, e4m3; activations are "
-        "not quantized", formats=("compressed-tensors",), kernels=("as gptq, eetq or fp8", "as gptq, eetq or fp8"),
+        "compressed-tensors", 4, "compressed-tensors checkpoints: int4 and int8 in groups, int8, e4m3; the activation "
+        "settings are not used", formats=("compressed-tensors",), kernels=("as gptq, eetq or fp8",) * 2,
     ),
     QuantizationScheme(
         "exl2", 4, "EXL2 checkpoints: groups of 2 to 8 bits", formats=("exl2",), kernels=_EXL2, is_capturable=False,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from reference_server.model_server.quantization import fp8, int8
+from reference_server.model_server.quantization.integers import float_products
 
 WEIGHT = torch.randn(48, 64, generator=torch.Generator().manual_seed(2))
 
@@ -35,7 +36,8 @@ def test_float8_rounds_to_three_mantissa_bits() -> None:
 @pytest.mark.parametrize("count", [1, 4, 5, 40])
 def test_any_number_of_rows_is_multiplied_with_the_same_weight(module: object, dtype: torch.dtype, count: int) -> None:
     assert callable(module)
-    product = module(WEIGHT.to(dtype))
+    with float_products():
+        product = module(WEIGHT.to(dtype))
     rows = torch.randn(count, 64, generator=torch.Generator().manual_seed(4)).to(dtype)
 
     expected = rows.float() @ product.dequantize().float().t()

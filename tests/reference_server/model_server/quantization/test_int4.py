@@ -12,6 +12,7 @@ from reference_server.model_server.quantization.int4 import (
     pack,
     unpack,
 )
+from reference_server.model_server.quantization.integers import float_products
 
 CPU = torch.device("cpu")
 
@@ -52,7 +53,8 @@ def test_a_product_equals_that_of_the_dequantized_weight(bits: int, variant: dic
     weight = weight_of(bits, **variant)
     rows = torch.randn(5, 128, generator=torch.Generator().manual_seed(1))
 
-    product = weight.product(torch.float32, CPU)
+    with float_products():
+        product = weight.product(torch.float32, CPU)
 
     assert isinstance(product, DequantizedIntegers)
     dequantized = weight.dequantize(torch.float32)
@@ -65,7 +67,8 @@ def test_the_packed_product_equals_that_of_the_dequantized_weight_up_to_rounding
     weight = weight_of(**variant)
     rows = torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
 
-    product = weight.product(torch.bfloat16, CPU)
+    with float_products():
+        product = weight.product(torch.bfloat16, CPU)
 
     assert isinstance(product, PackedInt4)
     dequantized = weight.dequantize(torch.float32)
@@ -77,4 +80,5 @@ def test_the_packed_product_equals_that_of_the_dequantized_weight_up_to_rounding
 
 def test_weights_that_the_packed_product_does_not_support_are_dequantized() -> None:
     for weight in (weight_of(bits=8), weight_of(group=16), weight_of(uneven=True)):
-        assert isinstance(weight.product(torch.bfloat16, CPU), DequantizedIntegers)
+        with float_products():
+            assert isinstance(weight.product(torch.bfloat16, CPU), DequantizedIntegers)
