@@ -3,10 +3,10 @@
 A regression is claimed only if the history shows how much a metric varies between occasions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from reports.gate.compare import Array, CompareOptions, Comparison, judge_requirements, metric_result
+from reports.gate.compare import Array, CompareOptions, Comparison, MetricResult, judge_requirements, metric_result
 from reports.gate.decide import Evidence, FirstDecision, GateDecision, Levels, decide
 from reports.gate.side_run import GateRefusal, SideRun, find_refusals, log_degradation, median_of, setting_of
 from reports.text import plain_text
@@ -42,47 +42,65 @@ def judge_stored(
     unknown metric.
     """
     options = options or CompareOptions()
-    label_a, label_b = (plain_text(runs[0].label) if runs else side for side, runs in (("A", a), ("B", b)))
-    named = [
-        (f"{side}, run {number}", replace(run, identity={**run.identity, **run.device}))
-        for side, runs in (("A", a), ("B", b))
-        for number, run in enumerate(runs, 1)
-    ]
-    refusals, notes = find_refusals(named, options.allow)
+    refusals, notes = find_refusals([*_named_runs("A", a), *_named_runs("B", b)], options.allow)
     if len(a) < MIN_RUNS:
         refusals += (GateRefusal(f"side A has {len(a)} stored runs but needs {MIN_RUNS}", is_usage=True),)
-    notes += (_stored_note(between),)
-    setting = setting_of(b[0] if b else a[0]) if a or b else ""
     base = Comparison(
-        label_a, label_b, len(b), options, (), (), refusals, notes, len(a), is_stored=True, setting=setting
+        label_a=plain_text(a[0].label) if a else "A",
+        label_b=plain_text(b[0].label) if b else "B",
+        num_pairs=len(b),
+        options=options,
+        metrics=(),
+        refusals=refusals,
+        notes=(*notes, _stored_note(between)),
+        runs_a=len(a),
+        is_stored=True,
+        setting=next((setting_of(run) for run in (*b, *a)), ""),
     )
     if refusals or not b:
         return base
-    evidence: dict[str, Evidence | None] = {}
-    differences: dict[str, Array | None] = {}
-    for name in (*options.gated, *options.shown):
-        side_a, side_b = (log_degradation([run.values.get(name) for run in runs], name) for runs in (a, b))
-        differences[name], evidence[name] = None, None
-        if side_a is not None and side_b is not None:
-            differences[name] = side_b - side_a.mean()
-            evidence[name] = Evidence.of_sides(side_a, side_b, between.deviations.get(name, 0.0), between.occasions)
+    return replace(base, metrics=_judge_metrics(a, b, options, between), requirements=judge_requirements(b, options))
+
+
+def _named_runs(side: str, runs: Sequence[SideRun]) -> Iterator[tuple[str, SideRun]]:
+    """The runs of a side with their places; the device is added to the facts that all runs must share."""
+    for number, run in enumerate(runs, 1):
+        yield f"{side}, run {number}", replace(run, identity={**run.identity, **run.device})
+
+
+def _judge_metrics(
+    a: Sequence[SideRun], b: Sequence[SideRun], options: CompareOptions, between: OccasionVariation
+) -> tuple[MetricResult, ...]:
+    """The gated metrics, and each shown metric that every run has."""
+    scaled = {name: _scaled(a, b, name) for name in (*options.gated, *options.shown)}
+    evidence = {
+        name: Evidence.of_sides(*sides, between.deviations.get(name, 0.0), between.occasions)
+        for name, sides in scaled.items()
+        if sides is not None
+    }
     limits = {name: options.limit(name) for name in options.gated}
     levels = Levels((1,), options.alpha, options.pass_alpha)
-    found = decide(options.gated, lambda name, _look: evidence[name], limits, levels)
-    decisions = found if between.is_known else {name: _without_history(each) for name, each in found.items()}
-    metrics = tuple(
+    decisions = decide(options.gated, lambda name, _look: evidence.get(name), limits, levels)
+    if not between.is_known:
+        decisions = {name: _without_history(each) for name, each in decisions.items()}
+    return tuple(
         metric_result(
             name,
             [median_of(run.values.get(name) for run in runs) for runs in (a, b)],
-            differences[name],
-            evidence[name],
+            None if sides is None else sides[1] - sides[0].mean(),
+            evidence.get(name),
             decisions.get(name),
             replace(options, pairs=len(b)),
         )
-        for name in evidence
-        if evidence[name] is not None or name in options.gated
+        for name, sides in scaled.items()
+        if sides is not None or name in options.gated
     )
-    return replace(base, metrics=metrics, requirements=judge_requirements(b, options))
+
+
+def _scaled(a: Sequence[SideRun], b: Sequence[SideRun], name: str) -> tuple[Array, Array] | None:
+    """The values of both sides on the scale of d; None if a run lacks the metric."""
+    side_a, side_b = (log_degradation([run.values.get(name) for run in runs], name) for runs in (a, b))
+    return None if side_a is None or side_b is None else (side_a, side_b)
 
 
 def _without_history(decided: FirstDecision) -> FirstDecision:

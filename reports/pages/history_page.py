@@ -1,4 +1,4 @@
-"""The page of a history: the metrics that changed and the commits between which they did, and every commit."""
+"""The page of a history: the metrics that changed, the commits before and after each change, and every commit."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from reports.plots.comparison_plots import signed_percent
 
 CHANGES_NOTE = (
     f"Found by a permutation test (p at most {MAX_P:g}) with at least {MIN_SEGMENT} commits on each side; a change is "
-    "advice, not a verdict. p is small by chance once in a while where many metrics are checked."
+    "advice, not a verdict. If many metrics are checked, p is sometimes small by chance."
 )
 
 
@@ -60,7 +60,7 @@ def history_verdict(
 
 
 def change_sentence(change: LevelChange) -> str:
-    """`TPOT p50, ms: +10 % (worse) between c19 and c20.`"""
+    """A change in one sentence: `TPOT p50, ms: +10 % (worse) between c19 and c20.`"""
     word = "worse" if change.is_worse else "better"
     return f"{metric_title(change.metric)}: {_size(change)} ({word}) between {change.before} and {change.first}."
 

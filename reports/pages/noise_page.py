@@ -34,7 +34,7 @@ def build_noise_report(
     splits: Sequence[NoiseSplit] = (),
     reproduce: Sequence[str] = (),
 ) -> Report:
-    """The report of a noise measurement; `reproduce` holds command lines that repeat it."""
+    """The report of a noise measurement. reproduce: command lines that repeat it."""
     sections = [Section("Noise", _noise_blocks(runs, found, options))]
     if splits:
         sections.append(Section("Where the noise is", (Table("", _components(splits), COMPONENTS_NOTE),)))

@@ -56,7 +56,7 @@ def run_dots(frame: pd.DataFrame, size: Size) -> Figure:
 
 
 def effects_by_pairs(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
-    """The smallest change that pairs detect, a line per metric; the smallest effect of interest as a line.
+    """The smallest change that pairs detect, a line per metric; a dashed line is the smallest effect of interest.
 
     frame: metric, pairs, effect (percent).
     """

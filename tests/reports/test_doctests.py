@@ -12,5 +12,5 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(reports.__path_
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_of_a_module_hold(name: str) -> None:
+def test_examples_of_a_module_are_correct(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0

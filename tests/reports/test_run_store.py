@@ -82,13 +82,13 @@ def test_record_survives_json_without_default_fields() -> None:
     assert RequestRecord.from_json(row | {"column_of_tomorrow": 1}) == STREAMED
 
 
-def test_crashed_run_is_readable_up_to_its_torn_line(crashed: Path) -> None:
+def test_crashed_run_is_readable_up_to_its_incomplete_line(crashed: Path) -> None:
     run = load_run(crashed)
 
     assert [record.request_id for record in run.records] == ["q1", "q2", "q3"]
 
 
-def test_finished_run_holds_the_same_records_and_derived_columns(crashed: Path) -> None:
+def test_finished_run_has_the_same_records_and_derived_columns(crashed: Path) -> None:
     before = load_run(crashed).records
 
     finish_run(crashed)

@@ -23,8 +23,8 @@ def setting_axis(axes: Axes, which: str, knob: Knob, column: "pd.Series[Any]", s
     axis = axes.xaxis if which == "x" else axes.yaxis
     levels = _levels(knob, column)
     if levels is not None:
-        longest = 9 if size.is_narrow else 16
-        axis.set_ticks(range(len(levels)), [shorten(level, longest) for level in levels])
+        max_len = 9 if size.is_narrow else 16
+        axis.set_ticks(range(len(levels)), [shorten(level, max_len) for level in levels])
         (axes.set_xlim if which == "x" else axes.set_ylim)(-0.5, len(levels) - 0.5)
         return
     places = places_of(knob, column)
@@ -32,22 +32,23 @@ def setting_axis(axes: Axes, which: str, knob: Knob, column: "pd.Series[Any]", s
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
         axis.set_minor_locator(NullLocator())
         axis.set_minor_formatter(NullFormatter())
-    known = _known(column)
-    even = MaxNLocator(4 if size.is_narrow else 6).tick_values(float(known.min()), float(known.max()))
-    ticks = _log_ticks(known) if knob.scale == "log" else even
-    inside = [float(tick) for tick in ticks if known.min() <= tick <= known.max()] or [float(known.min())]
-    labels = [tick_number(tick) for tick in inside]
+    known = np.asarray(pd.to_numeric(column, errors="coerce").astype(float).dropna())
     has_unset = len(known) < len(column)
-    if size.is_narrow and which == "x" and len(inside) > 4:
-        inside, labels = inside[has_unset::2], labels[has_unset::2]
+    ticks = _number_ticks(known, knob, size)
+    if size.is_narrow and which == "x" and len(ticks) > 4:
+        ticks = ticks[has_unset::2]
+    labels = [tick_number(tick) for tick in ticks]
     if has_unset:
-        inside, labels = [float(places.min()), *inside], [shorten(knob.unset, 9), *labels]
-    axis.set_ticks(inside, labels)
+        ticks, labels = [float(places.min()), *ticks], [shorten(knob.unset, 9), *labels]
+    axis.set_ticks(ticks, labels)
     axes.margins(0.12)
 
 
-def _known(column: "pd.Series[Any]") -> Array:
-    return np.asarray(pd.to_numeric(column, errors="coerce").astype(float).dropna())
+def _number_ticks(known: Array, knob: Knob, size: Size) -> list[float]:
+    """A few ticks from the smallest to the largest value."""
+    low, high = float(known.min()), float(known.max())
+    ticks = _log_ticks(known) if knob.scale == "log" else MaxNLocator(4 if size.is_narrow else 6).tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high] or [low]
 
 
 def _log_ticks(values: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The quantization benchmark: failing, hanging and slow methods get a row with the reason."""
+"""The quantization benchmark: a method that fails, hangs or is slow has a row with the reason."""
 
 import time
 from contextlib import closing

@@ -83,7 +83,7 @@ def test_a_simulated_verdict_is_that_of_the_gate() -> None:
 
 
 def _turned(row: np.ndarray) -> list[float]:
-    """Values of B beside 1.0 of A; more output tokens are better."""
+    """Values of B, relative to 1.0 of A; more output tokens are better."""
     return [math.exp(-row[0]), math.exp(row[1]), math.exp(row[2])]
 
 

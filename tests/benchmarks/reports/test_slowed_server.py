@@ -1,4 +1,4 @@
-"""The relay that slows a server passes every byte on, in order, and ends with the answer."""
+"""The relay that slows a server forwards every byte in order, and ends after the response."""
 
 import asyncio
 

@@ -29,7 +29,7 @@ def test_each_gate_names_its_value(wait_s: float, changes: dict[str, object], ga
     assert missed.startswith(gate)
 
 
-def test_a_quantile_is_a_value_that_the_share_does_not_exceed():
+def test_a_quantile_is_the_smallest_value_that_reaches_the_share():
     assert [quantile(list(map(float, range(1, 1001))), share) for share in (0.5, 0.99, 0.999)] == [500, 990, 999]
 
 

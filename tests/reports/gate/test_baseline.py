@@ -58,7 +58,7 @@ def test_a_baseline_is_replaced_only_on_request(runs: list[Path], stored: Path) 
     assert [each.name for each in list_baselines(stored)] == ["main"]
 
 
-def test_trust_W7_overloaded_runs_are_no_baseline(tmp_path: Path) -> None:
+def test_trust_W7_overloaded_runs_are_refused_as_a_baseline(tmp_path: Path) -> None:
     for number in range(MIN_RUNS):
         write_sample_run(tmp_path / f"run{number}", SampleLoad(rate=6, slots=4, failure_share=0, seed=number))
 
@@ -121,7 +121,7 @@ def test_reliability_T54_a_huge_baseline_is_not_read(tmp_path: Path) -> None:
         load_baseline(tmp_path, "main")
 
 
-def test_later_keys_are_ignored(stored: Path, tmp_path: Path) -> None:
+def test_keys_of_later_versions_are_ignored(stored: Path, tmp_path: Path) -> None:
     content = json.loads((stored / "main.json").read_text()) | {"added_later": 1}
     (tmp_path / "main.json").write_text(json.dumps(content))
 

@@ -14,7 +14,7 @@ COMMITS = 33
 
 
 def bisect(seed: int, first_changed: int | None, change: float, noise: float, drift: float = 0.0):
-    """The conclusion of a simulated bisection, with the runs and the revisions it took."""
+    """The conclusion of a simulated bisection, and the numbers of its runs and of its revisions."""
     generator = np.random.default_rng(seed)
     bisection, level, measurements = Bisection(COMMITS), 0.0, []
     while not isinstance(decided := bisection.next(measurements), Conclusion):
@@ -47,7 +47,7 @@ def test_without_a_change_there_is_no_difference():
 
 
 @pytest.mark.slow
-def test_the_shares_hold_over_two_thousand_bisections():
+def test_two_thousand_bisections_are_right_in_95_percent():
     planted = [int(np.random.default_rng([seed, 8]).integers(1, COMMITS)) for seed in range(1_000)]
     found = [bisect(seed, first, 0.05, 0.02)[0].first_changed == first for seed, first in enumerate(planted)]
     none = [bisect(seed, None, 0.0, 0.02)[0].outcome is BisectionOutcome.NO_DIFFERENCE for seed in range(1_000)]
@@ -80,7 +80,7 @@ def test_the_first_revision_does_not_locate_the_change():
     assert posterior.split_error(1) == 0.0
 
 
-def test_noise_is_read_off_repeated_runs():
+def test_noise_is_estimated_from_repeated_runs():
     runs = [RevisionMeasurement(revision, 0.1 * repeat) for revision in range(20) for repeat in (0, 1)]
 
     assert run_noise(runs) == pytest.approx(0.0653, abs=1e-3)

@@ -70,7 +70,7 @@ def test_tuning_12_5_at_most_5_percent_false_alarms_in_200_comparisons_of_equal_
     assert verdicts[GateDecision.REGRESSION] <= 10
 
 
-def test_tuning_12_5_a_ten_percent_slowdown_is_caught_in_95_percent() -> None:
+def test_tuning_12_5_a_ten_percent_slowdown_is_detected_in_95_percent() -> None:
     random = np.random.default_rng(12)
 
     verdicts = Counter(gate(random, 1.1)[0] for _ in range(200))
@@ -166,7 +166,7 @@ def test_fewer_pairs_than_the_first_look_decide_nothing() -> None:
     assert judge(pairs_of("tpot_p50_ms", [1.5, 1.5, 1.5]), GATED_ONLY).verdict is GateDecision.INCONCLUSIVE
 
 
-def test_first_decision_stands() -> None:
+def test_the_first_decision_is_final() -> None:
     early = [1.2, 1.21, 1.19, 1.2]
 
     comparison = judge(pairs_of("tpot_p50_ms", [*early, 0.8, 0.8, 0.8]), GATED_ONLY)

@@ -38,7 +38,7 @@ def run(value: float, device: str = "2 × cpu", status: str = "valid") -> SideRu
     return SideRun("x", values, status, (), {"model": "m"}, {"device class": device}, "2026-01-01T00:00:00")
 
 
-def test_a_point_holds_the_medians_of_the_runs_of_a_commit(tmp_path: Path) -> None:
+def test_a_point_has_the_medians_of_the_runs_of_a_commit(tmp_path: Path) -> None:
     path = tmp_path / "new" / "history.jsonl"
 
     append_point(path, point_of([run(20.0), run(22.0), run(21.0)], "abc"))

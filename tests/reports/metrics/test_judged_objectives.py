@@ -1,4 +1,4 @@
-"""Decisions on the objectives of a run, on made-up runs of known truth."""
+"""Decisions on the objectives of a run, for constructed runs with a known result."""
 
 from typing import Any
 

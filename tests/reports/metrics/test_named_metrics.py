@@ -114,7 +114,7 @@ def test_tpot_of_a_single_token_is_missing() -> None:
     assert math.isnan(column(run_of(stream(0.0, 1.0, 0.1, 1)), "tpot_s")[0])
 
 
-def test_trust_D1_a_failed_requests_time_counts_in_nothing_but_its_own_row(tmp_path: Path) -> None:
+def test_trust_D1_the_time_of_a_failed_request_counts_only_in_its_own_row(tmp_path: Path) -> None:
     whole = stream(0.0, 1.0, 0.1, 3)
     failed = stream(1.0, 6.0, 0.5, 3, status=Status.TRUNCATED)
     run = run_of(whole, failed)
@@ -148,7 +148,7 @@ def test_trust_W6_a_request_cut_off_after_its_first_token_has_no_mean_time_per_t
     assert (metrics["ttft_s"]["count"], metrics["ttft_s"]["at_least"]) == (9, False)
 
 
-def test_trust_D1_a_request_cut_off_at_the_drain_limit_enters_quantiles_as_at_least_its_time() -> None:
+def test_trust_D1_a_request_cut_off_at_the_drain_limit_counts_in_quantiles_as_a_lower_bound() -> None:
     records = [stream(float(start), start + 0.5, 0.1, 3) for start in range(8)]
     cut_off = stream(8.0, 8.5, 0.1, 3, status=Status.UNFINISHED, t_end_ns=15 * S)
 
@@ -177,7 +177,7 @@ def test_trust_D1_a_percentile_among_the_requests_that_were_cut_off_is_a_lower_b
     assert not metrics["ttft_co_s"]["percentiles"]["p90"]["at_least"]
 
 
-def test_trust_D1_requests_of_the_drain_enter_no_metric() -> None:
+def test_trust_D1_requests_of_the_drain_count_in_no_metric() -> None:
     records = [stream(float(start), start + 0.5, 0.1, 3) for start in range(8)]
     later = stream(9.0, 14.0, 2.0, 3, phase="drain")
 
@@ -296,7 +296,7 @@ def test_trust_W11_energy_and_tokens_cover_the_same_interval() -> None:
     assert values(run)["tokens_per_joule"] == pytest.approx(200 / joules, rel=0.01)
 
 
-def test_trust_W11_energy_is_unknown_where_samples_do_not_cover_the_window() -> None:
+def test_trust_W11_energy_is_unknown_if_samples_do_not_cover_the_window() -> None:
     run = run_of(stream(0.0, 0.0, 0.05, 400), window_end_s=10.6, warmup_s=0.6)
     run.server_metrics = [
         {"t_s": float(t), "name": "accelerator_power_watts", "labels": "", "value": 300.0} for t in range(10)

@@ -1,4 +1,4 @@
-"""Prompts that the server knew before the run are found by their cached tokens."""
+"""Prompts that the server received before the run are detected by their cached tokens."""
 
 import pytest
 
@@ -42,14 +42,14 @@ def test_trust_W1_planned_share_of_cached_tokens_bounds_the_measured_one(
         assert found[0]["message"].startswith("prompts were known to the server: ")
 
 
-def test_trust_W1_planned_and_measured_share_stand_in_the_summary() -> None:
+def test_trust_W1_planned_and_measured_share_are_in_the_summary() -> None:
     text = render_summary([Analysis.of(run_with(0.3, 0.3))])
 
     assert "cached           30.0 (30.0 planned), % of prompt tokens" in text
 
 
-def test_trust_W1_planned_shares_are_compared_with_counters_where_responses_have_no_count() -> None:
-    """The counters of the sample grow by 90 of 700 tokens a request, and 12 a second."""
+def test_trust_W1_planned_shares_are_compared_with_counters_if_responses_have_no_count() -> None:
+    """The counters of the sample grow by 90 of 700 tokens per request, and by 12 per second."""
     analysis = Analysis.of(run_with(None, 0.0))
 
     assert analysis.summary["cached"]["source"] == "counters"

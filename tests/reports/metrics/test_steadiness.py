@@ -18,7 +18,7 @@ FAST = SampleLoad(mode="closed", duration_s=33, warmup_s=3, step_s=0.005, failur
 
 
 def slowed(load: SampleLoad, work_done_s: Callable[[np.ndarray], np.ndarray]) -> RunResult:
-    """The run of a saturated server whose speed changes. work_done_s: by time, in seconds of full speed."""
+    """A run of a saturated server whose speed changes. work_done_s: from the time, in seconds at full speed."""
     run = sample_run(load)
     real_s = np.linspace(0, 3 * load.duration_s, 300_001)
     done_s = work_done_s(real_s)
@@ -84,7 +84,7 @@ def test_trust_S1_a_linear_rise_of_20_percent_degrades_the_run() -> None:
 
 
 def test_trust_S1_a_drop_by_half_in_mid_run_degrades_the_run() -> None:
-    """It is not a warm-up: the first half is not cut."""
+    """A drop is not a warm-up, so the first half of the window is kept."""
     analysis = analysed(slowed(FAST, lambda t: np.where(t < 18, t, 18 + (t - 18) / 2)))
 
     [reason] = analysis.summary["verdict"]["reasons"]
@@ -118,7 +118,7 @@ def test_trust_S1_a_run_of_ten_seconds_is_checked() -> None:
 
 
 @pytest.mark.parametrize("mode", ["stages", "trace", "burst"])
-def test_trust_S1_loads_that_are_not_level_are_not_checked(mode: str) -> None:
+def test_trust_S1_loads_of_varying_rate_are_not_checked(mode: str) -> None:
     run: Any = slowed(FAST, lambda t: np.where(t < 18, t / 3, t - 12))
     run.manifest.mode, run.manifest.open_loop = mode, False
 

@@ -81,7 +81,7 @@ def test_pages_1_every_figure_with_points_shows_their_values(kind: str) -> None:
 
 
 def has_numbers(labels: Sequence[Text]) -> bool:
-    """Whether an axis has numbers as labels; names explain themselves."""
+    """Whether an axis has numbers as labels; an axis with names needs no title."""
     return any(re.fullmatch(r"[\d.,k%+−-]+", label.get_text()) for label in labels)
 
 
@@ -92,9 +92,10 @@ addEventListener("message", (event) => { found.push(event.data); document.title 
 
 
 def defects_of(page: str, directory: Path, mode: str) -> list[str]:
-    """The defects that the check finds in copies of the page in frames of each width; their policy allows its script.
+    """The defects that the check finds in copies of the page; the policy of the copies allows the script of the check.
 
-    Frames, because a window has a least width. In print, the rules of print apply to the screen.
+    The copies are in frames of each width, because a window has a minimum width. For print, the print rules apply to
+    the screen.
     """
     copy = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     if mode == "print":

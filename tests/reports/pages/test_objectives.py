@@ -1,4 +1,4 @@
-"""Objectives of a run beside their measured values."""
+"""Objectives of a run with their measured values."""
 
 from typing import Any
 

@@ -131,7 +131,7 @@ def test_figures_are_saved_as_png_and_svg(written: ReportPaths) -> None:
     assert (written.html.parent / "figures/ttft.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_report_opens_with_the_verdict_the_headline_numbers_and_the_timeline(written: ReportPaths) -> None:
+def test_report_starts_with_the_verdict_the_headline_numbers_and_the_timeline(written: ReportPaths) -> None:
     lines = [line for line in written.markdown.read_text().splitlines() if line]
 
     assert lines[0] == "# 20261120-1359-sample"
@@ -197,7 +197,7 @@ def test_report_is_rebuilt_identically_from_the_saved_run(written: ReportPaths) 
     assert again.html.read_bytes() == before
 
 
-def test_csv_and_json_hold_the_tables(written: ReportPaths) -> None:
+def test_csv_and_json_contain_the_tables(written: ReportPaths) -> None:
     csv_path, json_path = written.others
 
     assert "ms, ↓ better" in csv_path.read_text()

@@ -38,7 +38,7 @@ def sweep() -> Sweep:
         ([1, 2, 4, 8, 16], [10, 20, 40, 38, 30], 2),
     ],
 )
-def test_metrics_8_the_knee_is_where_throughput_stops_to_grow_with_load(loads, throughput, knee) -> None:
+def test_metrics_8_throughput_stops_growing_with_load_at_the_knee(loads, throughput, knee) -> None:
     assert find_knee(loads, throughput) == knee
 
 

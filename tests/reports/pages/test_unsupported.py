@@ -18,7 +18,7 @@ from tests.support.samples.sample_run import SampleLoad, sample_run, write_sampl
 
 
 def test_trust_C3_a_withheld_interval_is_marked_and_names_the_requests_it_needs(tmp_path: Path) -> None:
-    """In the terminal, the page, Markdown, JSON and the summary alike."""
+    """This is the same in the terminal, the page, Markdown, JSON and the summary."""
     write_sample_run(tmp_path, SampleLoad(duration_s=6, warmup_s=1))
 
     analysis = analyse_run(tmp_path)

@@ -30,7 +30,7 @@ def test_trust_F1_the_interval_of_the_curve_covers_the_capacity() -> None:
 
 
 def test_trust_F1_many_short_runs_do_not_move_the_capacity() -> None:
-    """Runs that are worth 60 independent requests each, with the shares of the true curve: logit 3 at a load of 10."""
+    """Runs with the information of 60 independent requests each. The true curve has a logit of 3 at a load of 10."""
     loads = [8 + 0.1 * step for step in range(40)]
     shares = [1 / (1 + math.exp(-(3 - 0.6 * (load - 10)))) for load in loads]
 
@@ -69,7 +69,7 @@ def test_scatter_around_the_curve_widens_the_interval() -> None:
     assert widths[1] > 1.3 * widths[0]
 
 
-def test_a_short_run_shows_nothing() -> None:
+def test_a_short_run_has_no_share() -> None:
     met = np.ones(19, dtype=np.bool_)
 
     run = RunEvidence.of(4.0, met, Dependence.of(met.astype(np.float64)), 30.0, False)
@@ -78,7 +78,7 @@ def test_a_short_run_shows_nothing() -> None:
     assert run.requests_for(73) == 73
 
 
-def test_a_run_that_kept_the_target_overrules_an_overload_below_it() -> None:
+def test_a_load_is_not_overloaded_if_a_higher_load_met_the_target() -> None:
     rising = RunEvidence(9.0, 0.9, 80.0, 33.0, 800, is_overloaded=True)
     kept = RunEvidence(10.0, 0.99, 200.0, 33.0, 900)
 

@@ -29,14 +29,14 @@ def autoregressive(random: np.random.Generator, count: int) -> Array:
 
 
 def bursts(random: np.random.Generator, count: int) -> Array:
-    """Bursts of five requests on average have a common level, like requests in one queue."""
+    """Bursts of five requests on average; a burst has a common level, like requests in one queue."""
     sizes = random.geometric(0.2, count)
     levels = np.repeat(random.exponential(size=count), sizes)[:count]
     return levels + 0.3 * random.exponential(size=count)
 
 
 def overlapping(random: np.random.Generator, count: int) -> Array:
-    """Each request has the mean load of the last eight, so that neighbours are correlated."""
+    """Each request has the mean load of the last eight, so successive requests are correlated."""
     load = random.exponential(size=count + CONCURRENCY)
     return np.convolve(load, np.ones(CONCURRENCY) / CONCURRENCY, "valid")[:count] + 0.2 * random.exponential(size=count)
 

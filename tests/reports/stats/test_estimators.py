@@ -35,7 +35,7 @@ def test_metrics_7_percentile_needs_this_many_values(percentile: float, needed: 
     assert estimators.is_supported(percentile, needed)
 
 
-def test_failures_push_percentiles_up_and_finally_to_infinity() -> None:
+def test_failures_raise_percentiles_and_finally_to_infinity() -> None:
     values = np.arange(1.0, 10.0)
 
     assert estimators.adjusted_quantile(values, 0, 50.0) == 5.0

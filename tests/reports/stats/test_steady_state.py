@@ -1,4 +1,4 @@
-"""Steps and trends in bins: found where they are, and seldom found in noise."""
+"""Steps and trends in bins: found at the right place, and seldom found in noise."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_a_step_is_found_at_its_bin():
     assert step.change == pytest.approx(100 / 70 - 1, abs=0.05)
 
 
-def test_a_step_below_three_percent_is_not_worth_a_finding():
+def test_a_step_below_three_percent_is_not_reported():
     series = np.where(np.arange(60) < 30, 100.0, 105.0)
 
     assert find_step(series, USUAL) is None

@@ -49,7 +49,7 @@ def test_trust_W7_overload_is_a_valid_measurement_with_a_finding(queueing: Analy
     assert LoadPoint(6.0, (queueing,)).is_valid
 
 
-def test_trust_W7_overload_stands_in_the_verdict_line_and_beside_the_latencies(queueing: Analysis) -> None:
+def test_trust_W7_overload_is_in_the_verdict_line_and_in_the_note_on_latencies(queueing: Analysis) -> None:
     [finding] = queueing.summary["verdict"]["findings"]
 
     text, page = render_summary([queueing]), render(build_run_report([queueing])).decode()
@@ -108,7 +108,7 @@ def test_trust_W7_overload_that_ended_the_run_is_a_finding() -> None:
 
 
 def test_a_server_that_fills_up_is_not_overloaded() -> None:
-    """20 requests/s that take 10 s each: 200 are in flight after 10 s, and no more."""
+    """20 requests/s that take 10 s each: after 10 s, 200 are in flight, and the number stays."""
     start_s = np.arange(0, 33, 0.05)
 
     assert not is_growing(start_s, start_s + 10, 3.0, 33.0)

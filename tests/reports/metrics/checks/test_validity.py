@@ -72,7 +72,7 @@ def test_metrics_11_bounds(name: str, fine: float, degraded: float, invalid: flo
 
 
 def test_trust_3a_late_reads_are_harmless_with_arrival_times_of_the_kernel() -> None:
-    """Late sending is not: no timestamp of received bytes corrects it."""
+    """Late sending is not harmless: timestamps of received bytes do not correct it."""
     assert level(loop_lag_p99_s=0.05, arrival_times="kernel") is Level.VALID
     assert level(loop_lag_p99_s=0.05, arrival_times="mixed") is Level.INVALID
     assert level(loop_lag_p99_s=0.05, arrival_times="read") is Level.INVALID
@@ -221,7 +221,7 @@ def test_open_files_and_ports_are_those_of_the_worker_nearest_to_its_limit() -> 
 
 
 def test_trust_T17_another_client_is_a_server_count_above_what_was_sent() -> None:
-    """A server may count failed requests or not: its count lies between our successes and all that was sent."""
+    """A server may or may not count failed requests: its count is between our successes and all sent requests."""
     assert level(requests=510, succeeded=400, server_requests=400) is Level.VALID
     assert level(requests=510, succeeded=400, server_requests=510) is Level.VALID
     assert level(requests=510, succeeded=400, server_requests=600) is Level.INVALID
@@ -257,7 +257,7 @@ def test_trust_T20_a_counter_that_falls_is_a_restart() -> None:
     assert restarted_s([*gauge, *counter]) == 3.0
 
 
-def test_trust_T20_a_restart_is_the_only_reason_of_its_run() -> None:
+def test_trust_T20_a_restart_is_the_only_reason_of_the_verdict() -> None:
     run = sample_run()
     run.client["server_requests"] = 3
     for t_s, value in ((10.0, 50.0), (20.0, 3.0)):
@@ -294,7 +294,7 @@ def test_trust_3a_a_full_receive_buffer_is_a_finding() -> None:
 def test_trust_3a_merged_gaps_are_the_generators_fault_only_if_its_reads_were_late(
     late_s: float, is_starved: bool
 ) -> None:
-    """A server may send several events in one segment, which is read at once."""
+    """A server may send several events in one segment, and its read is not late."""
     run = sample_run()
     for record in run.records:
         record.coalesced_events, record.read_late_max_s = len(record.gap_ns) // 5, late_s

@@ -120,7 +120,7 @@ def test_few_feasible_trials_have_no_importances() -> None:
     assert text.text.startswith("Too few feasible trials")
 
 
-def test_importance_finds_the_settings_the_objective_depends_on() -> None:
+def test_importance_finds_the_settings_that_influence_the_objective() -> None:
     shares = importances(sample_study(200, seed=1))
 
     assert set(list(shares)[:2]) == {"cpu_memory_gib", "max_batch_prefill_tokens"}
