@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test test-again test-long test-gpu clients soak check licenses format tune perf-gate proto docs clean \
+.PHONY: help install bench test test-again test-long test-gpu clients soak check supply-chain lock format tune perf-gate proto docs clean \
 	run-bloom-560m download-bloom run-bloom run-bloom-quantize server-dev router-dev
 
 help:  ## list the targets
@@ -60,8 +60,16 @@ check: $(STAMP)  ## format, lint, types, import contracts, import cycles
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/contract/test_structure.py
 
-licenses: $(STAMP)  ## the licence of each dependency is known and permissive
-	$(BIN)/python -m pytest -q tests/contract/test_licenses.py
+supply-chain: $(STAMP)  ## licences of all dependencies, the lock, the wheel's content and metadata; writes dist/sbom.json
+	$(BIN)/python -m pytest -q -m '' tests/contract/test_licenses.py tests/contract/test_lock.py tests/contract/test_wheel.py \
+		tests/contract/test_sbom.py
+	mkdir -p dist
+	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible --output-file dist/sbom.json
+
+lock: $(STAMP)  ## write requirements.lock, what the images install: each file of each package by its hash
+	$(BIN)/uv pip compile pyproject.toml --extra server --extra grammar --constraint constraints.txt --no-config --quiet \
+		--python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-annotate --no-emit-index-url \
+		--custom-compile-command 'make lock' --output-file requirements.lock
 
 format: $(STAMP)  ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .

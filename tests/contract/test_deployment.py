@@ -42,11 +42,24 @@ def image(request: pytest.FixtureRequest) -> Instructions:
     return Instructions.read(request.param)
 
 
-def test_the_base_image_is_pinned(image: Instructions) -> None:
+def test_the_base_image_has_one_pinned_default_which_a_digest_replaces(image: Instructions) -> None:
     bases = [base.split()[0] for base in image.of("FROM")]
 
-    assert bases
-    assert all(re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+-[a-z]+-[a-z]+", base) for base in bases)
+    assert bases == ["${BASE}", "${BASE}"]
+    assert image[0][0] == "ARG"
+    assert re.fullmatch(r"BASE=[a-z/]+:\d+\.\d+\.\d+-[a-z]+-[a-z]+", image[0][1])
+    assert "@sha256:" in (ROOT / "docs/install.md").read_text()
+
+
+def test_an_image_installs_packages_by_their_hashes(image: Instructions) -> None:
+    commands = [words for run in image.of("RUN") for words in re.findall(r"pip install ([^&;]+)", run)]
+
+    others = [words for words in commands if "--require-hashes -r" not in words]
+    assert len(commands) - len(others) == 2
+    # The wheel of the build stage, and a torch of another index.
+    assert all(
+        "--no-deps" in words and ("--no-index /wheels/" in words or "$TORCH_INDEX_URL" in words) for words in others
+    )
 
 
 def test_the_process_is_not_root_and_can_write_its_cache(image: Instructions) -> None:
