@@ -135,11 +135,6 @@ class StudyData:
     server: str = ""
 
     @property
-    def objective_title(self) -> str:
-        """The objective as an axis title."""
-        return f"{self.objective}  {self.direction.mark} better"
-
-    @property
     def searched(self) -> tuple[StudyTrial, ...]:
         """The trials of the search, without drift checks and confirming launches."""
         return tuple(trial for trial in self.trials if trial.confirms is None and not trial.is_drift_check)

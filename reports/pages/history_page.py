@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from reports.document import Block, Plot, Report, Section, Table, VerdictLine, format_number
+from reports.document import Block, Plot, Report, Section, Table, VerdictLine
 from reports.gate.history import MAX_P, MIN_SEGMENT, CommitPoint, LevelChange
 from reports.gate.side_run import FRACTIONS
 from reports.pages.metric_titles import better_direction, metric_title
@@ -46,23 +46,28 @@ def history_verdict(
     worse = [change for change in current if change.is_worse]
     reasons = tuple(change_sentence(change) for change in (*worse, *(each for each in current if not each.is_worse)))
     if worse:
-        names = ", ".join(dict.fromkeys(metric_title(change.metric) for change in worse))
+        names = ", ".join(dict.fromkeys(_short(change.metric) for change in worse))
         return VerdictLine("regression", "Became worse", f"{names}: worse than before.", reasons)
     count = sum(point.series == newest for point in points)
     if count < 2 * MIN_SEGMENT:
         sentence = f"{count} of the {2 * MIN_SEGMENT} commits that the search for changes needs."
         return VerdictLine("inconclusive", "Too few commits", sentence, reasons)
     if current:
-        names = ", ".join(dict.fromkeys(metric_title(change.metric) for change in current))
+        names = ", ".join(dict.fromkeys(_short(change.metric) for change in current))
         return VerdictLine("improvement", "Became better", f"{names}: better than before.", reasons)
-    checked = ", ".join(metric_title(name) for name in metrics)
+    checked = ", ".join(map(_short, metrics))
     return VerdictLine("pass", "No change", f"{count} commits, and no change of {checked}.")
 
 
 def change_sentence(change: LevelChange) -> str:
-    """A change in one sentence: `TPOT p50, ms: +10 % (worse) between c19 and c20.`"""
+    """A change in one sentence: `TPOT p50: +10 % (worse) between c19 and c20.`"""
     word = "worse" if change.is_worse else "better"
-    return f"{metric_title(change.metric)}: {_size(change)} ({word}) between {change.before} and {change.first}."
+    return f"{_short(change.metric)}: {_size(change)} ({word}) between {change.before} and {change.first}."
+
+
+def _short(name: str) -> str:
+    """The title of a metric for sentences: `TPOT p50`, without the unit."""
+    return metric_title(name).partition(", ")[0]
 
 
 def _size(change: LevelChange) -> str:
@@ -79,8 +84,8 @@ def changes_table(changes: Sequence[LevelChange]) -> pd.DataFrame:
             "last commit before": change.before,
             "first commit after": change.first,
             "commits before, after": f"{change.points[0]}, {change.points[1]}",
-            "p": format_number(change.p),
-            "device": change.device,
+            "p": f"{change.p:.4f}",
+            **({"device": change.device} if len({each.series for each in changes}) > 1 else {}),
         }
         for change in changes
     )

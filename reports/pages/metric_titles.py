@@ -1,5 +1,7 @@
 """The titles of metrics on all pages, by their identifiers."""
 
+from collections.abc import Sequence
+
 from reports.metrics.per_request import LATENCY_NAME, Direction
 from reports.metrics.run_metrics import PER_RUN
 
@@ -46,3 +48,21 @@ def better_direction(name: str) -> Direction:
     if LATENCY_NAME.fullmatch(name) is not None or name in ("cost_per_mtok", "little_residual"):
         return Direction.LOWER
     return next((metric.direction for metric in PER_RUN if metric.name == name), Direction.HIGHER)
+
+
+def limits_text(limits: Sequence[str]) -> str:
+    """Limits in words of the pages; a limit that is no comparison of a metric stays as it is.
+
+    >>> limits_text(["ttft_p95_ms <= 500", "error_rate <= 0.01", "own_metric >= 3"])
+    'TTFT p95 ≤ 500 ms; Failed, fraction ≤ 0.01; own_metric ≥ 3'
+    """
+    return "; ".join(map(_limit_text, limits))
+
+
+def _limit_text(limit: str) -> str:
+    name, sign, value = limit.partition(" <= " if " <= " in limit else " >= ")
+    title, _, unit = metric_title(name).partition(", ")
+    mark = {"<=": "≤", ">=": "≥"}.get(sign.strip(), sign.strip())
+    if not sign:
+        return limit
+    return f"{title} {mark} {value} ms" if unit == "ms" else f"{metric_title(name)} {mark} {value}"

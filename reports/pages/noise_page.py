@@ -124,7 +124,7 @@ def _table(found: Sequence[MetricNoise]) -> pd.DataFrame:
 def _percent(value: float | None, name: str) -> str | None:
     if value is None:
         return None
-    return f"{format_number(100 * value)} {'points' if name in FRACTIONS else '%'}"
+    return f"{float(f'{100 * value:.2g}'):,g} {'points' if name in FRACTIONS else '%'}"
 
 
 def _deviations(runs: Sequence[SideRun], names: Sequence[str]) -> pd.DataFrame:

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.document import Block, Facts, Plot, Report, Section, Table, VerdictLine, format_number
-from reports.pages.metric_titles import better_direction, metric_title
+from reports.document import Block, Facts, Plot, Report, Section, Table, VerdictLine, format_number, format_percent
+from reports.metrics.per_request import Direction
+from reports.pages.metric_titles import better_direction, limits_text, metric_title
 from reports.pages.study.course import pareto
 from reports.pages.study.importance import importances
 from reports.pages.study.settings import importance
 from reports.plots import simulation_plots
-from reports.study import StudyData, setting_text
+from reports.study import StudyData, StudyTrial, setting_text
 
 BEST_ROWS = 10
+MOST_NAMED = 4
 LEVEL, WORD = "inconclusive", "Predicted, not measured"
 """The verdict of every report without measurements."""
 
@@ -29,30 +31,47 @@ def build_predictions_report(study: StudyData, excess: Sequence[float], note: st
         ("Importance of settings", importance(study)),
     )
     count, met = len(study.trials), len(study.feasible)
-    sentence = f"Simulated {count:,} configurations in {seconds:.3g} s; {met:,} are within every limit."
+    sentence = f"{_answer(study)}Simulated {count:,} configurations in {seconds:.3g} s; {met:,} are within every limit."
     verdict = VerdictLine(LEVEL, WORD, sentence, (note,) if note else ())
     shown = tuple(Section(title, blocks) for title, blocks in sections if blocks)
     subtitle = f"{metric_title(study.objective)} {study.direction.mark} by the simulator"
     return Report(study.name, subtitle, (verdict,), shown)
 
 
-def _limits(limits: Sequence[str]) -> str:
-    return "; ".join(limit.replace("<=", "≤").replace(">=", "≥") for limit in limits)
+def _ranked(study: StudyData) -> list[StudyTrial]:
+    """The configurations within every limit, or without any all of them, the best first."""
+    is_higher_better = study.direction is not Direction.LOWER
+    known = [each for each in study.feasible or study.trials if each.value is not None]
+    return sorted(known, key=lambda each: each.value or 0.0, reverse=is_higher_better)
+
+
+def _answer(study: StudyData) -> str:
+    """`Best: Output tokens/s 1,584 with max_batch_size 64. `; empty if no configuration is within every limit."""
+    if not study.feasible:
+        return ""
+    best = _ranked(study)[0]
+    settings = ", ".join(f"{knob.name} {setting_text(knob, best)}" for knob in study.moving_knobs[:MOST_NAMED])
+    return f"Best: {metric_title(study.objective)} {format_number(best.value or 0.0)} with {settings}. "
 
 
 def _best(study: StudyData) -> Table:
-    ranked = sorted(study.feasible or study.trials, key=lambda each: each.value or 0.0, reverse=True)
+    ranked = _ranked(study)
     different = {tuple(each.metrics.items()): each for each in reversed(ranked)}
     rows = [
         {
             "number": str(each.number),
+            f"{metric_title(study.objective)} {study.direction.mark}": each.value,
+            **{
+                f"{metric_title(name)} {better_direction(name).mark}": value
+                for name, value in each.metrics.items()
+                if name != study.objective
+            },
             **{knob.name: setting_text(knob, each) for knob in study.knobs},
-            **{f"{metric_title(name)} {better_direction(name).mark}": each.metrics[name] for name in each.metrics},
         }
         for each in list(reversed(different.values()))[:BEST_ROWS]
     ]
     notes = ["Configurations with equal predictions are listed once."]
-    notes += ["Limits: " + _limits(study.limits) + "."] if study.limits else []
+    notes += ["Limits: " + limits_text(study.limits) + "."] if study.limits else []
     notes += [] if study.feasible else ["No configuration is within every limit."]
     return Table("", pd.DataFrame(rows), " ".join(notes))
 
@@ -81,8 +100,8 @@ def _map(study: StudyData, excess: Sequence[float]) -> tuple[Block, ...]:
             "two_settings",
             "Best objective by two settings",
             f"{len(frame):,} predictions; the colour of a cell is its best value.{limit}",
-            f"Heat map of {study.objective} over {x.name} and {y.name}.",
-            lambda size: simulation_plots.heat_map(frame, x, y, study.objective, size),
+            f"Heat map of {metric_title(study.objective)} over {x.name} and {y.name}.",
+            lambda size: simulation_plots.heat_map(frame, x, y, metric_title(study.objective), size),
             is_full_width=True,
         ),
     )
@@ -140,7 +159,7 @@ def _replicas(plan: PlanData) -> Table:
     wide = wide[list(dict.fromkeys(rows["policy"]))]
     wide.insert(0, "requests/s", [f"{rate:g}" for rate in wide.index])
     note = "In brackets: the range from the error of the cost model." if (rows["low"] < rows["high"]).any() else ""
-    limits = _limits(plan.limits)
+    limits = limits_text(plan.limits)
     return Table(f"{100 * plan.attainment:g} % of requests within {limits}", wide.reset_index(drop=True), note)
 
 
@@ -157,10 +176,15 @@ DETAILS = {
 """Titles of the details, and their columns in `rows`; times are in ms."""
 
 
+SHARES = ("met, at least", "with one lost", "utilisation")
+
+
 def _details(plan: PlanData) -> Table:
     rows = plan.rows.sort_values("rate", kind="stable")
     known = {title: rows[name] for title, name in DETAILS.items() if name in rows}
     frame = pd.DataFrame({"requests/s": [f"{rate:g}" for rate in rows["rate"]], "policy": rows["policy"], **known})
+    for share in (name for name in SHARES if name in frame):
+        frame[share] = [None if each != each else format_percent(each) for each in frame[share].astype(float)]
     note = (
         "A fleet is sufficient if the lower 95 % bound of its attainment (met, at least) reaches the target in the "
         "stationary state, and its queue does not grow. plan.csv has every column."

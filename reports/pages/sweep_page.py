@@ -185,7 +185,7 @@ def _summary(sweep: Sweep) -> tuple[Block, ...]:
     """The figures of the answer, the table, and the other figures."""
     answer, other = _throughput_plots(sweep), _attainment_plot(sweep)
     if sweep.search is not None and other:
-        answer, other = other, answer
+        answer, other = (*other, *answer[:1]), answer[1:]
     return (*answer, Table("", linked_points(sweep), _note(sweep)), *other, *_latency_plots(sweep))
 
 

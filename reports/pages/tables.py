@@ -25,6 +25,8 @@ HEADLINE = (
     ("e2e_s", "E2E"),
     ("srv_queue_s", "Queue time, server"),
 )
+# Metrics of a run that are whole numbers.
+COUNTS = ("concurrency_p50", "concurrency_max")
 LATENCIES = (
     ("ttft_s", "TTFT"),
     ("ttft_co_s", "TTFT from schedule"),
@@ -153,7 +155,8 @@ def rates_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
         scale, unit = (100.0, "%") if metric.unit == "fraction" else (1.0, metric.unit)
         row: dict[str, Any] = {"metric": metric.title}
         for analysis, each in zip(analyses, found, strict=True):
-            row[_column(analysis, analyses)] = scaled(each, scale)
+            is_count = metric.name in COUNTS and each["value"] is not None
+            row[_column(analysis, analyses)] = round(each["value"]) if is_count else scaled(each, scale)
         rows.append(row | {"unit": unit, "better": _better(metric.direction)})
     return pd.DataFrame(rows)
 

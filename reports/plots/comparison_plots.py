@@ -48,7 +48,7 @@ def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
         axes.set_xlim(-reach, reach)
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(5 if size.is_narrow else 9, symmetric=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{signed_percent(value)} %" if value else "0"))
         axes.set_xlabel("change of B against A")
         label_axis(axes, "green circles: better, red diamonds: worse; line: median")
         return figure

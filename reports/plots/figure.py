@@ -177,6 +177,34 @@ class Hovers(Artist):
                 yield f'<circle cx="{left * scale:.1f}" cy="{(height - low) * scale:.1f}" r="6">{title}</circle>'
 
 
+class CellHovers(Artist):
+    """Texts shown over cells of a figure in a page; draws nothing. A cell: left, right, low and high, and its text."""
+
+    def __init__(self, cells: Iterable[tuple[float, float, float, float, str]]) -> None:
+        super().__init__()
+        self.cells = tuple(cells)
+
+    def draw(self, renderer: Any) -> None:
+        """Draw nothing; `elements` returns the shapes."""
+
+    def elements(self) -> Iterator[str]:
+        """An invisible rectangle with a title for each cell, in the points of the SVG."""
+        axes, figure = self.axes, self.get_figure(root=True)
+        assert axes is not None
+        assert figure is not None
+        scale, height = 72 / figure.dpi, figure.bbox.height
+        for left, right, low, high, text in self.cells:
+            (x0, y0), (x1, y1) = axes.transData.transform([(left, low), (right, high)])
+            shape = f'<rect x="{x0 * scale:.1f}" y="{(height - y1) * scale:.1f}" '
+            shape += f'width="{(x1 - x0) * scale:.1f}" height="{(y1 - y0) * scale:.1f}"'
+            yield f"{shape}><title>{escape(legible(text))}</title></rect>"
+
+
+def add_cell_hovers(axes: Axes, cells: Iterable[tuple[float, float, float, float, str]]) -> None:
+    """Show a text over each cell of the figure in a page. A cell: left, right, low and high, and its text."""
+    axes.add_artist(CellHovers(cells))
+
+
 def add_hovers(
     axes: Axes, x: Iterable[float], y: Iterable[float], texts: Iterable[str], half_width: float = 0.0
 ) -> None:
@@ -185,9 +213,13 @@ def add_hovers(
 
 
 def _with_hovers(figure: Figure, svg: bytes) -> bytes:
-    """The SVG, and a group of the invisible shapes of its `Hovers`."""
+    """The SVG, and a group of the invisible shapes of its `Hovers` and `CellHovers`."""
     shapes = [
-        shape for axes in figure.axes for each in axes.artists if isinstance(each, Hovers) for shape in each.elements()
+        shape
+        for axes in figure.axes
+        for each in axes.artists
+        if isinstance(each, Hovers | CellHovers)
+        for shape in each.elements()
     ]
     if not shapes:
         return svg

@@ -25,7 +25,8 @@ from reports.plots.figure import (
     tick_number,
 )
 
-MOST_COMMIT_LABELS = 12
+# Of seven characters each; more of them overlap.
+MOST_COMMIT_LABELS, COMMIT_CHARACTERS = 6, 7
 
 
 def run_dots(frame: pd.DataFrame, size: Size) -> Figure:
@@ -101,7 +102,7 @@ def level_by_commit(
         texts = [f"{label}: {format_number(float(value))}" for label, value in zip(labels, known, strict=True)]
         add_hovers(axes, places, known, texts)
         step = max(1, -(-len(labels) // (MOST_COMMIT_LABELS // (2 if size.is_narrow else 1))))
-        axes.set_xticks(places[::step], [label[:8] for label in labels[::step]])
+        axes.set_xticks(places[::step], [label[:COMMIT_CHARACTERS] for label in labels[::step]])
         axes.set_xlim(-0.6, len(known) - 0.4)
         axes.margins(y=0.15)
         axes.yaxis.set_major_locator(MaxNLocator(5))

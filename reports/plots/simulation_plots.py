@@ -1,6 +1,7 @@
 """Figures of predictions: a map of two settings, and fleets by rate, attainment and hour."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from reports.document import Size, format_percent
+from reports.document import Size, format_number, format_percent
 from reports.plots.figure import (
     PALETTE,
+    add_cell_hovers,
     add_hovers,
     label_axis,
     name_series,
@@ -72,16 +74,42 @@ def heat_map(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -
         bar.ax.yaxis.set_major_formatter(FuncFormatter(tick_number))
         bar.ax.yaxis.set_major_locator(MaxNLocator(5))
         bar.outline.set_visible(False)
+        label_axis(bar.ax, quantity if not size.is_narrow else "")
         for knob, edges, which in ((x, x_edges, "x"), (y, y_edges, "y")):
             _scale(axes, knob, edges, which)
         if np.nanmin(excess) <= 1 < np.nanmax(excess):
-            middles = [np.sqrt(e[1:] * e[:-1]) if e[0] > 0 else (e[1:] + e[:-1]) / 2 for e in (x_edges, y_edges)]
-            filled = np.where(np.isnan(excess), np.nanmax(excess), excess)
-            axes.contour(*middles, filled, levels=[1.0], colors=[PALETTE["bad"]], linewidths=1.6)
+            _outline(axes, x_edges, y_edges, excess <= 1)
+        add_cell_hovers(axes, _cell_hovers(x_edges, y_edges, best, excess, (x.name, y.name, quantity)))
         axes.grid(visible=False)
         axes.set_xlabel(x.name)
-        label_axis(axes, y.name if size.is_narrow else f"{y.name}; colour: {quantity}")
+        label_axis(axes, f"{y.name}; colour: {quantity}" if size.is_narrow else y.name)
         return figure
+
+
+def _outline(axes: Axes, x_edges: Array, y_edges: Array, inside: npt.NDArray[np.bool_]) -> None:
+    """A line around the cells that are inside, along their edges."""
+    padded = np.pad(inside, 1)
+    style: dict[str, Any] = {"color": PALETTE["bad"], "linewidth": 1.8}
+    for row, column in zip(*np.nonzero(padded[:, 1:] != padded[:, :-1]), strict=True):
+        axes.plot([x_edges[column]] * 2, y_edges[row - 1 : row + 1], clip_on=False, **style)
+    for row, column in zip(*np.nonzero(padded[1:] != padded[:-1]), strict=True):
+        axes.plot(x_edges[column - 1 : column + 1], [y_edges[row]] * 2, clip_on=False, **style)
+
+
+def _cell_hovers(
+    x_edges: Array, y_edges: Array, best: Array, excess: Array, names: tuple[str, str, str]
+) -> Iterator[tuple[float, float, float, float, str]]:
+    """The text of each cell with a prediction."""
+    x_name, y_name, quantity = names
+    for row, column in zip(*np.nonzero(~np.isnan(best)), strict=True):
+        x_span, y_span = x_edges[column : column + 2], y_edges[row : row + 2]
+        within = "within every limit" if excess[row, column] <= 1 else "beyond a limit"
+        spans = f"{x_name} {_span(x_span)}, {y_name} {_span(y_span)}"
+        yield (*x_span, *y_span, f"{spans}: {quantity} {format_number(float(best[row, column]))}, {within}")
+
+
+def _span(ends: Array) -> str:
+    return "–".join(format_number(float(f"{end:.3g}")) for end in ends)
 
 
 def _scale(axes: Axes, knob: Knob, edges: Array, which: str) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reports.document import Block, Plot, format_duration, format_number
-from reports.pages.study.trial_text import MAX_HOVERED, hover_text, trial_text
+from reports.pages.metric_titles import metric_title
+from reports.pages.study.trial_text import MAX_HOVERED, hover_text, objective_title, trial_text
 from reports.plots.study import course_plots
 from reports.study import StudyData, StudyTrial, TrialOutcome, median_of
 
@@ -21,7 +22,7 @@ def history(study: StudyData) -> tuple[Block, ...]:
     noise = study.noise
     band = "" if noise is None else f" The band is the noise of one launch, ±{100 * noise:.1f} %."
     best = frame["best"].dropna()
-    alt = f"{len(frame)} trials' {study.objective} in order"
+    alt = f"{metric_title(study.objective)} of {len(frame)} trials in order"
     alt += f"; the best feasible value is {format_number(float(best.iloc[-1]))}." if len(best) else "."
     caption = (
         f"One mark per launch; the line is the best feasible value so far.{band} Marks at the bottom have no value."
@@ -32,7 +33,7 @@ def history(study: StudyData) -> tuple[Block, ...]:
             "Objective by trial",
             caption,
             alt,
-            lambda size: course_plots.history(frame, study.objective_title, noise, size),
+            lambda size: course_plots.history(frame, objective_title(study), noise, size),
             is_full_width=True,
         ),
     )
@@ -57,13 +58,14 @@ def pareto(study: StudyData) -> tuple[Block, ...]:
     if x is None or y is None or len(frame := pareto_frame(study, x, y)) < 2:
         return ()
     front = int(frame["on_front"].sum())
+    x_title, y_title = metric_title(x), metric_title(y)
     return (
         Plot(
             "pareto",
             "Throughput against latency",
             f"{len(frame)} configurations; the line joins the {front} on the Pareto front of the feasible ones.",
-            f"Scatter of {y} against {x}, {len(frame)} configurations, {front} on the Pareto front.",
-            lambda size: course_plots.pareto(frame, f"{x}  → better", f"{y}  ↓ better", size),
+            f"Scatter of {y_title} against {x_title}, {len(frame)} configurations, {front} on the Pareto front.",
+            lambda size: course_plots.pareto(frame, f"{x_title}  → better", f"{y_title}  ↓ better", size),
             is_full_width=True,
         ),
     )
@@ -136,7 +138,7 @@ def _drift_checks(study: StudyData, started: Sequence[StudyTrial]) -> list[Block
             "drift_checks",
             "Drift of the baseline",
             f"{len(frame)} launches with the same settings; a trend is a change of the machine.",
-            f"Line chart of {study.objective} of {len(frame)} baseline launches over time.",
-            lambda size: course_plots.drift_checks(frame, study.objective_title, study.noise, size),
+            f"Line chart of {metric_title(study.objective)} of {len(frame)} baseline launches over time.",
+            lambda size: course_plots.drift_checks(frame, objective_title(study), study.noise, size),
         )
     ]

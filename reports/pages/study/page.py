@@ -6,7 +6,7 @@ import pandas as pd
 
 from reports.document import Block, Estimate, Facts, Link, Report, Section, Table, Text
 from reports.metrics.per_request import Direction
-from reports.pages.metric_titles import better_direction, metric_title
+from reports.pages.metric_titles import better_direction, limits_text, metric_title
 from reports.pages.study.answer import answer_verdict, settings_blocks
 from reports.pages.study.course import history, pareto, times
 from reports.pages.study.predictions import predictions_of
@@ -82,8 +82,8 @@ def _comparison(study: StudyData) -> tuple[Block, ...]:
     )
     if b and is_chosen:
         note += (
-            f" The change of {study.objective} is the mean over the rounds that were not used to choose the trial; its "
-            "interval accounts for the choice of the best finalist."
+            f" The change of {metric_title(study.objective)} is the mean over the rounds that were not used to choose "
+            "the trial; its interval accounts for the choice of the best finalist."
         )
     if b and other != study.winner:
         note += f" The contender is trial {other}, the best other trial; its gain over the baseline is not confirmed."
@@ -95,9 +95,9 @@ def _limits(study: StudyData, roles: Mapping[str, int | None]) -> tuple[Block, .
     kept = {role: study.limits_kept.get(number, {}) for role, number in roles.items() if number is not None}
     kept = {role: each for role, each in kept.items() if each}
     if not study.limits or not kept:
-        return (Text("Limits: " + "; ".join(study.limits) + "."),) if study.limits else ()
+        return (Text(f"Limits: {limits_text(study.limits)}."),) if study.limits else ()
     rows = [
-        {"limit": limit} | {role: _probability(each.get(limit)) for role, each in kept.items()}
+        {"limit": limits_text([limit])} | {role: _probability(each.get(limit)) for role, each in kept.items()}
         for limit in study.limits
     ]
     note = (
@@ -174,7 +174,7 @@ def trials(study: StudyData) -> tuple[Block, ...]:
             "trial": Link(str(each.number), each.page) if each.page else str(each.number),
             "role": _role(each, study),
             "outcome": str(each.outcome),
-            f"{study.objective} {study.direction.mark}": each.value,
+            f"{metric_title(study.objective)} {study.direction.mark}": each.value,
             "settings": changed_settings(study, each),
             "missed": ", ".join(each.missed),
         }

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from reports.document import Block, Plot, Table, Text, format_number
+from reports.pages.metric_titles import metric_title
 from reports.plots.study import prediction_plots
 from reports.study import Knob, Prediction, StudyData
 
@@ -47,7 +48,8 @@ def _sentence(predictions: Sequence[Prediction]) -> str:
         if own:
             metrics = list(dict.fromkeys(each.metric for each in own))
             errors = ", ".join(
-                f"{metric} within {_median_error([e for e in own if e.metric == metric])}" for metric in metrics
+                f"{metric_title(metric)} within {_median_error([e for e in own if e.metric == metric])}"
+                for metric in metrics
             )
             count = len({each.number for each in own})
             parts.append(
@@ -68,7 +70,7 @@ def _errors(groups: dict[tuple[str, str], list[Prediction]]) -> Table:
         level = float(np.median(residuals))
         rows.append(
             {
-                "metric": metric,
+                "metric": metric_title(metric),
                 "predicted": how,
                 "launches": len(own),
                 "median error, %": 100 * float(np.median(np.abs(np.expm1(residuals)))),
@@ -91,10 +93,10 @@ def _scatter(metric: str, own: Sequence[Prediction]) -> Plot:
     )
     return Plot(
         f"predicted-{metric}",
-        metric,
+        metric_title(metric),
         f"{len(frame)} predictions. The line is a perfect prediction; the bands are ±5 and ±15 %.",
-        f"Scatter of measured against predicted {metric}, {len(frame)} predictions.",
-        lambda size: prediction_plots.predicted(frame, metric, size),
+        f"Scatter of measured against predicted {metric_title(metric)}, {len(frame)} predictions.",
+        lambda size: prediction_plots.predicted(frame, metric_title(metric), size),
     )
 
 
@@ -126,7 +128,7 @@ def _residuals(knob: Knob, own: Sequence[Prediction], settings: Sequence[Any]) -
     return Plot(
         f"error-{knob.name}",
         f"Error by {knob.name}",
-        f"{own[0].metric}, {len(frame)} launches held out. A trend is an effect that is not modelled.",
+        f"{metric_title(own[0].metric)}, {len(frame)} launches held out. A trend is an effect that is not modelled.",
         f"Scatter of the error in % against {knob.name}, {len(frame)} launches.",
         lambda size: prediction_plots.residuals(frame, knob, "error: measured against predicted, %", size),
     )

@@ -6,8 +6,9 @@ import pandas as pd
 
 from reports.document import Block, Plot, Text
 from reports.metrics.per_request import Direction
+from reports.pages.metric_titles import metric_title
 from reports.pages.study.importance import importances, unimportant
-from reports.pages.study.trial_text import hover_text
+from reports.pages.study.trial_text import hover_text, objective_title
 from reports.plots.study import settings_plots
 from reports.study import MIN_TRIALS_FOR_IMPORTANCE, Knob, StudyData, StudyTrial
 
@@ -77,13 +78,13 @@ def _slice(study: StudyData, knob: Knob, valued: Sequence[StudyTrial]) -> Plot:
         }
     )
     caption = f"{len(frame)} launches." + (" A ring marks the winner." if frame["is_winner"].any() else "")
-    alt = f"Scatter of {study.objective} against {knob.name}, {len(frame)} launches."
+    alt = f"Scatter of {metric_title(study.objective)} against {knob.name}, {len(frame)} launches."
     return Plot(
         f"slice-{knob.name}",
         knob.name,
         caption,
         alt,
-        lambda size: settings_plots.slice_of(frame, knob, study.objective_title, size),
+        lambda size: settings_plots.slice_of(frame, knob, objective_title(study), size),
     )
 
 
@@ -92,14 +93,18 @@ def _parallel(study: StudyData, knobs: Sequence[Knob], valued: Sequence[StudyTri
     values = pd.Series([each.value or 0.0 for each in valued], dtype=float)
     ranks = values.rank(ascending=study.direction is Direction.HIGHER, pct=True)
     frame = pd.DataFrame(columns).assign(
-        value=values, rank=ranks, is_winner=[each.number == study.winner for each in valued]
+        value=values,
+        rank=ranks,
+        is_winner=[each.number == study.winner for each in valued],
+        text=[hover_text(study, each) for each in valued],
     )
+    quantity = metric_title(study.objective)
     return Plot(
         "parallel",
         "Parallel coordinates",
         "One line per launch; better launches are darker, the winner is bold.",
-        f"Parallel coordinates of {len(knobs)} settings and {study.objective}, {len(frame)} launches.",
-        lambda size: settings_plots.parallel_coordinates(frame, knobs, study.objective, size),
+        f"Parallel coordinates of {len(knobs)} settings and {quantity}, {len(frame)} launches.",
+        lambda size: settings_plots.parallel_coordinates(frame, knobs, quantity, size),
         is_full_width=True,
     )
 
@@ -146,14 +151,15 @@ def _contour(study: StudyData, names: Sequence[str]) -> list[Block]:
     columns = {axis: [each.settings.get(knob.name) for each in trials] for axis, knob in (("x", x), ("y", y))}
     frame = pd.DataFrame(columns, dtype=object).assign(value=[each.value or 0.0 for each in trials])
     frame["text"] = [hover_text(study, each) for each in trials]
-    alt = f"{study.objective} over {x.name} and {y.name}."
-    lines = "" if "category" in (x.scale, y.scale) else f"; lines join equal {study.objective}"
+    quantity = metric_title(study.objective)
+    alt = f"{quantity} over {x.name} and {y.name}."
+    lines = "" if "category" in (x.scale, y.scale) else f"; lines join equal {quantity}"
     return [
         Plot(
             "contour",
             "The two most important settings",
             f"{len(frame)} feasible trials{lines}.",
             alt,
-            lambda size: settings_plots.contour(frame, x, y, study.objective, size),
+            lambda size: settings_plots.contour(frame, x, y, quantity, size),
         )
     ]

@@ -1,6 +1,7 @@
 """A trial in one line: its number, its value, its outcome, and the settings that differ from the baseline."""
 
 from reports.document import format_number
+from reports.pages.metric_titles import metric_title
 from reports.study import StudyData, StudyTrial, setting_text
 
 MAX_HOVERED = 400
@@ -20,9 +21,14 @@ def changed_settings(study: StudyData, trial: StudyTrial) -> str:
 
 
 def trial_text(study: StudyData, trial: StudyTrial) -> str:
-    """A trial in one line: `trial 7: output_tokens_per_s 412, within every limit; max_batch_size 64`."""
-    value = "" if trial.value is None else f"{study.objective} {format_number(trial.value)}, "
+    """A trial in one line: `trial 7: Output tokens/s 412, within every limit; max_batch_size 64`."""
+    value = "" if trial.value is None else f"{metric_title(study.objective)} {format_number(trial.value)}, "
     return f"trial {trial.number}: {value}{trial.outcome}; {changed_settings(study, trial)}"
+
+
+def objective_title(study: StudyData) -> str:
+    """The objective as an axis title: `Output tokens/s  ↑ better`."""
+    return f"{metric_title(study.objective)}  {study.direction.mark} better"
 
 
 def hover_text(study: StudyData, trial: StudyTrial) -> str:

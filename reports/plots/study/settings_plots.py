@@ -103,7 +103,7 @@ def slice_of(frame: pd.DataFrame, knob: Knob, quantity: str, size: Size) -> Figu
 def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: str, size: Size) -> Figure:
     """A line per trial through its settings to its objective; better trials are darker, the winner is bold.
 
-    frame: a column per setting, named as its knob; value, is_winner, rank (0 is the worst trial, 1 the best).
+    frame: a column per setting, named as its knob; value, is_winner, rank (0 is the worst trial, 1 the best), text.
     """
     with styled():
         bottom = (MARGIN_NAMES if size.is_narrow else 84) / size.height
@@ -117,6 +117,9 @@ def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: s
             colour = PALETTE["ink"] if is_winner else PALETTE["series-0"]
             width, alpha = (2.4, 1.0) if is_winner else (1.2, 0.12 + 0.6 * float(rank))
             axes.plot(range(lines.shape[1]), lines[row], color=colour, alpha=alpha, linewidth=width)
+        # The text of a launch is over its ends: where lines meet at a setting, it would be that of one of many.
+        for place in (0, lines.shape[1] - 1):
+            add_hovers(axes, [place] * len(lines), lines[:, place], frame["text"])
         names = [*(knob.name for knob in knobs), quantity]
         axes.set_xticks(range(len(names)), [shorten(name, 22) for name in names], rotation=90 if size.is_narrow else 20)
         for label in axes.get_xticklabels():

@@ -35,8 +35,8 @@ def test_a_change_has_the_commits_around_it_and_a_mark_in_its_figure() -> None:
     report = history_report()
 
     [line] = report.verdicts
-    assert line.sentence == "Output tokens/s, TPOT p50, ms: worse than before."
-    assert line.reasons[1] == "TPOT p50, ms: +9.9 % (worse) between 113556a4c and 115445a4c."
+    assert line.sentence == "Output tokens/s, TPOT p50: worse than before."
+    assert line.reasons[1] == "TPOT p50: +9.9 % (worse) between 113556a4c and 115445a4c."
     assert "1 change of level" in next(plot.caption for plot in report.plots if plot.name == "history_1_tpot_p50_ms")
 
 

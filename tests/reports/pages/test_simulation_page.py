@@ -9,7 +9,7 @@ import pytest
 from reports.document import Report, Size, Table
 from reports.pages.simulation_page import PlanData, build_plan_report, build_predictions_report
 from reports.plots import simulation_plots
-from reports.plots.figure import HALF, NARROW
+from reports.plots.figure import HALF, NARROW, CellHovers
 from reports.plots.simulation_plots import cells
 from reports.renderers import markdown
 from reports.study import Knob, StudyData, TrialOutcome
@@ -52,15 +52,28 @@ def test_a_cell_without_predictions_is_empty() -> None:
 
 @pytest.mark.parametrize("size", [HALF, NARROW])
 def test_the_map_names_its_settings_and_draws_the_limit(size: Size) -> None:
-    figure = simulation_plots.heat_map(PLANE.assign(excess=PLANE["x"] / 3), X, Y, "output_tokens_per_s", size)
+    figure = simulation_plots.heat_map(PLANE.assign(excess=PLANE["x"] / 3), X, Y, "Output tokens/s", size)
 
     axes = figure.axes[0]
     assert axes.get_xlabel() == "max_batch_prefill_tokens"
-    colour = "" if size.is_narrow else "; colour: output_tokens_per_s"
+    colour = "; colour: Output tokens/s" if size.is_narrow else ""
     assert axes.get_title("left") == f"waiting_served_ratio{colour}"
-    assert len(axes.collections) == 2
-    within = simulation_plots.heat_map(PLANE.assign(excess=0.5), X, Y, "output_tokens_per_s", size)
-    assert len(within.axes[0].collections) == 1
+    # The cells within the limit are the left ones: one line from below to the top, and the frame around them.
+    inner = {float(x) for line in axes.lines for x in line.get_xdata()}
+    assert min(inner) == 1
+    assert max(inner) < 16
+    within = simulation_plots.heat_map(PLANE.assign(excess=0.5), X, Y, "Output tokens/s", size)
+    assert len(within.axes[0].lines) == 0
+
+
+def test_pages_1_each_cell_of_the_map_has_its_value_over_it() -> None:
+    figure = simulation_plots.heat_map(PLANE.assign(excess=PLANE["x"] / 3), X, Y, "Output tokens/s", HALF)
+
+    [hovers] = [each for each in figure.axes[0].artists if isinstance(each, CellHovers)]
+    best = cells(PLANE.assign(excess=PLANE["x"] / 3), X, Y)[2]
+    assert len(hovers.cells) == int(np.sum(~np.isnan(best)))
+    assert all("Output tokens/s " in text for *_, text in hovers.cells)
+    assert {text.rpartition(", ")[2] for *_, text in hovers.cells} == {"within every limit", "beyond a limit"}
 
 
 def test_a_sweep_counts_feasible_configurations_and_lists_equal_ones_once() -> None:
@@ -71,7 +84,8 @@ def test_a_sweep_counts_feasible_configurations_and_lists_equal_ones_once() -> N
     report = build_predictions_report(twice, excess, "made by hand", 1.5)
 
     [verdict] = report.verdicts
-    assert verdict.sentence == f"Simulated 80 configurations in 1.5 s; {len(twice.feasible)} are within every limit."
+    assert verdict.sentence.startswith("Best: Output tokens/s 1,583 with max_batch_prefill_tokens 4,096, ")
+    assert f"Simulated 80 configurations in 1.5 s; {len(twice.feasible)} are within" in verdict.sentence
     assert verdict.reasons == ("made by hand",)
     best = _table(report)
     assert len(best) == 10
@@ -99,7 +113,7 @@ def test_pages_1_a_plan_has_a_row_for_each_rate_and_a_column_for_each_policy() -
 
     [table] = [block for block in build_plan_report(plan).sections[0].blocks if isinstance(block, Table)]
 
-    assert table.title == "95 % of requests within ttft_p95_ms ≤ 300"
+    assert table.title == "95 % of requests within TTFT p95 ≤ 300 ms"
     assert list(table.frame) == ["requests/s", "round_robin", "two_choices"]
     assert list(table.frame["requests/s"]) == ["4", "16"]
     assert list(table.frame["two_choices"]) == [

@@ -242,8 +242,8 @@ def test_the_page_has_the_probability_that_each_limit_is_kept(study: StudyData) 
 
     text = markdown.render(build_study_report(dataclasses.replace(study, limits_kept=kept))).decode().replace("\\", "")
 
-    assert "| ttft_p95_ms <= 500 | > 99.9 % | 93.4 % |" in text
-    assert "| error_rate <= 0.01 | unknown | unknown |" in text
+    assert "| TTFT p95 ≤ 500 ms | > 99.9 % | 93.4 % |" in text
+    assert "| Failed, fraction ≤ 0.01 | unknown | unknown |" in text
 
 
 def test_the_change_of_the_objective_is_the_gain_with_the_interval_of_the_choice(study: StudyData) -> None:

@@ -30,9 +30,9 @@ def test_the_section_reports_the_prediction_errors(study):
     text, table, *figures = predictions_of(study)
 
     assert isinstance(text, Text)
-    assert "1 launch was predicted before the launch, at the median: output_tokens_per_s within 10 %" in text.text
+    assert "1 launch was predicted before the launch, at the median: Output tokens/s within 10 %" in text.text
     assert (
-        "3 launches were predicted from the step times of the others, at the median: output_tokens_per_s within 21 %"
+        "3 launches were predicted from the step times of the others, at the median: Output tokens/s within 21 %"
         in text.text
     )
     assert isinstance(table, Table)
