@@ -16,7 +16,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.program import Command
-from tuner.commands.simulate_inputs import TOO_POOR, newest_cost, note_of, server_of, settings_from
+from tuner.commands.simulate_inputs import TOO_POOR, load_values, newest_cost, note_of, server_of, settings_from
 from tuner.config import LimitSection
 from tuner.simulator.capacity_planning.attainment import FleetVerdict
 from tuner.simulator.capacity_planning.capacity import RUNS, LatencySlo, SizedFleet, size_fleet
@@ -26,7 +26,6 @@ from tuner.simulator.engine import PlannedRequest
 from tuner.simulator.fitting.cost_file import Costs, read_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.simulated_metrics import LATENCY
-from tuner.study.prepare import DEFAULT_LOAD
 
 SECONDS_PER_HOUR = 3600
 
@@ -105,7 +104,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="Rates, limits and policies.")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default: that of the newest study.")
     parser.add_argument(
-        "--load", type=Path, metavar="FILE", help="Load file with the prompts. Default: the default load of a study."
+        "--load", type=Path, metavar="FILE", help="Load file with the prompts. Default load.toml beside the costs."
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Launcher setting. Repeatable.")
     parser.add_argument(
@@ -124,13 +123,13 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Size a fleet for each rate and policy. Exit code 3 if the cost model is too poor."""
     section = parsing.load(PlanFile, parsing.read_toml(args.plan)).plan
-    costs = read_costs(args.cost or newest_cost())
+    path = args.cost or newest_cost()
+    costs = read_costs(path)
     if costs.is_poor and not args.force:
         print(f"no plan: {costs.problem}; plan anyway with --force")
         return TOO_POOR
     chosen = settings_from(args.set)
-    values = dict(parsing.read_toml(args.load)) if args.load is not None else dict(DEFAULT_LOAD)
-    config = parsing.load(BenchConfig, {**values, "mode": "closed", "seed": args.seed})
+    config = parsing.load(BenchConfig, {**load_values(args.load, path), "mode": "closed", "seed": args.seed})
     server = server_of(costs, chosen).with_settings(chosen, costs.pool).for_load(config)
     is_cached = server.uses_prefix_caching
     law = costs.of(server.settings).law

@@ -15,6 +15,7 @@ from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.server import SimulatedServer
+from tuner.study.artefacts import LOAD_FILE
 from tuner.study.prepare import DEFAULT_LOAD, STUDIES
 
 METRICS = (
@@ -32,7 +33,7 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
         "--cost", type=Path, metavar="FILE", help="Cost file of `simulate fit`. Default: that of the newest study."
     )
     parser.add_argument(
-        "--load", type=Path, metavar="FILE", help="Load file of tgi-bench. Default: the default load of a study."
+        "--load", type=Path, metavar="FILE", help=f"Load file of tgi-bench. Default: {LOAD_FILE} beside the costs."
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Launcher setting. Repeatable.")
     parser.add_argument("--requests", type=int, metavar="N", help="End after this number of measured requests.")
@@ -43,10 +44,17 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
 
 def read_inputs(args: argparse.Namespace) -> tuple[Costs, BenchConfig, SimulatedServer]:
     """The costs, the load, and the base server of the flags."""
-    costs = read_costs(args.cost or newest_cost())
-    values = dict(parsing.read_toml(args.load)) if args.load is not None else dict(DEFAULT_LOAD)
-    config = parsing.load(BenchConfig, {**values, "seed": args.seed})
+    path = args.cost or newest_cost()
+    costs = read_costs(path)
+    config = parsing.load(BenchConfig, {**load_values(args.load, path), "seed": args.seed})
     return costs, config, server_of(costs, settings_from(args.set)).for_load(config)
+
+
+def load_values(load: Path | None, cost: Path) -> dict[str, Any]:
+    """The settings of a load file. Without one: of the file beside the costs, else of the default load of a study."""
+    beside = cost.with_name(LOAD_FILE)
+    file = load or (beside if beside.is_file() else None)
+    return dict(DEFAULT_LOAD) if file is None else dict(parsing.read_toml(file))
 
 
 def server_of(costs: Costs, chosen: Mapping[str, Any]) -> SimulatedServer:

@@ -1,0 +1,59 @@
+"""The example files of docs/examples: a prediction and a plan with them, and the default load of both commands."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tuner.commands.test_simulate import BY_HAND, ROOM
+from tuner.cli import main
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    path = tmp_path / "studies" / "mine" / "cost.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(BY_HAND))
+    return path
+
+
+def test_a_prediction_of_the_example_load(costs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cost", str(costs), "--load", str(EXAMPLES / "chat.toml"), "--requests", "40", *ROOM]
+
+    assert main(["simulate", "run", *words, "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["metrics"]["output_tokens_per_s"] > 0
+
+
+def test_the_example_plan_names_a_fleet_for_each_policy(
+    costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (EXAMPLES / "plan.toml").read_text()
+    assert "rates = [5, 20, 60] " in text
+    # The costs of this test are those of a slow server: a lower rate takes a second.
+    (tmp_path / "plan.toml").write_text(text.replace("rates = [5, 20, 60] ", "rates = [2] "))
+    words = ["--cost", str(costs), "--load", str(EXAMPLES / "chat.toml"), "--effort", "0.03", *ROOM]
+
+    assert main(["plan", str(tmp_path / "plan.toml"), *words, "--json"]) == 0
+
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["policy"] for row in rows] == ["round_robin", "least_loaded"]
+    assert all(row["with_spare"] == row["replicas"] + 1 >= 2 for row in rows)
+
+
+def test_the_load_of_a_study_is_the_default_of_its_costs(
+    costs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(costs.parents[2])
+    words = ["simulate", "run", "--requests", "20", "--json", *ROOM]
+
+    assert main(words) == 0
+    of_default = json.loads(capsys.readouterr().out)["metrics"]
+    costs.with_name("load.toml").write_text('input_tokens = "16"\noutput_tokens = "200"\nconcurrency = 1\n')
+    assert main(words) == 0
+    of_study = json.loads(capsys.readouterr().out)["metrics"]
+
+    # One user waits for nobody, and has short prompts.
+    assert of_study["ttft_p95_ms"] < of_default["ttft_p95_ms"] / 5
