@@ -92,10 +92,6 @@ class SequenceBatch:
         return SequenceBatch(self.id, self.sequences, self.block_size, steps, plan, chooser)
 
     @property
-    def is_prefill(self) -> bool:
-        return any(sequence.is_prefill for sequence in self.sequences)
-
-    @property
     def live(self) -> tuple[Sequence, ...]:
         """The sequences that the next forward computes."""
         return tuple(sequence for sequence in self.sequences if not sequence.stopped)

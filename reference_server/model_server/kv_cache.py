@@ -65,10 +65,12 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers = tuple(
-            LayerCache(_zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype, device))
-            for shape in shapes
-        )
+        # Normal tensors even if the calling thread is in inference mode: other threads may write them.
+        with torch.inference_mode(False):
+            self.layers = tuple(
+                LayerCache(_zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype, device))
+                for shape in shapes
+            )
 
     @property
     def num_slots(self) -> int:

@@ -34,7 +34,8 @@ class RankCalls:
     @contextmanager
     def computing(self) -> Iterator[None]:
         self._engine.enter_thread()
-        yield
+        with self._engine.stepper.no_gradients():
+            yield
 
     def after_reply(self) -> None:
         """Launch the next step of the batch that the call stepped."""

@@ -12,14 +12,14 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as SequenceOf
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reference_server.messages import Generation, GrammarType
+from reference_server.messages import Generation
 from reference_server.model_server.batch import PendingStep, RowChooser, SequenceBatch, plan_chunks
 from reference_server.model_server.decoding.host_copy import to_device
 from reference_server.model_server.decoding.logits import RowParameters
@@ -35,6 +35,7 @@ from reference_server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+NOTHING = nullcontext()
 NO_CHUNK_LIMIT = 1 << 30
 """The chunk budget until warm-up sets it."""
 
@@ -220,13 +221,18 @@ class Stepper:
         )
 
     def no_gradients(self) -> AbstractContextManager[object]:
-        """Inference mode; with several ranks only no gradients, because inference mode breaks gloo's collectives."""
+        """Inference mode; with several ranks only no gradients, because inference mode breaks gloo's collectives.
+
+        Nothing to enter in a thread that computes none anyway: a context of torch costs 3 us.
+        """
+        if not torch.is_grad_enabled():
+            return NOTHING
         return torch.inference_mode() if self._group.world_size == 1 else torch.no_grad()
 
     def _may_run_ahead(self, batch: SequenceBatch) -> bool:
-        if self.run_ahead is RunAhead.OFF or batch.is_prefill:
+        if self.run_ahead is RunAhead.OFF:
             return False
-        return not any(map(_has_grammar, batch.sequences))
+        return not any(sequence.grammar is not None or sequence.is_prefill for sequence in batch.sequences)
 
     def _launch_unread(
         self, batch: SequenceBatch, live: tuple[Sequence, ...], steps: SequenceOf[Launched]
@@ -344,11 +350,6 @@ def _failed(batch: SequenceBatch, sequences: Set[Sequence]) -> tuple[Sequence, .
         for sequence, failed in zip(step.sampled, step.read().failed, strict=True)
         if failed and sequence in sequences
     )
-
-
-def _has_grammar(sequence: Sequence) -> bool:
-    parameters = sequence.request.parameters
-    return parameters.grammar_type is not GrammarType.NONE and bool(parameters.grammar)
 
 
 def _newest_ids(rows: tuple[Sequence, ...], steps: SequenceOf[Launched]) -> Tensor:
