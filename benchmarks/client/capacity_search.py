@@ -26,7 +26,7 @@ from loadgen.target import machine
 from reports.stats.capacity import BRACKET_Z
 from reports.stats.estimators import wilson
 
-MOST_RUNS_OF_A_LOAD = 8
+MAX_RUNS_OF_A_LOAD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def bisection(name: str, width: float, seed: int) -> Found:
         load = math.sqrt(low * high)
         load = load if server.is_open else min(max(round(load), low + 1), high - 1)
         met = effective = 0.0
-        for again in range(MOST_RUNS_OF_A_LOAD):
+        for again in range(MAX_RUNS_OF_A_LOAD):
             run = virtual.measure(load, 10**9 if again else 73, [seed, runs])
             runs, time_s = runs + 1, time_s + run.time_s + server.time.cool_down_s
             if run.is_overloaded:
@@ -103,20 +103,20 @@ def summarize(server: KnownServer, found: Sequence[Found], bisected: Sequence[Fo
     printed = [each for each in found if not math.isnan(each.hi - each.lo)]
     widths = [(each.hi - each.lo) / truth for each in printed]
     return Row(
-        server.name,
-        truth,
-        len(found),
-        len(printed) / len(found),
-        statistics.mean(each.lo <= truth <= each.hi for each in printed),
-        sum(truth < each.lo for each in printed),
-        sum(truth > each.hi for each in printed),
-        statistics.median(widths),
-        float(np.quantile(widths, 0.9)),
-        statistics.median(each.runs for each in found),
-        statistics.median(each.time_s for each in found),
-        statistics.mean(each.time_s for each in found),
-        statistics.median(each.time_s for each in bisected) if bisected else math.nan,
-        statistics.mean(each.lo <= truth <= each.hi for each in bisected) if bisected else math.nan,
+        server=server.name,
+        capacity=truth,
+        searches=len(found),
+        printed=len(printed) / len(found),
+        coverage=statistics.mean(each.lo <= truth <= each.hi for each in printed),
+        capacity_below=sum(truth < each.lo for each in printed),
+        capacity_above=sum(truth > each.hi for each in printed),
+        width_p50=statistics.median(widths),
+        width_p90=float(np.quantile(widths, 0.9)),
+        runs_p50=statistics.median(each.runs for each in found),
+        time_s_p50=statistics.median(each.time_s for each in found),
+        time_s_mean=statistics.mean(each.time_s for each in found),
+        bisection_time_s_p50=statistics.median(each.time_s for each in bisected) if bisected else math.nan,
+        bisection_coverage=statistics.mean(each.lo <= truth <= each.hi for each in bisected) if bisected else math.nan,
     )
 
 

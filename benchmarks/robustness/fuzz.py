@@ -51,7 +51,7 @@ def fuzz(target: FuzzTarget, seed: int, cases: range) -> FuzzCount:
         slowest_s = max(slowest_s, time.monotonic() - start_s)
     if slowest_s > LIMIT_S:
         raise FuzzFindingError(
-            f"{target.name}: a case of seed {seed} took {slowest_s:.1f} s, the limit is {LIMIT_S:g} s"
+            f"{target.name}: a case of seed {seed} took {slowest_s:.1f} s but the limit is {LIMIT_S:g} s"
         )
     return FuzzCount(
         len(cases), read, len(cases) - read, size, round(time.monotonic() - begin_s, 2), round(slowest_s, 4)

@@ -4,8 +4,8 @@
     python -m benchmarks.tuner.llama_grid --replay
 
 The first command launches the server once for each point and pass, in random order within a pass, and measures its
-output tokens per second beside a reference server: benchmarks/tuner/point_bursts.py. It needs the machine for itself.
-It stops after `--minutes`, and the next command with the same `--work` goes on, so that the grid is measured in parts.
+output tokens per second in turn with a reference server: benchmarks/tuner/point_bursts.py. It needs a quiet machine.
+It stops after `--minutes`, and the next command with the same `--work` continues, so the grid can be measured in parts.
 A measurement takes about 2.5 s beside its `--seconds`: two passes of the 200 points with 2 s take 30 minutes, three 45.
 `--points 12 --passes 3` measures only some points, in three minutes, and shows the deviation of repeats. By
 benchmarks/tuner/modelled_grid.py a grid decides on searches if that is 3 % or less; it falls with the square root of
@@ -50,11 +50,11 @@ DEFAULTS: Mapping[str, Any] = {
     **{"parallel": 4, "ubatch": 512, "kv_unified": True},
     **{"flash_attn": "on", "cache_type_k": "f16"},
 }
-# One thread: two spin against the client on two cores, and the noise of the client would be measured.
+# One thread: on two cores, two threads would compete with the client, and its noise would be measured.
 FIXED: Mapping[str, Any] = {"threads": 1, "ctx_size": 16384, "cache_ram": 0, "batch": 512}
 READY_TIMEOUT_S = 10.0
-# Measurements on each side of one whose references say how fast the machine was.
 NEIGHBOURS = 4
+"""The speed of the machine at a measurement is the median reference of this many before and after it."""
 
 Key = tuple[int, tuple[Any, ...]]
 Row = Mapping[str, Any]
@@ -62,13 +62,13 @@ Row = Mapping[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="llama-server over a whole space; searches on the measured grid.")
-    parser.add_argument("--server", default="llama-server", help="The program.")
-    parser.add_argument("--model", help="The GGUF file.")
+    parser.add_argument("--server", default="llama-server", help="Program of the server.")
+    parser.add_argument("--model", help="GGUF file of the model.")
     parser.add_argument("--work", type=Path, help="File of finished measurements.")
     parser.add_argument("--passes", type=int, default=3, help="Measurements of each point, two at least.")
     parser.add_argument("--points", type=int, help="Measure only N points, the same in each pass; store no grid.")
-    parser.add_argument("--seconds", type=float, default=2.0, help="Bursts of a point go on for so long.")
-    parser.add_argument("--minutes", type=float, default=50.0, help="Stop after so many minutes.")
+    parser.add_argument("--seconds", type=float, default=2.0, help="Total length of the bursts of a point.")
+    parser.add_argument("--minutes", type=float, default=50.0, help="Stop after this time.")
     parser.add_argument("--replay", action="store_true", help="Judge searches on the stored grid; launch nothing.")
     parser.add_argument("--seeds", type=int, default=200, help="Searches of each strategy.")
     parser.add_argument("--jobs", type=int, default=2)
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def measure_grid(args: argparse.Namespace) -> bool:
-    """Measure what is left, until the time is used up. Returns whether a grid of two passes or more was written."""
+    """Measure the remaining points until the time is over. Returns whether a grid of two or more passes was written."""
     deadline_s = time.monotonic() + 60 * args.minutes
     points = list(itertools.product(*LEVELS.values()))
     if args.points is not None:
@@ -136,7 +136,7 @@ def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespac
                     file.write(json.dumps(row) + "\n")
                 used_s = time.monotonic() - started
                 if number % 20 == 0 or number == len(left):
-                    print(f"pass {turn + 1}: {number} of {len(left)} that were left, {used_s:.0f} s", flush=True)
+                    print(f"pass {turn + 1}: {number} of {len(left)} remaining, {used_s:.0f} s", flush=True)
                 if time.monotonic() + used_s / number > deadline_s:
                     return
 
@@ -144,7 +144,7 @@ def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespac
 def measure_point(
     server: TunedServer, point: Sequence[Any], turn: int, reference_url: str, seconds: float
 ) -> dict[str, Any]:
-    """Launch the server at a point and measure its bursts. A start that fails counts 0 tokens per second."""
+    """Launch the server at a point and measure its bursts. A failed start counts as 0 tokens per second."""
     started, at_s = time.monotonic(), time.time()
     rates, status = point_bursts.PointRates(0.0, 0.0, 0, is_whole=False), "ok"
     with tempfile.TemporaryDirectory(prefix="grid-") as folder:
@@ -202,7 +202,7 @@ def deviation(values: Mapping[Key, float]) -> float:
 
 
 def _stored(work: Path) -> dict[Key, Row]:
-    """The finished measurements by pass and point; a line that was cut off is left out."""
+    """The finished measurements by pass and point; an incomplete line is ignored."""
     found = {}
     for line in work.read_text().splitlines() if work.exists() else ():
         try:

@@ -1,11 +1,11 @@
-"""Searches on a model of llama-server's grid: its truth is known, and each measurement has noise of a given size.
+"""Searches on a model of llama-server's grid: its true values are known, and each measurement has a given noise.
 
     python -m benchmarks.tuner.modelled_grid --noise 0.03 0.06 0.12
 
-The measured grid cannot separate a weak search from a noisy measurement: its best points are those that were lucky.
-Here the truth is a model of the measured values, all effects of single settings and of pairs on ln(tokens/s), and a
-search sees it with independent noise of each launch. A search succeeds if the true value of its result is within 5 % of
-the best true value.
+On the measured grid, a weak search cannot be distinguished from a noisy measurement: its best points were partly best
+by chance. Here the true values come from a model of the measured ones, with all effects of single settings and of pairs
+on ln(tokens/s). A search uses them with independent noise for each launch. It succeeds if the true value of its result
+is within 5 % of the best true value.
 """
 
 import argparse
@@ -31,7 +31,7 @@ Levels = Mapping[str, Sequence[Any]]
 
 
 def modelled_truth(levels: Levels, measured: Mapping[Point, Sequence[float]]) -> dict[Point, float]:
-    """Values of every point by the effects of single settings and of pairs, fitted to ln of the measured ones."""
+    """The value of every point, from effects of single settings and of pairs, fitted to ln(measured value)."""
     points = list(itertools.product(*levels.values()))
     design = np.asarray([_effects(levels, point) for point in points])
     logs = np.asarray([statistics.fmean(np.log(measured[point])) for point in points])
@@ -40,7 +40,7 @@ def modelled_truth(levels: Levels, measured: Mapping[Point, Sequence[float]]) ->
 
 
 def _effects(levels: Levels, point: Point) -> list[float]:
-    """1, an indicator of each level, and of each pair of levels of two settings."""
+    """A row of the design: 1, indicators of all levels, and indicators of all pairs of levels of two settings."""
     single = [[float(value == each) for each in values] for value, values in zip(point, levels.values(), strict=True)]
     pairs = (one * other for ones, others in itertools.combinations(single, 2) for one in ones for other in others)
     return [1.0, *itertools.chain.from_iterable(single), *pairs]
@@ -62,7 +62,9 @@ def searched(job: tuple[dict[str, Any], float, str, int]) -> dict[int, bool]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Searches on a model of llama-server's grid, by noise.")
     parser.add_argument("--grid", type=Path, default=GRID, help="The measured grid whose model is searched.")
-    parser.add_argument("--noise", type=float, nargs="+", default=(0.03, 0.05, 0.08, 0.12), help="Deviations of ln.")
+    parser.add_argument(
+        "--noise", type=float, nargs="+", default=(0.03, 0.05, 0.08, 0.12), help="Standard deviations of ln(value)."
+    )
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--seeds", type=int, default=200, help="Searches of each strategy and noise.")
     parser.add_argument("--jobs", type=int, default=2)

@@ -1,12 +1,11 @@
-"""The twin from outside: calibrated from client timings only, and its predictions of loads that it has not seen.
+"""Calibrates the simulator only from client timings, and compares its predictions with held-out loads.
 
     python -m benchmarks.tuner.outside_twin --llama-server llama-server --model tiny-llama.gguf --out DIR
 
-Two servers, one after the other: the bundled one, of which the calibration sees no step traces, and llama-server. Each
-is launched, calibrated with `tgi-tune simulate calibrate --url`, and validated with `simulate validate --url`. The
-table has the median errors over the held-out loads, each predicted before it was measured. On a quiet machine of two
-cores it takes about five minutes a server; `--servers own` needs no llama-server. Exit code 1 if an error is above
-its limit.
+Two servers, one after the other: the bundled server, without its step traces, and llama-server. Each is launched,
+calibrated with `tgi-tune simulate calibrate --url`, and validated with `simulate validate --url`. The table has the
+median errors over the held-out loads, each predicted before it was measured. On a quiet machine of two cores it takes
+about five minutes per server; `--servers own` needs no llama-server. Exit code 1 if an error is above its limit.
 """
 
 import argparse
@@ -28,8 +27,8 @@ from tuner import cli
 from tuner.commands.simulate_outside import ACCURATE
 
 RESULTS = Path(__file__).parents[1] / "results" / "outside_twin.json"
-# Its first start compiles kernels.
 READY_TIMEOUT_S = 600.0
+"""The first start of the bundled server compiles kernels."""
 TITLES = {
     "output_tokens_per_s": "output tokens/s",
     "tpot_mean_ms": "TPOT mean",
@@ -39,7 +38,7 @@ TITLES = {
 
 def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """The command of each server. Both compute with one thread and cache no prompts."""
-    # Some context is left for special tokens, which the lengths of a load may not include.
+    # The context has some tokens more, because the lengths of a load may not include special tokens.
     slots, tokens = args.slots, args.slots * (args.max_total_tokens + 64)
     llama = [
         *(args.llama_server, "--host", "127.0.0.1", "--port", "{port}", "--model", str(args.model), "--no-ui"),
@@ -106,12 +105,12 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
             TITLES[name],
             f"{each['errors'][name]['median']:.1%}",
             f"{each['errors'][name]['p90']:.1%}",
-            f"{most:.0%}",
+            f"{limit:.0%}",
             "yes" if each["accurate"][name] else "no",
             f"{len(each['loads'])}",
         )
         for server, each in found.items()
-        for name, most in ACCURATE.items()
+        for name, limit in ACCURATE.items()
     ]
     return list(markdown_table(("server", "metric", "median error", "p90", "limit", "within", "loads"), rows))
 

@@ -1,7 +1,7 @@
 """One measurement of a grid point: bursts of requests, in turn with bursts of a reference server that keeps running.
 
 A burst of one second varies by more than 10 % on a small virtual machine, and the machine's speed drifts over minutes.
-Several bursts of equal work reduce the first; the reference, whose settings never change, shows the second.
+Several bursts of equal work reduce the variation. The reference shows the drift, because its settings never change.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from benchmarks.peers.http_load import WavePrompt, stream
 INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS = (64, 256), 32, 40
 FIRST_TOKEN, LAST_TOKEN = 16, 2047
 WARM_REQUESTS, WARM_LIMIT_S = 4, 1.0
-# A burst of the slowest points is cut off; it counts with the answers that were complete.
 BURST_LIMIT_S = 4.0
-# One burst of the reference after every second one of the point.
-FEWEST_BURSTS = 2
+"""A longer burst is stopped; only its complete answers count."""
+MIN_BURSTS = 2
+"""Bursts of a point, at least; the reference has a burst after the first and then after every second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ def measure_rates(url: str, reference_url: str, seconds: float) -> PointRates:
     asyncio.run(_burst(url, prompts("warm", WARM_REQUESTS), WARM_LIMIT_S))
     own: list[RequestBurst] = []
     reference: list[RequestBurst] = []
-    while len(own) < FEWEST_BURSTS or sum(each.seconds for each in own) < seconds:
+    while len(own) < MIN_BURSTS or sum(each.seconds for each in own) < seconds:
         texts = prompts(f"burst {len(own)}", REQUESTS)
         own.append(asyncio.run(_burst(url, texts, BURST_LIMIT_S)))
         if len(own) % 2:
-            # Other prompts than those of its last bursts: it keeps their K/V.
+            # New prompts for each burst, because the reference may have the K/V of earlier prompts.
             texts = prompts(f"reference {time.monotonic_ns()}", REQUESTS)
             reference.append(asyncio.run(_burst(reference_url, texts, BURST_LIMIT_S)))
     return PointRates(rate_of(own), rate_of(reference), len(own), all(each.is_whole for each in own))

@@ -153,8 +153,9 @@ class TrueMachine:
         measured = {name: value * self._rng.lognormvariate(0, NOISE[name]) for name, value in truth.items()}
         return Observation(settings, measured, expected_gain=expected_gain)
 
-    def is_good(self, settings: Mapping[str, Any] | None) -> bool:
-        if settings is None or not (truth := self.truth(settings)):
+    def is_good(self, chosen: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the first chosen configuration is a good result; False without one."""
+        if not chosen or not (truth := self.truth(chosen[0])):
             return False
         within = all(truth[limit.metric] <= (1 + SLACK) * (limit.max or 0) for limit in self.machine.objective.limits)
         return within and truth["output_tokens_per_s"] >= (1 - SLACK) * self.best
@@ -179,39 +180,40 @@ def search_with_proposals(pool: MachinePool, hidden: float, seed: int, launches:
     model = ResidualModel(KNOBS, pool.machine.objective, pool.predictions)
     history = [machine.launch(plain(scheme)) for scheme in SCHEMES]
     found = SearchOutcome({})
-    sampler: Tpe | None = None
+    decline: Decline | None = None
     while len(history) < launches:
-        if sampler is None:
-            proposal = model.propose(history)
-            if isinstance(proposal, Decline):
-                if proposal.is_done:
-                    break
-                found.declined_at = found.proposed
-                sampler = Tpe(pool.machine, seed, history)
-            else:
-                found.proposed += 1
-        history.append(sampler.next(machine) if sampler is not None else machine.launch(proposal.settings))
+        proposal = model.propose(history)
+        if isinstance(proposal, Decline):
+            decline = proposal
+            break
+        found.proposed += 1
+        history.append(machine.launch(proposal.settings))
         if len(history) in CHECKPOINTS:
-            chosen = best_measured(pool.machine, history) if sampler else model.finalists(history, 1)
-            found.good[len(history)] = machine.is_good(chosen[0] if chosen else None)
+            found.good[len(history)] = machine.is_good(model.finalists(history, 1))
+    if decline is not None and not decline.is_done:
+        found.declined_at = found.proposed
+        continue_with_tpe(Tpe(pool.machine, seed, history), machine, history, launches, found)
     for point in CHECKPOINTS:
         if point <= launches and point not in found.good:
-            chosen = model.finalists(history, 1)
-            found.good[point] = machine.is_good(chosen[0] if chosen else None)
+            found.good[point] = machine.is_good(model.finalists(history, 1))
     return found
 
 
 def tpe_search(pool: MachinePool, hidden: float, seed: int, launches: int) -> SearchOutcome:
     """A search with Optuna's TPE and constraints, after ten random configurations."""
-    machine, sampler = TrueMachine(pool, hidden, seed), Tpe(pool.machine, seed)
-    history: list[Observation] = []
     found = SearchOutcome({})
+    continue_with_tpe(Tpe(pool.machine, seed), TrueMachine(pool, hidden, seed), [], launches, found)
+    return found
+
+
+def continue_with_tpe(
+    sampler: "Tpe", machine: TrueMachine, history: list[Observation], launches: int, found: SearchOutcome
+) -> None:
+    """Append launches of the sampler to the history, and judge the best measured one at each checkpoint."""
     while len(history) < launches:
         history.append(sampler.next(machine))
         if len(history) in CHECKPOINTS:
-            chosen = best_measured(pool.machine, history)
-            found.good[len(history)] = machine.is_good(chosen[0] if chosen else None)
-    return found
+            found.good[len(history)] = machine.is_good(best_measured(machine.machine, history))
 
 
 def best_measured(machine: Machine, history: Sequence[Observation]) -> list[Mapping[str, Any]]:
