@@ -1,6 +1,7 @@
 """The text of `--help` and `--help-all`: usage, sections of flags with defaults and units, examples, exit codes."""
 
 import argparse
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,9 @@ from dataclasses import dataclass
 
 from loadgen.terminal.flags import Long, PlainSwitch, Rare, long_name, variable_of
 
-MOST_COLUMNS, HELP_COLUMN = 100, 26
+MOST_COLUMNS, HELP_COLUMN, EXIT_CODE_COLUMN = 100, 26, 12
+# Stands for a space inside quotes while lines are broken.
+NO_BREAK = "\0"
 ARGUMENTS, OUTPUT, GENERAL = "Arguments", "Output", "General"
 OF_OUTPUT = ("--out", "--json", "--export", "--dry-run", "--junit", "--md", "--metrics", "--output", "--web")
 OF_GENERAL = ("--help", "--help-all", "--version", "--quiet", "--verbose")
@@ -34,11 +37,14 @@ class HelpPage:
                 formatter.add_arguments(shown)
                 formatter.end_section()
         usage = "usage: " + usage_of(parser)
-        tail = "\n\n".join(filter(None, (self._examples(), *self._notes(parser, is_whole), self.exit_codes)))
+        codes = "\n".join(_hanging(line, formatter.columns) for line in self.exit_codes.splitlines())
+        examples = self._examples(formatter.columns)
+        tail = "\n\n".join(filter(None, (examples, *self._notes(parser, is_whole), codes)))
         return "\n\n".join(filter(None, (usage, formatter.format_help().strip("\n"), tail))) + "\n"
 
-    def _examples(self) -> str:
-        return "\n".join(("examples:", *(f"  {line}" for line in self.examples))) if self.examples else ""
+    def _examples(self, columns: int) -> str:
+        lines = (_continued(line, columns) for line in self.examples)
+        return "\n".join(("examples:", *lines)) if self.examples else ""
 
     def _notes(self, parser: argparse.ArgumentParser, is_whole: bool) -> Iterator[str]:
         if self.prefix and not is_whole:
@@ -51,6 +57,21 @@ class HelpPage:
                 "variable, which overrides the file, which overrides the default. A switch takes\n"
                 "true or false; a repeatable flag takes one value a line."
             )
+
+
+def _continued(line: str, columns: int) -> str:
+    """An example in lines that a shell takes as one: it is broken before a flag, after a backslash."""
+    rows = [""]
+    for part in re.split(r" (?=--)", line):
+        if rows[-1] and len(rows[-1]) + len(part) + 5 > columns:
+            rows.append("")
+        rows[-1] += f" {part}" if rows[-1] else part
+    return "  " + " \\\n      ".join(rows)
+
+
+def _hanging(line: str, columns: int) -> str:
+    """A row of the exit codes, whose second line begins below its text."""
+    return textwrap.fill(line, columns, subsequent_indent=" " * EXIT_CODE_COLUMN, break_on_hyphens=False)
 
 
 def usage_of(parser: argparse.ArgumentParser) -> str:
@@ -93,6 +114,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         self.columns = min(shutil.get_terminal_size().columns, MOST_COLUMNS) - 2
         super().__init__(prog, max_help_position=HELP_COLUMN, width=self.columns)
         self._prefix = prefix
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Lines of a description: names with hyphens, and quoted words of a command, are not broken."""
+        whole = re.sub(
+            r"\"[^\"]{1,40}\"|`[^`]{1,40}`", lambda found: found[0].replace(" ", NO_BREAK), " ".join(text.split())
+        )
+        return [line.replace(NO_BREAK, " ") for line in textwrap.wrap(whole, width, break_on_hyphens=False)]
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or isinstance(action, argparse._SubParsersAction):

@@ -26,10 +26,27 @@ def test_pages_2_every_command_has_its_version_and_a_help_of_80_columns(program,
     assert re.fullmatch(rf"{program.name} \S+\n", shown(program, [name, "--version"], capsys))
     text = shown(program, [name, "--help"], capsys)
 
-    head = text.partition("exit codes:")[0].splitlines()
-    # A usage line and examples are never wrapped: they are copied.
-    assert [line for line in head if len(line) > 80 and not line.startswith((f"  {program.name}", "usage"))] == []
+    # A word cannot be broken.
+    too_long = [line for line in text.splitlines() if len(line) > 80 and max(map(len, line.split())) < 70]
+    assert [line for line in too_long if not line.startswith("usage")] == []
+    assert [line for line in text.splitlines() if re.search(r"\w-$", line)] == []
     assert "exit codes:" in text
+
+
+def test_pages_2_a_long_example_continues_on_the_next_line_as_a_shell_reads_it(capsys):
+    text = shown(bench.PROGRAM, ["run", "--help"], capsys)
+
+    examples = text.partition("examples:\n")[2].partition("\n\n")[0].replace("\\\n", "").splitlines()
+    given = [f"tgi-bench run {example}" for example in bench.PROGRAM.commands["run"].examples]
+    assert [shlex.split(line) for line in examples] == [shlex.split(line) for line in given]
+
+
+def test_pages_2_quoted_words_and_names_with_hyphens_are_not_broken(capsys):
+    text = shown(bench.PROGRAM, ["run", "--help"], capsys)
+
+    assert '"ttft_p95_ms < 500"' in text
+    assert "--converge-requests" in text
+    assert "openai-completions" in text
 
 
 @pytest.mark.parametrize(("program", "name"), COMMANDS, ids=NAMES)
