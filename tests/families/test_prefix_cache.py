@@ -25,6 +25,8 @@ from tests.support.models.tiny_models import (
 SHARED = random_prompt(40, seed=9)
 PROMPTS = [[*SHARED[:length], *random_prompt(3, seed=i)] for i, length in enumerate((40, 40, 33, 40, 17))]
 NEW_TOKENS = 6
+# Long rope shares no prefix with requests above 128 tokens, the original maximum of its tiny model.
+MAX_TOTAL_TOKENS = 128
 
 
 # GPT-BigCode of Transformers 5.17 with a newer torch.
@@ -53,7 +55,7 @@ async def check_cached_prefixes(saved: SavedModel, chunk_tokens: int) -> None:
     )
     shard = LocalShard.load(options)
     info = await shard.info()
-    asked = ConfiguredLimits(chunk_tokens)
+    asked = ConfiguredLimits(chunk_tokens, max_total_tokens=MAX_TOTAL_TOKENS)
     limits = resolve_limits(asked, await shard.warmup(warmup_request(asked)), info)
     scheduler = Scheduler(
         SchedulerOptions(
