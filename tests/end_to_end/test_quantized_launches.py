@@ -38,7 +38,7 @@ def test_a_method_is_launched_and_named_in_info(method: str, model: str) -> None
 
     assert len(ids) == 4
     assert engine["quantize"] == method
-    assert engine["kernels"] == ["fused", KERNELS[method]]
+    assert [name for name in engine["kernels"] if name != "walk"] == ["fused", KERNELS[method]]
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_four_and_eight_bits_use_the_fastest_product_of_the_processor(tmp_path: 
         with float_products():
             forced = load(directory, dtype="bfloat16").kernels
 
-        assert fast == [f"int{bits}-{instructions()}"] if is_compiled else [plain]
+        assert fast == ([f"int{bits}-{instructions()}"] if is_compiled else [plain])
         assert forced == [plain]
         assert load(directory, dtype="float32").kernels == ["dequantize"]
 
@@ -221,7 +221,7 @@ def test_each_rank_quantizes_its_own_part(tmp_path: Path, method: str, name: str
             assert error < (0.15 if "4" in method else 0.03)
 
 
-INT8 = f"int8-{instructions()}" if can_compile(torch.bfloat16, torch.device("cpu")) else "int8pack"
+INT8 = f"walk,int8-{instructions()}" if can_compile(torch.bfloat16, torch.device("cpu")) else "int8pack"
 
 
 @pytest.mark.parametrize(("method", "kernel"), [("eetq", INT8), ("fp8", "dequantize")])

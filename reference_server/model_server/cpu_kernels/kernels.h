@@ -2,13 +2,19 @@
 // bits. They divide their work over torch's threads. Fields of eight bytes, so that Python can write these structures.
 #pragma once
 
+#include "integers.h"
 #include "rows.h"
 
-// A linear whose weight is packed as in linear.cpp. bias: [outputs] or null.
+// A linear whose weight is packed as in linear.cpp, or, if `bits` is not 0, as in integers.h: `packed` are its codes.
+// bias: [outputs] or null.
 struct Product {
-  const BFloat16* packed;
+  const void* packed;
   const BFloat16* bias;
   int64_t inputs, outputs;
+  const float* multipliers;
+  const uint16_t* scales;
+  const uint8_t* zeros;
+  int64_t groups, group, bits;
 };
 
 // A layer norm (centered) or a root-mean-square norm. A null weight: no norm.
@@ -38,6 +44,11 @@ enum class Activation : int64_t { kSilu, kGeluTanh, kGeluErf, kRelu };
 
 // input: rows that lie `stride` apart. output: [rows, outputs].
 void multiply_rows(const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output);
+
+// The same for a weight of integers and any element type.
+template <typename T>
+void multiply_integer_rows(
+    const IntegerWeight& weight, const T* input, int64_t stride, int64_t rows, const T* bias, T* output);
 
 // residual += delta unless that is null, in place; output: [rows, size], the norm of the sum.
 template <typename T>

@@ -79,7 +79,15 @@ constexpr Wide kWide[] = {{4, multiply<1, 4>}, {4, multiply<2, 4>}, {2, multiply
 }  // namespace
 
 void multiply_rows(const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output) {
-  const auto [packed, bias, inputs, outputs] = product;
+  if (product.bits) {
+    const IntegerWeight weight{
+        static_cast<const uint8_t*>(product.packed), product.multipliers, product.scales, product.zeros,
+        product.outputs, product.inputs, product.groups, product.group, product.bits};
+    return multiply_integer_rows(weight, input, stride, rows, product.bias, output);
+  }
+  const BFloat16* packed = static_cast<const BFloat16*>(product.packed);
+  const BFloat16* bias = product.bias;
+  const int64_t inputs = product.inputs, outputs = product.outputs;
   const int64_t pairs = inputs / 2, panels = (outputs + kPanel - 1) / kPanel;
   const int64_t cached = std::max(kMaxRows, kCachedInputBytes / (2 * inputs) / kMaxRows * kMaxRows);
   const auto call = [&](Multiply function, int64_t row, int64_t panel) {

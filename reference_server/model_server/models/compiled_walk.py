@@ -6,7 +6,6 @@ has no compiled walk, for a reason that the shard logs.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,12 +18,16 @@ from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.kv_cache import KVCache
 from reference_server.model_server.models.operators import Norm
-from reference_server.model_server.models.packed_linear import Panels, panels_of
+from reference_server.model_server.models.packed_linear import panels_of
 from reference_server.model_server.models.walk import Activation, FusedLayer, Heads, Linear
+from reference_server.model_server.quantization.integers import IntegerLinear
 
 # The structures of kernels.h and walk.cpp; every field has eight bytes.
 NORM = np.dtype([("weight", "i8"), ("bias", "i8"), ("epsilon", "f8"), ("centered", "i8")])
-PRODUCT = np.dtype([("packed", "i8"), ("bias", "i8"), ("inputs", "i8"), ("outputs", "i8")])
+PRODUCT = np.dtype(
+    [(name, "i8") for name in ("packed", "bias", "inputs", "outputs")]
+    + [(name, "i8") for name in ("multipliers", "scales", "zeros", "groups", "group", "bits")]
+)
 GEOMETRY = np.dtype(
     [(name, "i8") for name in ("num_heads", "num_kv_heads", "block_size", "head_dim", "window")]
     + [("scaling", "f8"), ("softcap", "f8"), ("slopes", "i8")]
@@ -43,11 +46,12 @@ END = np.dtype([("norm", NORM), ("head", PRODUCT)])
 ACTIVATIONS: tuple[Activation, ...] = (F.silu, functools.partial(F.gelu, approximate="tanh"), F.gelu, F.relu)
 
 
-@dataclass(frozen=True, slots=True)
 class Undescribed(Exception):
     """A decoder that the table cannot describe."""
 
-    reason: str
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class CompiledWalk:
@@ -68,11 +72,11 @@ class CompiledWalk:
             _describe(row, layer, heads, attention.options)
         end = np.zeros(1, END)
         end[0]["norm"] = _norm(norm)
-        panels = panels_of(head)
-        self.has_head = panels is not None
+        product = _product(head)
+        self.has_head = product is not None
         """Whether the result is the logits; else it is the normed hidden states."""
-        if panels is not None:
-            end[0]["head"] = _product(panels)
+        if product is not None:
+            end[0]["head"] = product
         self._end = _bytes(end)
         self._cache: KVCache | None = None
         self._table: Tensor
@@ -117,10 +121,10 @@ def _paged(layer: FusedLayer) -> PagedLayer:
 
 def _describe(row: np.void, layer: FusedLayer, heads: Heads, options: AttentionOptions) -> None:
     for name in PRODUCTS:
-        panels = panels_of(getattr(layer, name))
-        if panels is None:
+        product = _product(getattr(layer, name))
+        if product is None:
             raise Undescribed("a product of its layers is not packed by the compiled kernel")
-        row[name] = _product(panels)
+        row[name] = product
     for name in NORMS:
         norm = getattr(layer, name)
         if norm is not None:
@@ -146,10 +150,28 @@ def _norm(norm: Norm) -> tuple[int, int, float, int]:
     return _address(norm.weight), _address(norm.bias), norm.epsilon, int(norm.centered)
 
 
-def _product(panels: Panels) -> tuple[int, int, int, int]:
-    if panels.bias is not None and (panels.bias.dtype != torch.bfloat16 or not panels.bias.is_contiguous()):
+def _product(linear: Linear) -> tuple[int, ...] | None:
+    """A row of PRODUCT; None if the compiled kernels do not have the linear."""
+    owner = getattr(linear, "__self__", None)
+    if isinstance(owner, IntegerLinear) and owner.product.order is None:
+        weight = owner.product.weight
+        groups, quads = weight.codes.shape[1:3]
+        addresses = [_address(part) for part in (weight.multipliers, weight.scales, weight.zeros)]
+        outputs, inputs = weight.shape
+        return (
+            *(_address(weight.codes), _bias(owner.bias), inputs, outputs),
+            *(*addresses, groups, 4 * quads, weight.bits),
+        )
+    panels = panels_of(linear)
+    if panels is None:
+        return None
+    return _address(panels.packed), _bias(panels.bias), panels.inputs, panels.outputs, 0, 0, 0, 0, 0, 0
+
+
+def _bias(bias: Tensor | None) -> int:
+    if bias is not None and (bias.dtype != torch.bfloat16 or not bias.is_contiguous()):
         raise Undescribed("a bias of its layers is not in bfloat16")
-    return _address(panels.packed), _address(panels.bias), panels.inputs, panels.outputs
+    return _address(bias)
 
 
 def _activation(activation: Activation | None) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from reference_server.model_server.models.packed_linear import PackedLinear, can_pack
 from reference_server.model_server.models.parallel import GatheredLinear, RowParallelConv1D, RowParallelLinear
 from reference_server.model_server.models.walk import Linear
-from reference_server.model_server.quantization.linear import QuantizedLinear
+from reference_server.model_server.quantization.linear import QuantizedLinear, rows_of
 from reference_server.model_server.quantization.linear import stacked as stacked_quantized
 
 CONV1D = ("Conv1D", RowParallelConv1D.__name__)
@@ -87,7 +87,7 @@ def split_heads(linear: Any, heads: int, keep: bool = False) -> Any:
 def take_weights(module: Any, keep: bool = False) -> Linear:
     """The linear in its device's fastest form. The module loses its weight unless `keep`."""
     if isinstance(module, QuantizedLinear):
-        return module.rows
+        return rows_of(module)
     if not is_linear(module) or not can_pack(module.weight):
         plain: Linear = module
         return plain

@@ -1,6 +1,5 @@
 """The linear layer with a quantized weight, and the protocols of such a weight."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -8,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference_server.model_server.quantization.integers import IntegerProduct, stack
+from reference_server.model_server.quantization.integers import IntegerLinear, IntegerProduct, stack
 
 
 class Product(Protocol):
@@ -89,6 +88,13 @@ class QuantizedLinear(nn.Module):
         return result if self.bias is None else result + self.bias
 
 
+def rows_of(linear: QuantizedLinear) -> Callable[[Tensor], Tensor]:
+    """The linear's `rows`, without its module if the compiled kernel has it."""
+    if isinstance(linear.product, IntegerProduct) and not linear.sums:
+        return IntegerLinear(linear.product, linear.bias).rows
+    return linear.rows
+
+
 def stacked(linears: Sequence[QuantizedLinear], keep: bool) -> Callable[[Tensor], Tensor]:
     """Rows to the results of all linears side by side: one product, if the kernel has one for their layouts.
 
@@ -103,4 +109,4 @@ def stacked(linears: Sequence[QuantizedLinear], keep: bool) -> Callable[[Tensor]
     for linear in linears if not keep else ():
         linear.product = whole.part(first, linear.out_features)
         first += linear.out_features
-    return functools.partial(whole.with_bias, bias=bias)
+    return IntegerLinear(whole, bias).rows

@@ -14,6 +14,9 @@ from reference_server.model_server.kv_cache import KVCache
 from reference_server.model_server.models import fuse
 from reference_server.model_server.models.compiled_walk import Undescribed
 from reference_server.model_server.models.fuse import FusedDecoder
+from reference_server.model_server.quantization.int4 import GroupedIntegers
+from reference_server.model_server.quantization.int8 import round_to_int8
+from reference_server.model_server.quantization.linear import QuantizedLinear
 from reference_server.model_server.step_state import IntArray, Step, StepMetadata, StepState, StepTensors
 from tests.support.models.attached import attach
 from tests.support.models.tiny_models import make_tiny_model
@@ -58,6 +61,21 @@ def test_a_decode_step_equals_the_one_operator_by_operator(name: str, rows: int)
     torch.testing.assert_close(torch.cat(found), torch.cat(expected), atol=tolerance, rtol=tolerance)
     for cache, other in zip(layers_of(state), layers_of(plain_state), strict=True):
         torch.testing.assert_close(cache, other, atol=tolerance, rtol=tolerance)
+
+
+# Weights of eight bits with a scale per output, and of four in groups: bias and tied or plain heads.
+@multiplies
+@torch.no_grad()
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "llama-tied-llama3-rope"])
+def test_a_quantized_decode_step_equals_the_one_operator_by_operator(name: str, bits: int) -> None:
+    plain, plain_state = decoder_of(name, bits)
+    compiled, state = decoder_of(name, bits)
+    compiled.compile_walk()
+
+    for rows in (1, 3, 8, 13):
+        step = decode_step(ragged_lengths(rows))
+        assert torch.equal(run(compiled, state, step), run(plain, plain_state, step))
 
 
 class Calls(TorchDispatchMode):
@@ -150,13 +168,32 @@ def test_an_unknown_activation_has_no_compiled_walk() -> None:
     assert refused.value.reason == "the walk does not have its activation"
 
 
-def decoder_of(name: str) -> tuple[FusedDecoder, StepState]:
+def decoder_of(name: str, bits: int = 16) -> tuple[FusedDecoder, StepState]:
     """The model in bfloat16 over a cache of random keys and values, the same on every call."""
-    model = make_tiny_model(name).to(BF16)
+    # Stacked products need whole panels of 32 outputs.
+    sizes = {} if bits == 16 else {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4}
+    model = make_tiny_model(name, **sizes).to(BF16)
+    if bits < 16:
+        quantize(model, bits)
     state = attach(model, BF16, NUM_BLOCKS)
     decoder = fused(model)
     state.cache = new_cache(state, seed=1)
     return decoder, state
+
+
+def quantize(model: PreTrainedModel, bits: int) -> None:
+    """Round the layers' linears: to eight bits by output, to four in groups of 16 inputs around the middle code."""
+    for path, module in list(model.named_modules()):
+        if type(module) is nn.Linear and module is not model.get_output_embeddings():
+            weight, linear = module.weight.detach(), QuantizedLinear(module, tuple(module.weight.shape), sums=False)
+            scales = weight.float().unflatten(1, (-1, 16)).abs().amax(2) / 7
+            codes = (weight / scales.repeat_interleave(16, 1)).round() + 8
+            group_of = torch.arange(weight.shape[1]) // 16
+            four = GroupedIntegers(codes.to(torch.uint8), scales, torch.full_like(scales, 8), group_of, 4)
+            product = round_to_int8(weight) if bits == 8 else four.product(BF16, weight.device)
+            linear.load(product, BF16, weight.device)
+            parent, _, child = path.rpartition(".")
+            setattr(model.get_submodule(parent), child, linear)
 
 
 def fused(model: PreTrainedModel) -> FusedDecoder:
