@@ -80,9 +80,10 @@ def test_trust_C3_a_busy_queue_in_a_short_run_prints_nothing_and_names_the_reque
 
 def test_trust_W3_tail_percentiles_of_a_16_slot_queue_are_covered_or_withheld():
     for load in (0.7, 0.85):
-        cell = cells("M/G/16", load, 1_000, runs=60)["ttft", "p95"]
+        found = cells("M/G/16", load, 1_000, runs=60)
 
-        assert cell.miss_fraction <= 0.1
+        for statistic in ("p95", "p99"):
+            assert found["ttft", statistic].miss_fraction <= 0.1, (load, statistic)
 
 
 def test_trust_W4_attainment_at_high_load_is_covered_or_withheld():
