@@ -13,7 +13,8 @@ import numpy as np
 from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.queue_models import MODELS, QueueModel, Runs
 from loadgen.selftest.stationary import PERCENTILES, stationary_values
-from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, fraction, state_time, throughput
+from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, fraction, state_time
+from reports.stats.rate_intervals import throughput
 
 # Runs simulated together; their arrays fit into a processor's cache.
 RUNS_AT_ONCE = 250

@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.metrics.measured import Array, Measured
-from reports.run_schema import Status
 from reports.stats.estimators import Interval
-from reports.stats.queue_intervals import Dependence, QueueSeries, fraction, state_time, throughput
+from reports.stats.queue_intervals import Dependence, QueueSeries, fraction, state_time
 
 QUEUE_PARTS = {"e2e_s": "ttft_s", "e2e_co_s": "ttft_co_s"}
 """The part of an end-to-end latency that contains the wait in the server's queue."""
@@ -58,18 +57,6 @@ def run_dependence(measured: Measured, met: npt.NDArray[np.bool_]) -> Dependence
     first_token = series.series("ttft_co_s" if measured.manifest.is_open_loop else "ttft_s")
     chosen = first_token if len(first_token.values) else series.series("e2e_s")
     return chosen.dependence if len(chosen.values) else Dependence.of(met.astype(np.float64))
-
-
-def run_throughput(measured: Measured) -> Interval:
-    """Requests completed per second of the window."""
-    succeeded = np.asarray(measured.requests["status"] == Status.OK, dtype=np.bool_)
-    ends_s = np.asarray(measured.requests["t_end_ns"], dtype=np.float64)[succeeded] / 1e9
-    rate = measured.batches(ends_s).value
-    dependence = run_dependence(measured, succeeded[measured.started])
-    found = throughput(np.sort(ends_s[measured.window.contains(ends_s)]), dependence).interval
-    # The rate from gaps ignores both ends of the window, so its interval is scaled to the rate of the window.
-    scale = rate / found.value
-    return Interval(rate, found.lo * scale, found.hi * scale, found.needed)
 
 
 def _found_in_flight(measured: Measured) -> Array:

@@ -13,11 +13,12 @@ from reports.metrics.per_request import (
     meets_objectives,
     request_metric_of,
 )
-from reports.metrics.request_series import run_fraction, run_throughput
+from reports.metrics.request_series import run_fraction
+from reports.metrics.run_rates import good_rate, input_rate, output_rate, run_throughput, total_rate
 from reports.metrics.structured import validity_rate
 from reports.metrics.windows import Concurrency
 from reports.run_schema import NOT_FAILED
-from reports.stats.estimators import NUM_BATCHES, Interval
+from reports.stats.estimators import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +38,6 @@ def point(value: float) -> Interval:
     return Interval(value, math.nan, math.nan)
 
 
-def _output_rate(m: Measured) -> Interval:
-    return m.rate(m.output_batches)
-
-
-def _input_moments(m: Measured) -> "tuple[pd.Series[float], pd.Series[float]]":
-    return m.requests["t_first_ns"].fillna(m.requests["t_end_ns"]) / 1e9, m.requests["input_tokens"]
-
-
-def _input_rate(m: Measured) -> Interval:
-    return m.batches(*_input_moments(m))
-
-
-def _total_rate(m: Measured) -> Interval:
-    moments, tokens = _input_moments(m)
-    span = (m.window.start_s, m.window.end_s)
-    if m.window.length_s <= 0:
-        return point(math.nan)
-    known = m.window.contains(moments) & ~np.isnan(np.asarray(tokens))
-    sums, _ = np.histogram(moments[known], NUM_BATCHES, span, weights=tokens[known])
-    return m.rate(m.output_batches + sums)
-
-
 def meets_slo(m: Measured) -> "pd.Series[bool] | None":
     """The judged requests that meet every objective; None without objectives."""
     return meets_objectives(m.judged, m.manifest.objectives, m.manifest.is_open_loop)
@@ -66,7 +45,7 @@ def meets_slo(m: Measured) -> "pd.Series[bool] | None":
 
 def _goodput(m: Measured) -> Interval:
     good = meets_slo(m)
-    return point(math.nan) if good is None else m.batches(m.judged.loc[good, "start_s"])
+    return point(math.nan) if good is None else good_rate(m, good)
 
 
 def _attainment(m: Measured) -> Interval:
@@ -121,12 +100,12 @@ def _energy(m: Measured) -> Interval:
     moments = np.concatenate(([m.window.start_s], t_s[inside], [m.window.end_s]))
     power = np.interp(moments, t_s, watts)
     joules = float(((power[1:] + power[:-1]) / 2) @ np.diff(moments))
-    rate = _output_rate(m)
+    rate = m.rate(m.output_batches)
     return point(rate.value * m.window.length_s / joules if joules > 0 else math.nan)
 
 
 def _cost(m: Measured) -> Interval:
-    rate, price = _output_rate(m), m.manifest.price_per_hour
+    rate, price = output_rate(m), m.manifest.price_per_hour
     if price is None or not rate.value > 0:
         return point(math.nan)
     per_rate = price / 3600 * 1e6
@@ -154,7 +133,7 @@ PER_RUN = (
         "tokens/s",
         Direction.HIGHER,
         "output tokens received in the window / its length",
-        _output_rate,
+        output_rate,
     ),
     RunMetric(
         "input_tokens_per_s",
@@ -162,9 +141,9 @@ PER_RUN = (
         "tokens/s",
         Direction.HIGHER,
         "input tokens of requests whose first token fell in the window / its length",
-        _input_rate,
+        input_rate,
     ),
-    RunMetric("total_tokens_per_s", "Total tokens", "tokens/s", Direction.HIGHER, "sum of the two", _total_rate),
+    RunMetric("total_tokens_per_s", "Total tokens", "tokens/s", Direction.HIGHER, "sum of the two", total_rate),
     RunMetric(
         "requests_per_s",
         "Requests",

@@ -70,9 +70,9 @@ def _with_unique_labels(analyses: Sequence[Analysis]) -> list[Analysis]:
 
 READING = (
     "Intervals are 95 %: from the autocorrelation of the requests for latencies, by moving-block bootstrap for gaps, "
-    "by batch means for rates, by Wilson for fractions. Requests in one queue depend on each other: a value marked ~ "
-    "has too few independent requests for an interval. Latencies are those of requests that started in the "
-    "measurement window; rates count events inside it."
+    "from the requests for rates of an open loop, by batch means for those of a closed loop, by Wilson for fractions. "
+    "Requests in one queue depend on each other: a value marked ~ has too few independent requests for an interval. "
+    "Latencies are those of requests that started in the measurement window; rates count events inside it."
 )
 
 

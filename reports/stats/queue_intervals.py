@@ -351,30 +351,6 @@ def _student(effective: float, known: float, probability: float = 0.975) -> floa
     return student_quantile(probability, max(2.0, min(effective, known) / 4))
 
 
-def throughput(completion_s: Array, dependence: Dependence) -> BoundedEstimate:
-    """Completions per second, from the gaps between completions. completion_s: [requests], ascending."""
-    gaps = np.diff(completion_s)
-    if len(gaps) < MIN_COUNT or completion_s[0] == completion_s[-1]:
-        return BoundedEstimate.unsupported(math.nan, MIN_COUNT + 1)
-    rate = 1 / float(gaps.mean())
-    if not dependence.is_enough:
-        return BoundedEstimate.unsupported(rate, dependence.needed)
-    times = [autocorrelation_time(gaps) or 0.0, *(_batch_time(gaps, batches) for batches in (20, 10))]
-    time = max(times) * (1 + 20 / dependence.effective)
-    error = student_quantile(0.975, 19) * float(gaps.std() / gaps.mean()) * math.sqrt(time / len(gaps))
-    if error >= 1:
-        return BoundedEstimate.unsupported(rate, math.ceil(len(gaps) * error**2))
-    return BoundedEstimate.of(rate, rate / (1 + error), rate / (1 - error), len(gaps))
-
-
-def _batch_time(gaps: Array, batches: int) -> float:
-    size = len(gaps) // batches
-    if not size:
-        return 0.0
-    means = gaps[: size * batches].reshape(batches, size).mean(axis=1)
-    return size * float(means.var(ddof=1) / max(float(gaps.var()), 1e-300))
-
-
 def _longest_time(series: Array, levels: Sequence[float | None]) -> float:
     times = (
         (autocorrelation_time(series) or 1.0) if level is None else _exceedance_time(series, level) for level in levels
