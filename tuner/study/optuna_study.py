@@ -166,7 +166,7 @@ class OptunaStudy:
         params = trial.user_attrs.get(ENQUEUED)
         self.drop(trial)
         if params:
-            self._enqueue(params, {})
+            self._enqueue(params, proposal_of(trial))
 
     def running_settings(self) -> list[dict[str, Any]]:
         """The suggested parameters of all running trials."""
@@ -207,10 +207,9 @@ class OptunaStudy:
         The attributes of its proposal are kept.
         """
         params, times = dict(trial.params), int(trial.user_attrs.get(REDONE, 0))
-        proposal = {name: value for name, value in trial.user_attrs.items() if name not in OF_ONE_TRIAL}
         self.drop(trial)
         if params and times < MAX_REDONE:
-            self._enqueue(params, {**proposal, REDONE: times + 1})
+            self._enqueue(params, {**proposal_of(trial), REDONE: times + 1})
         return times < MAX_REDONE
 
     def _enqueue(self, params: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
@@ -230,6 +229,11 @@ class OptunaStudy:
             ]
         values = (result.value, result.second)[: len(self._directions)]
         return [math.log(max(value or 0.0, 1e-12)) for value in values]
+
+
+def proposal_of(trial: Trial) -> dict[str, Any]:
+    """The attributes of a trial's proposal, which stay with its settings when they are enqueued again."""
+    return {name: value for name, value in trial.user_attrs.items() if name not in OF_ONE_TRIAL}
 
 
 def constraints_of(result: TrialResult) -> dict[str, float]:

@@ -32,6 +32,22 @@ def result(number, value, settings=None):
     return TrialResult(number, settings or {}, outcome, value=value, violations=violations)
 
 
+@pytest.mark.parametrize("leave", [OptunaStudy.redo, OptunaStudy.give_back])
+def test_settings_that_are_enqueued_again_keep_the_attributes_of_their_proposal(leave, tmp_path):
+    study = OptunaStudy(tmp_path, seed=1)
+    settings = {"max_batch_prefill_tokens": 512, "prefill_chunking": True, "cuda_memory_fraction": 0.9}
+    study.enqueue(SPACE, settings, {"by_simulator": True, "predicted_output_tokens_per_s": 900.0})
+    trial = study.ask()
+    SPACE.suggest(trial, {})
+
+    leave(study, trial)
+    again = study.ask()
+
+    assert SPACE.suggest(again, {}) == settings
+    assert again.user_attrs["by_simulator"]
+    assert again.user_attrs["predicted_output_tokens_per_s"] == 900.0
+
+
 def run(study, trials):
     for _ in range(trials):
         trial = study.ask()
