@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ DRIVERS = {
     "postgresql": ("psycopg", "psycopg2", "pg8000"),
     "mysql": ("pymysql", "MySQLdb"),
 }
+TAIL_BYTES = 65_536
 RETRY_S = 60.0
 LONGEST_PAUSE_S = 8.0
 Result = TypeVar("Result")
@@ -55,7 +57,42 @@ def open_storage(text: str, folder: Path) -> BaseStorage:
 
 def _journal(path: Path) -> BaseStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+    lock = JournalFileOpenLock(str(path))
+    _cut_torn_line(path, lock)
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+
+
+def _cut_torn_line(path: Path, lock: JournalFileOpenLock) -> None:
+    """Move a half-written last line to `.torn`: the next line would be appended to it, and the journal be unreadable.
+
+    The lock keeps out a process that is writing its line now.
+    """
+    if _torn_line(path):
+        lock.acquire()
+        try:
+            torn = _torn_line(path)
+            if torn:
+                with path.with_name(f"{path.name}.torn").open("ab") as kept:
+                    kept.write(torn + b"\n")
+                os.truncate(path, path.stat().st_size - len(torn))
+                logger.warning("%s: its last line was half written, and is kept in %s.torn", path, path.name)
+        finally:
+            lock.release()
+
+
+def _torn_line(path: Path) -> bytes:
+    """The text after the last end of a line."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as journal:
+        size = journal.seek(0, os.SEEK_END)
+        tail = b""
+        while size and b"\n" not in tail:
+            start = max(0, size - TAIL_BYTES)
+            journal.seek(start)
+            tail = journal.read(size - start) + tail
+            size = start
+    return tail.rpartition(b"\n")[2]
 
 
 def _database(url: str) -> BaseStorage:

@@ -1,7 +1,8 @@
 import pytest
 
 from tuner.errors import StudyError
-from tuner.study.shared_storage.storage import open_storage
+from tuner.study.optuna_study import OptunaStudy
+from tuner.study.shared_storage.storage import JOURNAL_FILE, open_storage
 from tuner.study.study_folder import StudyFolder
 
 
@@ -24,3 +25,16 @@ def test_hardening_S4_a_refused_storage_shows_no_password(tmp_path, text):
 
     assert "hunter" not in str(refused.value)
     assert "***@" in str(refused.value)
+
+
+def test_reliability_T71_a_half_written_last_line_is_moved_out_of_the_journal(tmp_path):
+    OptunaStudy(tmp_path, seed=0).set_attribute("phase", "search")
+    journal = tmp_path / JOURNAL_FILE
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code":')
+
+    OptunaStudy(tmp_path, seed=0).set_attribute("phase", "confirm")
+
+    assert OptunaStudy(tmp_path, seed=0).attributes["phase"] == "confirm"
+    assert journal.read_bytes().startswith(whole)
+    assert (tmp_path / f"{JOURNAL_FILE}.torn").read_bytes() == b'{"op_code":\n'
