@@ -286,7 +286,7 @@ def _name_above(axes: Axes, labels: Sequence[str], size: Size, colours: Sequence
             label,
             (0.0, 1.0),
             xycoords="axes fraction",
-            xytext=(offset * 72 / PIXELS_PER_INCH, (26 + NAME_LINE_PIXELS * row) * 72 / PIXELS_PER_INCH),
+            xytext=(offset * 72 / PIXELS_PER_INCH, (28 + NAME_LINE_PIXELS * row) * 72 / PIXELS_PER_INCH),
             textcoords="offset points",
             color=colour,
             fontweight="bold",
