@@ -15,6 +15,7 @@ from reports.document import (
     VerdictLine,
     about,
     format_number,
+    format_percent,
 )
 from reports.metrics.checks.findings import finding_messages
 from reports.metrics.per_request import primary_latency
@@ -206,8 +207,10 @@ def _attainment_note(share: Mapping[str, float | None]) -> str:
     needed = share.get("needed")
     if lo is None or hi is None:
         needs = f", about {about(int(needed)):,} are needed" if needed else ""
-        return f"{value:.1%} of requests meet every objective (unsupported: too few requests for an interval{needs})."
-    return f"{value:.1%} of requests meet every objective ({lo:.1%}–{hi:.1%})."
+        reason = f"unsupported: too few requests for an interval{needs}"
+    else:
+        reason = f"{100 * lo:.1f}–{100 * hi:.1f} %"
+    return f"{format_percent(value)} of requests meet every objective ({reason})."
 
 
 def _replica_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:

@@ -64,7 +64,7 @@ def distribution(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:
             _label_percentiles(axes, runs[0].rows)
         axes.set_xlabel(f"{quantity}, ms{scale}   ← better")
         axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda fraction, _: f"{fraction:.0%}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda fraction, _: f"{100 * fraction:.0f} %"))
         label_axis(axes, "fraction at or below")
         return figure
 

@@ -21,6 +21,7 @@ Array = npt.NDArray[np.float64]
 def setting_axis(axes: Axes, which: str, knob: Knob, column: "pd.Series[Any]", size: Size) -> None:
     """Set scale and ticks of one axis (`which` is x or y): a tick per level, or a few numbers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
+    column = _with_default(knob, column)
     levels = _levels(knob, column)
     if levels is not None:
         max_len = 9 if size.is_narrow else 16
@@ -62,7 +63,11 @@ def _log_ticks(values: Array) -> Array:
 
 
 def places_of(knob: Knob, column: "pd.Series[Any]") -> Array:
-    """Values as coordinates: the index of a level, or the number; an unset value is one step below all numbers."""
+    """Values as coordinates: the index of a level, or the number. An unset value is at the default.
+
+    Without a known default it is one step below all numbers.
+    """
+    column = _with_default(knob, column)
     levels = _levels(knob, column)
     if levels is not None:
         return np.array([float(levels.index(_text(knob, value))) for value in column])
@@ -70,6 +75,14 @@ def places_of(knob: Knob, column: "pd.Series[Any]") -> Array:
     known = numbers.dropna()
     unset = known.min() / 1.5 if knob.scale == "log" else known.min() - 0.1 * (float(np.ptp(known)) or 1.0)
     return np.asarray(numbers.fillna(unset), dtype=float)
+
+
+def _with_default(knob: Knob, column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """The column with the default in place of unset values, if it is known: both are one value of the setting."""
+    if knob.default is None:
+        return column
+    filled = [knob.default if value is None or value != value else value for value in column]
+    return pd.Series(filled, index=column.index, dtype=object)
 
 
 def _levels(knob: Knob, column: "pd.Series[Any]") -> list[str] | None:
@@ -81,7 +94,9 @@ def _levels(knob: Knob, column: "pd.Series[Any]") -> list[str] | None:
 
 
 def _text(knob: Knob, value: object) -> str:
-    return knob.unset if value is None or value != value else str(value)
+    if value is None or value != value:
+        return knob.unset
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def unit_places(knob: Knob, column: "pd.Series[Any]") -> Array:
@@ -95,6 +110,7 @@ def unit_places(knob: Knob, column: "pd.Series[Any]") -> Array:
 
 def ends_of(knob: Knob, column: "pd.Series[Any]") -> tuple[str, str]:
     """The lowest and the highest value as text."""
+    column = _with_default(knob, column)
     levels = _levels(knob, column)
     if levels is not None:
         return levels[0], levels[-1]
