@@ -149,7 +149,7 @@ class TrueMachine:
     def launch(self, settings: Mapping[str, Any], expected_gain: float | None = None) -> Observation:
         """Metrics with noise; a launch with little memory can be out of memory at random."""
         if self._rng.random() > survival(settings) or not (truth := self.truth(settings)):
-            return Observation(settings, died=True, expected_gain=expected_gain)
+            return Observation(settings, is_out_of_memory=True, expected_gain=expected_gain)
         measured = {name: value * self._rng.lognormvariate(0, NOISE[name]) for name, value in truth.items()}
         return Observation(settings, measured, expected_gain=expected_gain)
 

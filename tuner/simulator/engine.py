@@ -1,7 +1,7 @@
-"""Simulation of a load on servers in virtual time: clock, clients, permits, and the balancing of requests.
+"""Simulates a load on servers in virtual time: clock, clients, permits, and load balancing.
 
-Virtual time is an integer number of ns. Neither a wall clock nor unseeded randomness is used, so equal inputs give
-equal bytes. The scheduling is the router's own (replica.py).
+Virtual time is an integer number of ns. There is no wall clock and no unseeded randomness, so equal inputs give equal
+results. The router's own scheduler decides the batches (replica.py).
 """
 
 import heapq
@@ -18,7 +18,11 @@ NS_PER_S = 1_000_000_000
 
 
 class PlannedRequest(NamedTuple):
-    """A request of a load. `declared_tokens` defaults to `output_tokens`; `ids` only where prompts share prefixes."""
+    """A request of a load.
+
+    declared_tokens: requested maximum of output tokens, by default `output_tokens`. ids: token ids of the prompt, only
+    if prompts share prefixes.
+    """
 
     input_tokens: int
     output_tokens: int
@@ -28,11 +32,11 @@ class PlannedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoad:
-    """Requests in order, arriving at `times_ns` (ascending), or sent by `users` who wait for each answer.
+    """Requests that arrive at `times_ns` (ascending), or that `users` send one after the other.
 
-    A closed loop is measured once `warmup_ns` has passed and every user has an answer, for `duration_ns` or
-    `requests`. A request takes `client_ns` before the queue, and `tokenize_ns` a prompt token on one of
-    `validation_workers`.
+    The measurement of a closed loop starts when `warmup_ns` is over and every user has an answer. It ends after
+    `duration_ns` or `requests`. Before it is queued, a request takes `client_ns`, and `tokenize_ns` for each prompt
+    token on one of `validation_workers`.
     """
 
     planned: Iterable[PlannedRequest]
@@ -49,7 +53,7 @@ class SimulatedLoad:
 
 
 class SimulatedReplica(Protocol):
-    """A server in virtual time: `Replica` with the router's Scheduler, `SlotReplica` for other servers."""
+    """A server in virtual time: `Replica` with TGI's scheduler, or `SlotReplica`. `Replica` describes the methods."""
 
     counts: Counts
     in_system: int
@@ -65,7 +69,7 @@ class SimulatedReplica(Protocol):
     def waiting_fractions(self) -> dict[str, float]: ...
 
 
-# How a server forms its batches: TGI's scheduler, or slots.
+# The rule by which a server forms batches: TGI's scheduler, or slots.
 BatchingRule = SchedulerOptions | SlotRule
 Policy = Callable[[Flight, Sequence[SimulatedReplica]], int]
 
@@ -77,7 +81,7 @@ def first_replica(flight: Flight, replicas: Sequence[SimulatedReplica]) -> int: 
 
 @dataclass(slots=True)
 class Simulated:
-    """The result of a simulation: its requests, the measured window, and the replicas."""
+    """The result of a simulation. `start_ns` to `end_ns` is the measured window."""
 
     flights: list[Flight]
     start_ns: int
@@ -89,12 +93,17 @@ class Simulated:
         return (self.end_ns - self.start_ns) / NS_PER_S
 
 
-# Kinds of events, in their order at equal times.
+# Kinds of events, in the order of processing at equal times.
 _STEP_END, _ARRIVAL, _QUEUED = 0, 1, 2
 
 
 class Simulation:
-    """One simulation; `run` may be called once."""
+    """One simulation. Call either `run` once, or `next_ended` repeatedly.
+
+    servers: rule and step law of each replica. policy: selects the replica of a request. with_strides: simulate equal
+    decode steps as one event. with_gaps: record the time of every token. on_call, on_end: called for each step with its
+    start, and for each request that ends.
+    """
 
     def __init__(
         self,
@@ -140,9 +149,9 @@ class Simulation:
         return self._result()
 
     def next_ended(self, requests: int) -> list[Flight]:
-        """The next requests in order of arrival, simulated to their ends and then forgotten.
+        """The next requests in order of arrival, simulated to their ends.
 
-        For loads without an end: memory is that of the requests in the system.
+        They are not stored, so the memory of a load without end is that of the requests in the system.
         """
         if not self._next_id:
             self._open_load()
@@ -160,14 +169,14 @@ class Simulation:
         return self._replicas
 
     def _next_instant(self) -> None:
-        """Process every event of the next time, then begin the steps that they allow."""
+        """Process every event at the next time, then begin the possible steps."""
         events, replicas, ends, touched = self._events, self._replicas, self._ends, self._touched
         now_ns = events[0][0]
         while events and events[0][0] == now_ns:
             _, kind, number, flight = heapq.heappop(events)
             if kind == _STEP_END:
                 if ends[number] != now_ns:
-                    continue  # the stride was cut
+                    continue  # this event is outdated: the stride was shortened
                 ends[number] = -1
                 for ended in replicas[number].end(now_ns):
                     self._leave(ended, now_ns)
@@ -194,12 +203,12 @@ class Simulation:
         self._schedule_next()
 
     def _schedule_next(self) -> None:
-        """Push the next arrival of an open loop; its predecessor has just arrived."""
+        """Schedule the next arrival of an open loop."""
         if (due := next(self._scheduled, None)) is not None:
             self._push_flight(*due, -1)
 
     def _send(self, at_ns: int, user: int) -> None:
-        """Send the next request of a user, unless the load has ended."""
+        """Send the next request of a user, unless the load ends."""
         load = self._load
         if self._stop_ns is None and self._measure_ns is not None and load.duration_ns is not None:
             end_ns = self._measure_ns + load.duration_ns
@@ -227,7 +236,7 @@ class Simulation:
         heapq.heappush(self._events, (at_ns, _ARRIVAL, flight.id, flight))
 
     def _arrive(self, flight: Flight, now_ns: int, touched: list[int]) -> None:
-        """Take a permit; queue the request after the client and tokenizer time."""
+        """Take a permit, and queue the request after the client and tokenizer time."""
         self._flights.append(flight)
         if flight.user < 0:
             self._schedule_next()
@@ -278,7 +287,7 @@ class Simulation:
         self._send(now_ns + self._load.think_ns, flight.user)
 
     def _note_answer(self, user: int, now_ns: int) -> None:
-        """Start the measurement once every user has an answer, which may be a rejection."""
+        """Start the measurement when every user has an answer. A rejection is also an answer."""
         if self._measure_ns is None:
             self._answered.add(user)
             if len(self._answered) == self._load.users and now_ns >= self._load.warmup_ns:

@@ -1,6 +1,6 @@
-"""A load file of `tgi-bench` as a simulated load.
+"""Converts a load file of `tgi-bench` to a simulated load.
 
-Its requests have the lengths that `tgi-bench run` would send, and token ids only where prompts share prefixes.
+Its requests have the same lengths as those of `tgi-bench run`. They have token ids only if prompts share prefixes.
 """
 
 import zlib
@@ -23,7 +23,7 @@ UNSHARED_WORKLOADS = ("synthetic", "azure_llm", "burstgpt")
 
 
 class LengthVocabulary(Vocabulary):
-    """Writes the length and the key of each part of a prompt instead of words; shared parts have equal keys."""
+    """Writes the length and the key of each part of a prompt instead of words. Shared parts have equal keys."""
 
     def write(self, tokens: int, key: str) -> str:
         return f"{tokens}:{key}\n"
@@ -43,7 +43,7 @@ LENGTHS = LengthVocabulary(0, (Word("", 1),), (Word("", 1),), "")
 
 
 def ids_of(text: str) -> tuple[int, ...]:
-    """Token ids of a text of `LengthVocabulary`: equal parts have equal ids.
+    """The token ids of a text of `LengthVocabulary`. Equal parts have equal ids.
 
     >>> ids_of("2:a\\n3:b\\n")[:2] == ids_of("5:a\\n")[:2]
     True
@@ -64,7 +64,10 @@ def load_of(
     requests: int | None = None,
     client: ClientCost = NO_COST,
 ) -> SimulatedLoad:
-    """The simulated load of a load file. Raises NotSimulatedError for unknown prompt lengths and unsupported modes."""
+    """The simulated load of a load file. Raises NotSimulatedError for unknown prompt lengths and unsupported modes.
+
+    requests: number of measured requests, instead of the duration. client: time of a request outside model steps.
+    """
     if config.workload in FILE_WORKLOADS:
         raise NotSimulatedError(
             f"workload `{config.workload}` is not simulated: the token counts of its prompts are unknown"
@@ -82,7 +85,7 @@ def load_of(
     duration_s = config.duration_s
     count = requests if requests is not None else config.requests
     return SimulatedLoad(
-        planned if planned is not None else Endless(workload.prompts, with_ids),
+        planned if planned is not None else ClosedLoopRequests(workload.prompts, with_ids),
         times_ns=times_ns,
         users=0 if times_ns is not None else config.users,
         think_ns=round(think.first * NS_PER_S),
@@ -100,7 +103,7 @@ def shares_prefixes(config: BenchConfig) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Endless:
+class ClosedLoopRequests:
     """Requests of a closed loop, created on demand."""
 
     prompts: Any

@@ -1,4 +1,4 @@
-"""Launches of configurations that the cost model was not fitted to, each predicted before it is launched."""
+"""Launches new configurations to validate a cost model. Each is predicted before its launch."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from tuner.trial.measure import Evaluate, Measurer, describe
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult, read_result
 
-# Points drawn for each launch: some are rejected, measured already, or do not fit.
+# Random points for each launch: some are rejected, already measured, or have no prediction.
 DRAWN_FOR_EACH = 8
 
 
@@ -37,9 +37,9 @@ def launch_new(
     seed: int = 0,
     evaluate: Evaluate = evaluate,
 ) -> list[PredictedLaunch]:
-    """Predict and then launch configurations of a study's space that `seen` lacks; returns the measured ones.
+    """Predict and then launch configurations of a study's space that are not in `seen`. Returns the measured ones.
 
-    Each prediction is in `ledger.jsonl` before its launch. Launches that exist in the folder are not repeated.
+    Each prediction is written to `ledger.jsonl` before its launch. Existing launches in the folder are not repeated.
     Raises SpaceError, NotSimulatedError.
     """
     objective = Objective.of(prepared.config.objective)
@@ -64,7 +64,7 @@ def launch_new(
 def _predicted(
     prepared: PreparedStudy, costs: Costs, count: int, seen: Sequence[TrialResult], seed: int
 ) -> Iterator[tuple[dict[str, Any], Mapping[str, float]]]:
-    """The first `count` quasi-random configurations that are new, allowed and predicted."""
+    """Settings and metrics of the first `count` quasi-random configurations that are new, allowed and predictable."""
     config, load = prepared.config, prepared.load
     server = server_of(config.server)
     space = SearchSpace.of(params_of(config), config.forbid, server.known)

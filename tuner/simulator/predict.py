@@ -1,4 +1,4 @@
-"""Predicted metrics of configurations under a load: one, or thousands on several processes."""
+"""Predicts metrics of configurations under a load: of one configuration, or of thousands in several processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -36,7 +36,10 @@ def predict(
     names: Sequence[str],
     limits_ms: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Metrics of a load on a server; empty if its K/V pool is too small for the router to start."""
+    """Metrics of a load on a server, by name; empty if the router would not start because its K/V pool is too small.
+
+    limits_ms: limits of each request by latency name, for goodput.
+    """
     options = server.rule
     if isinstance(options, SlotRule):
         return metrics_of(run(server, cost, load), names, limits_ms)
@@ -48,7 +51,7 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """Predicts configurations of one server under one load. It is pickled to other processes."""
+    """Predicts configurations of one server under one load. Instances are pickled for other processes."""
 
     costs: Costs
     base: SimulatedServer
@@ -58,7 +61,7 @@ class Predictor:
     limits_ms: Mapping[str, float]
 
     def __call__(self, settings: Mapping[str, Any]) -> dict[str, float]:
-        """Metrics of settings; empty if no request fits. Raises NotSimulatedError."""
+        """The metrics of settings; empty if no request fits. Raises NotSimulatedError."""
         server = self.base.with_settings(settings, self.pool)
         return predict(server, self.costs.of(settings), self.load, self.names, self.limits_ms)
 
@@ -66,7 +69,7 @@ class Predictor:
 def predict_many(
     predictor: Callable[[Mapping[str, Any]], dict[str, float]], settings: Sequence[Mapping[str, Any]], jobs: int = 1
 ) -> list[dict[str, float]]:
-    """The predictions in order; the number of processes does not change them."""
+    """The predictions, in order. They do not depend on `jobs`, the number of processes."""
     if jobs <= 1 or len(settings) < 2 * CHUNK:
         return [predictor(each) for each in settings]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as workers:

@@ -1,4 +1,4 @@
-"""The accuracy of predictions: its limits for each metric, and the grade of a cost model."""
+"""Grades of the accuracy of predictions, with limits for each metric."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A grade, the spread of each residual, and the reason for a grade below good."""
+    """A grade, the spread of ln(measured / predicted) by metric, and the reason for a grade below good."""
 
     grade: Grade
     spread: Mapping[str, float]
@@ -22,7 +22,10 @@ class Graded:
 
 @dataclass(frozen=True, slots=True)
 class MetricAccuracy:
-    """Standard deviations of each part of a residual and of one measurement, and the limits of the grades."""
+    """Accuracy of predictions of a metric, all as deviations of ln(metric).
+
+    part: prior of each part of a residual. noise: one measurement. good, usable: limits of the grades.
+    """
 
     part: float
     noise: float
@@ -35,7 +38,7 @@ TAIL = MetricAccuracy(part=0.20, noise=0.10, good=0.10, usable=0.30)
 
 
 def accuracy_of(metric: str) -> MetricAccuracy:
-    """Rates and times per token are predicted better than waiting times.
+    """The accuracy for a metric. Rates and times per token are predicted better than waiting times.
 
     >>> accuracy_of("ttft_p95_ms").noise, accuracy_of("tpot_mean_ms").noise
     (0.1, 0.05)

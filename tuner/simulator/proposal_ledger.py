@@ -1,4 +1,4 @@
-"""The ledger of a study's predictions: each proposal of the simulator is written to it before its launch."""
+"""Writes each proposal of the simulator with its prediction to the study's ledger, before the launch."""
 
 import json
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from tuner.simulator.residual_model import ScoredCandidate
 LEDGER_FILE = "ledger.jsonl"
 
 
-def noted(
+def record_proposal(
     folder: Path,
     settings: Mapping[str, Any],
     predicted: Mapping[str, float],
     facts: Mapping[str, Any],
     chances: Mapping[str, float],
 ) -> Proposal:
-    """The proposal, written to the ledger; `facts` and predictions are stored with its trial."""
+    """Write a proposal to the ledger. Its `facts` and predictions are also stored with its trial."""
     predictions = {f"predicted_{name}": round(value, 6) for name, value in predicted.items()}
     attributes: dict[str, Any] = {"by_simulator": True, **facts, **predictions}
     row = {"settings": dict(settings), **attributes, **chances}
@@ -27,8 +27,10 @@ def noted(
     return Proposal(settings, attributes)
 
 
-def noted_candidate(folder: Path, best: ScoredCandidate) -> Proposal:
-    """The proposal of a residual model's candidate, written to the ledger."""
+def record_candidate(folder: Path, best: ScoredCandidate) -> Proposal:
+    """Write the candidate of a residual model to the ledger, and return its proposal."""
     facts: dict[str, Any] = {"expected_gain": round(best.expected_gain, 6)}
     facts |= {"note": best.note} if best.note else {}
-    return noted(folder, best.settings, best.predicted, facts, {"chance": best.chance, "survival": best.survival})
+    return record_proposal(
+        folder, best.settings, best.predicted, facts, {"chance": best.chance, "survival": best.survival}
+    )

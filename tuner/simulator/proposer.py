@@ -1,7 +1,7 @@
-"""The simulator as a study's proposer: it fits a cost model to the trials' step traces and predicts candidates.
+"""Proposes launches with the simulator: fits a cost model to the step traces of trials and predicts candidates.
 
-Its proposals are launched and confirmed like any other trial. It declines with a reason if its predictions are not
-usable, and the sampler continues.
+Proposals are launched and confirmed like other trials. If the predictions are not usable, the proposer declines with a
+reason, and the sampler continues.
 """
 
 import json
@@ -24,7 +24,7 @@ from tuner.simulator.fitting.metric_steps import steps_of
 from tuner.simulator.fitting.step_trace import TracedSteps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
-from tuner.simulator.proposal_ledger import noted, noted_candidate
+from tuner.simulator.proposal_ledger import record_candidate, record_proposal
 from tuner.simulator.residual_model import KnobRange, Observation, PredictedCandidate, ResidualModel
 from tuner.simulator.server import scheme_of
 from tuner.simulator.simulated_metrics import LATENCY, RATES
@@ -33,14 +33,14 @@ from tuner.space.search_space import SearchSpace
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 
-# Fewer than the 2,000 of `simulate sweep`: all candidates are predicted again after each refit.
+# Fewer than the 2,000 of `simulate sweep`, because every refit predicts all candidates again.
 NUM_CANDIDATES = 600
 NUM_BEST, NUM_NEIGHBOURS, NEIGHBOUR_DEVIATION = 20, 10, 0.06
 # Measured requests in the prediction of a closed loop.
 REQUESTS = 400
 REFIT_EVERY = 4
 COARSE_LAUNCHES = 10
-# Logistic chance that a launch has enough memory, by `cuda_memory_fraction`: one half at the first, with this slope.
+# Midpoint and scale of the logistic probability that a launch has enough memory, by `cuda_memory_fraction`.
 HALF_SURVIVE, SURVIVAL_SLOPE = 0.965, 0.012
 
 Traced = tuple[TracedSteps, ClientCost]
@@ -48,7 +48,7 @@ Traced = tuple[TracedSteps, ClientCost]
 
 @dataclass(slots=True)
 class SimulatorProposer:
-    """Proposes the launches of one study. `noise` returns the run-to-run deviation of a metric if it was measured."""
+    """The proposer of one study. `noise` returns the run-to-run deviation of ln(metric), None if not measured."""
 
     folder: Path
     load: BenchConfig
@@ -66,7 +66,7 @@ class SimulatorProposer:
     _traced: dict[int, Traced] = field(default_factory=dict)
 
     def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | Decline:
-        """The next launch; declines with a reason if the simulator's predictions are not usable."""
+        """The next launch. Declines if the predictions are not usable."""
         try:
             model = self.residual_model(results)
         except (NotSimulatedError, CostModelError, TraceError) as error:
@@ -76,12 +76,12 @@ class SimulatorProposer:
         best = model.propose(observations_of(results), list(running))
         if isinstance(best, Decline):
             return best
-        return noted_candidate(self.folder, best)
+        return record_candidate(self.folder, best)
 
     def _best_prediction(
         self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]
     ) -> Proposal | Decline:
-        """The best candidate not launched yet, up to ten launches: a model fitted to metrics is too coarse for more."""
+        """The best candidate that is not launched, for at most ten launches: metrics give only a coarse cost model."""
         taken = {_key(each) for each in (*(result.settings for result in results), *running)}
         num_proposed = sum(result.origin == "simulator" for result in results) + len(running)
         untried = [each for key, each in self._candidates.items() if key not in taken]
@@ -90,14 +90,14 @@ class SimulatorProposer:
         best = max(untried, key=self._rank)
         predicted = {name: best.metrics[name] for name in self._metrics if name in best.metrics}
         note = {"note": "fitted to the server's metrics, not to its steps"}
-        return noted(self.folder, best.settings, predicted, note, {"survival": best.survival})
+        return record_proposal(self.folder, best.settings, predicted, note, {"survival": best.survival})
 
     def residual_model(self, results: Sequence[TrialResult]) -> ResidualModel:
-        """The model over all candidates so far. Raises NotSimulatedError, CostModelError, TraceError."""
+        """The residual model of all candidates so far. Raises NotSimulatedError, CostModelError, TraceError."""
         if unknown := [name for name in self._metrics if name not in RATES and not LATENCY.fullmatch(name)]:
             raise NotSimulatedError(f"`{unknown[0]}` is not simulated")
         if self.objective.second is not None:
-            raise NotSimulatedError("the study has two objectives, and one is supported")
+            raise NotSimulatedError("the study has two objectives, but only one is supported")
         traced = self._traces(results)
         if self._fitted_on < 0 or len(traced) >= self._fitted_on + REFIT_EVERY:
             self._fit(traced)
@@ -105,7 +105,7 @@ class SimulatorProposer:
         return self._model()
 
     def best_first(self, results: Sequence[TrialResult]) -> list[Mapping[str, Any]]:
-        """The measured settings by posterior mean, best first: noise of single launches is averaged out.
+        """The measured settings by posterior mean, best first, which averages out the noise of single launches.
 
         Raises NotSimulatedError, CostModelError, TraceError.
         """
@@ -125,7 +125,7 @@ class SimulatorProposer:
         return (self.objective.maximize, *(limit.metric for limit in self.objective.limits))
 
     def _traces(self, results: Sequence[TrialResult]) -> list[Traced]:
-        """Steps and client costs of the trials that recorded them. Raises TraceError if there is none."""
+        """Steps and client costs of the trials that have them. Raises TraceError if no trial has them."""
         reason = "no trial has a step trace"
         for result in results:
             if not result.run or result.number in self._traced:
@@ -140,7 +140,7 @@ class SimulatorProposer:
         return list(self._traced.values())
 
     def _fit(self, traced: Sequence[Traced]) -> None:
-        """Fit the costs; predict quasi-random candidates, then neighbours of the best ones."""
+        """Fit the costs, then predict quasi-random candidates and neighbours of the best ones."""
         self._costs = fit_costs([steps for steps, _ in traced], [client for _, client in traced])
         self._costs.write(self.folder / COST_FILE)
         self._fitted_on = len(traced)
@@ -151,7 +151,7 @@ class SimulatorProposer:
         self._predict([near for each in best for near in self._neighbours(each.settings)])
 
     def _rank(self, candidate: PredictedCandidate) -> tuple[bool, float]:
-        """Sort key: within every limit, then the predicted objective."""
+        """Sort key: whether every limit is met, then the predicted objective."""
         metrics = candidate.metrics
         is_met = all(limit.violation(metrics.get(limit.metric)) <= 0 for limit in self.objective.limits)
         sign = -1.0 if self.objective.directions[0] == "minimize" else 1.0
@@ -174,7 +174,7 @@ class SimulatorProposer:
                 yield values
 
     def _predict(self, wanted: Sequence[Mapping[str, Any]]) -> None:
-        assert self._costs is not None, "costs are fitted before anything is predicted"
+        assert self._costs is not None, "costs are fitted before a prediction"
         costs, base = self._costs, self._costs.reference.for_load(self.load)
         new = {_key(each): each for each in wanted if _key(each) not in self._candidates}
         known = [each for each in new.values() if scheme_of(each) in costs.models]
@@ -190,7 +190,7 @@ class SimulatorProposer:
         return load_of(self.load, with_ids=with_ids, requests=requests, client=costs.client)
 
     def _survival(self, settings: Mapping[str, Any]) -> float:
-        """Chance that a launch has enough memory; 1 on a CPU, where memory use is computed exactly."""
+        """Probability that a launch has enough memory; 1 on a CPU, whose memory use is computed exactly."""
         if self._costs is None or self._costs.reference.settings.get("cpu_memory_gib") is not None:
             return 1.0
         fraction = float(settings.get("cuda_memory_fraction") or 1.0)
@@ -206,7 +206,7 @@ def observations_of(results: Sequence[TrialResult]) -> list[Observation]:
             measured = {name: value for name, value in result.measured.items() if value is not None}
             found.append(Observation(result.settings, measured, expected_gain=gain))
         elif result.was_launched and result.outcome == "infeasible":
-            found.append(Observation(result.settings, died=result.cause == "memory", expected_gain=gain))
+            found.append(Observation(result.settings, is_out_of_memory=result.cause == "memory", expected_gain=gain))
     return found
 
 
@@ -220,7 +220,7 @@ def knob_of(parameter: Parameter) -> KnobRange:
 
 
 def limits_ms(load: BenchConfig) -> dict[str, float]:
-    """The load's objectives for single requests, in ms by latency; goodput counts the requests that meet them."""
+    """The load's objectives for single requests, in ms by latency name. Goodput counts the requests that meet them."""
     from loadgen.config.objectives import parse_objective
 
     found = {}

@@ -1,7 +1,7 @@
-"""One simulated server: the router's Scheduler, with its calls timed by a step law.
+"""One simulated server: the router's Scheduler, and a shard whose step times follow a step law.
 
-This module does the work of a shard (rows, chunks, receipts); all batching decisions are the Scheduler's. Decode steps
-between which no decision is possible are simulated as one stride.
+This module does the work of the shard (rows, chunks, receipts). The Scheduler makes all batching decisions. Consecutive
+decode steps without a possible decision between them are simulated as one stride.
 """
 
 import heapq
@@ -54,9 +54,9 @@ def _wire(input_len: int, max_new_tokens: int) -> Request:
 class Flight:
     """One request from its arrival to its end.
 
-    `ids` are the prompt's tokens if prompts share prefixes, else None. `declared_tokens` is the requested maximum,
-    `output_tokens` the number that is generated. Times are ns of virtual time, -1 if unset; `token_ns` has the arrival
-    of every token if gaps are recorded.
+    ids: token ids of the prompt if prompts share prefixes, else None. declared_tokens: requested maximum.
+    output_tokens: number of generated tokens. Times are ns of virtual time, -1 if unset. token_ns: arrival of every
+    token, if gaps are recorded.
     """
 
     id: int
@@ -78,7 +78,7 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A sequence in the shard. `context` tokens have K/V; `left` tokens are to be generated."""
+    """A sequence in the shard. `context`: tokens with K/V. `left`: tokens still to generate."""
 
     flight: Flight
     entry: Entry
@@ -107,7 +107,7 @@ class Counts:
 
 @dataclass(slots=True)
 class _Stride:
-    """The running step or stride of steps."""
+    """The running step, or several decode steps as one. Each step takes `gain_ns` longer than the one before."""
 
     call: Prefill | Decode
     started_ns: int
@@ -119,9 +119,10 @@ class _Stride:
 
 
 class Replica:
-    """Call `submit` for each arrival, `begin` when idle, and `end` at the time that `begin` returned.
+    """A server of TGI's architecture in virtual time.
 
-    After an arrival during a stride call `cut`: it shortens the stride to the step that runs at that time.
+    Call `submit` for each arrival, `begin` if the server is idle, and `end` at the time that `begin` returned. After an
+    arrival during a stride, call `cut`, which shortens the stride to the step that is running at that time.
     """
 
     def __init__(
@@ -163,10 +164,10 @@ class Replica:
         return self._num_decoding + self._num_prefilling
 
     def submit(self, flight: Flight, now_ns: int) -> bool:
-        """Queue the next segment of a request; false if its validation fails with these options."""
+        """Queue the next segment of a request; false if the options do not allow it."""
         requested = flight.declared_tokens - flight.generated
         input_len = flight.input_tokens + flight.generated
-        ids = _same_ids(input_len) if not self._needs_ids else _grown(flight, input_len)
+        ids = _same_ids(input_len) if not self._needs_ids else _ids_with_output(flight, input_len)
         request = ValidGenerateRequest(_wire(input_len, segment_tokens(requested)), ids, requested)
         try:
             entry = self.scheduler.append(request, now_ns)
@@ -178,7 +179,7 @@ class Replica:
         return True
 
     def begin(self, now_ns: int) -> int | None:
-        """Take scheduler turns until a step runs; returns its end time, None if there is no work."""
+        """Execute calls of the scheduler until a step is running. Returns its end time, None if there is no work."""
         scheduler = self.scheduler
         while True:
             call = scheduler.next_call(now_ns)
@@ -198,7 +199,7 @@ class Replica:
                 scheduler.on_reply(call, None)
 
     def cut(self, now_ns: int) -> int | None:
-        """Shorten the running stride to its current step; returns its end time, None if idle."""
+        """Shorten the running stride to its current step. Returns its end time, None if idle."""
         stride = self._running
         if stride is None:
             return None
@@ -208,7 +209,7 @@ class Replica:
         return self._end_of(stride)
 
     def end(self, now_ns: int) -> list[Flight]:
-        """End the running step; returns the requests that it completed."""
+        """End the running step. Returns the completed requests."""
         stride = self._running
         assert stride is not None, "no step is running"
         self._running = None
@@ -286,7 +287,7 @@ class Replica:
         return self._end_of(stride)
 
     def _cause_of_waiting(self, stride: _Stride) -> str:
-        """Why the first queued request is not in this step; later ones wait for the same reason."""
+        """Why the first queued request is not in this step. Later requests wait for the same reason."""
         if type(stride.call) is Prefill or self._num_prefilling:
             return "budget"
         if self._max_batch_size is not None and self.rows >= self._max_batch_size:
@@ -299,6 +300,7 @@ class Replica:
         return {cause: waited / total_ns for cause, waited in sorted(self._waited_ns.items())} if total_ns else {}
 
     def _prompt_work(self, rows: dict[int, _Row]) -> tuple[int, int, int, int]:
+        """Prompts, tokens, squares and cached tokens of the chunks of rows, in the order of `StepWork`."""
         prompts = tokens = squares = cached = 0
         for row in rows.values():
             if row.remaining_prefill:
@@ -332,9 +334,9 @@ class Replica:
             rows = self._rows[batch_id]
             del self._rows[call.batch.id]
             self._max_tokens[batch_id] += new_tokens
-            ended = self._decode(rows, 1, now_ns, stride)
+            ended = self._advance_decodes(rows, 1, now_ns, stride)
             rows |= new
-        ended += self._prefilled(rows, new, now_ns)
+        ended += self._advance_prefills(rows, new, now_ns)
         return self._reply(call, batch_id, rows, ended, 1, now_ns)
 
     def _end_decode(self, call: Decode, stride: _Stride, now_ns: int) -> list[Flight]:
@@ -343,13 +345,13 @@ class Replica:
         counts.decode_ns += now_ns - stride.started_ns
         batch_id = call.batches[0].id
         rows = self._rows[batch_id]
-        ended = self._decode(rows, stride.steps, now_ns, stride)
+        ended = self._advance_decodes(rows, stride.steps, now_ns, stride)
         if self._num_prefilling:
-            ended += self._prefilled(rows, {}, now_ns)
+            ended += self._advance_prefills(rows, {}, now_ns)
         return self._reply(call, batch_id, rows, ended, stride.steps, now_ns)
 
-    def _decode(self, rows: dict[int, _Row], steps: int, now_ns: int, stride: _Stride) -> list[_Row]:
-        """Advance every decoding row by `steps` tokens; returns the rows that end."""
+    def _advance_decodes(self, rows: dict[int, _Row], steps: int, now_ns: int, stride: _Stride) -> list[_Row]:
+        """Advance every decoding row by `steps` tokens. Returns the rows that end."""
         decoding = self._num_decoding
         if not decoding:
             return []
@@ -371,8 +373,8 @@ class Replica:
             ended.append(row)
         return ended
 
-    def _prefilled(self, rows: dict[int, _Row], new: dict[int, _Row], now_ns: int) -> list[_Row]:
-        """Advance every prefilling row by its chunk; returns the rows that end with their first token."""
+    def _advance_prefills(self, rows: dict[int, _Row], new: dict[int, _Row], now_ns: int) -> list[_Row]:
+        """Advance every prefilling row by its chunk. Returns the rows that end with their first token."""
         ended: list[_Row] = []
         were_all_new = self._num_prefilling == len(new)
         for row in (new if were_all_new else rows).values():
@@ -402,7 +404,7 @@ class Replica:
     def _reply(
         self, call: Prefill | Decode, batch_id: int, rows: dict[int, _Row], ended: list[_Row], steps: int, now_ns: int
     ) -> list[Flight]:
-        """Reply to the Scheduler with the ended rows only; it ignores other tokens."""
+        """Reply to the Scheduler, which needs only the ended rows. Returns the completed requests."""
         if not ended:
             self.scheduler.on_reply(call, StepResult((), self._receipt(batch_id)), num_steps=steps)
             return []
@@ -416,9 +418,10 @@ class Replica:
         if receipt is None:
             del self._rows[batch_id]
             del self._max_tokens[batch_id]
-        return [row.flight for row in ended if self._is_done(row, now_ns)]
+        return [row.flight for row in ended if self._finish_segment(row, now_ns)]
 
-    def _is_done(self, row: _Row, now_ns: int) -> bool:
+    def _finish_segment(self, row: _Row, now_ns: int) -> bool:
+        """Add the tokens of an ended row to its request; false if the request has another segment, which is queued."""
         flight = row.flight
         del self._flights[row.entry.id]
         flight.generated += row.left
@@ -439,8 +442,8 @@ class Replica:
         return CachedBatch(batch_id, tuple(rows), self._max_tokens[batch_id], current)
 
 
-def _grown(flight: Flight, input_len: int) -> tuple[int, ...]:
-    """The prompt's ids followed by unique ids for the generated tokens."""
+def _ids_with_output(flight: Flight, input_len: int) -> tuple[int, ...]:
+    """The prompt's ids, followed by unique ids for the generated tokens."""
     ids = flight.ids
     if ids is None:
         first = (flight.id + 1) << 24

@@ -1,9 +1,9 @@
-"""The next configuration to launch, from simulated predictions and their residuals on the launches so far.
+"""Bayesian optimization with simulated predictions: proposes launches from predictions and their residuals so far.
 
-The residual of a metric, ln(measured / predicted), is a Gaussian process of three equal parts: one common to all
-configurations, one per `quantize` value, one smooth over the knobs. Its parameters are fixed. `grade` judges whether
-the predictions are usable. There is no state but the candidates, so a continued study proposes what it would have
-proposed without the interruption.
+The residual of a metric, ln(measured / predicted), is a Gaussian process with fixed parameters. It is the sum of three
+parts with equal variance: one common to all configurations, one for each `quantize` value, one smooth over the knobs.
+`grade` decides whether the predictions are usable. The candidates are the only state, so an interrupted study continues
+with the same proposals.
 """
 
 import math
@@ -26,10 +26,10 @@ GROUP = "quantize"
 MEMORY_KNOBS = ("max_batch_prefill_tokens", "cuda_memory_fraction")
 # Length scale of the smooth part, as a fraction of a knob's range.
 LENGTH_SCALE = 0.5
-LEAST_CHANCE = 0.05
-GAIN_WORTH_A_LAUNCH = 0.01
-FEWEST_PROPOSED = 4
-SMALL_GAINS_IN_A_ROW = 3
+MIN_CHANCE = 0.05
+MIN_EXPECTED_GAIN = 0.01
+MIN_PROPOSED = 4
+NUM_SMALL_GAINS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class KnobRange:
     choices: tuple[Any, ...] = ()
 
     def coordinates(self, value: Any) -> tuple[float, ...]:
-        """Coordinates of a value in the unit range; two choices have distance 1, an absent value is in the middle."""
+        """Coordinates of a value in the unit range. Two choices have distance 1. An absent value is in the middle."""
         if self.choices:
             # Two one-hot vectors scaled by 1 / sqrt(2) have distance 1.
             return tuple(math.sqrt(0.5) * (choice == value) for choice in self.choices)
@@ -56,7 +56,7 @@ class KnobRange:
 
 @dataclass(frozen=True, slots=True)
 class PredictedCandidate:
-    """A configuration with its simulated metrics, by the names that limits use, and its chance to survive a launch."""
+    """A configuration with its simulated metrics by name. `survival`: probability that a launch has enough memory."""
 
     settings: Settings
     metrics: Mapping[str, float]
@@ -65,20 +65,25 @@ class PredictedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The result of a launch. `died`: it ran out of memory and nothing was measured.
+    """The result of a launch.
 
-    `expected_gain` is the model's expectation before the launch, None for a launch that it did not propose.
+    is_out_of_memory: it ran out of memory and has no measurement. expected_gain: the model's expectation before the
+    launch; None for a launch that it did not propose.
     """
 
     settings: Settings
     measured: Mapping[str, float] = field(default_factory=dict)
-    died: bool = False
+    is_out_of_memory: bool = False
     expected_gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredCandidate:
-    """The next settings to launch, with expected metrics, ln gain over the best, and the chance to meet the limits."""
+    """The next settings to launch.
+
+    predicted: expected metrics. expected_gain: expected improvement of ln(objective). chance: probability to meet the
+    limits. survival: probability that a launch has enough memory.
+    """
 
     settings: Settings
     predicted: Mapping[str, float]
@@ -89,17 +94,18 @@ class ScoredCandidate:
 
 
 GOOD_RANK, USABLE_RANK = 0.9, 0.6
-FEWEST_TO_GRADE, FEWEST_TO_RANK = 3, 8
+MIN_TO_GRADE, MIN_TO_RANK = 3, 8
 
 
-# Posterior deviation with `by_rank`, where there is no process: chances are near 0 or 1.
-CERTAIN = 1e-3
+# Posterior deviation with `by_rank`, which has no Gaussian process: probabilities are then near 0 or 1.
+RANK_DEVIATION = 1e-3
 
 
 class ResidualModel:
-    """The candidates of one study. `noise` holds measured run-to-run deviations of ln(metric).
+    """The residual model of one study's candidates.
 
-    With `by_rank` the residual of a metric is its mean so far, and the best prediction is proposed.
+    noise: measured run-to-run deviations of ln(metric), by metric. by_rank: the residual of a metric is its mean so
+    far, so the best prediction is proposed.
     """
 
     def __init__(
@@ -128,36 +134,37 @@ class ResidualModel:
         self._index = {self._key(each.settings): number for number, each in enumerate(known)}
 
     def propose(self, launches: Sequence[Observation], running: Sequence[Settings] = ()) -> ScoredCandidate | Decline:
-        """The candidate of the greatest expected improvement times the chances to meet the limits and to survive."""
+        """The candidate with the largest expected improvement times its probabilities to meet limits and to start."""
         if not self._candidates:
             return Decline("the simulator has no prediction for this space and load")
         graded = self.grade(launches)
         if graded.grade is Grade.REFUSE:
             return Decline(graded.reason)
         if self._gains_are_small(launches):
-            reason = (
-                f"the expected gain was below {GAIN_WORTH_A_LAUNCH:.0%} for {SMALL_GAINS_IN_A_ROW} launches in a row"
-            )
+            reason = f"the expected gain was below {MIN_EXPECTED_GAIN:.0%} for {NUM_SMALL_GAINS} launches in a row"
             return Decline(reason, is_done=True)
         posterior = self._posterior(launches, running, graded)
         chance = self._chance(posterior)
-        alive = self._survival * self._not_dominated(launches)
-        alive[[number for key in self._taken(launches, running) if (number := self._index.get(key)) is not None]] = 0.0
-        if not alive.any():
-            return Decline("every predicted configuration is launched or out of memory by dominance", is_done=True)
+        available = self._survival * self._not_dominated(launches)
+        available[self._taken(launches, running)] = 0.0
+        if not available.any():
+            return Decline(
+                "every predicted configuration is launched or dominated by a launch that ran out of memory",
+                is_done=True,
+            )
         best = self._incumbent(launches, posterior)
         mean, deviation = posterior[self._objective.maximize]
         gain = _expected_improvement(self._sign * mean, deviation, best)
-        if float((chance * (alive > 0)).max()) < LEAST_CHANCE:
-            number = int(np.argmin(self._violation(posterior) + 1e9 * (alive == 0)))
+        if float((chance * (available > 0)).max()) < MIN_CHANCE:
+            number = int(np.argmin(self._violation(posterior) + 1e9 * (available == 0)))
             note = "no configuration is likely to meet the limits; this one has the smallest predicted violation"
             return self._proposal(number, posterior, gain, chance, note)
-        # Without expected improvement the best candidate that was not launched.
-        worth = (gain + 1e-9 * np.exp(self._sign * (mean - mean.mean()))) * chance * alive
-        return self._proposal(int(np.argmax(worth)), posterior, gain, chance, "")
+        # The small term selects the best available candidate if no improvement is expected.
+        acquisition = (gain + 1e-9 * np.exp(self._sign * (mean - mean.mean()))) * chance * available
+        return self._proposal(int(np.argmax(acquisition)), posterior, gain, chance, "")
 
     def finalists(self, launches: Sequence[Observation], count: int) -> list[Settings]:
-        """The best launched configurations by posterior mean; those that meet the limits come first."""
+        """The best launched configurations by posterior mean. Those that meet the limits come first."""
         measured = [launch for launch in launches if launch.measured and self._key(launch.settings) in self._index]
         posterior = self._posterior(launches, (), self.grade(launches))
         violation, objective = self._violation(posterior), self._sign * posterior[self._objective.maximize][0]
@@ -181,35 +188,35 @@ class ResidualModel:
         return found
 
     def grade(self, launches: Sequence[Observation]) -> Graded:
-        """Compare predictions with measurements by shape and rank; a constant factor does not matter."""
+        """Grade the predictions by the spread of their residuals and by rank. A constant factor does not matter."""
         spread: dict[str, float] = {}
         worst, reason = Grade.GOOD, ""
         for name, values in self.residuals(launches).items():
-            if len(values) < FEWEST_TO_GRADE:
+            if len(values) < MIN_TO_GRADE:
                 continue
             accuracy = accuracy_of(name)
             seen = float(np.median(np.abs(np.asarray(values) - np.median(values))))
             # The median absolute deviation of a normal distribution is 0.674 standard deviations.
             spread[name] = math.sqrt(max(0.0, seen**2 - (0.674 * self._noise_of(name)) ** 2))
             if spread[name] > accuracy.usable:
-                return Graded(Grade.REFUSE, spread, f"the shape of `{name}` is predicted to {spread[name]:.0%} only")
+                return Graded(Grade.REFUSE, spread, f"the shape of `{name}` is predicted to only {spread[name]:.0%}")
             if spread[name] > accuracy.good:
                 worst, reason = Grade.USABLE, f"the shape of `{name}` is predicted to {spread[name]:.0%}"
         rank = self._rank(launches)
         if rank is not None and rank < USABLE_RANK:
-            return Graded(Grade.REFUSE, spread, f"the rank correlation of predictions and launches is {rank:.2f} only")
+            return Graded(Grade.REFUSE, spread, f"the rank correlation of predictions and launches is only {rank:.2f}")
         if rank is not None and rank < GOOD_RANK and worst is Grade.GOOD:
             worst, reason = Grade.USABLE, f"the rank correlation of predictions and launches is {rank:.2f}"
         return Graded(worst, spread, reason)
 
     def _rank(self, launches: Sequence[Observation]) -> float | None:
-        """Spearman correlation of predicted and measured objective; None if launches differ by noise only."""
+        """Spearman correlation of predicted and measured objective; None if launches differ only by noise."""
         name = self._objective.maximize
         pairs = [
             (float(self._log[name][number]), math.log(launch.measured[name]))
             for number, launch in self._evidence(launches)
         ]
-        if len(pairs) < FEWEST_TO_RANK:
+        if len(pairs) < MIN_TO_RANK:
             return None
         predicted, measured = np.asarray(pairs).T
         if float(np.std(measured)) < 2 * self._noise_of(name):
@@ -219,8 +226,8 @@ class ResidualModel:
 
     def _gains_are_small(self, launches: Sequence[Observation]) -> bool:
         gains = [launch.expected_gain for launch in launches if launch.expected_gain is not None]
-        last = gains[-SMALL_GAINS_IN_A_ROW:]
-        return len(gains) >= FEWEST_PROPOSED and all(gain < GAIN_WORTH_A_LAUNCH for gain in last)
+        last = gains[-NUM_SMALL_GAINS:]
+        return len(gains) >= MIN_PROPOSED and all(gain < MIN_EXPECTED_GAIN for gain in last)
 
     def _posterior(
         self, launches: Sequence[Observation], running: Sequence[Settings], graded: Graded
@@ -246,15 +253,20 @@ class ResidualModel:
     def _condition(
         self, numbers: Sequence[int], residuals: Array, part: float, name: str, only: Sequence[int] | None = None
     ) -> tuple[Array, Array]:
-        """Mean and standard deviation of the residual at candidates, given its values at `numbers`."""
-        whole = np.arange(len(self._candidates)) if only is None else np.asarray(only)
+        """Mean and standard deviation of the residual, given its values at the candidates `numbers`.
+
+        part: standard deviation of each part of the process. only: candidates to return; None for all.
+        """
+        wanted = np.arange(len(self._candidates)) if only is None else np.asarray(only)
         if self._by_rank:
-            return np.full(len(whole), residuals.mean() if len(residuals) else 0.0), np.full(len(whole), CERTAIN)
+            return np.full(len(wanted), residuals.mean() if len(residuals) else 0.0), np.full(
+                len(wanted), RANK_DEVIATION
+            )
         if not numbers:
-            return np.zeros(len(whole)), np.full(len(whole), math.sqrt(3) * part)
+            return np.zeros(len(wanted)), np.full(len(wanted), math.sqrt(3) * part)
         at = np.asarray(numbers)
         known = self._kernel(at, at, part) + self._noise_of(name) ** 2 * np.eye(len(at))
-        cross = self._kernel(whole, at, part)
+        cross = self._kernel(wanted, at, part)
         solved = np.linalg.solve(known, np.column_stack([residuals, cross.T]))
         variance = 3 * part**2 - np.einsum("ij,ji->i", cross, solved[:, 1:])
         return cross @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-12))
@@ -266,7 +278,7 @@ class ResidualModel:
         return found
 
     def _chance(self, posterior: Mapping[str, tuple[Array, Array]]) -> Array:
-        """Probability that every limit is met."""
+        """[candidates]: probability that every limit is met."""
         chance = np.ones(len(self._candidates))
         for limit in self._objective.limits:
             mean, deviation = posterior[limit.metric]
@@ -274,36 +286,38 @@ class ResidualModel:
         return chance
 
     def _violation(self, posterior: Mapping[str, tuple[Array, Array]]) -> Array:
-        """ln of the largest violation of a limit by the posterior mean; not above 0 if all are met."""
+        """[candidates]: ln of the largest violation of a limit by the posterior mean; above 0 if a limit is missed."""
         misses = [_miss(limit, posterior[limit.metric][0]) for limit in self._objective.limits]
         found: Array = np.max(misses, axis=0) if misses else np.full(len(self._candidates), -1.0)
         return found
 
     def _incumbent(self, launches: Sequence[Observation], posterior: Mapping[str, tuple[Array, Array]]) -> float:
-        """ln of the best objective among launches that meet the limits, both by posterior mean."""
+        """ln of the best objective of launches that meet the limits, both by posterior mean."""
         violation, objective = self._violation(posterior), self._sign * posterior[self._objective.maximize][0]
         met = [float(objective[number]) for number, _ in self._evidence(launches) if violation[number] <= 0]
         return max(met, default=float(objective.min()))
 
     def _not_dominated(self, launches: Sequence[Observation]) -> Array:
-        """0 for candidates that need at least the memory of a launch that ran out of it, else 1."""
-        alive = np.ones(len(self._candidates))
+        """[candidates]: 0 if a candidate needs at least as much memory as a launch that ran out of memory, else 1."""
+        possible = np.ones(len(self._candidates))
         for launch in launches:
-            if not launch.died:
+            if not launch.is_out_of_memory:
                 continue
             needs = [launch.settings.get(name) for name in MEMORY_KNOBS]
             for number, each in enumerate(self._candidates):
                 required = [each.settings.get(name) for name in MEMORY_KNOBS]
                 is_same = str(each.settings.get(GROUP)) == str(launch.settings.get(GROUP))
                 if is_same and all(a is None or b is None or b >= a for a, b in zip(needs, required, strict=True)):
-                    alive[number] = 0.0
-        return alive
+                    possible[number] = 0.0
+        return possible
 
-    def _taken(self, launches: Sequence[Observation], running: Sequence[Settings]) -> list[Any]:
-        return [self._key(settings) for settings in (*(launch.settings for launch in launches), *running)]
+    def _taken(self, launches: Sequence[Observation], running: Sequence[Settings]) -> list[int]:
+        """Indices of the candidates that are launched or running."""
+        keys = [self._key(settings) for settings in (*(launch.settings for launch in launches), *running)]
+        return [number for key in keys if (number := self._index.get(key)) is not None]
 
     def _evidence(self, launches: Sequence[Observation]) -> list[tuple[int, Observation]]:
-        """Launches that were predicted and measured, with their index among the candidates."""
+        """Launches with a prediction and a measurement, with their index among the candidates."""
         return [
             (number, launch)
             for launch in launches
@@ -340,7 +354,7 @@ class ResidualModel:
 
 
 def _miss(limit: Limit, log_value: Array) -> Array:
-    """ln(value / limit), negated for a minimum; above 0 the limit is missed."""
+    """ln(value / max) or ln(min / value). Above 0 the limit is missed."""
     found: Array = log_value - math.log(limit.max) if limit.max is not None else math.log(limit.min or 1.0) - log_value
     return found
 

@@ -1,4 +1,4 @@
-"""The simulator's description of a launched server, and of the same server under other settings."""
+"""Describes a launched server for the simulator, and the same server with other settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,9 +20,9 @@ MAX_CONCURRENT = 128
 
 @dataclass(frozen=True, slots=True)
 class SimulatedServer:
-    """A launched server: its scheduler options, its settings, and the bytes of its memory by use.
+    """A launched server.
 
-    The options of a server with slots are those of its `SlotRule`.
+    options: fields of its `SchedulerOptions`, or of its `SlotRule` for a server with slots. memory: bytes by use.
     """
 
     options: Mapping[str, Any]
@@ -39,7 +39,7 @@ class SimulatedServer:
         return cls(dict(options), values, dict(facts.get("engine", {}).get("memory") or {}))
 
     def with_settings(self, settings: Mapping[str, Any], pool: "KvPool | None" = None) -> "SimulatedServer":
-        """The server with other settings; the K/V pool is recomputed from the memory that they leave."""
+        """The server with other settings. `pool` computes its K/V tokens. Raises NotSimulatedError."""
         if self.has_slots:
             return self._with_slot_settings(settings)
         if unmodelled := [name for name in NOT_MODELLED if settings.get(name) not in (None, 0, 1, "", (), [], "none")]:
@@ -59,25 +59,25 @@ class SimulatedServer:
     def _with_slot_settings(self, settings: Mapping[str, Any]) -> "SimulatedServer":
         if unknown := [name for name in settings if name not in SLOT_NAMES]:
             raise NotSimulatedError(
-                f"`{unknown[0]}` is not simulated: the costs are from client timings of a server with slots, whose "
-                f"settings are {', '.join(SLOT_NAMES)}"
+                f"`{unknown[0]}` is not simulated: the costs are from client timings of a server with slots, which has "
+                f"the settings {', '.join(SLOT_NAMES)}"
             )
         return SimulatedServer({**self.options, **settings}, {**self.settings, **settings}, self.memory)
 
     def for_load(self, config: BenchConfig) -> "SimulatedServer":
-        """The server without prefix caching if the load has no shared prefixes; decisions are the same."""
+        """The server for a load. Without shared prefixes, prefix caching is off: the result is equal, but faster."""
         if self.has_slots or shares_prefixes(config):
             return self
         return SimulatedServer({**self.options, "use_prefix_caching": False}, self.settings, self.memory)
 
     @property
     def has_slots(self) -> bool:
-        """Whether the server was calibrated from client timings, as one with slots."""
+        """Whether the server has the batching rule of slots, from a calibration with client timings."""
         return "slots" in self.options
 
     @property
     def rule(self) -> BatchingRule:
-        """How the server forms its batches. Raises NotSimulatedError."""
+        """The rule by which the server forms batches. Raises NotSimulatedError."""
         return slot_rule(self.options) if self.has_slots else self.scheduler_options
 
     @property
@@ -90,7 +90,7 @@ class SimulatedServer:
 
     @property
     def max_concurrent_requests(self) -> int:
-        """Requests that the server accepts at once; one with slots queues all others."""
+        """Limit of requests in the server. A server with slots has no limit."""
         most = UNLIMITED_TOKENS if self.has_slots else MAX_CONCURRENT
         return int(self.settings.get("max_concurrent_requests") or most)
 
@@ -110,8 +110,8 @@ def slot_rule(options: Mapping[str, Any]) -> SlotRule:
 class KvPool:
     """The number of K/V tokens that fit in memory, fitted to launches.
 
-    tokens = levels[scheme] + per_fraction * cuda_memory_fraction - per_prefill_token[scheme] * prefill budget, where
-    the scheme is the value of `quantize`.
+    tokens = levels[scheme] + per_fraction * cuda_memory_fraction - per_prefill_token[scheme] * prefill budget. The
+    scheme is the value of `quantize`.
     """
 
     levels: Mapping[str, float]
@@ -120,37 +120,23 @@ class KvPool:
 
     @classmethod
     def of(cls, servers: Sequence[SimulatedServer]) -> "KvPool":
-        """Fit to the memory that each launch reported; without it to the differences between launches.
+        """Fit the pool to launches, by the first of these ways that determines the costs.
 
-        If neither determines the costs, all memory is counted as K/V.
+        The memory that launches reported; the differences between launches; all memory counted as K/V.
         """
         import numpy as np
 
+        per_fraction, by_scheme = _from_bytes(servers) or _from_differences(servers) or _all_memory(servers)
+        # A scheme without a cost of its own has the highest one.
+        highest = max(by_scheme.values())
         schemes = sorted({scheme_of(each.settings) for each in servers})
-        rows = []
+        per_prefill = {scheme: by_scheme.get(scheme, highest) for scheme in schemes}
+        rest: dict[str, list[float]] = {scheme: [] for scheme in schemes}
         for each in servers:
-            budget = float(each.options["max_batch_prefill_tokens"])
-            rows.append(
-                [_fraction(each.settings), -budget, *(float(scheme_of(each.settings) == name) for name in schemes)]
-            )
-        matrix = np.asarray(rows)
-        tokens = np.asarray([float(each.options["max_batch_total_tokens"]) for each in servers])
-        per_prefill = dict.fromkeys(schemes, 0.0)
-        if (fitted := _from_bytes(servers)) is not None:
-            per_fraction, own = fitted
-            # A scheme without a launch that reported bytes costs as much as the most expensive one.
-            per_prefill = {scheme: own.get(scheme, max(own.values())) for scheme in schemes}
-        elif np.linalg.matrix_rank(matrix) == matrix.shape[1]:
-            per_fraction, each_token = (
-                max(0.0, float(value)) for value in np.linalg.lstsq(matrix, tokens, rcond=None)[0][:2]
-            )
-            per_prefill = dict.fromkeys(schemes, each_token)
-        else:
-            per_fraction = float((tokens / matrix[:, 0]).max())
-        taken = np.asarray([per_prefill[scheme_of(each.settings)] for each in servers])
-        rest = tokens - per_fraction * matrix[:, 0] - taken * matrix[:, 1]
-        levels = {scheme: float(rest[matrix[:, 2 + number] > 0].mean()) for number, scheme in enumerate(schemes)}
-        return cls(levels, per_fraction, per_prefill)
+            scheme = scheme_of(each.settings)
+            taken = per_prefill[scheme] * _budget(each)
+            rest[scheme].append(_tokens(each) - per_fraction * _fraction(each.settings) + taken)
+        return cls({scheme: float(np.mean(each)) for scheme, each in rest.items()}, per_fraction, per_prefill)
 
     def tokens(self, settings: Mapping[str, Any]) -> int:
         fraction = _fraction(settings)
@@ -162,7 +148,7 @@ class KvPool:
 
 
 def scheme_of(settings: Mapping[str, Any]) -> str:
-    """The value of `quantize`; cost models are fitted by scheme."""
+    """The value of `quantize`. Each scheme has its own cost model."""
     return str(settings.get("quantize") or "none")
 
 
@@ -170,11 +156,47 @@ def _fraction(settings: Mapping[str, Any]) -> float:
     return float(settings.get("cuda_memory_fraction") or 1.0)
 
 
-def _from_bytes(servers: Sequence[SimulatedServer]) -> tuple[float, dict[str, float]] | None:
-    """Tokens in the whole memory, and by scheme the tokens that one token of prefill budget costs; None if unknown.
+def _budget(server: SimulatedServer) -> float:
+    return float(server.options["max_batch_prefill_tokens"])
+
+
+def _tokens(server: SimulatedServer) -> float:
+    return float(server.options["max_batch_total_tokens"])
+
+
+# K/V tokens in the whole memory, and by scheme the K/V tokens that one token of the prefill budget costs.
+PoolCosts = tuple[float, dict[str, float]]
+
+
+def _all_memory(servers: Sequence[SimulatedServer]) -> PoolCosts:
+    """All memory is K/V, and the prefill budget costs nothing."""
+    largest = max(_tokens(each) / _fraction(each.settings) for each in servers)
+    return largest, {scheme_of(each.settings): 0.0 for each in servers}
+
+
+def _from_differences(servers: Sequence[SimulatedServer]) -> PoolCosts | None:
+    """Costs from the least-squares fit of `KvPool`'s formula; None if the launches do not determine it."""
+    import numpy as np
+
+    schemes = sorted({scheme_of(each.settings) for each in servers})
+    matrix = np.asarray(
+        [
+            [_fraction(each.settings), -_budget(each), *(float(scheme_of(each.settings) == name) for name in schemes)]
+            for each in servers
+        ]
+    )
+    if np.linalg.matrix_rank(matrix) < matrix.shape[1]:
+        return None
+    found = np.linalg.lstsq(matrix, np.asarray([_tokens(each) for each in servers]), rcond=None)[0]
+    per_fraction, per_token = (max(0.0, float(value)) for value in found[:2])
+    return per_fraction, dict.fromkeys(schemes, per_token)
+
+
+def _from_bytes(servers: Sequence[SimulatedServer]) -> PoolCosts | None:
+    """Costs from the memory that launches reported; None if it is unknown.
 
     For each launch: fraction * memory = weights + largest prefill + tokens * bytes per token. The memory of a CPU is
-    configured; on other devices two different launches determine it.
+    configured. On other devices, two different launches determine it.
     """
     import numpy as np
 
@@ -183,7 +205,7 @@ def _from_bytes(servers: Sequence[SimulatedServer]) -> tuple[float, dict[str, fl
         return None
     peaks = np.asarray([float(each.memory["prefill_peak_bytes"]) for each in found])
     taken = peaks + np.asarray([float(each.memory["weight_bytes"]) for each in found])
-    tokens = np.asarray([float(each.options["max_batch_total_tokens"]) for each in found])
+    tokens = np.asarray([_tokens(each) for each in found])
     fractions = np.asarray([_fraction(each.settings) for each in found])
     cpu_gib = found[0].settings.get("cpu_memory_gib")
     if cpu_gib is not None:
@@ -198,6 +220,6 @@ def _from_bytes(servers: Sequence[SimulatedServer]) -> tuple[float, dict[str, fl
         return None
     by_scheme: dict[str, list[float]] = {}
     for each, peak in zip(found, peaks, strict=True):
-        per_token = float(peak) / float(each.options["max_batch_prefill_tokens"])
+        per_token = float(peak) / _budget(each)
         by_scheme.setdefault(scheme_of(each.settings), []).append(per_token / bytes_per_token)
     return memory / bytes_per_token, {scheme: float(np.median(costs)) for scheme, costs in by_scheme.items()}

@@ -1,7 +1,7 @@
-"""Metrics of a simulation by the names that limits use, fast enough for thousands of predictions.
+"""Metrics of a simulation, fast enough for thousands of predictions.
 
-They are the metrics of `reports.metrics.summary`, computed from the times of requests: tokens of a request that the
-window cuts are assumed evenly spaced. Inter-token gaps are not included.
+They have the names and definitions of `reports.metrics.summary`. For a request that is only partly in the window, the
+tokens are assumed to be evenly spaced. Metrics of inter-token gaps are not included.
 """
 
 import re
@@ -18,8 +18,11 @@ LATENCY = re.compile(r"(?P<name>ttft|tpot|e2e)_(?P<stat>mean|p50|p90|p95|p99)_ms
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_rps", "error_rate")
 
 
-class Moments:
-    """The requests of a simulation as arrays, in seconds."""
+class RequestTimes:
+    """The times in seconds, the lengths and the success of a simulation's requests, as arrays [requests].
+
+    is_in: the request started in the measured window.
+    """
 
     def __init__(self, run: Simulated) -> None:
         flights = run.flights
@@ -55,56 +58,56 @@ class Moments:
 
 
 def metrics_of(run: Simulated, names: Sequence[str], limits_ms: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The named metrics; those without a value are left out. `limits_ms` by latency (`ttft`) define goodput.
+    """The named metrics. Metrics without a value are left out. `limits_ms`: limits by latency name, for goodput.
 
     Raises KeyError for a name that is not simulated.
     """
-    moments = Moments(run)
+    times = RequestTimes(run)
     found: dict[str, float] = {}
     for name in names:
-        value = _rate(moments, name, limits_ms or {}) if name in RATES else _latency(moments, name)
+        value = _rate(times, name, limits_ms or {}) if name in RATES else _latency(times, name)
         if value is not None:
             found[name] = value
     return found
 
 
-def _latency(moments: Moments, name: str) -> float | None:
+def _latency(times: RequestTimes, name: str) -> float | None:
     match = LATENCY.fullmatch(name)
     if match is None:
         raise KeyError(name)
-    values = moments.latencies_ms(match["name"])
+    values = times.latencies_ms(match["name"])
     if not len(values):
         return None
     stat = match["stat"]
     return float(values.mean() if stat == "mean" else np.quantile(values, int(stat[1:]) / 100))
 
 
-def _rate(moments: Moments, name: str, limits_ms: Mapping[str, float]) -> float | None:
-    seconds = moments.end_s - moments.start_s
-    ended_in = moments.is_ok & (moments.end_at_s >= moments.start_s) & (moments.end_at_s < moments.end_s)
-    started = int(moments.is_in.sum())
+def _rate(times: RequestTimes, name: str, limits_ms: Mapping[str, float]) -> float | None:
+    seconds = times.end_s - times.start_s
+    ended_in = times.is_ok & (times.end_at_s >= times.start_s) & (times.end_at_s < times.end_s)
+    started = int(times.is_in.sum())
     match name:
         case "output_tokens_per_s":
-            return moments.tokens_in_window() / seconds
+            return times.tokens_in_window() / seconds
         case "total_tokens_per_s":
-            prompts = float(moments.input_tokens[ended_in].sum())
-            return (moments.tokens_in_window() + prompts) / seconds
+            prompts = float(times.input_tokens[ended_in].sum())
+            return (times.tokens_in_window() + prompts) / seconds
         case "requests_per_s":
             return int(ended_in.sum()) / seconds
         case "error_rate":
-            return int((moments.is_in & ~moments.is_ok).sum()) / started if started else None
+            return int((times.is_in & ~times.is_ok).sum()) / started if started else None
         case _:
-            return float(within_limits(moments, limits_ms)[moments.is_in].sum()) / seconds
+            return float(within_limits(times, limits_ms)[times.is_in].sum()) / seconds
 
 
-def within_limits(moments: Moments, limits_ms: Mapping[str, float]) -> npt.NDArray[np.bool_]:
-    """Mask of the successful requests within every limit, by latency name."""
-    good = moments.is_ok.copy()
-    tokens = np.maximum(moments.output_tokens - 1, 1)
+def within_limits(times: RequestTimes, limits_ms: Mapping[str, float]) -> npt.NDArray[np.bool_]:
+    """[requests]: whether a request is successful and within every limit. `limits_ms`: limits by latency name."""
+    good = times.is_ok.copy()
+    tokens = np.maximum(times.output_tokens - 1, 1)
     of = {
-        "ttft": moments.first_s - moments.sent_s,
-        "tpot": (moments.end_at_s - moments.first_s) / tokens,
-        "e2e": moments.end_at_s - moments.sent_s,
+        "ttft": times.first_s - times.sent_s,
+        "tpot": (times.end_at_s - times.first_s) / tokens,
+        "e2e": times.end_at_s - times.sent_s,
     }
     for name, most in limits_ms.items():
         good &= 1e3 * of[name] <= most

@@ -1,7 +1,7 @@
-"""One simulated server that is not TGI: its requests are decoded in slots, first come, first served.
+"""One simulated server with slots: requests are decoded in slots, first come, first served.
 
-The rule has few parameters, so that they can be found from client timings. K/V memory is not modelled: a slot is
-expected to have room for its request.
+The rule has few parameters, so they can be fitted to client timings. K/V memory is not modelled: a slot is assumed to
+have enough K/V memory for any request.
 """
 
 import heapq
@@ -13,17 +13,17 @@ from reference_server.router.scheduling.step_work import StepWork
 from tuner.simulator.replica import Counts, Flight
 from tuner.simulator.step_law import StepLaw, steps_until, stride_ns
 
-# More prompt tokens than any step computes.
+# More prompt tokens than any step computes: no limit.
 UNLIMITED_TOKENS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRule:
-    """The batching of a server with slots.
+    """The batching rule of a server with slots.
 
-    A step computes at most `prefill_tokens` prompt tokens, of at most `prefill_prompts` prompts if set. With
-    `mixes_prefill` the rows that decode take part in it, and count as tokens; without, they wait. While rows decode,
-    `steps_between` steps follow a step that took new requests before the next may.
+    slots: largest number of requests in the batch. prefill_tokens, prefill_prompts: largest number of prompt tokens and
+    of prompts in one step. mixes_prefill: rows decode in the same step as prompts and count as tokens; otherwise they
+    wait. steps_between: number of steps after new requests joined decoding rows, before others can join.
     """
 
     slots: int
@@ -38,7 +38,7 @@ class SlotRule:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A request in a slot. `context` tokens have K/V, `remaining` prompt tokens have not; `chunk` are in this step."""
+    """A request in a slot. `context`: tokens with K/V. `remaining`: prompt tokens without K/V, `chunk` in this step."""
 
     flight: Flight
     remaining: int
@@ -49,7 +49,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Run:
-    """The running step, or equal decode steps in sequence."""
+    """The running step, or several decode steps as one."""
 
     started_ns: int
     first_ns: float
@@ -64,7 +64,7 @@ class _Run:
 
 
 class SlotReplica:
-    """Simulates the steps of a `SlotRule` with the times of a step law. Has the methods of `Replica`."""
+    """Simulates the steps of a `SlotRule` with the times of a step law. The methods are those of `Replica`."""
 
     def __init__(self, rule: SlotRule, law: StepLaw, *, with_strides: bool = True, with_gaps: bool = False) -> None:
         self.counts = Counts()
@@ -82,13 +82,13 @@ class SlotReplica:
         self._waited_ns = 0
 
     def submit(self, flight: Flight, now_ns: int) -> bool:  # noqa: ARG002 - the signature of Replica
-        """Queue a request; every request is accepted."""
+        """Queue a request. Every request is accepted."""
         self._waiting.append(flight)
         self.in_system += 1
         return True
 
     def begin(self, now_ns: int) -> int | None:
-        """Fill the slots and begin a step; returns its end time, None if there is no work."""
+        """Fill the slots and begin a step. Returns its end time, None if there is no work."""
         rule = self._rule
         busy = self._busy
         while self._waiting and self._busy < rule.slots and not (busy and self._pause):
@@ -110,7 +110,7 @@ class SlotReplica:
         return self._run.end_ns
 
     def cut(self, now_ns: int) -> int | None:
-        """Shorten the running decode steps to the current one if a slot is free; returns their end, None if idle."""
+        """If a slot is free, shorten the running decode steps to the current one. Returns the end, None if idle."""
         run = self._run
         if run is None:
             return None
@@ -119,7 +119,7 @@ class SlotReplica:
         return run.end_ns
 
     def end(self, now_ns: int) -> list[Flight]:
-        """End the running steps; returns the requests that they completed."""
+        """End the running steps. Returns the completed requests."""
         run, counts = self._run, self.counts
         assert run is not None, "no step is running"
         self._run = None
@@ -133,8 +133,8 @@ class SlotReplica:
         else:
             counts.decodes += run.steps
             counts.decode_ns += taken_ns
-        ended = self._decode(run, now_ns) if run.decodes else []
-        ended += self._prefill(run.chunks, now_ns)
+        ended = self._advance_decodes(run, now_ns) if run.decodes else []
+        ended += self._advance_prefills(run.chunks, now_ns)
         for slot in ended:
             self.in_system -= 1
             flight = slot.flight
@@ -144,7 +144,7 @@ class SlotReplica:
         return [slot.flight for slot in ended]
 
     def waiting_fractions(self) -> dict[str, float]:
-        """Requests wait for slots only."""
+        """Fractions of all waiting time by cause. The only cause is `slots`."""
         return {"slots": 1.0} if self._waited_ns else {}
 
     @property
@@ -152,7 +152,7 @@ class SlotReplica:
         return len(self._prefilling) + len(self._ends)
 
     def _plan_chunks(self) -> list[_Slot]:
-        """The prompts of the next step, in order of arrival, each with its number of tokens."""
+        """The prompts of the next step in order of arrival, with their `chunk` set."""
         rule = self._rule
         left = max(1, rule.prefill_tokens - (len(self._ends) if rule.mixes_prefill else 0))
         chunks = []
@@ -164,8 +164,8 @@ class SlotReplica:
             chunks.append(slot)
         return chunks
 
-    def _decode(self, run: _Run, now_ns: int) -> list[_Slot]:
-        """Advance every decoding row; returns the rows that end."""
+    def _advance_decodes(self, run: _Run, now_ns: int) -> list[_Slot]:
+        """Advance every decoding row. Returns the rows that end."""
         rows, counts = len(self._ends), self.counts
         self._step += run.steps
         self._kv += run.steps * rows
@@ -183,8 +183,8 @@ class SlotReplica:
             ended.append(slot)
         return ended
 
-    def _prefill(self, chunks: list[_Slot], now_ns: int) -> list[_Slot]:
-        """Advance the prompts of a step; returns the requests that end with their first token."""
+    def _advance_prefills(self, chunks: list[_Slot], now_ns: int) -> list[_Slot]:
+        """Advance the prompts of a step. Returns the requests that end with their first token."""
         ended = []
         for slot in chunks:
             self.counts.prompt_tokens += slot.chunk

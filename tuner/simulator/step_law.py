@@ -1,4 +1,4 @@
-"""The protocol of step times, and sums of step times that grow linearly."""
+"""The protocol of step times, and sums of linearly growing step times."""
 
 import math
 from typing import Protocol
@@ -10,12 +10,12 @@ class StepLaw(Protocol):
     """The time of a model step."""
 
     def step_ns(self, work: StepWork) -> float:
-        """Nanoseconds from the start of this call to the start of the next one."""
+        """Time from the start of this call to the start of the next call."""
         ...
 
     @property
     def kv_ns(self) -> float | None:
-        """Nanoseconds that one more K/V token adds to a decode step; None if it is not constant."""
+        """Time that one more K/V token adds to a decode step; None if it is not constant."""
         ...
 
 
@@ -29,7 +29,7 @@ def stride_ns(first_ns: float, gain_ns: float, steps: int) -> float:
 
 
 def steps_until(first_ns: float, gain_ns: float, due_ns: int, most: int) -> int:
-    """Fewest steps, from 1 to `most`, that together last until `due_ns`.
+    """Smallest number of steps, from 1 to `most`, whose total time is at least `due_ns`.
 
     >>> steps_until(5.0, 0.0, 10, 100), steps_until(5.0, 0.0, 11, 100)
     (2, 3)

@@ -1,7 +1,7 @@
-"""Predictions compared with measurements, on configurations that the cost model was not fitted to.
+"""Compares predictions with measurements of configurations to which the cost model was not fitted.
 
-Each launch of a study is predicted from the step traces of the others. The ledger also has the predictions that the
-simulator proposer made before the launches.
+Each launch of a study is predicted from the step traces of the other launches. The ledger also has the predictions that
+the proposer made before the launches.
 """
 
 import json
@@ -33,7 +33,7 @@ BEFORE_LAUNCH, HELD_OUT = "before launch", "held out"
 
 @dataclass(frozen=True, slots=True)
 class PredictedLaunch:
-    """One launch: its settings, its measured metrics, and its metrics predicted without it."""
+    """A launch with its measured metrics, and with metrics that were predicted without it."""
 
     settings: Mapping[str, Any]
     measured: Mapping[str, float]
@@ -47,7 +47,7 @@ class PredictedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class TracedLaunch:
-    """A launch with its steps."""
+    """A launch with its measured metrics and its steps."""
 
     settings: Mapping[str, Any]
     measured: Mapping[str, float]
@@ -57,7 +57,7 @@ class TracedLaunch:
 
 
 def write_costs(path: Path, launches: Sequence[TracedLaunch]) -> bool:
-    """Write the costs fitted to all launches; False if none has steps that can be fitted."""
+    """Write the costs fitted to all launches; False if no cost model can be fitted."""
     try:
         costs = fit_costs([each.steps for each in launches], [each.client for each in launches])
     except (CostModelError, NotSimulatedError):
@@ -69,7 +69,7 @@ def write_costs(path: Path, launches: Sequence[TracedLaunch]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrediction:
-    """One metric of one launch. `how`: predicted before the launch, or held out of the fit."""
+    """A predicted and measured metric of a launch. `how`: `BEFORE_LAUNCH` or `HELD_OUT`."""
 
     number: int
     how: str
@@ -96,10 +96,10 @@ def traced_launches(folder: Path, results: Iterable[TrialResult], load: BenchCon
 
 
 def held_out(launches: Sequence[TracedLaunch], load: BenchConfig) -> list[PredictedLaunch]:
-    """Predict every launch from the others; launches without a prediction are left out."""
+    """Predict every launch from the others. Launches without a prediction are left out."""
     found = []
-    for place, each in enumerate(launches):
-        others = [other for number, other in enumerate(launches) if number != place]
+    for index, each in enumerate(launches):
+        others = [*launches[:index], *launches[index + 1 :]]
         try:
             costs = fit_costs(
                 [other.steps for other in others], [other.client for other in others], with_intervals=False
@@ -119,9 +119,9 @@ def held_out(launches: Sequence[TracedLaunch], load: BenchConfig) -> list[Predic
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of one metric over launches: median and 90th percentile of |residual|, level, and shape.
+    """Errors of one metric over launches.
 
-    `level` is the median residual; `shape` is the median deviation from it.
+    median, p90: of |residual|. level: median residual. shape: median absolute deviation from the level.
     """
 
     launches: int
@@ -132,7 +132,7 @@ class Errors:
 
     @classmethod
     def of(cls, residuals: Sequence[float]) -> "Errors":
-        """Errors of residuals ln(measured / predicted), at least one."""
+        """The errors of at least one residual, ln(measured / predicted)."""
         values = np.asarray(residuals)
         level = float(np.median(values))
         return cls(
@@ -144,7 +144,7 @@ class Errors:
         )
 
     def grade(self, metric: str, noise: float = 0.0) -> Grade:
-        """The grade of the shape, without the run-to-run deviation; the level does not matter.
+        """The grade of the shape, after subtraction of the run-to-run deviation. The level does not matter.
 
         >>> Errors(8, 0.2, 0.3, 0.2, 0.04).grade("tpot_mean_ms").value
         'good'
@@ -165,7 +165,7 @@ def summary(launches: Sequence[PredictedLaunch]) -> dict[str, Errors]:
 def compared_predictions(
     results: Iterable[TrialResult], launches: Sequence[PredictedLaunch]
 ) -> list[ComparedPrediction]:
-    """Predictions with their measurements: those made before launches, then those of held-out launches."""
+    """Predictions made before the launches, then those of held-out launches, with their measurements."""
     found = []
     for result in results:
         for name, predicted in result.attributes.items():

@@ -10,7 +10,7 @@ import pytest
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 from tests.tuner.commands.test_plan import PLAN
 from tests.tuner.commands.test_simulate import printed
-from tests.tuner.simulator.outside.synthetic_runs import FIGURES, synthetic_runs
+from tests.tuner.simulator.outside.synthetic_runs import COSTS, synthetic_runs
 from tuner.cli import main
 from tuner.simulator.outside.designed_loads import designed_loads
 from tuner.simulator.outside.fit import OutsideFit, fit_runs
@@ -21,9 +21,9 @@ from tuner.simulator.slot_replica import SlotRule
 @pytest.fixture
 def cost(tmp_path: Path) -> Path:
     """The cost file of a server with 4 slots."""
-    intervals = {name: (0.9 * value, 1.1 * value) for name, value in FIGURES.items()}
+    intervals = {name: (0.9 * value, 1.1 * value) for name, value in COSTS.items()}
     errors = dict.fromkeys(("throughput", "ttft", "tpot"), (0.05, 0.1))
-    fit = OutsideFit(SlotRule(4), FIGURES, intervals, {"prefill stalls decode": 0.2}, errors, 8)
+    fit = OutsideFit(SlotRule(4), COSTS, intervals, {"prefill stalls decode": 0.2}, errors, 8)
     path = tmp_path / "cost.json"
     outside_costs(fit, designed_loads(8, 512), {"engine": "llamacpp"}).write(path)
     return path
@@ -34,7 +34,7 @@ def test_servers_3_the_cost_file_has_every_interval_and_the_loads(cost: Path):
 
     model = found["models"]["none"]
     assert model["source"] == "client timings"
-    assert {"client", *model["intervals_ns"]} == set(FIGURES)
+    assert {"client", *model["intervals_ns"]} == set(COSTS)
     assert model["facts"]["client_interval_ns"] == [0.9e6, 1.1e6]
     assert [load["name"] for load in model["facts"]["loads"]][:3] == ["lone", "decode-2", "decode-4"]
     assert found["servers"][0]["options"]["slots"] == 4
@@ -132,7 +132,7 @@ def test_servers_3_a_plan_from_client_timings_is_that_of_the_known_law(
     rule = SlotRule(6, mixes_prefill=False)
     loads = designed_loads(16, 384)
     fitted = fit_runs(synthetic_runs(rule, noise=0.03, repeats=3, users=16, tokens=384))
-    exact = OutsideFit(rule, FIGURES, fitted.intervals, fitted.losses, fitted.errors, len(loads))
+    exact = OutsideFit(rule, COSTS, fitted.intervals, fitted.losses, fitted.errors, len(loads))
     (tmp_path / "plan.toml").write_text(PLAN.format(limit="1500").replace("[20]", "[20, 60]"))
     (tmp_path / "chat.toml").write_text('input_tokens = "uniform:32,256"\noutput_tokens = "48"\nconcurrency = 8\n')
 

@@ -109,7 +109,7 @@ def test_launches_out_of_memory_are_observations_and_faults_are_not():
         ]
     )
 
-    assert [launch.died for launch in launches] == [False, True]
+    assert [launch.is_out_of_memory for launch in launches] == [False, True]
 
 
 def test_held_out_launches_are_predicted_from_the_others(tmp_path: Path):

@@ -85,7 +85,7 @@ def test_dominated_candidates_are_not_proposed():
     model = ResidualModel(KNOBS, SPEED, predictions)
     dead = {"max_batch_prefill_tokens": 1024, "cuda_memory_fraction": 0.8, "quantize": "fp8"}
 
-    proposal = model.propose([Observation(dead, died=True)])
+    proposal = model.propose([Observation(dead, is_out_of_memory=True)])
 
     assert isinstance(proposal, ScoredCandidate)
     assert proposal.settings["quantize"] == "none"

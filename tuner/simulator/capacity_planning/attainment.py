@@ -1,10 +1,9 @@
-"""The attainment of a stationary fleet from independent runs that start empty, with bounds that hold near saturation.
+"""Estimates the attainment of a stationary fleet from independent runs, with bounds for fleets near saturation. Pure.
 
-Near saturation, waiting times of successive requests depend on each other over thousands of requests, and a run from an
-empty start looks too good for as long. Hence the first quarter of each run is discarded, the error comes from batches
-within the runs and from the differences between them, whichever is larger, and a fleet meets its target only if the
-runs are long: together they must cover enough autocorrelation times of the number in the system to exclude the target's
-misses by chance. Pure.
+Near saturation, the waiting times of thousands of successive requests are correlated, and a run from an empty start has
+too short waiting times at first. Therefore the first quarter of each run is discarded. The error is the larger one of
+the error from batches within runs and the error from differences between runs. A fleet meets its target only if the
+runs cover enough autocorrelation times of the number of requests in the system to exclude a result by chance.
 """
 
 import math
@@ -21,8 +20,8 @@ Array = npt.NDArray[np.float64]
 
 DISCARDED = 0.25
 BATCHES = 10
-# The number in the system grows if its mean in the second half of the runs is above that in the first by this
-# fraction, significantly.
+# The number of requests in the system is growing if its mean in the second half of the runs exceeds that in the first
+# half by this fraction, with this significance level.
 GROWTH, GROWTH_LEVEL = 0.1, 0.002
 
 
@@ -39,8 +38,8 @@ class FleetVerdict(StrEnum):
 class Attainment:
     """The fraction of requests within every limit, after the transient, with one-sided bounds.
 
-    `independent`: requests over the autocorrelation time of the number in the system. `is_growing`: the number in the
-    system rises from the first to the second half of the runs, so these do not show a stationary fleet.
+    independent: number of requests divided by the autocorrelation time of the number in the system. is_growing: the
+    number in the system is growing, so the fleet is not stationary.
     """
 
     value: float
@@ -51,22 +50,25 @@ class Attainment:
 
     @classmethod
     def of(cls, is_met: npt.NDArray[np.bool_], in_system: Array, level: float) -> "Attainment":
-        """is_met, in_system: [runs, requests] after the transient; each bound is exceeded with probability `level`."""
+        """The attainment of runs. Each bound is exceeded with probability `level`.
+
+        is_met: [runs, requests], after the transient. in_system: [runs, requests], requests in the system at arrival.
+        """
         met = is_met.astype(np.float64)
         value = float(met.mean())
         half, miss = _half_width(met, level), 1 - value
         independent = met.size / _autocorrelation_time(in_system)
-        # Without a single miss in g independent requests, the fraction of misses is below -ln(level) / g.
-        unseen = -math.log(level) / independent
+        # After g independent requests without a miss, the fraction of misses is below -ln(level) / g.
+        without_misses = -math.log(level) / independent
         if miss > 0:
-            lower = 1 - max(miss * longer_side(half / miss), unseen)
+            lower = 1 - max(miss * longer_side(half / miss), without_misses)
             upper = 1 - miss / (1 + half / miss)
         else:
-            lower, upper = 1 - unseen, 1.0
+            lower, upper = 1 - without_misses, 1.0
         return cls(value, lower, upper, independent, _is_growing(in_system))
 
     def verdict(self, target: float, *, is_last: bool) -> FleetVerdict | None:
-        """None if longer runs may decide."""
+        """The verdict; None if longer runs are needed. `is_last`: runs cannot be longer."""
         if self.upper < target:
             return FleetVerdict.GROWS if self.is_growing else FleetVerdict.MISSES
         if self.lower >= target and not self.is_growing:
@@ -77,12 +79,12 @@ class Attainment:
 
 
 def after_transient(requests: int) -> int:
-    """The index of the first request of a run that counts."""
+    """Index of the first request after the transient of a run."""
     return math.ceil(DISCARDED * requests)
 
 
 def _half_width(met: Array, level: float) -> float:
-    """Student's half width of the mean: from the means of the runs or from batches within them, the larger one."""
+    """Half width of Student's interval of the mean: the larger one from means of runs and from batches within runs."""
     runs, requests = met.shape
     size = requests // BATCHES
     batches = met[:, : BATCHES * size].reshape(runs, BATCHES, size).mean(axis=2)
@@ -95,7 +97,7 @@ def _half_width(met: Array, level: float) -> float:
 
 
 def _autocorrelation_time(in_system: Array) -> float:
-    """In requests; from the runs and from the spread of their means, which shows it if the runs are short."""
+    """Autocorrelation time in requests: the largest estimate from single runs and from the spread of their means."""
     own = float(np.mean([autocorrelation_time(run) or 1.0 for run in in_system]))
     spread = float(in_system.var())
     between = in_system.shape[1] * float(in_system.mean(axis=1).var(ddof=1)) / spread if spread else 1.0

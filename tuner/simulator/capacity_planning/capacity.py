@@ -1,7 +1,7 @@
-"""The number of replicas that meets an SLO at a rate: fleets of doubling and bisected sizes, simulated. Pure.
+"""Finds the number of replicas that meets an SLO at a rate, by simulation of fleets. Pure.
 
-A request meets the SLO if each of its latencies is within its limit. The attainment of a fleet is the fraction of
-requests that do, once the fleet is stationary; its lower 95 % bound decides.
+A request meets the SLO if every latency is within its limit. The attainment of a stationary fleet is the fraction of
+requests that meet the SLO. Its lower 95 % bound decides.
 """
 
 import math
@@ -17,8 +17,8 @@ from tuner.simulator.capacity_planning.fleet import Fleet, FleetRun, ServedReque
 LEAST_SECONDS, LEAST_REQUESTS = 400, 4000
 RUNS = 10
 LEAST_REQUESTS_PER_RUN = 100
-# The runs of a fleet are extended to these multiples of the least time, until they decide. The bounds hold for all
-# looks together.
+# The runs of a fleet are extended to these multiples of the shortest time until they decide. The bounds are valid for
+# all looks together.
 LOOKS = (1, 2, 4, 8)
 LEVEL = 0.05
 MAX_REPLICAS = 4096
@@ -26,7 +26,7 @@ MAX_REPLICAS = 4096
 
 @dataclass(frozen=True, slots=True)
 class LatencySlo:
-    """Upper limits in ms by latency (`ttft`, `tpot`, `e2e`), and the fraction of requests that must meet all."""
+    """Upper limits in ms by latency (`ttft`, `tpot`, `e2e`), and the fraction of requests that must meet all limits."""
 
     limits_ms: Mapping[str, float]
     attainment: float = 0.95
@@ -61,7 +61,7 @@ class FleetPoint:
 
 @dataclass(frozen=True, slots=True)
 class SizedFleet:
-    """The smallest fleet that meets the SLO, the next smaller one, and the size with spares."""
+    """A sized fleet. `at`: the smallest sufficient fleet. `below`: one replica less. `with_spare`: size with spares."""
 
     rate: float
     policy: str
@@ -73,7 +73,7 @@ class SizedFleet:
 def size_fleet(
     fleet: Fleet, slo: LatencySlo, rate: float, policy: str, *, spare: int = 0, effort: float = 1.0
 ) -> SizedFleet:
-    """The smallest number of replicas for a rate in requests/s, by doubling and bisection.
+    """The smallest sufficient number of replicas for a rate in requests/s, by doubling and bisection.
 
     `effort` scales the simulated time of each point. Raises NoFleetError if no fleet meets the SLO.
     """
@@ -97,7 +97,7 @@ def size_fleet(
 
 
 def attained(fleet: Fleet, slo: LatencySlo, rate: float, replicas: int, policy: str, effort: float = 1.0) -> FleetPoint:
-    """Simulate a fleet of one size in independent runs, until they decide whether it meets the SLO."""
+    """Simulate a fleet of one size in independent runs until they decide whether it meets the SLO."""
     runs = [FleetRun(fleet, slo.limits_ms, rate, replicas, policy, fleet.first_seed + each) for each in range(RUNS)]
     least = effort * max(LEAST_REQUESTS, LEAST_SECONDS * rate) / RUNS
     for look in LOOKS:

@@ -1,4 +1,4 @@
-"""A fleet of replicas behind a balancing policy under Poisson arrivals, simulated run by run as far as needed. Pure."""
+"""Simulates a fleet of replicas with a balancing policy and Poisson arrivals. Pure."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from tuner.simulator.engine import (
     Simulation,
 )
 from tuner.simulator.replica import Flight
-from tuner.simulator.simulated_metrics import Moments, within_limits
+from tuner.simulator.simulated_metrics import RequestTimes, within_limits
 from tuner.simulator.step_law import StepLaw
 
 Array = npt.NDArray[np.float64]
 
-# Requests that are simulated before their objects are replaced by numbers.
+# Number of requests after which their objects are converted to arrays.
 CHUNK = 4096
 
 
@@ -63,9 +63,10 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The server of one replica, and its requests: `planned(seed)` returns those of a seed, without an end.
+    """The server of one replica, and its requests.
 
-    The runs of a fleet have the seeds from `first_seed` on.
+    planned: returns the endless requests of a seed. first_seed: seed of the first run. The next runs have the next
+    seeds.
     """
 
     rule: BatchingRule
@@ -77,9 +78,9 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class ServedRequests:
-    """Requests in order of arrival, each array [requests]. `is_met`: successful and within every limit.
+    """Requests in order of arrival, each array [requests].
 
-    Latencies of requests without a first token are NaN, as is the TPOT of a single token.
+    is_met: successful and within every limit. Latencies of failed requests and the TPOT of a single token are NaN.
     """
 
     sent_s: Array
@@ -91,15 +92,15 @@ class ServedRequests:
 
     @classmethod
     def of(cls, flights: Sequence[Flight], limits_ms: Mapping[str, float]) -> "ServedRequests":
-        moments = Moments(Simulated(list(flights), 0, 1))
-        tokens, ok = moments.output_tokens, moments.is_ok
+        times = RequestTimes(Simulated(list(flights), 0, 1))
+        tokens, ok = times.output_tokens, times.is_ok
         with np.errstate(divide="ignore", invalid="ignore"):
-            tpot_s = (moments.end_at_s - moments.first_s) / (tokens - 1)
+            tpot_s = (times.end_at_s - times.first_s) / (tokens - 1)
         return cls(
-            moments.sent_s,
-            moments.end_at_s,
-            within_limits(moments, limits_ms),
-            np.where(ok, 1e3 * (moments.first_s - moments.sent_s), np.nan),
+            times.sent_s,
+            times.end_at_s,
+            within_limits(times, limits_ms),
+            np.where(ok, 1e3 * (times.first_s - times.sent_s), np.nan),
             np.where(ok & (tokens > 1), 1e3 * tpot_s, np.nan),
             np.where(ok, tokens, 0.0),
         )
@@ -110,13 +111,13 @@ class ServedRequests:
 
     @property
     def in_system(self) -> Array:
-        """The number of requests that each arrival finds in the fleet."""
+        """[requests]: number of requests in the fleet at each arrival."""
         ended = np.searchsorted(np.sort(self.end_s), self.sent_s, side="right")
         return np.arange(len(self.sent_s), dtype=np.float64) - ended
 
 
 class FleetRun:
-    """One run of a fleet of some size, from an empty start. It goes on where it stopped."""
+    """One run of a fleet of `replicas`, from an empty start, which can be extended."""
 
     def __init__(
         self, fleet: Fleet, limits_ms: Mapping[str, float], rate: float, replicas: int, policy: str, seed: int
@@ -132,7 +133,7 @@ class FleetRun:
         self._count = 0
 
     def first(self, requests: int) -> ServedRequests:
-        """At least the first requests of the run, simulated to their ends."""
+        """At least the first `requests` of the run, simulated to their ends. Extends the run if needed."""
         while self._count < requests:
             flights = self._simulation.next_ended(min(CHUNK, requests - self._count))
             self._parts.append(ServedRequests.of(flights, self._limits_ms))
@@ -142,7 +143,7 @@ class FleetRun:
 
     @property
     def utilisation(self) -> float:
-        """The fraction of the run in which a replica runs a step."""
+        """Mean fraction of time in which a replica is running a step."""
         replicas = self._simulation.replicas
         busy_ns = sum(each.counts.prefill_ns + each.counts.decode_ns for each in replicas)
         return busy_ns / len(replicas) / max(NS_PER_S * float(self._parts[0].end_s.max()), 1.0)

@@ -1,4 +1,4 @@
-"""The replicas of each hour of a day: as many as needed, started before their hour and kept for a dwell. Pure."""
+"""Schedules the replicas for each hour of a day. They are started in advance and run for a minimum time. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSchedule:
-    """Replicas by hour that the load needs and that run, and replica-hours spent starting."""
+    """Needed and running replicas by hour, and the replica-hours spent with starts."""
 
     needed: tuple[int, ...]
     running: tuple[int, ...]
@@ -17,17 +17,19 @@ class ReplicaSchedule:
 
     @property
     def hours(self) -> float:
-        """Replica-hours of the scheduled fleet, starting replicas included."""
+        """Replica-hours of the scheduled fleet, including starts."""
         return sum(self.running) + self.starting_hours
 
     @property
     def static_hours(self) -> float:
-        """Replica-hours of a constant fleet of the size that the peak needs."""
+        """Replica-hours of a constant fleet that is large enough for the peak."""
         return float(max(self.needed) * len(self.needed))
 
 
 def replica_schedule(needed: Sequence[int], *, start_delay_s: float = 0.0, min_dwell_s: float = 0.0) -> ReplicaSchedule:
-    """As many replicas as each hour needs, each kept for its dwell and started its delay before. Days repeat.
+    """The schedule for the replicas that each hour needs. The day repeats.
+
+    start_delay_s: time from the start of a replica until it is ready. min_dwell_s: shortest time that a replica runs.
 
     >>> replica_schedule([1, 3, 1, 1], start_delay_s=900, min_dwell_s=7200)
     ReplicaSchedule(needed=(1, 3, 1, 1), running=(1, 3, 3, 1), starting_hours=0.5)

@@ -1,7 +1,7 @@
-"""Calibration: one launch for each `quantize` value, loaded with designed bursts, and their step traces.
+"""Calibration: launches a server for each `quantize` value, sends designed bursts, and reads its step trace.
 
-There are bursts of prompts of one length, and batches that decode at one context length. The trace has the batches that
-the server formed, so they need not match the bursts.
+Some bursts are prompts of one length, others are requests that decode at one context length. The trace has the batches
+that the server formed, which can differ from the bursts.
 """
 
 import json
@@ -28,7 +28,7 @@ PROMPTS, LENGTHS = (1, 2, 4, 8, 16), (64, 256, 1024)
 ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 128, 192), (128, 512, 1500)
 REPEATS = 3
 SWEEP_S = 30.0
-# Time limit for the head of a trace to appear in its file.
+# Time limit until the head of a trace is written.
 HEAD_S = 10.0
 # Output tokens of a request in a prefill burst, and in a decode batch.
 FIRST_TOKEN, DECODED = 1, 8
@@ -37,7 +37,7 @@ ANSWER_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CalibrationBurst:
-    """Equal requests sent together."""
+    """Equal requests that are sent together."""
 
     count: int
     input_tokens: int
@@ -47,9 +47,10 @@ class CalibrationBurst:
 def designed(
     budget: int, pool: int, longest_input: int, most_requests: int, *, seed: int = 0
 ) -> list[CalibrationBurst]:
-    """The bursts within budget, pool and limits, `REPEATS` times, each time shuffled.
+    """The bursts that fit in budget, pool and limits, `REPEATS` times, each time in random order.
 
-    A sweep that ends early has therefore a sample of all bursts.
+    budget: prefill tokens of a batch. pool: K/V tokens. With random order, a sweep that ends early has a sample of all
+    bursts.
 
     >>> len(designed(4096, 20_000, 1024, 128)) // REPEATS
     34
@@ -113,7 +114,7 @@ def _sweep(server: TunedServer, settings: Mapping[str, Any], directory: Path, tr
 
 
 def _facts_of(trace: Path) -> Mapping[str, Any]:
-    """The facts at the head of a trace, which the server writes in a thread after its start."""
+    """The facts in the head of a trace. The server writes it in a thread after its start."""
     deadline_s = time.monotonic() + HEAD_S
     while True:
         try:
@@ -125,7 +126,7 @@ def _facts_of(trace: Path) -> Mapping[str, Any]:
 
 
 def _send_bursts(target: Target, bursts: Sequence[CalibrationBurst]) -> None:
-    """Send one burst after the other for at most `SWEEP_S`."""
+    """Send the bursts, one after the other, for at most `SWEEP_S`."""
     rng = random.Random(0)
     deadline_s = time.monotonic() + SWEEP_S
     with ThreadPoolExecutor(max(burst.count for burst in bursts)) as threads:
@@ -137,7 +138,7 @@ def _send_bursts(target: Target, bursts: Sequence[CalibrationBurst]) -> None:
 
 
 def _body(burst: CalibrationBurst, rng: random.Random) -> bytes:
-    """A request with random words, truncated by the server to its length."""
+    """A request with random words, which the server truncates to the length."""
     text = " ".join(rng.choices(CANDIDATES, k=burst.input_tokens))
     parameters = {
         "truncate": burst.input_tokens,

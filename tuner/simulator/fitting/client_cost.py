@@ -1,6 +1,6 @@
-"""The time of a request outside the model's steps: between client and queue, and for tokenizing its prompt.
+"""The time of a request outside model steps: between client and queue, and to tokenize its prompt.
 
-Both come from a measured run. The first is the mean time that clients waited minus the time that the server reported.
+Both are computed from a measured run. The first is the mean latency at the client minus the mean time in the server.
 The second is the server's validation time divided by the number of prompt tokens.
 """
 
@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 NS_PER_S = 1_000_000_000
-# The server's histograms that add up to the time of a request in the server.
+# The server's histograms whose sum is the time of a request in the server.
 SERVER_TIMES = (
     "tgi_request_validation_duration_sum",
     "tgi_request_queue_duration_sum",
@@ -23,7 +23,7 @@ REQUEST_COUNT, PROMPT_TOKENS = "tgi_request_duration_count", "tgi_request_input_
 
 @dataclass(frozen=True, slots=True)
 class ClientCost:
-    """ns of a request before the queue, and ns of a prompt token on a validation worker. Both are 0 if unknown."""
+    """ns of a request between client and queue, and ns of a prompt token on a validation worker; 0 if unknown."""
 
     client_ns: int = 0
     tokenize_ns: int = 0
@@ -45,7 +45,7 @@ NO_COST = ClientCost()
 
 
 def client_cost_of(run_directory: Path) -> ClientCost:
-    """The costs of a measured run; `NO_COST` if it lacks the server's metrics or answered requests."""
+    """The costs of a measured run; `NO_COST` without the server's metrics or without successful requests."""
     import pandas as pd
 
     requests, metrics = run_directory / "requests.parquet", run_directory / "server_metrics.parquet"

@@ -1,6 +1,6 @@
-"""A cost file: one fitted model for each `quantize` value, and the servers that they were measured on.
+"""A cost file: one fitted model for each `quantize` value, and the servers on which they were measured.
 
-A file written by hand may have a single model; outputs then note that nothing was measured.
+A file written by hand can have a single model. Outputs then note that the costs are not measured.
 """
 
 import json
@@ -18,15 +18,16 @@ from tuner.simulator.server import KvPool, SimulatedServer, scheme_of
 
 COST_FILE = "cost.json"
 FEWEST_DECODES = 20
-# Largest median errors for usable predictions: of held-out steps by phase, of held-out loads by metric.
+# Largest median errors of usable predictions: of held-out steps by phase, and of held-out loads by metric.
 USABLE_ERRORS = {"prefill": 0.08, "decode": 0.08, "throughput": 0.15, "tpot": 0.15, "ttft": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """`models` by `quantize`; `servers` are the launches that they were fitted to, the first one is the reference.
+    """The content of a cost file.
 
-    `client` is the time of a request outside the steps.
+    models: by value of `quantize`. servers: measured launches; the first is the reference. client: time of a request
+    outside model steps.
     """
 
     models: Mapping[str, CostModel]
@@ -37,7 +38,9 @@ class Costs:
         """The model of a configuration. Raises NotSimulatedError if its `quantize` was not measured."""
         scheme = scheme_of(settings)
         if scheme not in self.models:
-            raise NotSimulatedError(f"`quantize` {scheme} was not measured; the cost file has {', '.join(self.models)}")
+            raise NotSimulatedError(
+                f"`quantize` {scheme} was not measured: the cost file has only {', '.join(self.models)}"
+            )
         return self.models[scheme]
 
     @property
@@ -59,7 +62,7 @@ class Costs:
 
     @property
     def problem(self) -> str | None:
-        """A held-out error above the usable one; None if predictions are usable."""
+        """A sentence on a held-out error that is too large; None if predictions are usable."""
         errors = [model.errors for model in self.models.values() if model.errors is not None]
         for name, median in (each for model_errors in errors for each in model_errors.median.items()):
             most = USABLE_ERRORS.get(name, math.inf)
@@ -73,12 +76,12 @@ class Costs:
 
     @property
     def is_from_clients(self) -> bool:
-        """Whether a model was fitted to client timings, without the server's steps."""
+        """Whether a model was fitted to client timings."""
         return any(model.is_from_clients for model in self.models.values())
 
     @property
     def is_from_metrics(self) -> bool:
-        """Whether a model was fitted to sums over intervals, not to steps."""
+        """Whether a model was fitted to sums over intervals of the server's metrics."""
         return any(model.is_from_metrics for model in self.models.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +122,10 @@ def read_costs(path: Path) -> Costs:
 def fit_costs(
     launches: Sequence[TracedSteps], clients: Sequence[ClientCost] = (), *, with_intervals: bool = True
 ) -> Costs:
-    """Fit one model for each `quantize` value, rescaled to all its steps. Raises CostModelError."""
+    """Fit one model for each `quantize` value and rescale it to all its steps. Raises CostModelError.
+
+    clients: client costs of the launches. with_intervals: compute bootstrap intervals of the coefficients.
+    """
     by_scheme: dict[str, list[TracedSteps]] = {}
     servers = []
     for steps in launches:
@@ -135,7 +141,7 @@ def fit_costs(
 
 
 def _warm(steps: TracedSteps) -> TracedSteps:
-    """Steps without the first one of each shape if enough remain; sums over intervals unchanged."""
+    """Steps without the first step of each shape, if enough remain. Sums over intervals are not changed."""
     if steps.is_from_metrics:
         return steps
     kept = without_first_of_shape(steps)

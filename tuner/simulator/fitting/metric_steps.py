@@ -1,7 +1,7 @@
-"""Steps of a server without step traces, from the differences of its metrics between scrapes.
+"""Computes steps of a server without step traces from the differences of its metrics between scrapes.
 
-The law of step times is linear, so a cost model can be fitted to sums over intervals. `tgi_batch_inference_duration`
-has the calls and their time by method; their work is the sum over tokens that the run's requests received in the
+The step law is linear, so a cost model can be fitted to sums over intervals. `tgi_batch_inference_duration` has the
+number of calls and their time by method. Their work is summed over the tokens that the run's requests received in the
 interval. The chunks of a prompt are unknown.
 """
 
@@ -25,34 +25,34 @@ CALLS, SECONDS = "tgi_batch_inference_duration_count", "tgi_batch_inference_dura
 POOL = "tgi_batch_max_total_tokens"
 METRICS_TABLE, REQUESTS_TABLE = "server_metrics.parquet", "requests.parquet"
 Array = npt.NDArray[np.float64]
-# The methods and the features of `StepWork` of each row, without and with chunked prefill. With it one call computes
-# both phases, whatever its method, so only their sum is known.
+# Methods and features of `StepWork` of each row, by whether prefill is chunked. With chunked prefill, a call of either
+# method computes both phases, so only their sum is known.
 _PREFILL, _DECODE = np.array([True, False]), np.array([False, True])
 _PROMPTS = np.array([True] * 4 + [False] * 2)
 PHASES = {False: ((_PREFILL, _PROMPTS), (_DECODE, ~_PROMPTS)), True: ((_PREFILL | _DECODE, _PROMPTS | ~_PROMPTS),)}
 
 
 def steps_of(run: Path, settings: Mapping[str, Any]) -> TracedSteps:
-    """The steps of a trial's run: its step trace, or rows from its metrics. Raises TraceError."""
+    """The steps of a trial's run: from its step trace, else from its metrics. Raises TraceError."""
     trace = run.parent / STEPS_FILE
     return read_steps(trace) if trace.exists() else metric_steps(run, settings)
 
 
 def metric_steps(run: Path, settings: Mapping[str, Any]) -> TracedSteps:
-    """Rows of a run whose server had these settings, one or two for each interval. Raises TraceError."""
+    """Sums over the intervals of a run on a server with these settings. Raises TraceError."""
     import pandas as pd
 
     if not (run / METRICS_TABLE).exists() or not (run / REQUESTS_TABLE).exists():
         raise TraceError(f"{run} has no server metrics or no requests")
     table = pd.read_parquet(run / METRICS_TABLE, filters=[("name", "in", [CALLS, SECONDS, POOL])])
     if table["labels"].str.contains('replica="', regex=False).any():
-        raise TraceError(f"{run}: its metrics are those of several servers; measure one")
+        raise TraceError(f"{run} has metrics of several servers: measure a single server")
     table["method"] = table["labels"].str.extract('method="([a-z]+)"', expand=False).fillna("")
     wide = table.pivot_table(index="t_s", columns=["name", "method"], values="value", aggfunc="last").sort_index()
     if any((name, method) not in wide for name in (CALLS, SECONDS) for method in METHODS):
         raise TraceError(f"{run}: the server's metrics have no {CALLS.removesuffix('_count')} by method")
     facts = _facts(run, settings, None if (POOL, "") not in wide else wide[POOL, ""].max())
-    # A series is absent before its first count.
+    # A series does not exist before its first count.
     counts, seconds = (
         np.diff(wide[[(name, method) for method in METHODS]].ffill().fillna(0.0).to_numpy(), axis=0)
         for name in (CALLS, SECONDS)
@@ -63,7 +63,7 @@ def metric_steps(run: Path, settings: Mapping[str, Any]) -> TracedSteps:
     requests = requests[(requests["status"] == "ok") & requests["t_first_ns"].notna()]
     computed = _computed(requests.to_dict("records"), edges_s)
     busy_s = _busy_s(requests[["t_sent_ns", "t_last_ns"]].to_numpy(dtype=np.float64) / NS_PER_S, edges_s)
-    # The time between two calls belongs to the steps: scale the time of calls up to the time with requests.
+    # The time between calls counts as step time, so the time of calls is scaled to the time with requests.
     scale = max(1.0, busy_s / seconds.sum()) if seconds.sum() > 0 else 1.0
     return _rows(computed, counts, seconds * scale * NS_PER_S, facts)
 
@@ -80,7 +80,7 @@ def _facts(run: Path, settings: Mapping[str, Any], pool: float | None) -> dict[s
         options["supports_chunking"] = bool(values["prefill_chunking"])
     for name in ("max_batch_prefill_tokens", "max_batch_total_tokens"):
         if name not in options:
-            raise TraceError(f"{run}: `{name}` is unknown; set it in [param] or [server.fixed]")
+            raise TraceError(f"{run}: `{name}` is unknown: set it in [param] or [server.fixed]")
     return {
         "model_id": values.get("model_id"),
         "scheduler": options,
@@ -89,7 +89,7 @@ def _facts(run: Path, settings: Mapping[str, Any], pool: float | None) -> dict[s
 
 
 def _computed(requests: Sequence[Mapping[Any, Any]], edges_s: Array) -> Array:
-    """[intervals, 6] in the order of `StepWork`: a prompt counts at its first token, a decode row at each later one."""
+    """[intervals, 6]: work as in `StepWork`. A prompt counts at its first token, a decode row at each later token."""
     found = np.zeros((max(len(edges_s) - 1, 0), len(StepWork._fields)))
     for request in requests:
         length, first_ns = float(request["input_tokens"]), float(request["t_first_ns"])
@@ -107,7 +107,7 @@ def _computed(requests: Sequence[Mapping[Any, Any]], edges_s: Array) -> Array:
 
 
 def _later_ns(request: Mapping[Any, Any]) -> Array:
-    """ns from the first token to each later one: as received, or evenly spaced."""
+    """ns from the first token to each later token: as received if gaps are recorded, else evenly spaced."""
     count = max(0, int(request["output_tokens"] or 1) - 1)
     gaps = request["gap_ns"]
     if gaps is not None and len(gaps) == count:
@@ -117,7 +117,7 @@ def _later_ns(request: Mapping[Any, Any]) -> Array:
 
 
 def _busy_s(spans_s: Array, edges_s: Array) -> float:
-    """Seconds between the first and the last edge with a request in flight."""
+    """Time with a request in flight between the first and the last edge, in seconds."""
     total, reached = 0.0, float(edges_s[0]) if len(edges_s) else 0.0
     for begin, end in sorted(map(tuple, spans_s.tolist())):
         end = min(end, float(edges_s[-1]))
@@ -127,9 +127,10 @@ def _busy_s(spans_s: Array, edges_s: Array) -> float:
 
 
 def _rows(computed: Array, counts: Array, wall_ns: Array, facts: Mapping[str, Any]) -> TracedSteps:
-    """Sums over intervals whose calls and work match, one row for each phase, or one for both.
+    """Sums over intervals, with a row for each phase, or one for both phases with chunked prefill.
 
-    If a step crosses the end of an interval, the interval is merged with the next.
+    An interval is merged with the next one until its calls and its work have the same phases, because a step can cross
+    the end of an interval.
     """
     chunks = bool(facts["scheduler"].get("supports_chunking"))
     works: list[Array] = []

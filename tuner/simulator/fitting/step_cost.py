@@ -1,10 +1,10 @@
-"""The step law of a measured server: linear in the work of a step, fitted to its traces.
+"""The step law of a measured server. It is linear in the work of a step and fitted to step traces.
 
 prefill  c0 + c1·prompts + c2·tokens + c3·squares + c4·cached
 decode   d0 + d1·rows + d2·padded rows in a graph + d3 without a graph + d4·kv
 
-A step with both phases has the prefill's law plus the decode's without its constant. Coefficients are not negative. The
-fit minimizes the relative error of the wall time, from the start of a call to the start of the next.
+A step with both phases has the sum of both laws without d0. Coefficients are not negative. The fit minimizes the
+relative error of the wall time, which is the time from the start of a call to the start of the next call.
 """
 
 import math
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 PREFILL = ("prefill", "prompts", "tokens", "squares", "cached")
 DECODE = ("decode", "rows", "padded_rows", "no_graph", "kv")
 COLUMNS = PREFILL + DECODE
-# A column is dependent if its residual from the others is below this fraction of its norm.
+# A column is linearly dependent if its residual from the others is below this fraction of its norm.
 SAME = 1e-4
 BOOTSTRAPS = 200
 FEWEST_STEPS = 4
@@ -36,7 +36,7 @@ BY_HAND, FROM_STEPS, FROM_METRICS, FROM_CLIENTS = "by hand", "step trace", "from
 
 @dataclass(frozen=True, slots=True)
 class LinearLaw:
-    """The `StepLaw` of coefficients in the order of `COLUMNS`."""
+    """A `StepLaw`. `coefficients`: ns in the order of `COLUMNS`. `graph_sizes`: captured batch sizes, ascending."""
 
     coefficients: tuple[float, ...]
     graph_sizes: tuple[int, ...] = ()
@@ -61,9 +61,9 @@ class LinearLaw:
 
 @dataclass(frozen=True, slots=True)
 class StepErrors:
-    """Relative errors of held-out steps: median and 90th percentile by phase.
+    """Median and 90th percentile of relative errors: of held-out steps, by phase.
 
-    Of a model from client timings: errors of held-out loads, by `throughput`, `ttft` and `tpot`.
+    For a model from client timings: of held-out loads, by `throughput`, `ttft` and `tpot`.
     """
 
     median: Mapping[str, float]
@@ -72,7 +72,7 @@ class StepErrors:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Coefficients in ns by column. `unknown` are columns that the steps do not determine."""
+    """A fitted step law. `coefficients`: ns by column. `unknown`: columns that the steps do not determine."""
 
     coefficients: Mapping[str, float]
     graph_sizes: tuple[int, ...] = ()
@@ -105,7 +105,7 @@ class CostModel:
         return self.source == FROM_CLIENTS
 
     def scaled(self, prefill: float, decode: float) -> "CostModel":
-        """The model with its prefill and decode times multiplied by factors."""
+        """The model with the times of prefill and decode multiplied by these factors."""
         factors = dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE, decode)
         return replace(self, coefficients={name: value * factors[name] for name, value in self.coefficients.items()})
 
@@ -142,7 +142,7 @@ class CostModel:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CostModelError(f"not a cost model: {error!r}") from None
         if unknown := [name for name in coefficients if name not in COLUMNS]:
-            raise CostModelError(f"`coefficients_ns` has no column `{unknown[0]}`; it has {', '.join(COLUMNS)}")
+            raise CostModelError(f"`coefficients_ns` has `{unknown[0]}`, but its columns are {', '.join(COLUMNS)}")
         if any(value < 0 or not math.isfinite(value) for value in coefficients.values()):
             raise CostModelError("`coefficients_ns` must be finite and not negative")
         return model
@@ -154,9 +154,10 @@ def fit(
     graph_sizes: Sequence[int] = (),
     with_intervals: bool = True,
 ) -> CostModel:
-    """Fit the law to launches; intervals are from a bootstrap over launches. Raises CostModelError.
+    """Fit the law to launches. Raises CostModelError.
 
-    Errors are those of every fifth shape, held out; the returned model is fitted to all steps.
+    The model is fitted to all steps, with intervals from a bootstrap over launches. Its errors are those on every fifth
+    shape, of a fit to the other shapes.
     """
     steps = joined(launches)
     sizes = tuple(sorted(graph_sizes))
@@ -179,9 +180,9 @@ def fit(
 
 
 def rescaled(model: CostModel, load: TracedSteps) -> CostModel:
-    """The model scaled so that predicted and measured time of a loaded run have equal sums in each phase.
+    """The model scaled by a factor for each phase, so that predicted and measured times have equal sums.
 
-    Rows that are sums over both phases give one common factor.
+    Both phases have the same factor if rows are sums over both phases.
     """
     predicted = _columns(load, model.graph_sizes) @ np.asarray(model.in_order)
     is_prefill = load.work[:, 0] > 0
@@ -196,7 +197,7 @@ def rescaled(model: CostModel, load: TracedSteps) -> CostModel:
 
 
 def _columns(steps: TracedSteps, graph_sizes: Sequence[int]) -> Array:
-    """[steps, columns]: the factors of the coefficients; a row of several calls has as many constants."""
+    """[steps, columns]: the factors of the coefficients. The factor of a constant is the number of calls."""
     prompts, tokens, squares, cached, rows, kv = steps.work.T
     prefills, decodes = steps.calls_of_rows.T
     calls, has_rows = prefills + decodes, rows > 0
@@ -211,10 +212,10 @@ def _columns(steps: TracedSteps, graph_sizes: Sequence[int]) -> Array:
 
 
 def _independent(weighted: Array) -> tuple[list[int], list[int]]:
-    """Columns that can be fitted, and columns that are zero or depend linearly on earlier ones."""
+    """Indices of columns that can be fitted, and of columns that are zero or linearly dependent on these."""
     known: list[int] = []
     unknown: list[int] = []
-    # The main terms come first: of two dependent columns the less important one is dropped.
+    # The most important columns come first, because the later one of two dependent columns is dropped.
     order = [COLUMNS.index(name) for name in ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts")]
     order += [index for index in range(len(COLUMNS)) if index not in order]
     for index in order:
@@ -259,7 +260,7 @@ def _held_out_errors(steps: TracedSteps, columns: Array, known: Sequence[int]) -
 def _intervals(
     launches: Sequence[TracedSteps], sizes: Sequence[int], known: Sequence[int]
 ) -> dict[str, tuple[float, float]]:
-    """95 % intervals of the coefficients by bootstrap over launches: steps of one launch are correlated."""
+    """95 % intervals of the coefficients by bootstrap over launches, because steps of one launch are correlated."""
     if len(launches) < 3:
         return {}
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Reads step traces that the router wrote, one for each launch."""
+"""Reads the router's step traces. Each launch has one trace."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +17,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class TracedSteps:
-    """The steps of one launch: `work`, [steps, 6] in the order of `StepWork`, and times in ns.
+    """The steps of one launch.
 
-    If rows are sums over steps, `calls`, [steps, 2], has the number of calls with prompts and of decode-only calls.
+    work: [steps, 6], in the order of `StepWork`. wall_ns, total_ns: [steps]. calls: [steps, 2], number of calls with
+    prompts and of decode-only calls, if rows are sums over steps.
     """
 
     work: npt.NDArray[np.float64]
@@ -37,7 +38,7 @@ class TracedSteps:
 
     @property
     def is_from_metrics(self) -> bool:
-        """Whether rows are sums over intervals, not single steps."""
+        """Whether rows are sums over intervals instead of single steps."""
         return self.calls is not None
 
     @property
@@ -70,13 +71,13 @@ class TracedSteps:
 
 
 def read_steps(path: Path) -> TracedSteps:
-    """The steps of a trace that have a wall time: those followed by another step. Raises TraceError."""
+    """The steps of a trace that have a wall time, because another step follows. Raises TraceError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         head = json.loads(lines[0])
         columns = list(head["columns"])
         if head["format"] != FORMAT:
-            raise TraceError(f"{path} has step trace format {head['format']}, but this version reads {FORMAT}")
+            raise TraceError(f"{path} has step trace format {head['format']}, but must have format {FORMAT}")
         places = [columns.index(name) for name in StepWork._fields]
         wall, total = columns.index("wall_ns"), columns.index("total_ns")
         # The last line may be incomplete after a crash.
@@ -95,7 +96,7 @@ def read_steps(path: Path) -> TracedSteps:
 
 
 def read_facts(path: Path) -> Mapping[str, Any]:
-    """The server facts at the head of a trace, which may be incomplete. Raises TraceError."""
+    """The server facts in the head of a trace. The trace can be incomplete. Raises TraceError."""
     try:
         with path.open(encoding="utf-8") as file:
             facts = json.loads(file.readline())["facts"]
@@ -117,7 +118,7 @@ def _row(line: str) -> list[Any] | None:
 
 
 def joined(launches: Iterable[TracedSteps]) -> TracedSteps:
-    """The steps of several launches together."""
+    """The steps of several launches, concatenated."""
     each = list(launches)
     is_sums = any(steps.is_from_metrics for steps in each)
     return TracedSteps(
@@ -130,7 +131,7 @@ def joined(launches: Iterable[TracedSteps]) -> TracedSteps:
 
 
 def without_first_of_shape(steps: TracedSteps) -> TracedSteps:
-    """Leave out the first step of each shape: it includes one-time costs such as compilation."""
+    """The steps without the first one of each shape, which includes one-time costs such as compilation."""
     seen: set[tuple[bool, int, int]] = set()
     keep = np.ones(len(steps), dtype=np.bool_)
     for index, (prompts, tokens, _, _, rows, _) in enumerate(steps.work):

@@ -1,4 +1,4 @@
-"""The client timings of one run, measured or simulated, and the statistics that a fit compares."""
+"""The client timings of a measured or simulated run, and their statistics for a fit."""
 
 import json
 import math
@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float64]
 
 # Fewest output tokens of a request whose TPOT is compared.
 FEWEST_GAPS = 4
-# A number of requests in decode at once counts if it lasts this fraction of the run.
+# A number of concurrently decoding requests counts if it lasts for this fraction of the run.
 LASTING = 0.05
 REQUESTS, MANIFEST = "requests.parquet", "manifest.json"
 TIMES = ("t_sent_ns", "t_first_ns", "t_last_ns")
@@ -25,10 +25,10 @@ COLUMNS = ("status", *TIMES, "input_tokens", "planned_input_tokens", "output_tok
 
 @dataclass(frozen=True, slots=True)
 class ClientRun:
-    """The requests of a closed loop with `users`, in the order in which they were sent. Each array [requests].
+    """The requests of a closed loop with `users`, in the order of sending. Each array [requests].
 
-    `name` is that of the designed load: its repeats have the same. `group` is the planned length of the prompt.
-    Requests that are not `is_answered` were in flight when the run ended; their times do not count.
+    name: name of the designed load, equal for its repeats. group: planned length of the prompt. is_answered: false for
+    requests that were in flight at the end of the run, whose times do not count.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ClientRun:
 
     @classmethod
     def read(cls, directory: Path, name: str) -> "ClientRun":
-        """The requests of a run directory. Raises MeasurementError if one failed or has an answer of another length."""
+        """Read a run directory. Raises MeasurementError if a request failed or an answer has a wrong length."""
         import pandas as pd
 
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ class ClientRun:
         if len(failed):
             raise MeasurementError(
                 f"load {name}: {len(failed)} of {len(table)} requests failed ({failed['status'].iloc[0]}); "
-                "a cost model needs a load that the server answers"
+                "a cost model needs a load without failed requests"
             )
         table = table.sort_values("t_sent_ns")
         is_ok = table["status"] == "ok"
@@ -60,7 +60,7 @@ class ClientRun:
         if len(wrong):
             row = wrong.iloc[0]
             raise MeasurementError(
-                f"load {name}: {len(wrong)} of {is_ok.sum()} answers have another length than requested, such as "
+                f"load {name}: {len(wrong)} of {is_ok.sum()} answers have a wrong length, such as "
                 f"{row['output_tokens']:.0f} instead of {row['requested_output_tokens']:.0f} tokens; step costs need "
                 "answers of forced length"
             )
@@ -81,22 +81,22 @@ class ClientRun:
 
     @property
     def load(self) -> SimulatedLoad:
-        """The same load for a simulation."""
+        """The load of this run for a simulation."""
         planned = [
             PlannedRequest(int(inputs), int(outputs))
             for inputs, outputs in zip(self.input_tokens, self.output_tokens, strict=True)
         ]
         return SimulatedLoad(planned, users=self.users)
 
-    def answered_by(self, simulated: Simulated) -> "ClientRun":
-        """This run with the times of a simulation of its load."""
+    def with_times_of(self, simulated: Simulated) -> "ClientRun":
+        """A copy of this run with the times of a simulation of its load."""
         flights = sorted(simulated.flights, key=lambda flight: flight.id)
         times = np.asarray([(each.sent_ns, each.first_ns, each.end_ns) for each in flights], dtype=np.float64)
         sent, first, last = times.T
         return replace(self, sent_ns=sent, first_ns=first, last_ns=last)
 
     def statistics(self) -> dict[str, float]:
-        """Logarithms of TTFT and TPOT in ns by group of lengths, and of output tokens per second."""
+        """ln of mean TTFT and TPOT in ns by group, of the 90th percentile of TTFT, and of output tokens per second."""
         return {name: math.log(max(value, 1e-9)) for name, value in self._values()}
 
     def _values(self) -> Iterator[tuple[str, float]]:
@@ -115,7 +115,7 @@ class ClientRun:
 
     @property
     def decoding_at_once(self) -> int:
-        """The largest number of requests between first and last token that lasts `LASTING` of the run."""
+        """The largest number of concurrently decoding requests that lasts for `LASTING` of the run."""
         first, last = self.first_ns[self.is_answered], self.last_ns[self.is_answered]
         moments = [(at, 1) for at in first] + [(at, -1) for at in last]
         lasted: dict[int, float] = {}

@@ -1,7 +1,8 @@
-"""The loads that a server is calibrated with from outside, and their measurement.
+"""Designs and measures the loads for a calibration with client timings.
 
-Lone prompts of several lengths, rounds of equal requests at growing concurrency, prompts without decoding, and mixes of
-lengths. Each is a closed loop with requests of forced length, measured by the load generator in a run directory.
+There are single prompts of several lengths, rounds of equal requests at growing concurrency, prompts with short
+outputs, and mixes of lengths. Each load is a closed loop with requests of forced length. The load generator measures
+it.
 """
 
 import csv
@@ -20,9 +21,10 @@ from tuner.simulator.outside.client_run import ClientRun
 
 REPEATS = 3
 SHORT_INPUT, DECODED = 16, 48
-# Answers of the loads that mostly prefill: the first token of some servers has no text, and then no event.
+# Output tokens of the loads that mostly prefill. One token is not enough: the first token of some servers has no text
+# and no event.
 PREFILLED = 4
-# Rounds of a load: requests of each user.
+# Requests of each user of a load, and requests of the load with one user.
 ROUNDS, LONE_REQUESTS = 4, 30
 FEWEST_TOKENS, FEWEST_USERS = 160, 2
 LENGTHS_FILE = "lengths.csv"
@@ -30,7 +32,7 @@ LENGTHS_FILE = "lengths.csv"
 
 @dataclass(frozen=True, slots=True)
 class DesignedLoad:
-    """A closed loop of `users`; each request draws one of `lengths`, input and output tokens."""
+    """A closed loop of `users`. Each request has a random one of `lengths`, which are input and output tokens."""
 
     name: str
     users: int
@@ -39,7 +41,7 @@ class DesignedLoad:
 
 
 def designed_loads(most_users: int, most_tokens: int) -> list[DesignedLoad]:
-    """The loads for concurrencies up to `most_users` and up to `most_tokens` of prompt and answer. Raises UsageError.
+    """The loads with at most `most_users` users and `most_tokens` prompt and output tokens. Raises UsageError.
 
     >>> [load.name for load in designed_loads(4, 512)]
     ['lone', 'decode-2', 'decode-4', 'context-2', 'prefill-2', 'prefill-4', 'mixed-2', 'mixed-4']
@@ -65,7 +67,7 @@ def _loads(users: list[int], longest: int) -> Iterator[DesignedLoad]:
 
 
 def _doubled(most: int) -> list[int]:
-    """2, 4, 8 and so on up to `most`, which is the last.
+    """2, 4, 8 and so on, and `most` as the last number.
 
     >>> _doubled(24)
     [2, 4, 8, 16, 24]
@@ -81,10 +83,10 @@ def _doubled(most: int) -> list[int]:
 def measure_loads(
     loads: list[DesignedLoad], target: Target, base: BenchConfig, folder: Path, progress: ProgressDisplay
 ) -> list[ClientRun]:
-    """Measure every load `REPEATS` times, each time in another order.
+    """Measure every load `REPEATS` times, each time in random order.
 
-    Raises UsageError if the server cannot force lengths or the folder has runs, MeasurementError if a request fails or
-    has an answer of another length.
+    Raises UsageError if the server cannot force lengths or if the folder has runs, MeasurementError if a request fails
+    or an answer has a wrong length.
     """
     rng = random.Random(base.seed)
     order = [(load, repeat) for repeat in range(REPEATS) for load in rng.sample(loads, len(loads))]

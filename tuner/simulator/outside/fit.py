@@ -1,8 +1,9 @@
-"""Step costs and batching of a server, fitted to client timings.
+"""Fits step costs and the batching rule of a server to client timings.
 
-The designed loads are simulated, and the costs are those whose simulated timings are nearest to the measured ones, in
-the logarithm. Each batching rule is fitted, and the nearest is kept. Intervals are a jackknife over the loads, of the
-fit made linear at its result: they cover the noise of the runs and the misfit of the law.
+The designed loads are simulated. The fit minimizes the differences between the logarithms of simulated and measured
+timings. Costs are fitted for each candidate rule, and the rule with the lowest loss is selected. Intervals are from a
+jackknife over the loads, with the simulation linearized at the result. They include the noise of the runs and the error
+of the law.
 """
 
 import math
@@ -23,31 +24,34 @@ from tuner.simulator.slot_replica import UNLIMITED_TOKENS, SlotRule
 Array = npt.NDArray[np.float64]
 
 CLIENT = "client"
-# The fitted figures: ns of a request before the queue, and coefficients of the step law.
-FIGURES = (CLIENT, "prefill", "prompts", "tokens", "squares", "decode", "rows", "kv")
-PAUSES = (1, 2, 4, 8, 16, 32)
+# The fitted costs: time of a request between client and queue, and coefficients of the step law, in ns.
+COST_NAMES = (CLIENT, "prefill", "prompts", "tokens", "squares", "decode", "rows", "kv")
+STEPS_BETWEEN = (1, 2, 4, 8, 16, 32)
 BUDGETS = tuple(2**power for power in range(6, 14))
-# A residual above this is an outlier of the robust loss.
+# A larger residual is an outlier for the robust loss.
 OUTLIER = 0.1
-# Relative step of a derivative, in units of a figure's typical time.
+# Relative step of a derivative, in units of a cost's typical time.
 DERIVATIVE_STEP = 0.02
 SEARCH_STEPS, FINAL_STEPS = 6, 15
 SEARCH_ROUNDS = 3
-# A rule with more parameters has to lower the loss by this fraction; any other rule by more than rounding.
+# A rule with more parameters must lower the loss by this fraction, any other rule by more than rounding.
 CLEARLY_LOWER = 0.05
 ROUNDING = 1e-5
 FEWEST_LOADS = 6
-# A server has as many slots as users if this fraction of the users decodes at once.
+# The number of slots is not limited by a load if this fraction of its users decodes at the same time.
 ALL_DECODE = 0.8
 SAME_SLOTS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideFit:
-    """The fitted figures in ns, with 95 % intervals; `losses` by rule, and errors of loads that the fit lacked."""
+    """The fitted costs in ns, with 95 % intervals.
+
+    losses: of each candidate rule. errors: median and 90th percentile of the errors of held-out loads, by statistic.
+    """
 
     rule: SlotRule
-    figures: Mapping[str, float]
+    costs: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
     losses: Mapping[str, float]
     errors: Mapping[str, tuple[float, float]]
@@ -55,11 +59,11 @@ class OutsideFit:
 
     @property
     def law(self) -> LinearLaw:
-        return law_of(self.figures)
+        return law_of(self.costs)
 
 
 def fit_runs(runs: Sequence[ClientRun]) -> OutsideFit:
-    """Fit figures and rule to repeated runs of designed loads. Raises CostModelError."""
+    """Fit costs and batching rule to repeated runs of designed loads. Raises CostModelError."""
     names = sorted({run.name for run in runs})
     if len(names) < FEWEST_LOADS:
         raise CostModelError(f"{len(names)} loads were measured, but at least {FEWEST_LOADS} are needed")
@@ -68,15 +72,15 @@ def fit_runs(runs: Sequence[ClientRun]) -> OutsideFit:
     units, start = start_of(runs)
     candidates = RuleSearch(search, units)
     rule, at = candidates.best(rule, start)
-    whole, free = Problem.of(runs), _free(units, rule)
+    whole, free = Problem.of(runs), _free_units(units, rule)
     _, at = whole.minimum(rule, free, at, FINAL_STEPS)
-    return _judged(whole, rule, free, at, candidates.losses)
+    return _with_intervals(whole, rule, free, at, candidates.losses)
 
 
 def slots_of(runs: Sequence[ClientRun]) -> int:
-    """The requests that the server decodes at once; as many as any load has users: unlimited.
+    """The number of requests that the server decodes at once; unlimited if nearly all users of the largest load decode.
 
-    Raises CostModelError if loads with more users disagree.
+    Raises CostModelError if loads with more users than slots have different numbers.
     """
     by_users: dict[int, int] = {}
     for run in runs:
@@ -92,13 +96,13 @@ def slots_of(runs: Sequence[ClientRun]) -> int:
     return slots
 
 
-def law_of(figures: Mapping[str, float]) -> LinearLaw:
-    return LinearLaw(tuple(figures.get(name, 0.0) for name in COLUMNS))
+def law_of(costs: Mapping[str, float]) -> LinearLaw:
+    return LinearLaw(tuple(costs.get(name, 0.0) for name in COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Measured runs with their statistics and weights: runs of one load have one measurement, the mean of repeats."""
+    """Measured runs, with their statistics, and the weight, load and kind of each statistic."""
 
     runs: tuple[ClientRun, ...]
     measured: tuple[Mapping[str, float], ...]
@@ -112,7 +116,7 @@ class Problem:
         weights, loads, kinds = [], [], []
         for run, statistics in zip(runs, measured, strict=True):
             names = [name.split("_")[0] for name in statistics]
-            # The statistics of one kind of a run weigh as much as one.
+            # All statistics of one kind of a run have together the weight of one.
             weights += [1 / math.sqrt(names.count(name)) for name in names]
             loads += [run.name] * len(names)
             kinds += names
@@ -120,24 +124,24 @@ class Problem:
 
     @property
     def most_prompt_tokens(self) -> float:
-        """The most prompt tokens that can wait at once."""
+        """Largest number of prompt tokens that can wait at the same time."""
         return max(run.users * float(run.input_tokens.max()) for run in self.runs)
 
-    def residuals(self, rule: SlotRule, figures: Mapping[str, float]) -> Array:
+    def residuals(self, rule: SlotRule, costs: Mapping[str, float]) -> Array:
         """Weighted ln(simulated / measured) of every statistic."""
-        law, client_ns = law_of(figures), round(figures[CLIENT])
+        law, client_ns = law_of(costs), round(costs[CLIENT])
         found: list[float] = []
         for run, measured in zip(self.runs, self.measured, strict=True):
             load = replace(run.load, client_ns=client_ns)
             simulated = Simulation(load, [(rule, law)], max_concurrent_requests=UNLIMITED_TOKENS).run()
-            found += residuals_of(measured, run.answered_by(simulated).statistics()).values()
+            found += residuals_of(measured, run.with_times_of(simulated).statistics()).values()
         return np.asarray(found) * self.weights
 
     def minimum(self, rule: SlotRule, units: Array, start: Array, steps: int) -> tuple[float, Array]:
-        """The lowest robust loss from a start, and its figures in units."""
+        """The lowest robust loss from a start, and its costs in `units`. `steps`: limit of evaluations."""
 
         def residuals(scaled: Array) -> Array:
-            return self.residuals(rule, _figures(scaled, units))
+            return self.residuals(rule, _costs(scaled, units))
 
         found = least_squares(
             residuals,
@@ -152,7 +156,7 @@ class Problem:
 
 
 def derivative(function: Callable[[Array], Array], at: Array) -> Array:
-    """[values, figures]: forward differences, wide enough to smooth the jumps of a simulation."""
+    """[values, costs]: forward differences. The steps are wide, because a simulation is not continuous."""
     base = function(at)
     columns = []
     for place in range(len(at)):
@@ -163,18 +167,18 @@ def derivative(function: Callable[[Array], Array], at: Array) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _free(units: Array, rule: SlotRule) -> Array:
-    """Units of the figures that a rule determines: with one prompt a step, its costs are those of the step."""
-    is_free = [rule.prefill_prompts != 1 or name != "prompts" for name in FIGURES]
+def _free_units(units: Array, rule: SlotRule) -> Array:
+    """The units, with 0 for costs that the rule does not determine: with one prompt a step, the cost of a prompt."""
+    is_free = [rule.prefill_prompts != 1 or name != "prompts" for name in COST_NAMES]
     return np.where(is_free, units, 0.0)
 
 
-def _figures(scaled: Array, units: Array) -> dict[str, float]:
-    return dict(zip(FIGURES, (float(each) for each in scaled * units), strict=True))
+def _costs(scaled: Array, units: Array) -> dict[str, float]:
+    return dict(zip(COST_NAMES, (float(each) for each in scaled * units), strict=True))
 
 
 def start_of(runs: Sequence[ClientRun]) -> tuple[Array, Array]:
-    """Units of the figures, such that each takes the time of a typical step or prompt, and a start in units."""
+    """Units of the costs, in which each cost is near 1 for a typical step or prompt, and a start in these units."""
     lone = [run for run in runs if run.users == 1] or list(runs)
     is_in = np.concatenate([run.is_answered for run in lone])
     inputs = np.concatenate([run.input_tokens for run in lone])[is_in]
@@ -196,7 +200,7 @@ def start_of(runs: Sequence[ClientRun]) -> tuple[Array, Array]:
 
 @dataclass(slots=True)
 class RuleSearch:
-    """Searches the batching rule one part after the other; each rule is fitted once."""
+    """Searches for the batching rule, one part after the other. Each rule is fitted once."""
 
     problem: Problem
     units: Array
@@ -207,13 +211,13 @@ class RuleSearch:
         return {_describe(rule): loss for rule, (loss, _) in self._fitted.items()}
 
     def best(self, rule: SlotRule, start: Array) -> tuple[SlotRule, Array]:
-        """The rule with the lowest loss, and its figures in units."""
+        """The rule with the lowest loss, and its costs in units."""
         self._loss(rule, start)
         for _ in range(SEARCH_ROUNDS):
             before = rule
-            first, *others = [self._with_budget(phase, start) for phase in _phases(rule)]
+            first, *others = [self._with_budget(phase, start) for phase in _prefill_rules(rule)]
             rule = self._lowest(first, others, 0.0)
-            rule = self._lowest(rule, [replace(rule, steps_between=steps) for steps in PAUSES], CLEARLY_LOWER)
+            rule = self._lowest(rule, [replace(rule, steps_between=steps) for steps in STEPS_BETWEEN], CLEARLY_LOWER)
             for simpler in (replace(rule, steps_between=0), replace(rule, prefill_tokens=UNLIMITED_TOKENS)):
                 rule = self._lowest(rule, [simpler], -CLEARLY_LOWER)
             if rule == before:
@@ -221,14 +225,14 @@ class RuleSearch:
         return rule, self._fitted[rule][1]
 
     def _with_budget(self, rule: SlotRule, start: Array) -> SlotRule:
-        """The rule with the best number of prompt tokens of a step."""
+        """The rule with the best limit of prompt tokens of a step."""
         rule = replace(rule, prefill_tokens=UNLIMITED_TOKENS)
         self._loss(rule, start)
         budgets = [each for each in reversed(BUDGETS) if each < self.problem.most_prompt_tokens]
         return self._lowest(rule, [replace(rule, prefill_tokens=budget) for budget in budgets], CLEARLY_LOWER)
 
     def _lowest(self, rule: SlotRule, others: Iterable[SlotRule], margin: float) -> SlotRule:
-        """The rule, or another whose loss is lower by a fraction; a negative one allows a higher loss."""
+        """The rule, or the best of `others` with a loss lower by the fraction `margin`. A negative one allows more."""
         best = rule
         for other in others:
             at = self._fitted[best][1]
@@ -238,18 +242,18 @@ class RuleSearch:
 
     def _loss(self, rule: SlotRule, start: Array) -> float:
         if rule not in self._fitted:
-            self._fitted[rule] = self.problem.minimum(rule, _free(self.units, rule), start, SEARCH_STEPS)
+            self._fitted[rule] = self.problem.minimum(rule, _free_units(self.units, rule), start, SEARCH_STEPS)
         return self._fitted[rule][0]
 
 
-def _phases(rule: SlotRule) -> list[SlotRule]:
-    """The rule with every way to prefill."""
-    ways = [(mixes, prompts) for mixes in (True, False) for prompts in (None, 1)]
-    return [replace(rule, mixes_prefill=mixes, prefill_prompts=prompts) for mixes, prompts in ways]
+def _prefill_rules(rule: SlotRule) -> list[SlotRule]:
+    """The rule with every combination of `mixes_prefill` and `prefill_prompts`."""
+    combinations = [(mixes, prompts) for mixes in (True, False) for prompts in (None, 1)]
+    return [replace(rule, mixes_prefill=mixes, prefill_prompts=prompts) for mixes, prompts in combinations]
 
 
 def _describe(rule: SlotRule) -> str:
-    """A short name of a rule's way to prefill.
+    """A short description of a rule's prefill.
 
     >>> _describe(SlotRule(8, 512, 1, mixes_prefill=False))
     'prefill stalls decode, one prompt a step, 512 tokens'
@@ -263,14 +267,16 @@ def _describe(rule: SlotRule) -> str:
     return ", ".join(parts)
 
 
-def _judged(problem: Problem, rule: SlotRule, units: Array, at: Array, losses: Mapping[str, float]) -> OutsideFit:
-    """The fit with intervals and held-out errors: every load left out once, with the simulation made linear.
+def _with_intervals(
+    problem: Problem, rule: SlotRule, units: Array, at: Array, losses: Mapping[str, float]
+) -> OutsideFit:
+    """Add intervals and held-out errors to a fit: a jackknife over the loads with the linearized simulation.
 
-    A figure at its bound of 0 moves beyond it, so that its interval has a width.
+    Costs at their bound of 0 can become negative here, so their intervals have a width.
     """
 
     def function(scaled: Array) -> Array:
-        return problem.residuals(rule, _figures(scaled, units))
+        return problem.residuals(rule, _costs(scaled, units))
 
     residuals, slopes = function(at), derivative(function, at)
     # Weights of the robust loss at the result.
@@ -286,14 +292,11 @@ def _judged(problem: Problem, rule: SlotRule, units: Array, at: Array, losses: M
     moved = np.asarray(moves)
     deviation = np.sqrt((len(names) - 1) / len(names) * ((moved - moved.mean(axis=0)) ** 2).sum(axis=0))
     half = float(student.ppf(0.975, len(names) - 1)) * deviation * units
-    figures = _figures(at, units)
+    costs = _costs(at, units)
     return OutsideFit(
         rule,
-        figures,
-        {
-            name: (max(0.0, figures[name] - each), figures[name] + each)
-            for name, each in zip(FIGURES, half, strict=True)
-        },
+        costs,
+        {name: (max(0.0, costs[name] - each), costs[name] + each) for name, each in zip(COST_NAMES, half, strict=True)},
         losses,
         {
             kind: (float(np.median(values)), float(np.quantile(values, 0.9)))

@@ -1,4 +1,4 @@
-"""Loads that a server was not calibrated with, each predicted before it is measured."""
+"""Loads that were not used in a calibration. Each is predicted before it is measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
 from tuner.simulator.validate import NAMES, PredictedLaunch
 
-# Requests of a closed loop, and seconds of an open one.
+# Requests of each user and in total of a closed loop, and duration of an open loop in seconds.
 ROUNDS, FEWEST_REQUESTS, OPEN_LOOP_S = 5, 40, 10
 # Rates of the open loops, as fractions of the predicted closed-loop throughput.
 OPEN_FRACTIONS = (0.4, 0.7)
@@ -31,7 +31,7 @@ class HeldOutLoad:
 
 
 def held_out_loads(costs: Costs, base: BenchConfig, most_users: int, most_tokens: int) -> list[HeldOutLoad]:
-    """Closed loops of 1 to `most_users` users between the calibrated ones, with other lengths, and open loops."""
+    """Closed loops and open loops with other numbers of users and other lengths than the calibration."""
     long_tokens, answers = most_tokens // 2, max(8, most_tokens // 8)
     lengths = (
         {"input_tokens": f"uniform:24,{long_tokens}", "output_tokens": f"uniform:8,{answers}"},
@@ -70,7 +70,7 @@ def measure_held_out(
     repeats: int,
     progress: ProgressDisplay,
 ) -> list[PredictedLaunch]:
-    """Predict and then measure every load `repeats` times; the values are the medians of the repeats."""
+    """Predict and then measure every load `repeats` times. Returns medians over the repeats."""
     found = []
     for number, load in enumerate(loads):
         configs = [load.config.model_copy(update={"seed": load.config.seed + repeat}) for repeat in range(repeats)]

@@ -1,4 +1,4 @@
-"""The cost file of a server that was calibrated from client timings."""
+"""Converts a fit to client timings to the content of a cost file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,9 +13,9 @@ from tuner.simulator.server import SimulatedServer
 
 
 def outside_costs(fit: OutsideFit, loads: Sequence[DesignedLoad], server: Mapping[str, Any]) -> Costs:
-    """The costs of a fit; `server` are the facts of the server, such as its engine and model."""
+    """The costs of a fit. `server`: facts of the server, such as its engine and model."""
     model = CostModel(
-        {name: value for name, value in fit.figures.items() if name != CLIENT},
+        {name: value for name, value in fit.costs.items() if name != CLIENT},
         unknown=tuple(name for name in COLUMNS if name not in fit.intervals),
         num_steps=0,
         intervals={name: interval for name, interval in fit.intervals.items() if name != CLIENT},
@@ -34,4 +34,4 @@ def outside_costs(fit: OutsideFit, loads: Sequence[DesignedLoad], server: Mappin
         },
     )
     simulated = SimulatedServer(fit.rule.to_json(), {})
-    return Costs({"none": model}, (simulated,), ClientCost(round(fit.figures[CLIENT]), 0))
+    return Costs({"none": model}, (simulated,), ClientCost(round(fit.costs[CLIENT]), 0))

@@ -1,8 +1,8 @@
-"""The twin of a server that was calibrated from client timings, as the proposer of a study.
+"""Proposes launches with a twin: a simulated server whose costs are from client timings of the real one.
 
-Settings with a `meaning` in the server's profile change the simulated batching rule, so that their effect is predicted.
-The other settings do not change a prediction: their values are drawn, and the residual model learns their effect from
-the launches. If the twin's errors are too large, it declines, and a model of the results alone continues.
+Settings with a `meaning` in the server's profile change the simulated batching rule, so their effect is predicted.
+Other settings do not change a prediction. Their values are random, and the residual model learns their effect from
+launches. If the twin's errors are too large, the proposer declines, and a surrogate model continues.
 """
 
 import os
@@ -23,7 +23,7 @@ from tuner.simulator.fitting.cost_file import COST_FILE, Costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
 from tuner.simulator.prediction_accuracy import Grade
-from tuner.simulator.proposal_ledger import noted_candidate
+from tuner.simulator.proposal_ledger import record_candidate
 from tuner.simulator.proposer import REQUESTS, knob_of, limits_ms
 from tuner.simulator.residual_model import Observation, PredictedCandidate, ResidualModel
 from tuner.simulator.simulated_metrics import LATENCY, RATES
@@ -32,21 +32,22 @@ from tuner.space.search_space import SearchSpace
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 
-# The twin accepts and answers every request, so that a limit on errors is left to the launches.
+# Metrics without a prediction: every request of the twin succeeds.
 NOT_PREDICTED = ("error_rate",)
 
-# Predictions that take longer than the start of processes that make them.
-WORTH_PROCESSES = 200
+# Smallest number of predictions for which several processes are faster than one.
+MIN_FOR_PROCESSES = 200
 
-# The parts of the batching rule that differ from the calibrated server's.
+# Values of the batching rule that a configuration sets.
 Rule = tuple[tuple[str, Any], ...]
 
 
 @dataclass(slots=True)
 class TwinProposer:
-    """Proposes the launches of one study; `meanings` are the parts of the rule by setting.
+    """The proposer of one study.
 
-    `fallback` continues the search after a decline. `noise` returns the run-to-run deviation of a metric.
+    meanings: name of a setting to its role in the batching rule. fallback: continues the search after a decline. noise:
+    returns the run-to-run deviation of ln(metric), None if not measured.
     """
 
     folder: Path
@@ -65,19 +66,19 @@ class TwinProposer:
     _predicted: dict[Rule, dict[str, float]] = field(default_factory=dict)
 
     def propose(self, results: Sequence[TrialResult], running: Sequence[Mapping[str, Any]]) -> Proposal | Decline:
-        """The next launch; declines with a reason if the twin's predictions are not usable."""
+        """The next launch. Declines if the twin's predictions are not usable."""
         try:
             model = self._model(results)
         except (NotSimulatedError, CostModelError) as error:
             return Decline(f"the simulator makes no proposal: {error}", successor=self.fallback)
-        busy = [self._whole(each) for each in running]
+        busy = [self._complete(each) for each in running]
         best = model.propose(self._observations(results), busy)
         if isinstance(best, Decline):
             return best if best.is_done else replace(best, successor=self.fallback)
-        return noted_candidate(self.folder, best)
+        return record_candidate(self.folder, best)
 
     def best_first(self, results: Sequence[TrialResult]) -> list[Mapping[str, Any]] | None:
-        """The measured settings by posterior mean, best first; without the twin if it declines."""
+        """The measured settings by posterior mean, best first. If the twin is not usable, the fallback orders them."""
         try:
             model = self._model(results)
         except TunerError:
@@ -85,11 +86,11 @@ class TwinProposer:
         observations = self._observations(results)
         if model.grade(observations).grade is Grade.REFUSE:
             return self.fallback.best_first(results)
-        own = {key_of(self._whole(each.settings)): each.settings for each in results}
+        own = {key_of(self._complete(each.settings)): each.settings for each in results}
         return [own[key_of(settings)] for settings in model.finalists(observations, len(results))]
 
     def _model(self, results: Sequence[TrialResult]) -> ResidualModel:
-        """The residual model over candidates and launches. Raises NotSimulatedError, CostModelError."""
+        """The residual model of candidates and launches. Raises NotSimulatedError, CostModelError."""
         if self.costs.problem is not None:
             raise CostModelError(self.costs.problem)
         unknown = [name for name in self._metrics if name not in RATES and not LATENCY.fullmatch(name)]
@@ -98,13 +99,13 @@ class TwinProposer:
         if not (self.folder / COST_FILE).exists():
             self.costs.write(self.folder / COST_FILE)
         measured = sorted((each for each in results if each.is_feasible), key=lambda each: -(each.value or 0.0))
-        # Equal numbers give equal candidates, so that each is predicted once in a search.
+        # A constant seed gives the same random candidates in each call, so each is predicted once in a search.
         drawn = candidates_of(
             self.space, self.fixed, self.server, [each.settings for each in measured], np.random.default_rng(self.seed)
         )
-        alive = [each for each in drawn if dominance_of(each, results, self.server) is None]
+        possible = [each for each in drawn if dominance_of(each, results, self.server) is None]
         launched = [each.settings for each in self._observations(results)]
-        wanted = list({key_of(each): each for each in (*map(self._whole, alive), *launched)}.values())
+        wanted = list({key_of(each): each for each in (*map(self._complete, possible), *launched)}.values())
         candidates = [
             PredictedCandidate(settings, metrics)
             for settings, metrics in zip(wanted, self._predictions(wanted), strict=True)
@@ -120,12 +121,12 @@ class TwinProposer:
         is_timed = not self.load.is_open_loop and self.load.requests is None
         load = load_of(self.load, requests=REQUESTS if is_timed else None, client=self.costs.client)
         predictor = Predictor(self.costs, self.costs.reference, None, load, self._metrics, limits_ms(self.load))
-        jobs = self.jobs if len(new) >= WORTH_PROCESSES else 1
+        jobs = self.jobs if len(new) >= MIN_FOR_PROCESSES else 1
         self._predicted |= zip(new, predict_many(predictor, list(map(dict, new)), jobs), strict=True)
         return [self._predicted[rule] for rule in rules]
 
     def _rule(self, settings: Mapping[str, Any]) -> Rule:
-        """The parts of the rule that settings determine; slots beyond the users of a closed loop are equal."""
+        """The values of the rule that settings set. Slots above the users of a closed loop have no effect."""
         values = {**self.server.defaults, **settings}
         found = {part: values[name] for name, part in self.meanings.items() if values.get(name) is not None}
         if "slots" in found and not self.load.is_open_loop:
@@ -134,9 +135,9 @@ class TwinProposer:
 
     @property
     def _objective(self) -> Objective:
-        """The objective with the limits that are predicted. Raises NotSimulatedError for two objectives."""
+        """The objective with only the predicted limits. Raises NotSimulatedError for two objectives."""
         if self.objective.second is not None:
-            raise NotSimulatedError("the study has two objectives, and one is supported")
+            raise NotSimulatedError("the study has two objectives, but only one is supported")
         limits = tuple(each for each in self.objective.limits if each.metric not in NOT_PREDICTED)
         return replace(self.objective, limits=limits)
 
@@ -144,17 +145,17 @@ class TwinProposer:
     def _metrics(self) -> tuple[str, ...]:
         return (self._objective.maximize, *(limit.metric for limit in self._objective.limits))
 
-    def _whole(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings with the server's defaults of searched settings that are not set."""
+    def _complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a launch, with the server's defaults for searched settings that are not set."""
         searched = {each.name for each in self.space.parameters}
         defaults = {name: value for name, value in self.server.defaults.items() if name in searched}
         return {**defaults, **complete_settings(self.space, self.fixed, settings)}
 
     def _observations(self, results: Sequence[TrialResult]) -> list[Observation]:
-        """The measured launches; a failed one is ruled out with those that it dominates."""
+        """The measured launches. Failed launches are not needed here, because dominance prunes their configurations."""
         return [
             Observation(
-                self._whole(each.settings),
+                self._complete(each.settings),
                 {name: value for name, value in each.measured.items() if value is not None},
                 expected_gain=each.attributes.get("expected_gain"),
             )

@@ -126,7 +126,7 @@ def test_a_server_without_a_trace_is_described_by_settings_info_and_metrics(tmp_
 def test_a_missing_setting_or_metric_is_named(tmp_path: Path):
     play(tmp_path / "run", SETTINGS)
 
-    with pytest.raises(TraceError, match=r"`max_batch_prefill_tokens` is unknown; set it in"):
+    with pytest.raises(TraceError, match=r"`max_batch_prefill_tokens` is unknown: set it in"):
         metric_steps(tmp_path / "run", {"prefill_chunking": False})
     with pytest.raises(TraceError, match="no server metrics"):
         steps_of(tmp_path / "none" / "run", SETTINGS)

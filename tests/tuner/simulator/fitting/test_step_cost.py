@@ -91,7 +91,7 @@ def test_a_cost_file_reads_as_it_was_written(tmp_path: Path):
         ("{", "not a cost file"),
         ("[]", "not a cost model"),
         ("{}", "not a cost model"),
-        ('{"coefficients_ns": {"token": 1}}', "no column `token`"),
+        ('{"coefficients_ns": {"token": 1}}', "`coefficients_ns` has `token`, but its columns are"),
         ('{"coefficients_ns": {"tokens": -1}}', "not negative"),
     ],
 )

@@ -13,7 +13,7 @@ from tuner.simulator.outside.client_run import ClientRun
 from tuner.simulator.outside.designed_loads import DesignedLoad, designed_loads
 from tuner.simulator.outside.fit import CLIENT, law_of
 
-FIGURES = {
+COSTS = {
     "client": 1e6,
     "prefill": 3e6,
     "prompts": 5e5,
@@ -41,7 +41,7 @@ class NoisyLaw:
 def synthetic_runs(
     rule: BatchingRule,
     *,
-    figures: Mapping[str, float] = FIGURES,
+    costs: Mapping[str, float] = COSTS,
     noise: float = 0.0,
     repeats: int = 1,
     users: int = 8,
@@ -53,12 +53,12 @@ def synthetic_runs(
     runs = []
     for _ in range(repeats):
         speed = rng.lognormvariate(0, noise / 3) if noise else 1.0
-        law = law_of({name: value * speed for name, value in figures.items()})
+        law = law_of({name: value * speed for name, value in costs.items()})
         for load in designed_loads(users, tokens):
             run = _sent(load, rng)
-            simulated_load = replace(run.load, client_ns=round(figures[CLIENT]))
+            simulated_load = replace(run.load, client_ns=round(costs[CLIENT]))
             server = (rule, NoisyLaw(law, noise, random.Random(rng.random())) if noise else law)
-            runs.append(run.answered_by(Simulation(simulated_load, [server], max_concurrent_requests=10**6).run()))
+            runs.append(run.with_times_of(Simulation(simulated_load, [server], max_concurrent_requests=10**6).run()))
     return runs
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reference_server.router.scheduling.scheduler import SchedulerOptions
-from tests.tuner.simulator.outside.synthetic_runs import FIGURES, synthetic_runs
+from tests.tuner.simulator.outside.synthetic_runs import COSTS, synthetic_runs
 from tuner.errors import CostModelError
 from tuner.simulator.outside.fit import Problem, fit_runs, slots_of, start_of
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS, SlotRule
@@ -21,7 +21,7 @@ def test_servers_3_costs_are_recovered_from_client_timings():
     loss, found = Problem.of(runs).minimum(SlotRule(3), units, start, 15)
 
     assert loss < 1e-4
-    assert dict(zip(FIGURES, found * units, strict=True)) == pytest.approx(FIGURES, rel=0.03)
+    assert dict(zip(COSTS, found * units, strict=True)) == pytest.approx(COSTS, rel=0.03)
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_servers_3_costs_and_rule_are_recovered_from_client_timings():
     found = fit_runs(synthetic_runs(SlotRule(3, mixes_prefill=False), users=4, tokens=256))
 
     assert (found.rule.slots, found.rule.mixes_prefill, found.rule.prefill_prompts) == (3, False, None)
-    assert found.figures == pytest.approx(FIGURES, rel=0.03)
+    assert found.costs == pytest.approx(COSTS, rel=0.03)
     assert max(median for median, _ in found.errors.values()) < 0.01
 
 
@@ -60,13 +60,13 @@ def test_servers_3_every_batching_rule_is_told_from_the_others(rule: SlotRule):
 def test_servers_3_intervals_contain_the_true_costs_under_noise():
     fits = [fit_runs(synthetic_runs(MIXED, noise=0.05, repeats=3, users=8, seed=seed)) for seed in range(6)]
 
-    covered = [low <= FIGURES[name] <= high for fit in fits for name, (low, high) in fit.intervals.items()]
-    assert len(covered) == 6 * len(FIGURES)
+    covered = [low <= COSTS[name] <= high for fit in fits for name, (low, high) in fit.intervals.items()]
+    assert len(covered) == 6 * len(COSTS)
     # 48 intervals of 95 %, not independent within a fit.
     assert np.mean(covered) >= 0.85
     assert all(low < high for fit in fits for low, high in fit.intervals.values())
     for name in ("decode", "rows"):
-        assert np.median([fit.figures[name] for fit in fits]) == pytest.approx(FIGURES[name], rel=0.03)
+        assert np.median([fit.costs[name] for fit in fits]) == pytest.approx(COSTS[name], rel=0.03)
 
 
 @pytest.mark.slow

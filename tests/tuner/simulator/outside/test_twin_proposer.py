@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.config.bench_config import BenchConfig
-from tests.tuner.simulator.outside.synthetic_runs import FIGURES
+from tests.tuner.simulator.outside.synthetic_runs import COSTS
 from tuner.config import ServerSection
 from tuner.errors import CostModelError
 from tuner.proposers.proposal import Decline, Proposal
@@ -45,9 +45,9 @@ DEFAULTS = {"parallel": 4, "batch": 1024, "flash_attn": "on"}
 HIDDEN = {"on": 1.0, "off": 1.06}
 
 
-def costs_of(errors: float = 0.05, **figures: float) -> Costs:
+def costs_of(errors: float = 0.05, **changed: float) -> Costs:
     """The costs of a server that was calibrated with 4 slots."""
-    known = {**FIGURES, **figures}
+    known = {**COSTS, **changed}
     intervals = {name: (0.9 * value, 1.1 * value) for name, value in known.items()}
     medians = dict.fromkeys(("throughput", "ttft", "tpot"), (errors, 2 * errors))
     fit = OutsideFit(SlotRule(4, 1024), known, intervals, {}, medians, 8)
@@ -62,7 +62,7 @@ def twin(folder: Path, costs: Costs, objective: Objective = OBJECTIVE, space: Se
 def true_metrics(settings: dict) -> dict[str, float]:
     """The server in virtual time: its law, and the hidden effect of `flash_attn`."""
     rule, speed = SlotRule(settings["parallel"], settings["batch"]), HIDDEN[settings["flash_attn"]]
-    law = law_of({name: value / speed for name, value in FIGURES.items()})
+    law = law_of({name: value / speed for name, value in COSTS.items()})
     load = load_of(LOAD, client=costs_of().client)
     simulated = Simulation(load, [(rule, law)], max_concurrent_requests=10**6).run()
     return {**metrics_of(simulated, ("output_tokens_per_s", "tpot_mean_ms")), "error_rate": 0.0}
@@ -172,12 +172,12 @@ def test_costs_of_another_server_or_for_other_settings_are_refused(tmp_path: Pat
     path = tmp_path / "cost.json"
     costs_of().write(path)
 
-    with pytest.raises(CostModelError, match="has the costs of a llamacpp, but the study's server is vllm"):
+    with pytest.raises(CostModelError, match="has the costs of llamacpp, but the study's server is vllm"):
         twin_costs(path, server_of(ServerSection(profile="vllm")), ["max_num_seqs"])
     with pytest.raises(
-        CostModelError, match=r"gives `parallel`, `batch` a meaning .*, and the study searches `ubatch`"
+        CostModelError, match=r"predicts `parallel`, `batch` of the profile, but the study searches `ubatch`"
     ):
         twin_costs(path, SERVER, ["ubatch"])
     path.write_text(json.dumps({"coefficients_ns": {"prefill": 1e7, "decode": 5e6}}))
-    with pytest.raises(CostModelError, match="is not from client timings: make one with"):
+    with pytest.raises(CostModelError, match="is not from client timings: create it with"):
         twin_costs(path, SERVER, ["parallel"])
