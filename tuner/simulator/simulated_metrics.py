@@ -18,7 +18,7 @@ LATENCY = re.compile(r"(?P<name>ttft|tpot|e2e)_(?P<stat>mean|p50|p90|p95|p99)_ms
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_rps", "error_rate")
 
 
-class RequestTimes:
+class SimulatedTimes:
     """The times in seconds, the lengths and the success of a simulation's requests, as arrays [requests].
 
     is_in: the request started in the measured window.
@@ -62,7 +62,7 @@ def metrics_of(run: Simulated, names: Sequence[str], limits_ms: Mapping[str, flo
 
     Raises KeyError for a name that is not simulated.
     """
-    times = RequestTimes(run)
+    times = SimulatedTimes(run)
     found: dict[str, float] = {}
     for name in names:
         value = _rate(times, name, limits_ms or {}) if name in RATES else _latency(times, name)
@@ -71,7 +71,7 @@ def metrics_of(run: Simulated, names: Sequence[str], limits_ms: Mapping[str, flo
     return found
 
 
-def _latency(times: RequestTimes, name: str) -> float | None:
+def _latency(times: SimulatedTimes, name: str) -> float | None:
     match = LATENCY.fullmatch(name)
     if match is None:
         raise KeyError(name)
@@ -82,7 +82,7 @@ def _latency(times: RequestTimes, name: str) -> float | None:
     return float(values.mean() if stat == "mean" else np.quantile(values, int(stat[1:]) / 100))
 
 
-def _rate(times: RequestTimes, name: str, limits_ms: Mapping[str, float]) -> float | None:
+def _rate(times: SimulatedTimes, name: str, limits_ms: Mapping[str, float]) -> float | None:
     seconds = times.end_s - times.start_s
     ended_in = times.is_ok & (times.end_at_s >= times.start_s) & (times.end_at_s < times.end_s)
     started = int(times.is_in.sum())
@@ -100,7 +100,7 @@ def _rate(times: RequestTimes, name: str, limits_ms: Mapping[str, float]) -> flo
             return float(within_limits(times, limits_ms)[times.is_in].sum()) / seconds
 
 
-def within_limits(times: RequestTimes, limits_ms: Mapping[str, float]) -> npt.NDArray[np.bool_]:
+def within_limits(times: SimulatedTimes, limits_ms: Mapping[str, float]) -> npt.NDArray[np.bool_]:
     """[requests]: whether a request is successful and within every limit. `limits_ms`: limits by latency name."""
     good = times.is_ok.copy()
     tokens = np.maximum(times.output_tokens - 1, 1)

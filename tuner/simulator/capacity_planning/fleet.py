@@ -18,7 +18,7 @@ from tuner.simulator.engine import (
     Simulation,
 )
 from tuner.simulator.replica import Flight
-from tuner.simulator.simulated_metrics import RequestTimes, within_limits
+from tuner.simulator.simulated_metrics import SimulatedTimes, within_limits
 from tuner.simulator.step_law import StepLaw
 
 Array = npt.NDArray[np.float64]
@@ -92,7 +92,7 @@ class ServedRequests:
 
     @classmethod
     def of(cls, flights: Sequence[Flight], limits_ms: Mapping[str, float]) -> "ServedRequests":
-        times = RequestTimes(Simulated(list(flights), 0, 1))
+        times = SimulatedTimes(Simulated(list(flights), 0, 1))
         tokens, ok = times.output_tokens, times.is_ok
         with np.errstate(divide="ignore", invalid="ignore"):
             tpot_s = (times.end_at_s - times.first_s) / (tokens - 1)
