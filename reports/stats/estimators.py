@@ -71,7 +71,7 @@ def adjusted_quantile(values: Array, failures: int, percentile: float) -> float 
     if not total:
         return None
     position = percentile / 100 * (total - 1)
-    if failures / total >= 1 - percentile / 100 or math.ceil(position) >= len(values):
+    if math.ceil(position) >= len(values):
         return None
     ordered = np.sort(values)
     below = math.floor(position)
