@@ -4,11 +4,14 @@
 
 One row per method: tokens/s of one sequence and of eight, time to first token for a prompt of 128 tokens, memory of
 the weights, and accuracy on a fixed text: perplexity, and the mean KL divergence per token from the plain weights in
-the same compute type. Each method is measured in turns with the plain model, up to `--rounds` turns within its time
-limit; speeds are medians, and `x plain` is the median of the ratios of the turns. Each method runs in its own process.
-The row of a method that fails or exceeds its limit has the reason. A method that needs a quantized checkpoint runs with
-weights rounded to nearest: its row shows speed and memory, not the quality of a quantization tool. `--quick` uses a
-small model and takes one or two minutes.
+the same compute type. If the compiled CPU product rounds activations, the divergence of the same weights with products
+of float inputs stands beside it; on trained weights (`preset:tiny-llama`) the two show the cost of that rounding.
+
+Each method is measured in turns with the plain model, up to `--rounds` turns within its time limit; speeds are medians,
+and `x plain` is the median of the ratios of the turns. Each method runs in its own process; a method that fails or
+exceeds its limit gets a row with the reason. Methods that need a quantized checkpoint get one that is rounded to
+nearest: their rows show speed and memory, not the quality of a quantization tool. `--quick` takes one or two minutes on
+a small model.
 """
 
 import argparse
@@ -27,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine.quantized_model import MethodPlan, Served, Speed
+from benchmarks.engine.quantized_model import MethodPlan, Predictions, Served, Speed
 from reference_server.messages import WarmupReply
 from reference_server.model_server.quantization.schemes import SCHEMES
 
@@ -50,6 +53,7 @@ class MethodRow:
     weight_mb: float
     perplexity: float
     kl_per_token: float
+    kl_float_products: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,9 @@ def main() -> None:
     parser.add_argument("--model-id", help="default: preset:llama-125m, with --quick preset:tiny-llama")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 2; one more round warms up")
+    parser.add_argument(
+        "--text-tokens", type=int, help="tokens of the text; default: 512, on preset:tiny-llama 20480, with --quick 256"
+    )
     parser.add_argument("--cpu-memory-gib", type=float, default=1.0, help="memory of each model, with its K/V cache")
     parser.add_argument("--limit-s", type=float, default=55, help="time limit of one method in seconds")
     parser.add_argument("--quick", action="store_true", help="a small model, a short text, few rounds")
@@ -76,7 +83,8 @@ def main() -> None:
     args = parser.parse_args()
     model_id = args.model_id or ("preset:tiny-llama" if args.quick else "preset:llama-125m")
     rounds = args.rounds or (2 if args.quick else 5)
-    new_tokens, text_tokens = (16, 256) if args.quick else (32, 512)
+    new_tokens = 16 if args.quick else 32
+    text_tokens = args.text_tokens or (256 if args.quick else 20_480 if model_id == "preset:tiny-llama" else 512)
     with tempfile.TemporaryDirectory() as folder:
         plan = MethodPlan(model_id, rounds, new_tokens, text_tokens, args.cpu_memory_gib, args.limit_s, Path(folder))
         rows = []
@@ -111,13 +119,13 @@ def measure(plan: MethodPlan, methods: Sequence[str]) -> Iterator[MethodRow | No
         plain.close()
 
 
-def compare(plain: "Candidate", method: str, plan: MethodPlan, predictions: tuple[float, float]) -> MethodRow:
+def compare(plain: "Candidate", method: str, plan: MethodPlan, predictions: Predictions) -> MethodRow:
     """Measure one method in turns with the plain model."""
     # The limit of the method covers both; this one only stops a hanging process.
     plain.restart_limit(10 * plan.limit_s)
     other = plain if method == "none" else Candidate(method, plan)
     try:
-        perplexity, divergence = predictions if other is plain else other.call("predictions")
+        predicted: Predictions = predictions if other is plain else other.call("predictions")
         other.call("speed")
         turns = take_turns(plain, other, plan.rounds, plan.limit_s if other is plain else other.left_s)
         speeds = [speed for _, speed in turns]
@@ -132,8 +140,9 @@ def compare(plain: "Candidate", method: str, plan: MethodPlan, predictions: tupl
             statistics.median(speed.tokens_per_s_8 / base.tokens_per_s_8 for base, speed in turns),
             statistics.median(speed.ttft_ms for speed in speeds),
             facts.weight_bytes / 1e6,
-            perplexity,
-            divergence,
+            predicted.perplexity,
+            predicted.kl_per_token,
+            predicted.kl_float_products,
         )
     finally:
         if other is not plain:
@@ -224,7 +233,7 @@ def table(rows: Sequence[MethodRow | NotMeasured]) -> str:
     """Markdown table; a method without results has the reason in its second cell."""
     columns = (
         *("method", "kernels", "turns", "tokens/s, 1", "x plain", "tokens/s, 8", "x plain", "TTFT ms", "weights MB"),
-        *("perplexity", "KL/token"),
+        *("perplexity", "KL/token", "KL, float products"),
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
@@ -235,6 +244,7 @@ def table(rows: Sequence[MethodRow | NotMeasured]) -> str:
                 row.method, row.kernels, str(row.turns), f"{row.tokens_per_s_1:.0f}", f"{row.times_plain_1:.2f}",
                 f"{row.tokens_per_s_8:.0f}", f"{row.times_plain_8:.2f}", f"{row.ttft_ms:.1f}", f"{row.weight_mb:.2f}",
                 f"{row.perplexity:.3f}", f"{row.kl_per_token:.5f}",
+                "" if row.kl_float_products is None else f"{row.kl_float_products:.5f}",
             ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

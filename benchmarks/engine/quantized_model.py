@@ -17,10 +17,13 @@ from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.quantization.integers import float_products, instructions
 from reference_server.tokenizer import load_tokenizer
 
 PROMPT_TOKENS = 128
 BLOCK_SIZE = 16
+WINDOW = 512
+"""Tokens that are predicted together, each from those before it in the window."""
 DECODE_S = 3.0
 """Time limit of decoding in one round; a few steps are enough for a slow method."""
 
@@ -45,6 +48,18 @@ class Speed:
     tokens_per_s_1: float
     tokens_per_s_8: float
     ttft_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Perplexity, and KL divergence per token from the plain model.
+
+    kl_float_products: with the same weights, but a plain head, if the compiled product rounds activations; else None.
+    """
+
+    perplexity: float
+    kl_per_token: float
+    kl_float_products: float | None
 
 
 class Served:
@@ -74,8 +89,8 @@ class Served:
         eight, _ = self._runner.run(generate(self._shard, 8, self._plan.new_tokens))
         return Speed(one, eight, ttft_ms)
 
-    def predictions(self) -> tuple[float, float]:
-        """Perplexity of the text, and KL divergence per token from the plain model, which must be measured first."""
+    def predictions(self) -> Predictions:
+        """Predictions of the text. The plain model must be measured first."""
         ids = text_ids(self._options, self._plan.text_tokens)
         logprobs = log_probabilities(self._options, ids)
         path = self._plan.folder / "plain.pt"
@@ -83,7 +98,12 @@ class Served:
             torch.save(logprobs, path)
         plain: Tensor = torch.load(path)
         loss = -logprobs[:-1].gather(1, ids[1:, None]).mean()
-        return loss.exp().item(), (plain.exp() * (plain - logprobs)).sum(-1).mean().item()
+        kernels = self.facts.backends["kernels"].split(",")
+        unrounded = None
+        if any(name.endswith(f"-{instructions()}") for name in kernels):
+            with float_products():
+                unrounded = divergence(plain, log_probabilities(self._options, ids))
+        return Predictions(loss.exp().item(), divergence(plain, logprobs), unrounded)
 
 
 async def generate(shard: LocalShard, count: int, new_tokens: int) -> tuple[float, float]:
@@ -117,13 +137,19 @@ def text_ids(options: EngineOptions, count: int) -> Tensor:
     """The first `count` tokens of the fixed text."""
     files = loader.locate(options)
     vocabulary = json.loads((files.directory / "config.json").read_text())["vocab_size"]
-    text = "\n".join(itertools.islice(documents(11), 40))
+    text = "\n".join(itertools.islice(documents(11), max(40, count // 40)))
     return torch.tensor(load_tokenizer(files.tokenizer_directory, vocabulary).encode(text, True)[:count])
 
 
 @torch.no_grad()
 def log_probabilities(options: EngineOptions, ids: Tensor) -> Tensor:
-    """[tokens, vocabulary], computed with Transformers' modules."""
+    """[tokens, vocabulary], computed with Transformers' modules in windows of WINDOW tokens."""
     padded = EngineOptions(options.model_id, quantize=options.quantize, compute_threads=1, tier="padded")
     model = loader.load(padded, loader.locate(padded), RankGroup(0, 1)).model
-    return model(ids[None], use_cache=False).logits[0].float().log_softmax(-1)
+    logits = [model(window[None], use_cache=False).logits[0].float() for window in ids.split(WINDOW)]
+    return torch.cat(logits).log_softmax(-1)
+
+
+def divergence(plain: Tensor, other: Tensor) -> float:
+    """Mean KL divergence of log probabilities [tokens, vocabulary]."""
+    return (plain.exp() * (plain - other)).sum(-1).mean().item()

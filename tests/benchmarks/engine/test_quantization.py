@@ -5,13 +5,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.engine.quantization import Candidate, MethodFailed, MethodRow, NotMeasured, table, take_turns
 from benchmarks.engine.quantized_model import MethodPlan, Served, Speed
+from reference_server.model_server.quantization.integers import can_compile
 
 
-def plan(folder: Path, limit_s: float = 60) -> MethodPlan:
-    return MethodPlan("preset:tiny-llama", 1, 2, 32, 0.2, limit_s, folder)
+def plan(folder: Path, limit_s: float = 60, text_tokens: int = 32) -> MethodPlan:
+    return MethodPlan("preset:tiny-llama", 1, 2, text_tokens, 0.2, limit_s, folder)
 
 
 class Scripted:
@@ -43,22 +45,36 @@ def test_a_method_that_exceeds_its_limit_is_stopped(tmp_path: Path) -> None:
 
 def test_a_method_with_a_rounded_checkpoint_is_measured(tmp_path: Path) -> None:
     with closing(Served("none", plan(tmp_path))) as plain, closing(Served("exl2", plan(tmp_path))) as exl2:
-        perplexity, no_divergence = plain.predictions()
-        rounded_perplexity, divergence = exl2.predictions()
+        expected, found = plain.predictions(), exl2.predictions()
         speed = exl2.speed()
 
-    assert no_divergence == 0
-    assert 0 < divergence < 0.01
-    assert rounded_perplexity == pytest.approx(perplexity, rel=0.05)
+    assert expected.kl_per_token == 0
+    assert 0 < found.kl_per_token < 0.01
+    assert found.kl_float_products is None
+    assert found.perplexity == pytest.approx(expected.perplexity, rel=0.05)
     assert exl2.facts.weight_bytes < 0.65 * plain.facts.weight_bytes
     assert speed.tokens_per_s_1 > 0
 
 
+@pytest.mark.skipif(not can_compile(torch.bfloat16, torch.device("cpu")), reason="there is no compiled product")
+@pytest.mark.parametrize("method", ["eetq", "gptq"])
+def test_step_2_4_rounded_activations_at_most_double_the_divergence_of_rounded_weights(
+    tmp_path: Path, method: str
+) -> None:
+    with closing(Served("none", plan(tmp_path, text_tokens=2048))) as unquantized:
+        unquantized.predictions()
+    with closing(Served(method, plan(tmp_path, text_tokens=2048))) as rounded:
+        found = rounded.predictions()
+
+    assert found.kl_float_products is not None
+    assert 0 < found.kl_per_token <= 2 * found.kl_float_products
+
+
 def test_a_method_without_results_has_a_row_with_the_reason() -> None:
-    row = MethodRow("eetq", "fused,int8pack", 3, 100, 200, 0.5, 0.6, 3.5, 2.87, 1.73, 0.00004)
+    row = MethodRow("eetq", "fused,int8pack", 3, 100, 200, 0.5, 0.6, 3.5, 2.87, 1.73, 0.00004, None)
 
     lines = table([row, NotMeasured("fp8", "fp8: stopped at its limit of 55 s")]).splitlines()
 
-    assert lines[2] == "| eetq | fused,int8pack | 3 | 100 | 0.50 | 200 | 0.60 | 3.5 | 2.87 | 1.730 | 0.00004 |"
+    assert lines[2] == "| eetq | fused,int8pack | 3 | 100 | 0.50 | 200 | 0.60 | 3.5 | 2.87 | 1.730 | 0.00004 |  |"
     assert lines[3].startswith("| fp8 | fp8: stopped at its limit of 55 s |")
     assert len({line.count("|") for line in lines}) == 1
