@@ -56,6 +56,12 @@ def distance(loaded: loader.LoadedModel, expected: Any) -> float:
     return ((found - wanted).norm() / wanted.norm()).item()
 
 
+def layer_linears(loaded: loader.LoadedModel) -> list[QuantizedLinear]:
+    """The quantized linears without the head."""
+    head = loaded.model.get_output_embeddings()
+    return [each for each in loaded.model.modules() if isinstance(each, QuantizedLinear) and each is not head]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_quantized_checkpoint_is_recognised_and_stays_in_its_bits(tmp_path: Path, method: str) -> None:
     directory, dequantized = save_quantized(tmp_path, "llama", method, **SIZES)
@@ -66,8 +72,9 @@ def test_a_quantized_checkpoint_is_recognised_and_stays_in_its_bits(tmp_path: Pa
     assert exact.quantization.scheme.name == {"ct": "compressed-tensors"}.get(name := method.split("-")[0], name)
     assert distance(exact, dequantized) < 1e-5
     assert distance(fast, dequantized) < 0.04
-    plain = sum(parameter.nbytes for parameter in fast.model.parameters())
-    assert (fast.weight_bytes - plain) * 8 / LINEAR_WEIGHTS < MOST_BITS.get(method, 8.8 if "8" in method else 5.5)
+    assert sum(linear.nbytes for linear in layer_linears(fast)) * 8 / LINEAR_WEIGHTS < MOST_BITS.get(
+        method, 8.8 if "8" in method else 5.5
+    )
 
 
 def test_four_and_eight_bits_use_the_fastest_product_of_the_processor(tmp_path: Path) -> None:
@@ -81,7 +88,8 @@ def test_four_and_eight_bits_use_the_fastest_product_of_the_processor(tmp_path: 
         with float_products():
             forced = load(directory, dtype="bfloat16").kernels
 
-        assert fast == ([f"int{bits}-{instructions()}"] if is_compiled else [plain])
+        # The head has eight bits.
+        assert fast == (sorted({f"int{each}-{instructions()}" for each in (bits, 8)}) if is_compiled else [plain])
         assert forced == [plain]
         assert load(directory, dtype="float32").kernels == ["dequantize"]
 
@@ -175,12 +183,31 @@ def test_model_server_M28_a_plain_checkpoint_is_quantized_as_it_is_loaded(method
 
     loaded = load(preset, dtype="bfloat16", quantize=method)
 
-    linears = [module for module in loaded.model.modules() if isinstance(module, QuantizedLinear)]
+    linears, head = layer_linears(loaded), loaded.model.get_output_embeddings()
     weights = sum(linear.in_features * linear.out_features for linear in linears)
     most_bits, most_distance = METHODS_ON_THE_FLY[method]
     assert sum(linear.nbytes for linear in linears) * 8 / weights < most_bits
-    assert loaded.weight_bytes == pytest.approx(plain.weight_bytes - weights * (16 - most_bits) / 8, rel=0.03)
+    saved = weights * (16 - most_bits) / 8
+    if isinstance(head, QuantizedLinear):
+        saved += plain.model.get_output_embeddings().weight.nbytes - head.nbytes
+    assert loaded.weight_bytes == pytest.approx(plain.weight_bytes - saved, rel=0.03)
     assert 0.002 < distance(loaded, expected) < most_distance
+
+
+@pytest.mark.skipif(not can_compile(torch.bfloat16, torch.device("cpu")), reason="there is no compiled product")
+def test_the_head_has_eight_bits_beside_weights_of_the_compiled_product() -> None:
+    preset = Path("preset:tiny-llama")
+    rounded = load(preset, dtype="bfloat16", quantize="eetq").model
+    with float_products():
+        exact = load(preset, dtype="bfloat16", quantize="eetq").model
+    fp8 = load(preset, dtype="bfloat16", quantize="fp8").model
+
+    head, weight = rounded.get_output_embeddings(), exact.get_output_embeddings().weight
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert head.product.kernel == f"int8-{instructions()}"
+    assert ((head.product.dequantize() - weight).abs() <= step + weight.abs() * 2**-8).all()
+    assert rounded.get_input_embeddings().weight.dtype == torch.bfloat16
+    assert [type(model.get_output_embeddings()) for model in (exact, fp8)] == [torch.nn.Linear] * 2
 
 
 def test_fp8_quantizes_only_the_inner_mlps_of_a_plain_model() -> None:

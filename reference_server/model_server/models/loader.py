@@ -24,7 +24,13 @@ from reference_server.model_server.models.families import ModelFamily, find_fami
 from reference_server.model_server.models.generation_defaults import ignored
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
 from reference_server.model_server.models.materialize import Materializer
-from reference_server.model_server.models.quantizer import Quantizer, kernels_of, quantizable, quantized_bytes
+from reference_server.model_server.models.quantizer import (
+    Quantizer,
+    kernels_of,
+    quantizable,
+    quantized_bytes,
+    round_head,
+)
 from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.model_server.quantization import schemes
 from reference_server.model_server.quantization.packed_checkpoint import PackedCheckpoint
@@ -121,6 +127,8 @@ def load(
         family.shim(model)
     if group.world_size > 1:
         parallel.finish(model, group)
+    if quantization is not None:
+        round_head(model, dtype, device)
     return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config), quantization)
 
 

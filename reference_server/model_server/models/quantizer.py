@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from reference_server.errors import StartupError
 from reference_server.model_server.models.parallel import RowParallelConv1D, RowParallelLinear
+from reference_server.model_server.quantization.int8 import round_to_int8
+from reference_server.model_server.quantization.integers import IntegerProduct
 from reference_server.model_server.quantization.linear import QuantizedLinear
 from reference_server.model_server.quantization.packed_checkpoint import PackedCheckpoint
 from reference_server.model_server.quantization.schemes import Quantization
@@ -107,6 +109,22 @@ def quantizable(model: Any, quantization: Quantization) -> list[str]:
         and min(module.weight.shape) >= MIN_SIZE
         and not excluded.search(name)
     ]
+
+
+def round_head(model: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Round a plain head to int8 beside weights of the compiled product, which reads it in half the time.
+
+    The head of a small model is a quarter of what a decode step reads, and of four-bit weights the half. The embedding
+    keeps its weight, also if both are tied.
+    """
+    head = model.get_output_embeddings()
+    linears = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    if type(head) is not nn.Linear or not any(isinstance(linear.product, IntegerProduct) for linear in linears):
+        return
+    outputs, inputs = head.weight.shape
+    rounded = QuantizedLinear(head, (outputs, inputs), sums=False)
+    rounded.load(round_to_int8(head.weight.detach()), dtype, device)
+    model.set_output_embeddings(rounded)
 
 
 def quantized_bytes(model: nn.Module) -> int:
