@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.servers.exported_text import k8s_text
+
 # User id in this repository's container images, and the folder that this user can write to.
 USER, FOLDER = 1000, "/data"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
@@ -74,7 +76,7 @@ class JobManifest:
         return {
             "name": self.name,
             "image": self.image,
-            "command": list(self.command),
+            "command": [k8s_text(word) for word in self.command],
             "workingDir": FOLDER,
             **({"env": [each.source for each in self.variables]} if self.variables else {}),
             **({"ports": [{"containerPort": port} for port in self.ports]} if self.ports else {}),

@@ -3,6 +3,7 @@
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.distribution import JOIN_KEY_VARIABLE, MASTER_PORT, Distribution
 from loadgen.generator.messages import FILE_SETTINGS, LENGTH_SETTINGS
+from loadgen.redaction import redacted_text
 from loadgen.workloads.lengths import EMPIRICAL
 from tuner.errors import SpaceError
 from tuner.jobs.job_manifest import FOLDER, JobManifest, SecretVariable
@@ -21,6 +22,11 @@ RETRIES_OF_A_WORKER = 6
 def load_jobs(load: BenchConfig, load_toml: str, url: str, workers: int, image: str) -> dict[str, str]:
     """The files of a kustomization, by name. `load_toml`: content of the load file. Raises UsageError, SpaceError."""
     Distribution(workers, is_open=True).check(load)
+    if redacted_text(url) != url:
+        raise SpaceError(
+            f"`--url` {redacted_text(url)} has a secret, which would be written to the manifest: name the variable "
+            "of the server's key in `api_key_env`"
+        )
     for name, remedy in SECRETS.items():
         if getattr(load, name):
             raise SpaceError(f"`{name}` of the load is a secret and would be written to the manifest: {remedy}")

@@ -95,6 +95,15 @@ def docker_script(
     return "\n".join(["#!/bin/sh", *comment_lines(comments), " \\\n  ".join(flags)]) + "\n"
 
 
+def k8s_text(text: str) -> str:
+    """A word of a container's command, arguments or variables: Kubernetes replaces `$(NAME)` unless it is escaped.
+
+    >>> k8s_text("a $(TOKEN) $x")
+    'a $$(TOKEN) $x'
+    """
+    return text.replace("$(", "$$(")
+
+
 def k8s_manifest(
     name: str,
     image: str,
@@ -111,7 +120,10 @@ def k8s_manifest(
     variables = [
         line
         for variable, value in environment.items()
-        for line in (f"            - name: {json.dumps(variable)}", f"              value: {json.dumps(value)}")
+        for line in (
+            f"            - name: {json.dumps(variable)}",
+            f"              value: {json.dumps(k8s_text(value))}",
+        )
     ]
     lines = [
         *comment_lines(comments),
@@ -128,8 +140,8 @@ def k8s_manifest(
         "      containers:",
         f"        - name: {name}",
         f"          image: {json.dumps(image)}",
-        *([f"          command: {json.dumps(list(command))}"] if command else []),
-        f"          args: {json.dumps(list(words))}",
+        *([f"          command: {json.dumps([k8s_text(word) for word in command])}"] if command else []),
+        f"          args: {json.dumps([k8s_text(word) for word in words])}",
         *(["          env:", *variables] if variables else []),
         f"          ports: [{{containerPort: {port}}}]",
         f"          readinessProbe: {{httpGet: {{path: {json.dumps(ready)}, port: {port}}}, periodSeconds: 5}}",

@@ -14,6 +14,7 @@ from loadgen.errors import UsageError
 from tests.support.kubernetes import check_manifest
 from tuner.config import TuneConfig
 from tuner.errors import SpaceError
+from tuner.jobs.job_manifest import JobManifest
 from tuner.jobs.load_jobs import load_jobs
 from tuner.jobs.study_jobs import study_jobs
 from tuner.servers.select import server_of
@@ -156,3 +157,17 @@ def test_kustomize_builds_the_folder(files: dict[str, str], tmp_path: Path):
 def container(job: dict) -> dict:
     (only,) = job["spec"]["template"]["spec"]["containers"]
     return only
+
+
+@pytest.mark.parametrize("url", ["http://me:hunter-1@vllm:8000", "http://vllm:8000/?token=hunter-1"])
+def test_hardening_S4_a_url_with_a_secret_is_not_written_to_a_manifest(url: str):
+    with pytest.raises(SpaceError, match="api_key_env") as refused:
+        load_jobs(LOAD, load_toml(LOAD, "s"), url, 2, "org/tgi-bench:1")
+
+    assert "hunter" not in str(refused.value)
+
+
+def test_hardening_S5_kubernetes_replaces_no_variable_in_a_command():
+    job = JobManifest("a", "org/a:1", ("run", "--url", "http://h/$(SERVER_KEY)")).content()
+
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"] == ["run", "--url", "http://h/$$(SERVER_KEY)"]

@@ -148,6 +148,15 @@ def test_hardening_S5_a_setting_with_control_characters_is_refused(form, value):
         render(form, {**CHOSEN, "revision": value}, [])
 
 
+def test_hardening_S5_kubernetes_replaces_no_variable_in_a_setting():
+    yaml = pytest.importorskip("yaml")
+    deployment, _ = yaml.safe_load_all(render("k8s", {**CHOSEN, "revision": "$(HF_TOKEN)"}, [], image="tgi:3"))
+
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    words = [*container["args"], *(each["value"] for each in container.get("env", []))]
+    assert [word for word in words if "HF_TOKEN" in word] == ["$$(HF_TOKEN)"]
+
+
 @pytest.mark.parametrize("form", ["docker", "k8s"])
 def test_hardening_S6_a_preset_is_not_exported_to_tgi(form):
     with pytest.raises(SpaceError, match="a preset of this package"):
