@@ -49,7 +49,7 @@ def test_values_far_from_every_measurement_are_less_certain():
     assert deviation[1] > 3 * deviation[0]
 
 
-def test_equal_values_are_no_fault():
+def test_equal_values_give_a_finite_posterior():
     measured = np.random.default_rng(4).random((5, 2))
 
     assert np.isfinite(found_at(measured, measured, [1.0] * 5).average).all()

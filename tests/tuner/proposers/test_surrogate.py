@@ -100,7 +100,7 @@ def test_refused_measured_and_running_configurations_are_not_proposed():
     assert isinstance(proposes.propose([one], [{"parallel": 2, "ubatch": 512}]), Decline)
 
 
-def test_a_lucky_launch_below_a_rising_trend_is_not_handed_over():
+def test_a_launch_with_a_high_value_by_chance_is_not_the_best():
     space = SearchSpace((Parameter("parallel", "int", low=1, high=64, log=True),))
     slots = [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64]
     values = {each: 1000 * (1 + 0.05 * math.log2(each)) for each in slots} | {8: 1310.0}
@@ -114,7 +114,7 @@ def test_a_lucky_launch_below_a_rising_trend_is_not_handed_over():
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe"])
-def test_a_study_of_a_profile_proposes_by_the_surrogate_and_says_so(tmp_path, sampler):
+def test_a_study_of_a_profile_uses_the_surrogate_and_its_plan_names_it(tmp_path, sampler):
     from tests.tuner.studies import SETUP
     from tuner.config import TuneConfig
     from tuner.study.open_search import make_search

@@ -17,7 +17,7 @@ def test_an_expression_has_the_value_of_the_python_expression(text, values, expe
     assert parse(text).evaluate(values) is expected
 
 
-def test_an_expression_knows_the_settings_it_reads():
+def test_an_expression_lists_the_settings_that_it_reads():
     assert parse("quantize == 'x' and budget > 3").names == {"quantize", "budget"}
 
 

@@ -43,7 +43,7 @@ def test_servers_3_costs_and_rule_are_recovered_from_client_timings():
         SlotRule(5, mixes_prefill=False, steps_between=4),
     ],
 )
-def test_servers_3_every_batching_rule_is_told_from_the_others(rule: SlotRule):
+def test_servers_3_every_batching_rule_is_identified(rule: SlotRule):
     found = fit_runs(synthetic_runs(rule, noise=0.03, repeats=3, users=16, tokens=512)).rule
 
     assert (found.slots, found.mixes_prefill, found.prefill_prompts) == (
