@@ -5,7 +5,8 @@ has no compiled walk, for a reason that the shard logs.
 """
 
 import functools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -78,7 +79,8 @@ class CompiledWalk:
         if product is not None:
             end[0]["head"] = product
         self._end = _bytes(end)
-        self._cache: KVCache | None = None
+        # A cache that the engine replaces must be freed before the next one is allocated.
+        self._cache: Callable[[], KVCache | None] = lambda: None
         self._table: Tensor
 
     def takes_step(self) -> bool:
@@ -90,23 +92,24 @@ class CompiledWalk:
         """[rows, vocab_size], or [rows, size] without a head. hidden: [rows, size], overwritten."""
         step = self._state.step
         assert step is not None, "a decode step outside a step"
-        if self._state.cache is not self._cache:
-            self._attach(self._state.cache)
+        cache = self._state.cache
+        assert cache is not None, "attention before the cache is allocated"
+        if cache is not self._cache():
+            self._attach(cache)
         tensors = step.tensors
         result: Tensor = self._operator(
             hidden, self._table, self._end, rotary, positions, tensors.slots, tensors.block_table, tensors.seqlen_k
         )
         return result
 
-    def _attach(self, cache: KVCache | None) -> None:
+    def _attach(self, cache: KVCache) -> None:
         """Write the addresses of a new cache."""
-        assert cache is not None, "attention before the cache is allocated"
         for row, attention in zip(self._layers, self._attention, strict=True):
             buffer = cache.layers[attention.index].buffer
             assert buffer.is_contiguous(), "the cache of a layer is one piece"
             row["cache"] = buffer.data_ptr()
             row["geometry"]["block_size"] = buffer.shape[3]
-        self._cache, self._table = cache, _bytes(self._layers)
+        self._cache, self._table = weakref.ref(cache), _bytes(self._layers)
 
 
 def _paged(layer: FusedLayer) -> PagedLayer:

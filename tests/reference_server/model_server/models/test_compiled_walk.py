@@ -1,5 +1,6 @@
 """The compiled walk against the walk operator by operator, for every structure that its table describes."""
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,22 @@ def test_the_walk_follows_a_new_cache() -> None:
 
 @multiplies
 @torch.no_grad()
+def test_the_walk_does_not_keep_a_replaced_cache() -> None:
+    decoder, state = decoder_of("llama")
+    decoder.compile_walk()
+    run(decoder, state, decode_step(np.array([20, 3])))
+    assert state.cache is not None
+    replaced = weakref.ref(state.cache)
+
+    state.cache = None
+
+    assert replaced() is None
+    with pytest.raises(AssertionError, match="before the cache is allocated"):
+        run(decoder, state, decode_step(np.array([20, 3])))
+
+
+@multiplies
+@torch.no_grad()
 def test_a_prompt_is_computed_operator_by_operator() -> None:
     plain, plain_state = decoder_of("llama")
     compiled, state = decoder_of("llama")
@@ -152,7 +169,7 @@ def test_float32_has_no_compiled_walk() -> None:
     with pytest.raises(Undescribed) as refused:
         decoder.compile_walk()
 
-    assert refused.value.reason == "a product of its layers is not packed by the compiled kernel"
+    assert str(refused.value) == "a product of its layers is not packed by the compiled kernel"
 
 
 @multiplies
@@ -165,7 +182,7 @@ def test_an_unknown_activation_has_no_compiled_walk() -> None:
     with pytest.raises(Undescribed) as refused:
         fused(model).compile_walk()
 
-    assert refused.value.reason == "the walk does not have its activation"
+    assert str(refused.value) == "the walk does not have its activation"
 
 
 def decoder_of(name: str, bits: int = 16) -> tuple[FusedDecoder, StepState]:
