@@ -62,6 +62,11 @@ def test_integers_are_multiples_within_their_range(seed):
     assert 128 <= value <= 960
 
 
+def test_a_range_of_integers_counts_both_ends():
+    assert Parameter("p", "int", low=64, high=4096, multiple_of=64).num_values == 64
+    assert Parameter("p", "int", low=100, high=1000, multiple_of=64).num_values == 14
+
+
 def test_a_forbidden_combination_is_named():
     searched = space({}, forbid=["quantize == 'nf4' and max_batch_prefill_tokens > 16384"])
 

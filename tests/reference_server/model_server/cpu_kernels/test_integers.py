@@ -62,7 +62,7 @@ def compiled(directory: Path, processor: str) -> ctypes.CDLL:
     flags = [flag for flag in build.FLAGS if not flag.startswith(("-march", "-D"))]
     compiler = build.find_compiler()
     assert compiler is not None
-    subprocess.run([compiler, *flags, f"-march={processor}", str(SOURCE), "-o", str(path)], check=True)
+    subprocess.run([compiler, *flags, "-shared", f"-march={processor}", str(SOURCE), "-o", str(path)], check=True)
     return ctypes.CDLL(str(path))
 
 
