@@ -102,6 +102,12 @@ def _check_header(value: SecretStr) -> SecretStr:
     return value
 
 
+def _check_variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("must be a variable's name: letters, digits and _, and no digit first")
+    return value
+
+
 def _parse_body(value: object) -> object:
     """A JSON object from text, or from the file after an `@`. Raises ValueError."""
     if not isinstance(value, str):
@@ -133,6 +139,7 @@ def _check_width(value: str) -> str:
 
 DepartureText = Annotated[str, AfterValidator(_check_departure), Metavar("SHARE@TOKENS")]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400), TIME]
+VariableName = Annotated[str, AfterValidator(_check_variable), Metavar("VARIABLE")]
 HeaderText = Annotated[SecretStr, AfterValidator(_check_header), Metavar("NAME=VALUE")]
 LengthText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_check_lengths), Metavar("LENGTH")]
 ObjectiveText = Annotated[str, AfterValidator(_check_objective), Metavar("OBJECTIVE")]
@@ -397,9 +404,7 @@ class BenchSettings(BaseModel):
     api_key: SecretStr | None = Field(
         None, description="Sent as a bearer token. --api-key-env keeps it out of the command line."
     )
-    api_key_env: Annotated[str, Metavar("VARIABLE")] | None = Field(
-        None, min_length=1, description="Environment variable that holds the API key."
-    )
+    api_key_env: VariableName | None = Field(None, description="Environment variable that holds the API key.")
     header: Annotated[tuple[HeaderText, ...], BeforeValidator(_as_tuple)] = Field(
         (), description="Header of every request, as NAME=VALUE; repeatable. The value is stored nowhere."
     )

@@ -38,9 +38,11 @@ Recvmsg = Callable[[int, int], tuple[bytes, list[tuple[int, int, bytes]], int, A
 class ArrivalTimes:
     """Reads sockets with arrival times, in ns of `clock_ns`; `wall_ns` is the clock of the kernel's timestamps.
 
-    `stamped`, `unstamped` and `rejected` count reads: with a kernel timestamp, without one, and with one that is
-    negative in age, older than `MAX_AGE_NS`, or from before a step of the wall clock. `full` counts reads that returned
-    all they asked for: so much data waited unread that the server may have been held back.
+    Four counts of reads:
+    `stamped`: the read has a kernel timestamp.
+    `unstamped`: the read has none.
+    `rejected`: the timestamp lies in the future, is older than `MAX_AGE_NS`, or precedes a step of the wall clock.
+    `full`: the read filled its buffer. More data was waiting, so flow control may have slowed the server.
     """
 
     def __init__(self, clock_ns: Clock, wall_ns: Clock = time.time_ns) -> None:
