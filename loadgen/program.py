@@ -77,7 +77,6 @@ class Program:
     exit_codes: str
     commands: Mapping[str, Command]
     later: Sequence[str] = ()
-    when_stopped: str = "stopped"
     secrets: Sequence[str] = ()
 
     def main(self, argv: Sequence[str] | None = None) -> int:
@@ -106,7 +105,7 @@ class Program:
             sys.stdout.flush()
             return exit_code
         except Interrupted as interrupted:
-            self._write_error(interrupted.note or self.when_stopped)
+            self._write_error(interrupted.note or "stopped")
             return interrupted.exit_code
         except LoadgenError as error:
             self._write_error(f"{self.name}: {error}")

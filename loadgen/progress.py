@@ -159,9 +159,10 @@ class TerminalProgress:
     def _line(self) -> "Text":
         from rich.text import Text
 
-        place, columns = str(self._position or ""), min(self._console.width, MOST_COLUMNS)
+        position, columns = self._position, min(self._console.width, MOST_COLUMNS)
+        place = str(position or "")
         if self._message is None:
-            text = f"{place}: no load now, {clock(self._clock_s() - self._since_s)}" if place else ""
+            text = f"{place}: {position.idle}, {clock(self._clock_s() - self._since_s)}" if position else ""
         else:
             text = terminal_line(self._message, self._tokens_per_s, self._length, place, columns)
         return Text(text[:columns], no_wrap=True, overflow="crop")

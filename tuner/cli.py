@@ -13,7 +13,7 @@ EXIT_CODES = """exit codes:
   2         usage, or a file that is missing or wrong
   3         not decided
   4         could not measure: invalid runs, the load generator failed, disk full
-  130, 143  interrupted, terminated (the same command continues the study)"""
+  130, 143  interrupted, terminated (the same command continues a study)"""
 
 COMMANDS = {
     "check": check.COMMAND,
@@ -36,7 +36,6 @@ PROGRAM = Program(
     "Find launcher settings for a load, confirm the gain, and serve them.",
     EXIT_CODES,
     COMMANDS,
-    when_stopped="stopped; the same command continues the study",
     secrets=(TOKEN_VARIABLE,),
 )
 

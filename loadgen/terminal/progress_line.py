@@ -39,12 +39,16 @@ class RunLength:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The place of a run in a series: `point 2 of 5`, `launch 7 of 15, best so far +12 %`."""
+    """The place of a run in a series: `point 2 of 5`, `launch 7 of 15, best so far +12 %`.
+
+    idle: shown beside the elapsed time while no run sends numbers.
+    """
 
     name: str
     number: int
     count: int | str | None = None
     note: str = ""
+    idle: str = "no load now"
 
     def __str__(self) -> str:
         of = f" of {self.count}" if self.count is not None else ""

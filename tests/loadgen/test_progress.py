@@ -95,3 +95,14 @@ def test_a_terminal_shows_one_line_and_removes_it(monkeypatch):
 
     assert "point 1 of 2" in stream.getvalue()
     assert "a message\n" in stream.getvalue().replace("\r", "")
+
+
+def test_pages_2_a_series_without_a_load_shows_its_own_word(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    progress = open_progress(stream)
+    progress.place(Position("fleet", 1, 2, idle="simulating"))
+    progress.place(None)
+
+    assert "fleet 1 of 2: simulating, 0:00" in stream.getvalue()
+    assert "no load now" not in stream.getvalue()

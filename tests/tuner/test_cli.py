@@ -1,11 +1,15 @@
 import json
+import signal
+import subprocess
 import tomllib
 
 import pytest
 
 from loadgen import program
+from loadgen.interrupts import Interrupted
 from tests.tuner.studies import FormulaServer
 from tuner import cli
+from tuner.commands.serve import shell_line
 from tuner.study import open_search
 
 
@@ -194,3 +198,23 @@ def test_export_fails_if_no_configuration_meets_the_limits(server, tmp_path, cap
     assert cli.main(["run", "space.toml", "--rounds", "0"]) == 1
     assert cli.main(["export", "--study", "limits_out_of_reach"]) == 1
     assert not (tmp_path / "studies/limits_out_of_reach/best.toml").exists()
+
+
+def test_only_a_command_of_a_study_promises_to_continue(server, monkeypatch, tmp_path, capsys):
+    def stop(*_args, **_settings):
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr("tuner.commands.run.conclude", stop)
+    monkeypatch.setattr("tuner.commands.serve.find_best", stop)
+
+    assert cli.main(["run", "--trials", "2", "--study", "s", "--rounds", "0", "-q"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "stopped; the same command continues the study"
+    assert cli.main(["serve"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_a_printed_launch_can_be_pasted():
+    line = shell_line({"NAME": "a b; c"}, ["printenv", "NAME"])
+
+    assert line == "NAME='a b; c' printenv NAME"
+    assert subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout == "a b; c\n"

@@ -16,6 +16,8 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.program import Command
+from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
+from loadgen.terminal.progress_line import Position
 from tuner.commands.simulate_inputs import TOO_POOR, load_values, newest_cost, note_of, server_of, settings_from
 from tuner.config import LimitSection
 from tuner.simulator.capacity_planning.attainment import FleetVerdict
@@ -118,6 +120,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="Write plan.csv and a report to this folder.")
     parser.add_argument("--force", action="store_true", help="Plan even with a poor cost model, and add a note.")
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
+    add_verbosity_flags(parser)
 
 
 def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
@@ -140,10 +143,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
         server.max_concurrent_requests,
         first_seed=RUNS * args.seed,
     )
-    sized = [
-        size_fleet(fleet, section.slo, rate, policy, spare=section.spare, effort=args.effort)
-        for rate, policy in section.to_size[1]
-    ]
+    sized = _size_fleets(fleet, section, args.effort, progress_of(args))
     level = _level_error(costs)
     note = "; ".join(filter(None, (note_of(costs, is_forced=args.force), _undecided(sized))))
     rows = [_row(each, section.price_per_replica_hour, level) for each in sized]
@@ -172,6 +172,22 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
         if note:
             print(note)
     return 0
+
+
+def _size_fleets(fleet: Fleet, section: PlanSection, effort: float, progress: ProgressDisplay) -> list[SizedFleet]:
+    """The fleet of each rate and policy, with a line for each of them."""
+    pairs = section.to_size[1]
+    progress.show(f"sizing {len(pairs)} fleets by simulation")
+    sized = []
+    try:
+        for number, (rate, policy) in enumerate(pairs, start=1):
+            position = Position("fleet", number, len(pairs), f"{rate:g} requests/s", idle="simulating")
+            progress.place(position)
+            sized.append(size_fleet(fleet, section.slo, rate, policy, spare=section.spare, effort=effort))
+            progress.show(f"{position}, {policy}: {sized[-1].at.replicas} replicas")
+    finally:
+        progress.place(None)
+    return sized
 
 
 def _undecided(sized: Sequence[SizedFleet]) -> str:

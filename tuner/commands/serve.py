@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loadgen.errors import UsageError
@@ -34,9 +34,18 @@ def serve(args: argparse.Namespace, _words: Sequence[str]) -> int:
     launch = server_of(stored(best.parent.name).config.server).serve_command(best, extra)
     command = [word.replace("{port}", os.environ.get("PORT", DEFAULT_PORT)) for word in launch.command]
     if args.dry_run:
-        print(shlex.join([*(f"{name}={value}" for name, value in launch.environment.items()), *command]))
+        print(shell_line(launch.environment, command))
         return 0
     return os.execvpe(command[0], command, {**os.environ, **launch.environment})
+
+
+def shell_line(environment: Mapping[str, str], command: Sequence[str]) -> str:
+    """A line for a shell that sets variables for one command.
+
+    >>> shell_line({"CACHE": "my cache"}, ["serve", "a b"])
+    "CACHE='my cache' serve 'a b'"
+    """
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])
 
 
 def find_best(studies: Path, name: str | None) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from loadgen.config import load_flags
+from loadgen.interrupts import noted
 from loadgen.progress import ProgressDisplay
 from loadgen.terminal.flags import OneOf, Rare
 from tuner.config import TRIALS, SamplerName, SimulatorUse
@@ -18,6 +19,7 @@ from tuner.study.prepare import NOT_LOAD, PreparedStudy
 if TYPE_CHECKING:
     from tuner.study.search import StudySearch
 
+WHEN_STOPPED = "stopped; the same command continues the study"
 SAMPLER = OneOf.of("NAME", get_args(SamplerName))
 SIMULATOR = OneOf.of("HOW", get_args(SimulatorUse))
 
@@ -91,11 +93,13 @@ def space_errors_of(space: Path | None) -> Iterator[None]:
         raise SpaceError(f"{space}: {error}" if space is not None else str(error)) from error
 
 
-def opened(prepared: PreparedStudy, progress: ProgressDisplay, *, is_leader: bool = True) -> "StudySearch":
+@contextmanager
+def opened(prepared: PreparedStudy, progress: ProgressDisplay, *, is_leader: bool = True) -> Iterator["StudySearch"]:
     """The search of a study, as a context manager. Its exit stops warm shards."""
     from tuner.study.open_search import open_search
 
-    return open_search(prepared, progress, is_leader=is_leader)
+    with noted(WHEN_STOPPED), open_search(prepared, progress, is_leader=is_leader) as search:
+        yield search
 
 
 def print_plan(prepared: PreparedStudy) -> int:

@@ -1,10 +1,13 @@
 """`tgi-tune plan` from its file."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
+from loadgen import program
+from loadgen.interrupts import Interrupted
 from tests.tuner.commands.test_simulate import BY_HAND, ROOM
 from tuner.cli import main
 
@@ -40,6 +43,35 @@ def test_a_plan_has_replicas_and_cost(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"{row['replicas']} + 1 spare replicas" in page
     assert f"{row['cost_per_hour']:.2f} per hour for 20 requests/s" in page
     assert "cost_over_attainment" in page
+
+
+def test_pages_2_a_plan_shows_each_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*files(tmp_path), "--json"]) == 0
+
+    shown = capsys.readouterr()
+    replicas = json.loads(shown.out)["rows"][0]["replicas"]
+    assert shown.err.splitlines() == [
+        "sizing 1 fleets by simulation",
+        f"fleet 1 of 1, 20 requests/s, round_robin: {replicas} replicas",
+    ]
+
+
+def test_a_quiet_plan_shows_the_result_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*files(tmp_path), "--json", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupted_plan_continues_no_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def stop(*_args: object, **_settings: object) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(program, "raise_on_signals", lambda: None)
+    monkeypatch.setattr("tuner.commands.plan.size_fleet", stop)
+
+    assert main([*files(tmp_path), "--quiet"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_trust_P1_a_plan_notes_that_a_smaller_fleet_may_suffice(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
