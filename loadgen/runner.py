@@ -34,7 +34,6 @@ from loadgen.target.replicas import check_replicas, replicas_of
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Telemetry
 from loadgen.terminal.progress_line import RunLength
-from loadgen.workloads.workload import Workload
 from reports.run_store import (
     JsonlWriter,
     RunManifest,
@@ -98,7 +97,7 @@ def measure(
         _health_probes(config, prepared, replicas, load, progress),
         _open_stop_watcher(config, manifest, out, load.end_window),
     )
-    progress.begin(_expected_length(config, prepared.work))
+    progress.begin(expected_length(config, len(prepared.work.times_ns or ())))
     try:
         with TwoStageInterrupt(load.finish, load.kill) as signals:
             load.run(_plan(config, target, prepared, manifest, out), distribution, out)
@@ -180,11 +179,16 @@ def _health_probes(
     return [HealthProbe(each.control(), config.unhealthy_probes, stop_unhealthy, routes) for each in replicas]
 
 
-def _expected_length(config: BenchConfig, work: Workload) -> RunLength:
-    """The time or the number of requests of a run, as far as either is planned."""
+def expected_length(config: BenchConfig, planned_requests: int) -> RunLength:
+    """The time or the number of requests of a run, as far as either is planned.
+
+    A point of a series is planned for its least duration; its `duration` is a limit.
+    """
+    if config.least_duration:
+        return RunLength(config.warmup_s, config.least_duration, can_extend=True)
     if config.duration_s is not None:
         return RunLength(config.warmup_s, config.duration_s)
-    return RunLength(config.warmup_s, requests=config.requests or len(work.times_ns or ()) or None)
+    return RunLength(config.warmup_s, requests=config.requests or planned_requests or None)
 
 
 def _stop_rules(config: BenchConfig) -> "tuple[StopRule, ...]":

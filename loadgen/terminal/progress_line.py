@@ -13,11 +13,19 @@ FULL, EMPTY = "━", "┄"
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """The expected length of a run: a time, or a number of measured requests; neither is known for some loads."""
+    """The expected length of a run: a time, or a number of measured requests; neither is known for some loads.
+
+    can_extend: the run goes on after the time until it has the requests it needs.
+    """
 
     warmup_s: float = 0.0
     duration_s: float | None = None
     requests: int | None = None
+    can_extend: bool = False
+
+    def is_extended(self, message: Mapping[str, Any]) -> bool:
+        """Whether the run goes on after its planned time, for an unknown time."""
+        return self.can_extend and message["phase"] != "drain" and self.left_s(message) == 0.0
 
     def share(self, message: Mapping[str, Any]) -> float | None:
         """The part of the run that is done, up to 1. `completed_measured` counts requests after the warm-up."""
@@ -67,7 +75,7 @@ def terminal_line(
     columns = min(columns, MOST_COLUMNS)
     share = length.share(message)
     head = f"{place} " if place else ""
-    percent = "" if share is None else f" {100 * share:3.0f} %{_eta(length.left_s(message), message['phase'])}"
+    percent = "" if share is None else f" {100 * share:3.0f} %{_eta(length, message)}"
     tail = ""
     for part in _parts(message, tokens_per_s, share is None):
         if len(head) + len(percent) + len(tail) + len(part) + (LEAST_BAR if percent else 0) <= columns:
@@ -89,7 +97,7 @@ def plain_line(message: Mapping[str, Any], tokens_per_s: float | None, length: R
     parts = [
         f"{message['t_s']:.0f} s {message['phase']}",
         *([f"{100 * share:.0f} %"] if share is not None else []),
-        *([f"{clock(left_s)} left"] if left_s is not None and message["phase"] != "drain" else []),
+        *([_left(length, message, left_s)] if left_s is not None and message["phase"] != "drain" else []),
         f"{message['in_flight']} running",
         f"{message['completed']} done",
         f"{message['failed']} failed",
@@ -113,10 +121,17 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def _eta(left_s: float | None, phase: str) -> str:
-    """The time left; the phases around the measurement by name, because they end at no known time."""
-    if phase == "drain":
+def _left(length: RunLength, message: Mapping[str, Any], left_s: float) -> str:
+    return "extended" if length.is_extended(message) else f"{clock(left_s)} left"
+
+
+def _eta(length: RunLength, message: Mapping[str, Any]) -> str:
+    """The time left; an extension and the drain by name, because they end at no known time."""
+    if message["phase"] == "drain":
         return " draining"
+    if length.is_extended(message):
+        return " extended"
+    left_s = length.left_s(message)
     return f" ETA {clock(left_s)}" if left_s is not None else ""
 
 

@@ -2,6 +2,8 @@ import doctest
 
 import pytest
 
+from loadgen.config.bench_config import BenchConfig
+from loadgen.runner import expected_length
 from loadgen.terminal import progress_line
 from loadgen.terminal.progress_line import Position, RunLength, plain_line, terminal_line
 
@@ -35,6 +37,18 @@ def test_pages_2_the_line_fits_and_keeps_place_percent_and_time_left(columns):
 def test_the_share_that_is_done_and_the_time_left(length, message, share, left_s):
     assert length.share(MESSAGE | message) == share
     assert length.left_s(MESSAGE | message) == left_s
+
+
+@pytest.mark.parametrize(
+    ("t_s", "shown", "logged"), [(6.0, " 86 % ETA 0:01", "0:01 left"), (33.0, "100 % extended", "100 %, extended")]
+)
+def test_pages_2_a_point_shows_its_planned_time_and_then_that_it_goes_on(t_s, shown, logged):
+    config = BenchConfig(concurrency=1, duration=300.0, least_duration=4.0, independent_requests=31, warmup=3.0)
+    length, message = expected_length(config, 0), MESSAGE | {"t_s": t_s}
+
+    assert shown in terminal_line(message, 512.0, length, "point 1 of 2", 80)
+    assert logged in plain_line(message, 512.0, length, "point 1 of 2")
+    assert "draining" in terminal_line(message | {"phase": "drain"}, 512.0, length, "point 1 of 2", 80)
 
 
 def test_a_line_of_a_log_has_no_bar():
