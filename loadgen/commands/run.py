@@ -25,6 +25,7 @@ from loadgen.errors import LoadgenError, UsageError
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.runner import InterruptedRun, measure
+from loadgen.target.start_phase import waiting_line
 from loadgen.target.target import open_target, server_command
 from loadgen.terminal.flags import Rare, section
 from reports.metrics.checks.findings import latencies_grow
@@ -127,7 +128,7 @@ def measure_server(
     if config.url is None:
         progress.show(f"starting {config.server or config.model_id}; log: {out / 'server.log'}")
     opened = open_target(
-        config, out / "server.log", lambda waited_s: progress.show(f"waiting for the server, {waited_s:.0f} s")
+        config, out / "server.log", lambda waited_s: progress.show(waiting_line(waited_s, out / "server.log"))
     )
     with opened as target:
         progress.show(f"measuring {target.url}")
