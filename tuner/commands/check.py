@@ -15,14 +15,14 @@ def add_check_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    from tuner.study.study_plan import plan_of, render_plan
+    from tuner.study.study_plan import headline, plan_of, render_plan
 
     with space_errors_of(args.space):
         prepared = prepare(args)
         if args.json or args.dry_run:
             return print_plan(prepared)
-        text = render_plan(plan_of(prepared))
-        print(text.splitlines()[0] if args.quiet else text)
+        plan = plan_of(prepared)
+        print(headline(plan) if args.quiet else render_plan(plan))
         if args.verbose and not args.quiet:
             settings = prepared.load.model_dump(mode="json", exclude_defaults=True)
             print("load: " + ", ".join(f"{name} {value}" for name, value in settings.items()))

@@ -63,5 +63,5 @@ def _relaunch(search: StudySearch, measurer: Measurer, trial: TrialResult, turn:
     result = measurer.measure(trial.settings, directory, trial.number, "confirm", {"round": turn + 1})
     search.setup.progress.show("  " + describe(result, search.objective))
     if result.outcome == "failed":
-        raise CannotMeasureError(result.reason)
+        raise CannotMeasureError(result.fault)
     return result

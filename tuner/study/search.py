@@ -203,7 +203,7 @@ class StudySearch:
         result = self.measurer.measure(settings, directory, number, origin)
         self.setup.progress.show("  " + describe(result, self.objective))
         if result.outcome == "failed":
-            raise CannotMeasureError(result.reason)
+            raise CannotMeasureError(result.fault)
         return result
 
 

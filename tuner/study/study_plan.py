@@ -1,5 +1,6 @@
 """The plan of a study before its first launch: space, number of launches, duration and commands."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from tuner.trial.objective import Objective
 START_S = 8.0
 DEFAULT_WARMUP_S, DEFAULT_DURATION_S = 0.0, 30.0
 CHECKED_POINTS, SHOWN_REASONS = 1_000, 3
+COLUMNS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,14 @@ def refusals(space: SearchSpace, fixed: Mapping[str, Any], server: TunedServer) 
     return {reason: count / CHECKED_POINTS for reason, count in found.most_common()}
 
 
+def headline(plan: Mapping[str, Any]) -> str:
+    """The study, its launches and its hours in one line."""
+    return f"study {plan['study']}: {plan['plan']}"
+
+
 def render_plan(plan: Mapping[str, Any]) -> str:
-    """The plan as text."""
-    lines = [f"study {plan['study']}: {plan['plan']}", f"objective {' and '.join(plan['objective'])}"]
+    """The plan as text of at most 80 columns, except the table and the command of a profile."""
+    lines = [headline(plan), f"objective {' and '.join(plan['objective'])}"]
     lines += [f"  limit {limit}" for limit in plan["limits"]]
     lines.append(f"search: {plan['search']}")
     size = plan["configurations"]
@@ -137,7 +144,13 @@ def render_plan(plan: Mapping[str, Any]) -> str:
         lines.append(f"  {name}: {section['type']} " + ", ".join(f"{key} {value}" for key, value in known.items()))
     lines += [f"  {share:.0%} impossible: {reason}" for reason, share in plan["refused"].items()]
     lines += [f"`{name}` has no effect and is not searched: {why}" for name, why in plan["cannot_act"].items()]
-    return "\n".join([*lines, *_profile_lines(plan["profile"])])
+    return "\n".join([*map(_wrapped, lines), *_profile_lines(plan["profile"])])
+
+
+def _wrapped(line: str) -> str:
+    """A line whose continuations are indented below it; paths and commands are not broken."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _profile_lines(profile: Mapping[str, Any]) -> list[str]:

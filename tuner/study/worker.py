@@ -126,7 +126,7 @@ class SearchWorker:
             asks = 0 if result is not None and result.was_launched and result.outcome != "failed" else asks + 1
             faults = faults + 1 if result is not None and result.outcome == "failed" else 0
             if faults == MAX_FAULTS and result is not None:
-                raise CannotMeasureError(result.reason)
+                raise CannotMeasureError(result.fault)
 
     @property
     def _budget(self) -> int:

@@ -10,7 +10,7 @@ from reports.metrics.summary import metric_value
 from tuner.errors import SpaceError
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.objective import VIOLATION_CAP, Objective
-from tuner.trial.outcome import AttemptOutcome, Failed, Infeasible, MeasuredAttempt, TrialResult
+from tuner.trial.outcome import INVALID_RUN, AttemptOutcome, Failed, Infeasible, MeasuredAttempt, TrialResult
 
 # Attempts at one configuration after a fault, an invalid run, or a crash. Other outcomes are not retried.
 FAULT_ATTEMPTS, INVALID_ATTEMPTS, CRASH_ATTEMPTS = 3, 2, 2
@@ -78,8 +78,9 @@ class Measurer:
     def judge(self, settings: Mapping[str, Any], outcome: AttemptOutcome, number: int) -> TrialResult:
         """Convert an outcome to the result of trial `number` under the objective."""
         match outcome:
-            case Failed(reason=reason):
-                return TrialResult(number, dict(settings), "failed", reason=reason)
+            case Failed(reason=reason, is_invalid=is_invalid):
+                cause = INVALID_RUN if is_invalid else ""
+                return TrialResult(number, dict(settings), "failed", reason=reason, cause=cause)
             case Infeasible(phase=phase, cause=cause, reason=reason, log_tail=log_tail):
                 return TrialResult(
                     number,

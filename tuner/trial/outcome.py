@@ -60,6 +60,11 @@ class Failed:
 AttemptOutcome = MeasuredAttempt | Infeasible | Failed
 
 
+INVALID_RUN = "invalid"
+"""The `cause` of a failed trial whose run is not a valid measurement."""
+INVALID_REMEDY = "raise `duration` or `warmup` in [load], or end other programs on this machine"
+
+
 @dataclass(frozen=True, slots=True)
 class TrialResult:
     """The result of one trial.
@@ -97,6 +102,11 @@ class TrialResult:
     def was_launched(self) -> bool:
         """Whether the result counts as one of `trials`: it has a launch in this study and did not fail."""
         return self.outcome != "failed" and self.cause not in UNLAUNCHED and self.origin != REUSED
+
+    @property
+    def fault(self) -> str:
+        """The reason of a failed trial; that of an invalid run has a remedy."""
+        return f"{self.reason}. {INVALID_REMEDY.capitalize()}" if self.cause == INVALID_RUN else self.reason
 
     def pooled_with(self, earlier: "TrialResult") -> "TrialResult":
         """This result with the means over its run and the `count` earlier runs of the same configuration."""

@@ -155,3 +155,14 @@ def test_pages_2_check_prints_one_line_if_quiet_and_the_load_if_verbose(tmp_path
     assert quiet.count("\n") == 1
     assert verbose.startswith(quiet)
     assert "concurrency 5" in verbose.splitlines()[-1]
+
+
+def test_pages_2_the_plan_fits_80_columns(capsys):
+    assert cli.main(["check", "--concurrency", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert cli.main(["check", "--concurrency", "8", "--quiet"]) == 0
+    headline = capsys.readouterr().out.strip()
+
+    assert max(map(len, lines)) <= 80
+    assert " hours" in headline
+    assert " ".join(line.strip() for line in lines).startswith(headline)

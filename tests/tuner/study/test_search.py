@@ -10,6 +10,7 @@ from tuner.study.search import best_of
 from tuner.study.study_folder import StudyFolder
 from tuner.study.worker import run_search
 from tuner.trial.objective import Objective
+from tuner.trial.outcome import Failed
 
 
 def test_the_defaults_are_trial_0_and_count(tmp_path):
@@ -81,6 +82,18 @@ def test_one_fault_is_retried_and_several_end_the_search(tmp_path):
 
     with pytest.raises(CannotMeasureError, match="disk is full"):
         run_search(open_search(tmp_path / "always", FormulaServer(faults=99)))
+
+
+def test_an_invalid_noise_run_ends_the_study_with_a_remedy(tmp_path):
+    def invalid(settings, setup, directory):
+        return Failed("invalid run: no steady state", is_invalid=True)
+
+    with pytest.raises(CannotMeasureError) as refused:
+        open_search(tmp_path / "s", invalid, noise_runs=2).measure_noise()
+
+    assert str(refused.value) == (
+        "invalid run: no steady state. Raise `duration` or `warmup` in [load], or end other programs on this machine"
+    )
 
 
 def test_a_folder_of_another_study_is_refused(tmp_path):
