@@ -53,14 +53,15 @@ def better_direction(name: str) -> Direction:
 def limits_text(limits: Sequence[str]) -> str:
     """Limits in words of the pages; a limit that is no comparison of a metric stays as it is.
 
-    >>> limits_text(["ttft_p95_ms <= 500", "error_rate <= 0.01", "own_metric >= 3"])
+    >>> limits_text(["ttft_p95_ms <= 500", "error_rate ≤ 0.01", "own_metric >= 3"])
     'TTFT p95 ≤ 500 ms; Failed, fraction ≤ 0.01; own_metric ≥ 3'
     """
     return "; ".join(map(_limit_text, limits))
 
 
 def _limit_text(limit: str) -> str:
-    name, sign, value = limit.partition(" <= " if " <= " in limit else " >= ")
+    between = next((sign for sign in (" <= ", " >= ", " ≤ ", " ≥ ") if sign in limit), " <= ")
+    name, sign, value = limit.partition(between)
     title, _, unit = metric_title(name).partition(", ")
     mark = {"<=": "≤", ">=": "≥"}.get(sign.strip(), sign.strip())
     if not sign:

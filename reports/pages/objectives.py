@@ -10,6 +10,7 @@ from reports.document import Estimate, format_percent
 from reports.metrics.judged_objectives import ObjectiveDecision, named_statistic
 from reports.metrics.per_request import LATENCY_NAME
 from reports.metrics.summary import Analysis
+from reports.pages.metric_titles import limits_text
 from reports.pages.tables import scaled
 
 
@@ -45,7 +46,7 @@ def objective_results(analysis: Analysis) -> tuple[ObjectiveResult, ...]:
 
 
 def _result(analysis: Analysis, name: str, found: Mapping[str, Any]) -> ObjectiveResult:
-    text, share = found["objective"], found["attainment"]
+    text, share = limits_text([found["objective"]]), found["attainment"]
     measured = statistic(analysis, name)
     is_supported = found["decision"] != ObjectiveDecision.UNDECIDED
     percent = scaled(share, 100.0)

@@ -13,7 +13,7 @@ from reports.metrics.per_request import request_metric_of
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.facts import load_sentence, run_facts, start_time
-from reports.pages.objectives import statistic
+from reports.pages.objectives import objective_results, statistic
 from reports.pages.request_tables import failed_requests
 from reports.pages.run_pages import run_link, runs_section
 from reports.pages.tables import scaled
@@ -102,7 +102,18 @@ def _answer(sweep: Sweep) -> str:
     latency = best.value(curve)
     if latency is not None:
         parts.append(f"{CURVES[curve]} {format_number(latency)} ms")
-    return f"{_load(sweep, best.load)}: {', '.join(parts)}."
+    return f"{_load(sweep, best.load)}: {', '.join(parts)}{_objectives_of(best)}."
+
+
+def _objectives_of(point: LoadPoint) -> str:
+    """Whether a point meets every objective, or the objectives that it misses; empty without a decision."""
+    judged = [each for each in objective_results(point.first) if each.is_met is not None]
+    missed = [each.text for each in judged if not each.is_met]
+    if missed:
+        return f"; missed: {'; '.join(missed)}"
+    if not judged:
+        return ""
+    return "; all objectives met" + ("" if all(each.is_supported for each in judged) else ", undecided")
 
 
 def _still_grows(sweep: Sweep) -> bool:
@@ -119,7 +130,7 @@ def _within_sentence(sweep: Sweep) -> str:
         return f"No load reached {target}."
     if found is sweep.points[-1]:
         return f"Even the highest load, {_load(sweep, found.load)}, reached {target}."
-    return f"{_load(sweep, found.load)} is the highest load that reached {target}."
+    return f"{_load(sweep, found.load)} is the last load that reached {target}."
 
 
 SLO_DECISION_TEXT = {

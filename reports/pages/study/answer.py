@@ -18,7 +18,8 @@ MIN_COST = 0.05
 def answer_verdict(study: StudyData) -> VerdictLine:
     """The verdict with the costs and the load of the winner, and a reason for each setting at the end of its range."""
     verdict = study.verdict
-    sentences = [verdict.sentence[:1].upper() + verdict.sentence[1:]]
+    sentence = verdict.sentence.replace(study.objective, metric_title(study.objective).partition(", ")[0])
+    sentences = [sentence[:1].upper() + sentence[1:]]
     found = costs(study)
     if found:
         sentences[0] = _ended(sentences[0])

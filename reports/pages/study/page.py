@@ -176,7 +176,7 @@ def trials(study: StudyData) -> tuple[Block, ...]:
             "outcome": str(each.outcome),
             f"{metric_title(study.objective)} {study.direction.mark}": each.value,
             "settings": changed_settings(study, each),
-            "missed": ", ".join(each.missed),
+            "missed": limits_text(each.missed),
         }
         for each in study.trials
     ]

@@ -36,7 +36,7 @@ def test_a_statistic_is_met_missed_or_undecided_by_its_interval(analysis: Analys
     assert result(analysis, metric=metric, max=0.95 * lo).decision == "missed"
     assert result(analysis, metric=metric, max=value + 0.1 * (hi - value)).decision == "met, undecided"
     assert result(analysis, metric=metric, max=value - 0.1 * (value - lo)).decision == "missed, undecided"
-    assert result(analysis, metric=metric, max=300.0).text == f"{metric} ≤ 300"
+    assert result(analysis, metric=metric, max=300.0).text == f"TTFT {metric.split('_')[1]} ≤ 300 ms"
 
 
 def test_the_share_of_a_percentile_is_that_of_the_requests_within_its_limit(analysis: Analysis) -> None:

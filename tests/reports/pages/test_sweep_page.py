@@ -70,6 +70,19 @@ def test_the_report_has_every_point_the_curve_and_the_verdict(sweep: Sweep, tmp_
     assert any(isinstance(block, Table) for block in report.sections[0].blocks)
 
 
+def test_pages_1_the_sentence_has_the_objectives_and_the_last_load_that_meets_them(sweep: Sweep) -> None:
+    limits = {2.0: 60_000.0, 4.0: 60_000.0, 8.0: 1.0}
+    met, missed = (
+        verdict(replace(sweep, points=tuple(point(rate, limits[rate]) for rate in rates))).sentence
+        for rates in ((2.0, 4.0, 8.0), (8.0,))
+    )
+
+    assert met.startswith("4 requests/s: ")
+    assert "; all objectives met" in met
+    assert "4 requests/s is the last load that reached 95 % of requests within the objectives." in met
+    assert "; missed: TTFT p95 ≤ 1 ms. No load reached 95 %" in missed
+
+
 def test_sweep_json_has_the_values_of_every_point(sweep: Sweep) -> None:
     content = sweep_json(sweep)
 
@@ -182,7 +195,9 @@ def test_the_verdict_of_a_sweep_starts_with_the_numbers_of_the_best_load(sweep: 
 
     sentence = verdict(sweep).sentence
 
-    assert sentence.startswith(f"{best.load:g} requests/s: {speed} output tokens/s, TTFT p95 {latency} ms.")
+    assert sentence.startswith(
+        f"{best.load:g} requests/s: {speed} output tokens/s, TTFT p95 {latency} ms; all objectives met"
+    )
     assert "not saturated" not in sentence
     below = verdict(replace(sweep, points=sweep.points[:3])).sentence
     assert "The server is not saturated: try more than 8 requests/s." in below
