@@ -44,6 +44,8 @@ DEFAULT_SHOWN = ("requests_per_s", "ttft_p95_ms", "tpot_p95_ms", "e2e_p50_ms", "
 MIN_EFFECT = 0.03
 LEVEL_95 = 0.025
 """One-sided level of each end of a 95 % interval."""
+CLEAR_EFFECT = 1.5
+"""With low noise, 80 % of comparisons find a regression of this multiple of the smallest effect of interest."""
 MAX_LOG = 700.0
 """The largest logarithm of a change that is converted to a percentage; `exp` of more overflows."""
 MAX_SHOWN_LOG = 20.0
@@ -85,6 +87,11 @@ class CompareOptions:
     def levels(self) -> Levels:
         return Levels(self.looks, self.alpha, self.pass_alpha)
 
+    def claim_level(self, is_gated: bool) -> float:
+        """The level of one look at a regression: for a gated metric at the first of Holm's steps, the strictest."""
+        levels = self.levels
+        return levels.rejection_level(len(self.gated)) if is_gated else levels.bounds_level
+
     def limit(self, metric: str) -> float:
         """The smallest effect of interest, in the unit of d; never below 3 %."""
         return self.error_points if metric in FRACTIONS else math.log1p(max(self.min_effect, MIN_EFFECT))
@@ -94,8 +101,9 @@ class CompareOptions:
 class MetricResult:
     """One metric of a comparison. `a` and `b` are the medians of the sides; `d` has one value per pair.
 
-    `mean`, with its bounds, is the mean of d at the look that decided; positive is worse. `smallest_effect` is the
-    change that these pairs detect with a power of 80 %, in percent (for a fraction in percentage points).
+    `mean`, with its bounds, is the mean of d at the look that decided; positive is worse. `smallest_effect` is in
+    percent (for a fraction in percentage points): with as many pairs and this noise, a regression of this size is found
+    in 80 % of comparisons. It is above the limit, because a regression of just the limit is found in half of them.
     """
 
     name: str
@@ -141,6 +149,17 @@ class MetricResult:
     @property
     def change_unit(self) -> str:
         return "points" if self.is_fraction else "%"
+
+    @property
+    def clear_limit(self) -> float:
+        """A clear regression, `CLEAR_EFFECT` times the smallest effect of interest, in the unit of d."""
+        return CLEAR_EFFECT * self.limit if self.is_fraction else math.log1p(CLEAR_EFFECT * math.expm1(self.limit))
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether fewer than 80 % of comparisons with this noise and number of pairs find a clear regression."""
+        clear = self.clear_limit if self.is_fraction else math.expm1(self.clear_limit)
+        return self.smallest_effect > 100 * clear
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +368,7 @@ def metric_result(
     if evidence is not None:
         level = options.levels.bounds_level
         mean = evidence.bounds(level)
-        smallest = max(evidence.detectable(level), limit)
+        smallest = evidence.detectable(options.claim_level(is_gated), limit)
         if decided is not None:
             decision = decided.decision
         elif not is_gated:

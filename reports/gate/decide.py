@@ -13,13 +13,16 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import optimize, special
 
 from reports.stats.estimators import Interval, student_quantile
 
 Array = npt.NDArray[np.float64]
 MIN_ADJUSTED = 4
 """Fewest pairs for an adjustment."""
+POWER = 0.8
+"""The share of comparisons that find a regression of the stated size."""
+QUANTILES = (np.arange(400) + 0.5) / 400
 
 
 class GateDecision(StrEnum):
@@ -93,11 +96,21 @@ class Evidence:
             half = student_quantile(1 - level, self.freedom) * self.error
         return Interval(self.mean, self.mean - half, self.mean + half)
 
-    def detectable(self, level: float) -> float:
-        """The smallest effect that evidence with this error detects with a power of 80 %."""
-        if self.error == math.inf:
-            return math.inf
-        return (student_quantile(1 - level, self.freedom) + student_quantile(0.8, self.freedom)) * self.error
+    def detectable(self, level: float, limit: float) -> float:
+        """The effect that is claimed as a regression in 80 % of comparisons with this error.
+
+        A claim needs a p-value of at most `level` and a mean of at least `limit`. The p-value depends on the error as
+        estimated in a comparison, so the power is a mean over the distribution of that estimate.
+        """
+        if self.error in (0, math.inf):
+            return limit if self.error == 0 else math.inf
+        estimated = self.error * np.sqrt(special.chdtri(self.freedom, QUANTILES) / self.freedom)
+        needed = np.maximum(limit, student_quantile(1 - level, self.freedom) * estimated)
+
+        def missing_power(effect: float) -> float:
+            return POWER - float(special.ndtr((effect - needed) / self.error).mean())
+
+        return float(optimize.brentq(missing_power, needed.min(), needed.max() + self.error))
 
 
 @dataclass(frozen=True, slots=True)

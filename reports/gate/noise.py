@@ -1,21 +1,20 @@
-"""Run-to-run noise of one side, and the smallest effect that pairs of runs with this noise detect."""
+"""Run-to-run noise of one side, and the regressions that comparisons with this noise find."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from reports.gate.compare import MIN_EFFECT, CompareOptions
+from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, CompareOptions
 from reports.gate.decide import Evidence
 from reports.gate.noise_split import NoiseSplit
 from reports.gate.side_run import FRACTIONS, SideRun, log_degradation, median_of
 from reports.run_store import SCHEMA_VERSION
 
 PAIRS = (4, 5, 6, 8, 10, 12)
-ALPHA = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class MetricNoise:
     """The noise of a metric: its run-to-run deviation, relative or, for a fraction, absolute.
 
     median, deviation: None if no run, or not every run, has the metric.
-    effects: the smallest effect that each number of pairs detects with a power of 80 %, relative or absolute.
+    effects: by the largest number of pairs, the regression that 80 % of comparisons find, relative or absolute.
     """
 
     name: str
@@ -41,12 +40,11 @@ def noise_of(
     With `splits`, the effects are those of interleaved pairs with the slices of `splits`; else those of separate runs.
     """
     deviations = {each.name: each.deviation_d for each in splits}
-    return tuple(
-        _noise(name, runs, name in options.gated, deviations.get(name)) for name in (*options.gated, *options.shown)
-    )
+    return tuple(_noise(name, runs, options, deviations.get(name)) for name in (*options.gated, *options.shown))
 
 
-def _noise(name: str, runs: Sequence[SideRun], is_gated: bool, deviation_d: float | None) -> MetricNoise:
+def _noise(name: str, runs: Sequence[SideRun], options: CompareOptions, deviation_d: float | None) -> MetricNoise:
+    is_gated = name in options.gated
     values = [run.values.get(name) for run in runs]
     scaled = log_degradation(values, name)
     if scaled is None or len(scaled) < 2:
@@ -54,14 +52,24 @@ def _noise(name: str, runs: Sequence[SideRun], is_gated: bool, deviation_d: floa
     deviation = float(np.std(scaled, ddof=1))
     if deviation_d is None:
         deviation_d = math.sqrt(2) * deviation  # d is the difference of two separate runs
-    effects = {pairs: Evidence(0.0, deviation_d / math.sqrt(pairs), pairs - 1).detectable(ALPHA) for pairs in PAIRS}
+    effects = {
+        pairs: Evidence(0.0, deviation_d / math.sqrt(pairs), pairs - 1).detectable(
+            _up_to(pairs, options).claim_level(is_gated), options.limit(name)
+        )
+        for pairs in PAIRS
+    }
     if name not in FRACTIONS:
         effects = {pairs: math.expm1(min(effect, 20.0)) for pairs, effect in effects.items()}
     return MetricNoise(name, is_gated, median_of(values), deviation, effects)
 
 
+def _up_to(pairs: int, options: CompareOptions) -> CompareOptions:
+    """The options of a comparison with at most this number of pairs."""
+    return replace(options, pairs=None, min_pairs=min(options.min_pairs, pairs), max_pairs=pairs)
+
+
 def noise_table(found: Sequence[MetricNoise]) -> pd.DataFrame:
-    """A row per metric, in percent or percentage points: median, run-to-run deviation, effects that N pairs detect."""
+    """A row per metric, in percent or points: median, run-to-run deviation, regressions that N pairs find."""
     rows = []
     for each in found:
         is_fraction = each.name in FRACTIONS
@@ -72,7 +80,7 @@ def noise_table(found: Sequence[MetricNoise]) -> pd.DataFrame:
             "unit": "points" if is_fraction else "%",
             "gated": "yes" if each.is_gated else "no",
         }
-        rows.append(row | {f"{pairs} pairs detect": 100 * each.effects[pairs] for pairs in PAIRS if each.effects})
+        rows.append(row | {f"{pairs} pairs find": 100 * each.effects[pairs] for pairs in PAIRS if each.effects})
     return pd.DataFrame(rows)
 
 
@@ -98,17 +106,19 @@ def noise_json(
 
 
 def noise_sentence(found: Sequence[MetricNoise], options: CompareOptions) -> str:
-    """One sentence on the smallest change that the gate detects with the largest number of pairs."""
-    most = PAIRS[-1]
-    bound = max(options.min_effect, MIN_EFFECT)
-    beyond = [
-        f"{each.name} {100 * each.effects[most]:.1f} %"
-        for each in found
-        if each.is_gated and each.effects and each.name not in FRACTIONS and each.effects[most] > bound
-    ]
-    if not beyond:
-        return f"{most} pairs detect a change of {100 * bound:g} % in every gated metric."
-    smallest = ", ".join(beyond)
+    """The regression of each gated metric that the largest number of pairs finds, and a warning about high noise."""
+    most, bound = PAIRS[-1], max(options.min_effect, MIN_EFFECT)
+    effects = {each.name: each.effects[most] for each in gated_speeds(found)}
+    sizes = ", ".join(f"{name} {100 * effect:.1f} %" for name, effect in effects.items())
+    text = f"With {most} pairs, 80 % of comparisons find a regression of this size: {sizes}."
+    if max(effects.values(), default=0.0) <= CLEAR_EFFECT * bound:
+        return text
     return (
-        f"{most} pairs do not detect a change of {100 * bound:g} %. The smallest change that they detect: {smallest}."
+        f"{text} That is more than {CLEAR_EFFECT:g} times the smallest effect of interest ({100 * bound:g} %), so many "
+        "comparisons are inconclusive: use longer runs, --interleave or a larger --min-effect."
     )
+
+
+def gated_speeds(found: Sequence[MetricNoise]) -> list[MetricNoise]:
+    """The measured noise of each gated metric that is not a fraction."""
+    return [each for each in found if each.is_gated and each.effects and each.name not in FRACTIONS]

@@ -155,7 +155,7 @@ def annotations(comparison: Comparison) -> str:
     errors = lines[:MAX_ANNOTATIONS]
     warnings = _annotated(comparison, "warning", "Performance inconclusive", GateDecision.INCONCLUSIVE)
     warnings += _annotated(comparison, "warning", "Performance not measured", GateDecision.NOT_MEASURED)
-    warnings += _undetectable_warning(comparison)
+    warnings += _noise_warning(comparison)
     improved = [
         f"::notice title=Performance improvement::{_escape(metric_sentence(metric))}"
         for metric in comparison.gated
@@ -165,18 +165,22 @@ def annotations(comparison: Comparison) -> str:
     return "".join(f"{line}\n" for line in every)
 
 
-def _undetectable_warning(comparison: Comparison) -> list[str]:
-    """A warning if these runs cannot detect a change of the configured size."""
+def _noise_warning(comparison: Comparison) -> list[str]:
+    """A warning if the noise is high in undecided metrics."""
     bound = 100 * max(comparison.options.min_effect, MIN_EFFECT)
     beyond = [
         f"{metric.name} {format_number(metric.smallest_effect)} %"
         for metric in comparison.gated
-        if not metric.is_fraction and math.isfinite(metric.smallest_effect) and metric.smallest_effect > 1.001 * bound
+        if metric.decision is GateDecision.INCONCLUSIVE
+        and not metric.is_fraction
+        and metric.is_noisy
+        and math.isfinite(metric.smallest_effect)
     ]
     if not beyond:
         return []
     message = (
-        f"`min_effect` is {bound:g} % but {comparison.num_pairs} pairs with this noise detect only {', '.join(beyond)}."
+        f"`min_effect` is {bound:g} % but with {comparison.num_pairs} pairs and this noise, 80 % of comparisons find "
+        f"only a regression of this size: {', '.join(beyond)}. Use longer runs, more pairs or a larger `min_effect`."
     )
     return [f"::warning title=Performance gate::{_escape(message)}"]
 

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 
 from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, VerdictLine, format_number
-from reports.gate.compare import MIN_EFFECT, Comparison, MetricResult
+from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, Comparison, MetricResult
 from reports.gate.decide import GateDecision
 from reports.gate.noise_split import components_table
+from reports.gate.pairs_needed import pairs_needed
 from reports.pages.comparison_runs import DIFFERENCE
 from reports.pages.metric_titles import metric_title
 from reports.plots import comparison_plots
@@ -88,35 +89,20 @@ def _sentence(comparison: Comparison) -> str:
         case GateDecision.INCONCLUSIVE:
             sentence = f"These runs neither show nor exclude a change of {bound} % in {names}."
             needed = pairs_needed(comparison)
-            return sentence if needed is None else f"{sentence} About {needed:,} pairs would detect it."
+            return (
+                sentence
+                if needed is None
+                else (
+                    f"{sentence} With about {needed:,} pairs, 80 % of comparisons find a regression of "
+                    f"{CLEAR_EFFECT * float(bound):g} %."
+                )
+            )
         case GateDecision.IMPROVEMENT:
             return f"B is better than A in {names}, and no gated metric is worse by {bound} %."
         case GateDecision.PASS:
             return f"No gated metric is worse by {bound} %."
         case GateDecision.NOT_MEASURED:
             return f"A gated metric was not measured: {names}."
-
-
-def pairs_needed(comparison: Comparison) -> int | None:
-    """The number of pairs that detects the smallest effect of interest in every undecided gated metric.
-
-    Estimated from the noise of these pairs: the detectable effect falls with the square root of their number. None for
-    stored runs and without an estimate.
-    """
-    if comparison.is_stored or not comparison.num_pairs:
-        return None
-    bounds = {
-        True: 100 * comparison.options.error_points,
-        False: 100 * max(comparison.options.min_effect, MIN_EFFECT),
-    }
-    ratios = [
-        metric.smallest_effect / bounds[metric.is_fraction]
-        for metric in comparison.gated
-        if metric.decision is GateDecision.INCONCLUSIVE and bounds[metric.is_fraction] > 0
-    ]
-    if not ratios or not all(math.isfinite(ratio) for ratio in ratios):
-        return None
-    return max(math.ceil(comparison.num_pairs * max(ratios) ** 2), comparison.num_pairs + 1)
 
 
 def _percent(comparison: Comparison) -> str:
@@ -130,7 +116,8 @@ def metric_sentence(metric: MetricResult) -> str:
         return f"{title(metric)}: not measured in every run."
     text = f"{title(metric)}: {change_text(metric)}, {metric.decision}."
     if metric.decision is GateDecision.INCONCLUSIVE:
-        text += f" These runs can detect {format_number(metric.smallest_effect)} {metric.change_unit}."
+        size = f"{format_number(metric.smallest_effect)} {metric.change_unit}"
+        text += f" A regression of {size} is found in 80 % of such comparisons."
     return text
 
 
@@ -152,7 +139,7 @@ def _change(metric: MetricResult) -> Estimate:
 
 
 def metrics_table(comparison: Comparison) -> pd.DataFrame:
-    """A row per metric: medians of both sides, change with interval, decision, smallest detectable effect."""
+    """A row per metric: medians of both sides, change with interval, decision, regression that is found in 80 %."""
     return pd.DataFrame(
         {
             "metric": _row_title(metric),
@@ -161,7 +148,7 @@ def metrics_table(comparison: Comparison) -> pd.DataFrame:
             "change of B": _change(metric),
             "unit": metric.change_unit,
             "decision": str(metric.decision) if metric.is_gated else f"{UNGATED_WORDS[metric.decision]}, not gated",
-            "detectable": metric.smallest_effect,
+            "found in 80 %": metric.smallest_effect,
         }
         for metric in comparison.metrics
     )
@@ -200,7 +187,7 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
     over, looks = ("runs", "") if comparison.is_stored else ("pairs", " that are valid over repeated looks")
     note = (
         f"Medians of each side; latencies in ms, fractions in %. Change of B against A: the mean over {over}, with "
-        f"bounds{looks}. Detectable: the change that these {over} detect with a power of 80 %."
+        f"bounds{looks}. Found in 80 %: what 80 % of comparisons with so many {over} and this noise find."
     )
     table = Table("", metrics_table(comparison), note)
     decided, frame = _forest(comparison), pairs_frame(comparison)

@@ -1,4 +1,4 @@
-"""The page of a noise measurement: the smallest change that the gate detects on this machine, and each run."""
+"""The page of a noise measurement: the regressions that the gate finds on this machine, and each run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from reports.document import Block, Plot, Report, Section, Table, Text, VerdictLine, format_number
-from reports.gate.compare import MIN_EFFECT, CompareOptions
-from reports.gate.noise import PAIRS, MetricNoise
+from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, CompareOptions
+from reports.gate.noise import PAIRS, MetricNoise, gated_speeds
 from reports.gate.noise_split import NoiseSplit, components_table
 from reports.gate.side_run import FRACTIONS, SideRun, median_of, setting_of
 from reports.metrics.summary import Analysis
@@ -17,8 +17,8 @@ from reports.plots import noise_plots
 from reports.saved_run import load_run
 
 TABLE_NOTE = (
-    "Run to run is the standard deviation between runs; the columns of pairs have the smallest change that so many "
-    "pairs detect with a probability of 80 %. Fractions are in percentage points."
+    "Run to run is the standard deviation between runs; the columns of pairs have the regression that 80 % of "
+    "comparisons with at most so many pairs find. Fractions are in percentage points."
 )
 COMPONENTS_NOTE = (
     "Standard deviations in %. Launch: between launches of one server, where more pairs help. Drift within a pair: "
@@ -48,27 +48,29 @@ def build_noise_report(
 
 
 def noise_verdict(runs: Sequence[SideRun], found: Sequence[MetricNoise], options: CompareOptions) -> VerdictLine:
-    """The smallest change that the largest number of pairs detects, and the advice that follows."""
+    """The fewest pairs that find a clear regression, or advice if the noise is too high."""
     invalid = tuple(
         f"Run {number}: {'; '.join(run.reasons)}" for number, run in enumerate(runs, 1) if run.status == "invalid"
     )
-    gated = [each for each in found if each.is_gated and each.effects and each.name not in FRACTIONS]
+    gated = gated_speeds(found)
     if invalid or not gated:
         sentence = "A run is invalid." if invalid else "Fewer than two runs have the gated metrics."
         return VerdictLine("invalid", "Not measured", sentence, invalid)
     most, bound = PAIRS[-1], 100 * max(options.min_effect, MIN_EFFECT)
-    enough = next((count for count in PAIRS if all(100 * each.effects[count] <= bound for each in gated)), None)
+    clear = CLEAR_EFFECT * bound
+    enough = next((count for count in PAIRS if all(100 * each.effects[count] <= clear for each in gated)), None)
     if enough is not None:
-        sentence = f"{enough} pairs detect a change of {bound:g} % in every gated metric."
+        sentence = f"With {enough} pairs, 80 % of comparisons find a regression of {clear:g} % in any gated metric."
         return VerdictLine("valid", "Quiet enough", sentence)
     worst = max(gated, key=lambda each: each.effects[most])
     smallest = ", ".join(f"{metric_title(each.name)} {format_number(100 * each.effects[most])} %" for each in gated)
     return VerdictLine(
         "degraded",
         "Too noisy",
-        f"{most} pairs do not detect a change of {bound:g} %. The smallest change that they detect: {smallest}.",
+        f"With {most} pairs, 80 % of comparisons find a regression of this size: {smallest}. The smallest effect of "
+        f"interest is {bound:g} %, so many comparisons are inconclusive.",
         (
-            f"Longer runs, --interleave, or --min-effect {100 * worst.effects[most]:.2g}% make a comparison decide.",
+            f"Longer runs, --interleave, or --min-effect {100 * worst.effects[most]:.2g}% make comparisons decide.",
             "Other work on the machine raises the noise.",
         ),
     )
@@ -76,7 +78,7 @@ def noise_verdict(runs: Sequence[SideRun], found: Sequence[MetricNoise], options
 
 def _noise_blocks(runs: Sequence[SideRun], found: Sequence[MetricNoise], options: CompareOptions) -> tuple[Block, ...]:
     blocks: list[Block] = [Table("", _table(found), TABLE_NOTE)]
-    with_effects = [each for each in found if each.is_gated and each.effects and each.name not in FRACTIONS]
+    with_effects = gated_speeds(found)
     if with_effects:
         effects = pd.DataFrame(
             {"metric": metric_title(each.name), "pairs": pairs, "effect": 100 * effect}
@@ -87,9 +89,9 @@ def _noise_blocks(runs: Sequence[SideRun], found: Sequence[MetricNoise], options
         blocks.append(
             Plot(
                 "effects",
-                "Smallest change that pairs detect",
-                f"With a probability of 80 %. The dashed line is the smallest effect of interest, {bound:g} %.",
-                f"Lines of the detectable change over the number of pairs, {len(with_effects)} metrics.",
+                "Regression that pairs find",
+                f"In 80 % of comparisons. The dashed line is the smallest effect of interest, {bound:g} %.",
+                f"Lines of the regression that is found over the number of pairs, {len(with_effects)} metrics.",
                 lambda size: noise_plots.effects_by_pairs(effects, bound, size),
             )
         )

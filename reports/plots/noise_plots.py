@@ -57,7 +57,7 @@ def run_dots(frame: pd.DataFrame, size: Size) -> Figure:
 
 
 def effects_by_pairs(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
-    """The smallest change that pairs detect, a line per metric; a dashed line is the smallest effect of interest.
+    """The regression that pairs find, a line per metric; a dashed line is the smallest effect of interest.
 
     frame: metric, pairs, effect (percent).
     """
@@ -68,7 +68,7 @@ def effects_by_pairs(frame: pd.DataFrame, bound: float, size: Size) -> Figure:
             rows = frame[frame["metric"] == name]
             axes.plot(rows["pairs"], rows["effect"], "o-", color=series_colour(index), markersize=4)
             texts = [
-                f"{name}: {pairs:g} pairs detect {format_number(effect)} %"
+                f"{name}: {pairs:g} pairs find {format_number(effect)} %"
                 for pairs, effect in zip(rows["pairs"], rows["effect"], strict=True)
             ]
             add_hovers(axes, rows["pairs"], rows["effect"], texts)

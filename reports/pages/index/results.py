@@ -159,7 +159,7 @@ def _noise(bare: SavedResult) -> SavedResult:
     for name, metric in content["metrics"].items():
         effects = {int(pairs): effect for pairs, effect in metric["smallest_effect"].items()}
         if metric["gated"] and effects:
-            parts.append(f"{max(effects)} pairs detect {format_percent(effects[max(effects)])} of {name}")
+            parts.append(f"{max(effects)} pairs find {format_percent(effects[max(effects)])} of {name}")
     return replace(bare, label=str(content["side"]), verdict=f"{content['runs']} runs", found="; ".join(parts))
 
 

@@ -151,7 +151,7 @@ def test_history_stores_a_commits_medians_and_finds_where_they_changed(runs, tmp
     assert cli.main(["history", "check", "--metric", "speed"]) == 2
 
 
-def test_noise_measures_one_side_and_reports_the_detectable_change(tmp_path, monkeypatch, capsys):
+def test_noise_measures_one_side_and_reports_the_regression_that_is_found(tmp_path, monkeypatch, capsys):
     def live_measure(load, metrics, progress):
         def measure(side, directory):
             number = int(directory.name[-2:])
@@ -164,7 +164,7 @@ def test_noise_measures_one_side_and_reports_the_detectable_change(tmp_path, mon
     assert cli.main(["noise", "command:serve", "--runs", "4", "--out", "n", "--label", "mine"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("mine: 4 runs, in n")
-    assert "12 pairs detect a change of 3 % in every gated metric." in shown
+    assert "With 12 pairs, 80 % of comparisons find a regression of this size: output_tokens_per_s 3.0 %" in shown
     assert json.loads((tmp_path / "n/noise.json").read_text())["metrics"]["tpot_p50_ms"]["gated"] is True
     assert cli.main(["noise", "command:serve", "--out", "n"]) == 2
 

@@ -1,4 +1,4 @@
-"""The level of repeated looks, and the effect that pairs detect."""
+"""The level of repeated looks, Holm's order, and the effect that a claim needs."""
 
 import math
 
@@ -17,11 +17,13 @@ def test_level_of_each_look_is_stricter_than_the_level_of_all() -> None:
     assert nominal_level((12,), 0.05) == 0.05
 
 
-def test_detectable_effect_follows_its_formula() -> None:
-    assert Evidence(0.0, 0.04 / math.sqrt(8), 7).detectable(0.05) == pytest.approx(
-        (1.8946 + 0.8960) * 0.04 / math.sqrt(8), abs=1e-4
-    )
-    assert Evidence(0.0, math.inf, 1).detectable(0.05) == math.inf
+def test_detectable_effect_has_a_power_of_80_percent_above_the_limit() -> None:
+    # The normal quantile of 0.8 is 0.8416. The noncentral t distribution with 7 degrees of freedom and noncentrality
+    # 2.7666 exceeds its central quantile 1.8946 with a probability of 0.8.
+    assert Evidence(0.0, 0.01, 7).detectable(0.05, limit=0.1) == pytest.approx(0.1 + 0.8416 * 0.01, abs=1e-4)
+    assert Evidence(0.0, 0.01, 7).detectable(0.05, limit=0.0) == pytest.approx(2.7666 * 0.01, rel=0.005)
+    assert Evidence(0.0, 0.0, 7).detectable(0.05, limit=0.1) == 0.1
+    assert Evidence(0.0, math.inf, 1).detectable(0.05, limit=0.1) == math.inf
 
 
 ONE_LOOK = Levels((8,), alpha=0.05, pass_alpha=0.05)

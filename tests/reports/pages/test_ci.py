@@ -123,7 +123,7 @@ def test_tuning_12_6_annotations_are_escaped_and_limited(regression: Comparison)
     lines = annotations(regression).splitlines()
 
     assert [line.split("::")[1].split(" ")[0] for line in lines] == ["error", "error", "warning", "warning", "notice"]
-    assert "pairs with this noise detect only ttft_p50_ms" in lines[3]
+    assert "and this noise, 80 %25 of comparisons find only a regression of this size: ttft_p50_ms" in lines[3]
     assert "+10.00 %25" in lines[0]
     assert not any("% " in line for line in lines)
 

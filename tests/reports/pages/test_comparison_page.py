@@ -10,6 +10,7 @@ import pytest
 from reports.document import Facts, Plot, Section, Table, Text
 from reports.gate.compare import CompareOptions, Comparison, judge
 from reports.gate.decide import GateDecision
+from reports.gate.pairs_needed import pairs_needed
 from reports.gate.side_run import Pair, SideRun
 from reports.pages.comparison_page import (
     build_comparison_report,
@@ -17,7 +18,6 @@ from reports.pages.comparison_page import (
     metric_sentence,
     metrics_table,
     pairs_frame,
-    pairs_needed,
     verdict_line,
 )
 from reports.pages.comparison_runs import runs_sections
@@ -99,15 +99,15 @@ def side(tpot_ms: float) -> SideRun:
     return SideRun("x", {"tpot_p50_ms": tpot_ms})
 
 
-def test_an_inconclusive_verdict_states_the_pairs_that_would_detect_the_effect() -> None:
+def test_an_inconclusive_verdict_states_the_pairs_that_find_a_clear_regression() -> None:
     few = noisy(6)
     needed = pairs_needed(few)
 
     assert few.verdict is GateDecision.INCONCLUSIVE
     assert needed is not None
-    assert f"About {needed} pairs would detect it." in verdict_line(few).sentence
+    assert f"With about {needed} pairs, 80 % of comparisons find a regression of 4.5 %." in verdict_line(few).sentence
     [metric] = noisy(needed).gated
-    assert metric.smallest_effect == pytest.approx(100 * few.options.min_effect, rel=0.25)
+    assert metric.smallest_effect == pytest.approx(4.5, rel=0.1)
 
 
 def test_the_page_opens_with_the_difference_of_the_sides_and_a_forest_plot(runs: dict[str, list[Path]]) -> None:

@@ -21,15 +21,18 @@ def verdict_of(measured: list[SideRun]) -> tuple[str, str]:
     return line.level, line.sentence
 
 
-def test_the_verdict_names_the_fewest_pairs_that_detect_the_smallest_effect() -> None:
-    assert verdict_of(runs(20.0, 20.1, 20.2)) == ("valid", "4 pairs detect a change of 3 % in every gated metric.")
+def test_the_verdict_names_the_fewest_pairs_that_find_a_clear_regression() -> None:
+    assert verdict_of(runs(20.0, 20.1, 20.2)) == (
+        "valid",
+        "With 4 pairs, 80 % of comparisons find a regression of 4.5 % in any gated metric.",
+    )
 
 
 def test_a_noisy_side_has_the_smallest_change_by_the_title_of_the_metric() -> None:
     level, sentence = verdict_of(runs(20.0, 24.0, 22.0))
 
     assert level == "degraded"
-    assert "12 pairs do not detect a change of 3 %. The smallest change that they detect: TPOT p50, ms" in sentence
+    assert "With 12 pairs, 80 % of comparisons find a regression of this size: TPOT p50, ms" in sentence
 
 
 def test_an_invalid_run_is_named_with_its_reason() -> None:
