@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from loadgen.program import Program
 from tuner.commands import check, confirm, export, fit, noise, plan, report, run, serve, simulate, storage, worker
-from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE
+from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 EXIT_CODES = """exit codes:
   0         done: better settings, or "no gain over the defaults is shown"

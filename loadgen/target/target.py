@@ -176,10 +176,11 @@ def _detected(control: ControlClient, info: Any, models: Any) -> Detection:
 
 def _has_messages(control: ControlClient) -> bool:
     """Whether Anthropic's API answers. The request has no message, so that no token is generated."""
-    _, body = control.post("/v1/messages", b"{}")
     try:
+        _, body = control.post("/v1/messages", b"{}")
         return is_messages_error(json.loads(body))
-    except (ValueError, RecursionError):
+    except (TargetError, ValueError, RecursionError):
+        # A server that closes the connection on an unknown route has other routes.
         return False
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc.aio
 import pytest
 from grpc_reflection.v1alpha import reflection
-from reference_server.router.token_limits import ConfiguredLimits, warmup_request
 
 from reference_server.config import Transport
 from reference_server.errors import GenerationError, ShardConnectionError, ShardError
 from reference_server.messages import Batch, CachedBatch, StepResult, WarmupReply, WarmupRequest
 from reference_server.router.batching import LIVENESS_ID, Batcher
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.validation.token_limits import ConfiguredLimits, warmup_request
 from reference_server.transport.client import connect
 from reference_server.transport.service import ShardService
 from reference_server.transport.wire_schema import load_pool, load_schema

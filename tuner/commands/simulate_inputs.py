@@ -15,8 +15,8 @@ from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.server import SimulatedServer
-from tuner.study.artefacts import LOAD_FILE
 from tuner.study.prepare import DEFAULT_LOAD, STUDIES
+from tuner.study.study_folder import LOAD_FILE
 
 METRICS = (
     *("output_tokens_per_s", "requests_per_s", "ttft_p50_ms", "ttft_p95_ms"),

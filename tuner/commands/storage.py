@@ -35,7 +35,8 @@ def serve_database(args: argparse.Namespace, _words: Sequence[str]) -> int:
             "share a journal as a file"
         )
     from tuner.study.shared_storage.storage import open_storage
-    from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE, new_token, serve_storage, token_of_environment
+    from tuner.study.shared_storage.storage_proxy import serve_storage
+    from tuner.study.shared_storage.token import TOKEN_VARIABLE, new_token, token_of_environment
 
     backing = open_storage(args.storage, Path())
     address = f"grpc://{args.host}:{args.port}"

@@ -6,7 +6,7 @@ from tuner.jobs.job_manifest import FOLDER, JobManifest, SecretVariable
 from tuner.jobs.yaml_text import yaml_text
 from tuner.servers.exported_text import image_note
 from tuner.study.shared_storage.foreign_config import ALLOW, local_parts
-from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE
+from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 WORKER, STORAGE_SECRET = "tgi-tune-worker", "tgi-tune-storage"
 PROXY = "grpc://"

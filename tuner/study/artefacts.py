@@ -16,13 +16,12 @@ from tuner.study.best_file import BEST_FILE, tuned_by, write_best
 from tuner.study.identity import BUILD, DEVICE, LOAD
 from tuner.study.search import StudySearch
 from tuner.study.statistics.judgement import Confirmation
-from tuner.study.study_folder import replace_text, write_json
+from tuner.study.study_folder import LOAD_FILE, replace_text, write_json
 from tuner.trial.measure import describe
 from tuner.trial.outcome import TrialResult
 
 TRIALS_FILE, PARQUET_FILE = "trials.csv", "trials.parquet"
 VERDICT_FILE = "verdict.json"
-LOAD_FILE = "load.toml"
 REPRODUCE = "reproduce.sh"
 
 

@@ -19,6 +19,7 @@ from tuner.trial.outcome import TrialResult, read_result
 STUDY_FILE = "study.json"
 NOISE_FILE = "noise.json"
 NOTES_FILE = "notes.json"
+LOAD_FILE = "load.toml"
 LOCK_FILE = "run.lock"
 TRIALS, NOISE, DRIFT_CHECKS, CONFIRM = "trials", "noise", "drift_checks", "confirm"
 # The constant parts of a study's identity, with their names in messages.

@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from reference_server.router import validation
 from reference_server.router.app import TransportOptions
 from reference_server.router.infer import Permits
+from reference_server.router.validation import validator
 from tests.support.servers.serving import serve
 
 BODY = {"inputs": "hello", "parameters": {"max_new_tokens": 1}}
@@ -196,7 +196,7 @@ async def test_one_client_may_not_hold_all_permits():
 
 
 async def test_tokenizing_is_bounded_without_permits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(validation, "MAX_TOKENIZE_JOBS", 0)
+    monkeypatch.setattr(validator, "MAX_TOKENIZE_JOBS", 0)
     async with serve(permits=0) as served:
         response = await served.client.post("/tokenize", json={"inputs": "x"})
 

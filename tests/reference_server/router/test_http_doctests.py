@@ -5,10 +5,11 @@ from types import ModuleType
 
 import pytest
 
-from reference_server.router import server_info, sse, token_listing
+from reference_server.router import server_info, sse
 from reference_server.router.chat import prompts, tool_calls
 from reference_server.router.schemas import scalars
 from reference_server.router.telemetry import tracing
+from reference_server.router.validation import token_listing
 
 MODULES = [prompts, scalars, server_info, sse, tool_calls, tracing, token_listing]
 

@@ -18,7 +18,7 @@ from tuner.cli import main
 from tuner.errors import StudyError
 from tuner.study.optuna_study import OptunaStudy
 from tuner.study.samplers import without_experimental_warnings
-from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE
+from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 
 @pytest.fixture

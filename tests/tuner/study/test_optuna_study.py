@@ -11,7 +11,8 @@ from tuner.config import ParamSection
 from tuner.space.search_space import SearchSpace
 from tuner.study.optuna_study import RESULT, OptunaStudy, is_alive, started_at
 from tuner.study.shared_storage.storage import open_storage
-from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE, make_server
+from tuner.study.shared_storage.storage_proxy import make_server
+from tuner.study.shared_storage.token import TOKEN_VARIABLE
 from tuner.trial.outcome import TrialResult
 
 SPACE = SearchSpace.of(

@@ -5,7 +5,6 @@ The traffic is not encrypted. Between machines, use a tunnel or a private networ
 
 import hmac
 import importlib.util
-import secrets
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,21 +12,12 @@ from typing import Any
 
 from optuna.storages import BaseStorage, GrpcStorageProxy
 
-from loadgen.config.parsing import environment
 from tuner.errors import StudyError
 from tuner.study.samplers import without_experimental_warnings
+from tuner.study.shared_storage.token import TOKEN_VARIABLE, token_of_environment
 
-TOKEN_VARIABLE = "TGI_TUNE_STORAGE_TOKEN"
 METADATA = "authorization"
 THREADS = 10
-
-
-def token_of_environment() -> str:
-    return environment(TOKEN_VARIABLE).get(TOKEN_VARIABLE, "")
-
-
-def new_token() -> str:
-    return secrets.token_urlsafe(24)
 
 
 def open_proxy(host: str, port: int) -> BaseStorage:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.servers.ports import free_port
 from tuner.study.optuna_study import LEASE, OptunaStudy
-from tuner.study.shared_storage.storage_proxy import TOKEN_VARIABLE
+from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[4]
 TRIALS, DEADLINE_S = 8, 300.0
