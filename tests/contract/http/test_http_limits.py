@@ -235,7 +235,7 @@ def test_hardening_R11_a_client_below_the_drain_rate_is_disconnected(read, waite
 @pytest.mark.slow
 async def test_hardening_R11_an_answer_that_waits_for_its_reader_too_long_in_all_is_ended():
     texts = Reply(("x" * 20_000,) * 5000)
-    async with serve_on_socket(script=lambda _: texts, connections=ConnectionLimits(delivery_s=1)) as served:
+    async with serve_on_socket(script=lambda _: texts, connections=ConnectionLimits(delivery_s=0.5)) as served:
         reader, writer = await connect(served)
         body = b'{"inputs":"hello","parameters":{"max_new_tokens":2000}}'
         writer.write(
@@ -246,7 +246,7 @@ async def test_hardening_R11_an_answer_that_waits_for_its_reader_too_long_in_all
         with contextlib.suppress(ConnectionError):
             while part := await reader.read(100_000):
                 received += len(part)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
         writer.close()
 
         # The tokens alone are 40 MB.
