@@ -360,15 +360,20 @@ def metric_result(
     evidence: Evidence | None,
     decided: FirstDecision | None,
     options: CompareOptions,
+    *,
+    can_claim: bool = True,
 ) -> MetricResult:
-    """The result of one metric. medians: of A and B; `evidence`: at the look that decided, or over all pairs."""
+    """The result of one metric. medians: of A and B; `evidence`: at the look that decided, or over all pairs.
+
+    can_claim: whether such runs can show a regression at all; otherwise no effect is found in 80 % of comparisons.
+    """
     is_gated, limit = name in options.gated, options.limit(name)
     mean, smallest = Interval(math.nan, math.nan, math.nan), math.nan
     decision = GateDecision.NOT_MEASURED if d is None else GateDecision.INCONCLUSIVE
     if evidence is not None:
         level = options.levels.bounds_level
         mean = evidence.bounds(level)
-        smallest = evidence.detectable(options.claim_level(is_gated), limit)
+        smallest = evidence.detectable(options.claim_level(is_gated), limit) if can_claim else math.inf
         if decided is not None:
             decision = decided.decision
         elif not is_gated:
@@ -376,7 +381,9 @@ def metric_result(
             decision = pass_decision(evidence, level, limit) or (
                 GateDecision.REGRESSION if is_worse else GateDecision.INCONCLUSIVE
             )
-    smallest = 100 * (smallest if name in FRACTIONS else math.expm1(min(smallest, MAX_SHOWN_LOG)))
+    if smallest > MAX_SHOWN_LOG:
+        smallest = math.inf
+    smallest = 100 * (smallest if name in FRACTIONS else math.expm1(smallest))
     a, b = medians
     return MetricResult(
         name=name,

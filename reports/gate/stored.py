@@ -91,6 +91,7 @@ def _judge_metrics(
             evidence.get(name),
             decisions.get(name),
             replace(options, pairs=len(b)),
+            can_claim=between.is_known,
         )
         for name, sides in scaled.items()
         if sides is not None or name in options.gated

@@ -115,7 +115,7 @@ def metric_sentence(metric: MetricResult) -> str:
     if metric.decision is GateDecision.NOT_MEASURED:
         return f"{title(metric)}: not measured in every run."
     text = f"{title(metric)}: {change_text(metric)}, {metric.decision}."
-    if metric.decision is GateDecision.INCONCLUSIVE:
+    if metric.decision is GateDecision.INCONCLUSIVE and math.isfinite(metric.smallest_effect):
         size = f"{format_number(metric.smallest_effect)} {metric.change_unit}"
         text += f" A regression of {size} is found in 80 % of such comparisons."
     return text

@@ -139,26 +139,35 @@ def axis_from_zero(
     axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
 
 
-class Hovers(Artist):
-    """Texts that a page shows while the pointer is over a point of a figure; draws nothing.
+class HoverArtist(Artist):
+    """Texts that a page shows while the pointer is over a shape of a figure. Draws nothing."""
 
-    With `half_width`, a text is shown over a band as high as the axes. A point with an empty text has no shape.
-    """
+    def draw(self, renderer: Any) -> None:
+        """Draw nothing; `elements` returns the shapes."""
+
+    def elements(self) -> Iterator[str]:
+        """The invisible SVG shapes, each with a title; lengths are in typographic points."""
+        raise NotImplementedError
+
+    def placed(self) -> tuple[Axes, float, float]:
+        """The axes, typographic points per pixel, and the height of the figure in pixels."""
+        axes, figure = self.axes, self.get_figure(root=True)
+        assert isinstance(axes, Axes), "not added to axes"
+        assert figure is not None, "not added to a figure"
+        return axes, 72 / figure.dpi, figure.bbox.height
+
+
+class Hovers(HoverArtist):
+    """Texts over points. With `half_width`, over a band as high as the axes. An empty text has no shape."""
 
     def __init__(self, x: Iterable[float], y: Iterable[float], texts: Iterable[str], half_width: float = 0.0) -> None:
         super().__init__()
         self.points = [(float(left), float(low), text) for left, low, text in zip(x, y, texts, strict=True)]
         self.half_width = half_width
 
-    def draw(self, renderer: Any) -> None:
-        """Draw nothing; `elements` returns the shapes."""
-
     def elements(self) -> Iterator[str]:
-        """An invisible SVG shape with a title for each point inside the axes; lengths are in typographic points."""
-        axes, figure = self.axes, self.get_figure(root=True)
-        assert axes is not None
-        assert figure is not None
-        scale, height = 72 / figure.dpi, figure.bbox.height
+        """A shape for each point inside the axes."""
+        axes, scale, height = self.placed()
         box = axes.get_window_extent()
         for x, y, text in self.points:
             if not text:
@@ -177,22 +186,16 @@ class Hovers(Artist):
                 yield f'<circle cx="{left * scale:.1f}" cy="{(height - low) * scale:.1f}" r="6">{title}</circle>'
 
 
-class CellHovers(Artist):
-    """Texts shown over cells of a figure in a page; draws nothing. A cell: left, right, low and high, and its text."""
+class CellHovers(HoverArtist):
+    """Texts over cells. A cell: left, right, low and high, and its text."""
 
     def __init__(self, cells: Iterable[tuple[float, float, float, float, str]]) -> None:
         super().__init__()
         self.cells = tuple(cells)
 
-    def draw(self, renderer: Any) -> None:
-        """Draw nothing; `elements` returns the shapes."""
-
     def elements(self) -> Iterator[str]:
-        """An invisible rectangle with a title for each cell, in the points of the SVG."""
-        axes, figure = self.axes, self.get_figure(root=True)
-        assert axes is not None
-        assert figure is not None
-        scale, height = 72 / figure.dpi, figure.bbox.height
+        """A rectangle for each cell."""
+        axes, scale, height = self.placed()
         for left, right, low, high, text in self.cells:
             (x0, y0), (x1, y1) = axes.transData.transform([(left, low), (right, high)])
             shape = f'<rect x="{x0 * scale:.1f}" y="{(height - y1) * scale:.1f}" '
@@ -213,12 +216,12 @@ def add_hovers(
 
 
 def _with_hovers(figure: Figure, svg: bytes) -> bytes:
-    """The SVG, and a group of the invisible shapes of its `Hovers` and `CellHovers`."""
+    """The SVG, and a group of the invisible shapes over which a text is shown."""
     shapes = [
         shape
         for axes in figure.axes
         for each in axes.artists
-        if isinstance(each, Hovers | CellHovers)
+        if isinstance(each, HoverArtist)
         for shape in each.elements()
     ]
     if not shapes:

@@ -95,7 +95,7 @@ def test_servers_1_metrics_of_all_replicas_are_summed_and_shown_one_by_one(urls,
 
 def test_servers_1_metrics_are_read_from_another_place_without_the_key(urls, states, tmp_path):
     with stream_server(ServerState(metrics="tgi_queue_size 7\n")) as (metrics_url, other):
-        result = run(urls[:1], tmp_path, requests=2, metrics_url=f"{metrics_url}/metrics", api_key="secret")
+        result = run(urls[:1], tmp_path, requests=2, drain="1s", metrics_url=f"{metrics_url}/metrics", api_key="secret")
 
         assert {row["value"] for row in result.server_metrics} == {7.0}
         assert not other.requests

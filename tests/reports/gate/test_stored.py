@@ -11,6 +11,7 @@ from reports.gate.compare import CompareOptions
 from reports.gate.decide import GateDecision
 from reports.gate.side_run import SideRun
 from reports.gate.stored import UNKNOWN, OccasionVariation, judge_stored
+from reports.pages.comparison_page import metric_sentence
 
 OPTIONS = CompareOptions(shown=())
 KNOWN = OccasionVariation(dict.fromkeys(("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"), 0.02), 20)
@@ -39,6 +40,8 @@ def test_without_history_a_slowdown_is_inconclusive_and_asks_for_pairs() -> None
     assert comparison.verdict is GateDecision.INCONCLUSIVE
     assert comparison.exit_code == 3
     assert "run the two sides in pairs" in comparison.notes[-1]
+    assert {metric.smallest_effect for metric in comparison.gated} == {math.inf}
+    assert not any("80 %" in metric_sentence(metric) for metric in comparison.gated)
 
 
 def test_without_history_equal_runs_pass() -> None:

@@ -12,6 +12,7 @@ from reports.run_schema import RequestRecord
 from reports.run_store import RunManifest, RunResult
 from reports.stats.estimators import Interval
 from tests.support.samples.sample_run import SampleLoad, sample_run
+from tests.support.samples.stream_record import stream_record
 
 S = 1_000_000_000
 WARMUP_S = 3.0
@@ -40,29 +41,10 @@ def measured_run(requests: Runs, end_s: float, limit_ms: float) -> Measured:
 
 
 def record(start_s: float, ttft_s: float, e2e_s: float, tokens: float) -> RequestRecord:
-    """A stream whose tokens come at even gaps."""
+    """A stream whose tokens come at even gaps, sent when it was due."""
     count, start_ns = int(tokens), round(start_s * S)
-    gaps = [round((e2e_s - ttft_s) * S / (count - 1))] * (count - 1)
-    first_ns = round((start_s + ttft_s) * S)
-    return RequestRecord(
-        run_id="r",
-        request_id=f"q{start_ns}",
-        t_intended_ns=start_ns,
-        t_dispatch_ns=start_ns,
-        t_sent_ns=start_ns,
-        t_headers_ns=start_ns,
-        t_first_ns=first_ns,
-        t_first_answer_ns=first_ns,
-        t_last_ns=first_ns + sum(gaps),
-        t_end_ns=first_ns + sum(gaps),
-        gap_ns=gaps,
-        events=count,
-        input_tokens=100,
-        output_tokens=count,
-        requested_output_tokens=count,
-        first_event_tokens=1,
-        tokens_source="server_stream",
-    )
+    sent = {"t_dispatch_ns": start_ns, "t_sent_ns": start_ns, "t_headers_ns": start_ns}
+    return stream_record(start_s, start_s + ttft_s, (e2e_s - ttft_s) / (count - 1), count, **sent)
 
 
 def tokens_per_request() -> float:

@@ -55,5 +55,5 @@ def test_the_load_of_a_study_is_the_default_of_its_costs(
     assert main(words) == 0
     of_study = json.loads(capsys.readouterr().out)["metrics"]
 
-    # One user waits for nobody, and has short prompts.
+    # With one user no request waits, and the prompts are short.
     assert of_study["ttft_p95_ms"] < of_default["ttft_p95_ms"] / 5

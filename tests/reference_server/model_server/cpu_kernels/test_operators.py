@@ -1,6 +1,7 @@
 """The compiled operators against plain torch; what torch itself checks of a custom operator."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,19 @@ def seeded() -> None:
 
 def test_with_a_compiler_the_kernels_build_and_load() -> None:
     assert kernels is not None
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="this system has no /proc/cpuinfo")
+def test_every_operator_for_the_instructions_of_this_processor_is_there() -> None:
+    """Otherwise the tests of an operator are skipped where it is broken."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+
+    expected = {"linear", "walk"} if "avx512_bf16" in flags else set()
+    if "avx512_vnni" in flags:
+        expected.add("integer_linear_vnni")
+    elif {"avx2", "fma", "f16c"} <= flags:
+        expected.add("integer_linear_avx2")
+    assert {name for name in expected if not hasattr(kernels, name)} == set()
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
