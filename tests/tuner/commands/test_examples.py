@@ -32,7 +32,7 @@ def test_the_example_plan_names_a_fleet_for_each_policy(
 ) -> None:
     text = (EXAMPLES / "plan.toml").read_text()
     assert "rates = [5, 20, 60] " in text
-    # The costs of this test are those of a slow server: a lower rate takes a second.
+    # A slow server has a low capacity, so that the simulation of its plan takes a second.
     (tmp_path / "plan.toml").write_text(text.replace("rates = [5, 20, 60] ", "rates = [2] "))
     words = ["--cost", str(costs), "--load", str(EXAMPLES / "chat.toml"), "--effort", "0.03", *ROOM]
 

@@ -1,4 +1,4 @@
-"""The process over settings: it returns measured values, and its deviation covers values that it has not seen."""
+"""The Gaussian process over settings: it returns measured values, and its deviation covers unseen values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The seam between the tuner and a server: TGI's own room, the simulator and `fit` name TGI's settings."""
+"""Only the package `tgi`, the simulator and `fit` name settings of TGI; no other module of the tuner does."""
 
 import re
 from pathlib import Path
@@ -8,13 +8,13 @@ from tuner.config import ServerSection
 from tuner.servers.select import server_of
 
 ROOT = Path(tuner.__file__).parent
-# `fit` computes what the launcher would find on a GPU, so its flags are the launcher's.
+# `fit` predicts the memory that the launcher would find on a GPU, so it has the launcher's flags.
 TGI_ROOMS = ("servers/tgi/", "simulator/", "commands/simulate", "commands/fit.py")
 
 
 def test_no_other_module_of_the_tuner_names_a_setting_of_tgi():
     names = server_of(ServerSection()).known
-    # Names that every server has, and words that are no setting where they occur.
+    # Names that every server has, and words with another meaning where they occur.
     words = {name for name in names if "_" in name} - {"model_id", "tuned_by", "api_key", "load_format"}
     flags = {word.replace("_", "-") for word in words}
     pattern = re.compile(rf"[\"`](?:{'|'.join(words)})[\"`]|--(?:{'|'.join(flags)})(?![a-z-])")

@@ -11,7 +11,7 @@ WEIGHTS = {"none": 800_000, "eetq": 400_000}
 def launched(
     budget: int, share: float, quantize: str = "none", *, is_cpu: bool = True, with_bytes: bool = True
 ) -> SimulatedServer:
-    """A launch of a server whose memory is shared out as the warm-up does."""
+    """A launch of a server that divides its memory as the warm-up does."""
     peak = PEAK_PER_TOKEN * budget
     tokens = int((share * MEMORY_GIB * GIB - WEIGHTS[quantize] - peak) / BYTES_PER_TOKEN)
     settings = {"cuda_memory_fraction": share, "quantize": quantize}

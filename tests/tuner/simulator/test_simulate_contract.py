@@ -21,7 +21,7 @@ Call_ = tuple[str, tuple[int, ...], int, tuple[tuple[int, ...], ...], int]
 
 
 class Law:
-    """Step times with no two alike by chance."""
+    """Step times that differ for each shape."""
 
     kv_ns = 31.0
 
@@ -39,7 +39,7 @@ def described(call: Prefill | Decode, now_ns: int) -> Call_:
 
 
 class TimedShard(ScriptedShard):
-    """Takes as long as the law says for what the router's meter makes of the call."""
+    """Sleeps for the step time of the law; the router's meter counts the work of the call."""
 
     step_ns = 0
 

@@ -1,4 +1,4 @@
-"""Servers with slots in virtual time, of the toy law: prefill 10 ms + 0.1 ms a token, decode 5 ms + 1 ms a row."""
+"""Servers with slots, in virtual time, with a simple law: prefill 10 ms + 0.1 ms a token, decode 5 ms + 1 ms a row."""
 
 import random
 

@@ -107,7 +107,7 @@ def test_trust_W9_the_best_of_three_is_not_called_better_without_a_gain():
 
     found = now(drawn)
 
-    # 2.5 % are promised. The earlier test, a paired t of the best by median without correction, has 5 %.
+    # At most 2.5 % are allowed. A paired t of the best by median, without correction, has 5 %.
     assert before(drawn).better.mean() > 0.04
     assert found.better.mean() <= 0.025
     assert abs(found.shown.mean()) < 4 * found.shown.std() / math.sqrt(len(found.shown))
@@ -127,7 +127,7 @@ def test_trust_W9_the_shown_gain_comes_from_rounds_that_did_not_choose():
 
 def test_trust_W9_a_limit_is_kept_only_if_its_90_percent_bound_keeps_it():
     values, base = (120.0, 121.0, 119.0, 120.0, 121.0), (100.0, 101.0, 99.0, 100.0, 101.0)
-    narrow = with_violations(1, values, (-0.05, 0.04, -0.03, -0.02, 0.05))  # the median keeps the limit
+    narrow = with_violations(1, values, (-0.05, 0.04, -0.03, -0.02, 0.05))  # its median is within the limit
     clear = with_violations(2, [value - 5 for value in values], (-0.05, -0.04, -0.03, -0.02, -0.06))
     fresh = {0: with_violations(0, base, (-0.5,) * 5), 1: narrow, 2: clear}
 

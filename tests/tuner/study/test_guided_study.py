@@ -39,7 +39,7 @@ def evaluate(settings, _setup, directory):
 
 
 class Interrupted:
-    """An `evaluate` with the settings of each launch; the launch of a number is interrupted once."""
+    """An `evaluate` that records the settings of each launch and interrupts launch number `at`."""
 
     def __init__(self, at: int | None = None) -> None:
         self.at = at

@@ -17,7 +17,7 @@ BUDGETS = (1024, 2048, 4096)
 
 @dataclass
 class Scripted:
-    """Proposes budgets in order, then says that it is done; ranks what was measured by budget, largest first."""
+    """Proposes budgets in order, then reports that it is done; ranks measured trials by budget, largest first."""
 
     left: list[int]
     is_done: bool = True
@@ -50,7 +50,9 @@ def test_a_result_has_the_predictions_of_its_proposal(tmp_path):
 
 
 def test_trust_W15_a_pooled_trial_has_the_means_of_all_its_runs(tmp_path):
-    runs = iter([(100.0, 9.0, 10.0), (130.0, 3.0, 20.0), (160.0, 12.0, 12.0)])  # no last value is the mean
+    runs = iter(
+        [(100.0, 9.0, 10.0), (130.0, 3.0, 20.0), (160.0, 12.0, 12.0)]
+    )  # the last value of no metric is its mean
 
     def evaluate(settings, _setup, directory):
         tokens, requests, error_rate = (

@@ -1,4 +1,4 @@
-"""Locks of devices under any order of workers (reliability I20): one holder at most, free again with its end."""
+"""Locks of devices under any order of workers (reliability I20): at most one holder, and free again when it ends."""
 
 import shutil
 import tempfile

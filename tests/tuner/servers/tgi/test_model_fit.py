@@ -33,7 +33,7 @@ def test_the_bytes_of_a_tokens_keys_and_values(config, kv_bytes):
         (llama_3_8b(), "none", 16_060_522_496),
         (bloom_560m(), "none", 1_118_429_184),
         ({**bloom_560m(), "dtype": "float32"}, "none", 2_236_858_368),
-        # Embedding and head keep two bytes a number, the 6,979,321,856 parameters of the layers' linears do not.
+        # Embedding and head keep two bytes a parameter; the 6,979,321,856 of the layers' linears have fewer.
         (llama_3_8b(), "eetq", 9_081_200_640),
         (llama_3_8b(), "gptq", 5_809_643_520),
         # Only the MLPs of 30 of 32 layers.

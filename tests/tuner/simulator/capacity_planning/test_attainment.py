@@ -1,4 +1,4 @@
-"""Bounds of the attainment of dependent requests, against a known truth."""
+"""Bounds of the attainment of dependent requests, compared with a known attainment."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Steps from differences of metrics: a known law simulates a load, and only its metrics are kept."""
+"""Steps from differences of metrics: a known law simulates a load, and the fit reads only its metrics."""
 
 import json
 from pathlib import Path

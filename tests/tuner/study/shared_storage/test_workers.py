@@ -1,4 +1,4 @@
-"""Whole `tgi-tune` processes on one storage proxy: they share a study's trials, also those of a killed worker."""
+"""Whole `tgi-tune` processes on one storage proxy: they share a study's trials, those of a killed worker included."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ rounds = 0
 
 
 class Place:
-    """A machine of its own: a folder for studies and one for device locks."""
+    """A separate machine: a folder for studies and one for device locks."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self.folder = folder
@@ -152,10 +152,10 @@ def test_servers_7_two_workers_on_one_proxy_share_a_study_and_the_trial_of_a_kil
     leases = {each.number: each.user_attrs[LEASE]["pid"] for each in trials if LEASE in each.user_attrs}
     killed = next(each for each in trials if leases.get(each.number) == started[1].pid and each.number == lost)
     assert killed.state.name == "FAIL"
-    # A worker that asks for more than the budget gives the settings back, which leaves a failed trial as well.
+    # A worker that exceeds the budget returns its settings, which also leaves a failed trial.
     (again,) = (each for each in trials if each.params == killed.params and each.state.name == "COMPLETE")
     assert leases[again.number] in (started[0].pid, started[2].pid)
-    # The worker that was not killed has its share, which is shown.
+    # The output shows the share of the worker that was not killed.
     shares = {int(name.rpartition("/")[2]): count for name, count in measured_by.items()}
     assert shares[started[2].pid] >= 1
     assert f"/{started[2].pid}: {shares[started[2].pid]}" in leader.output
