@@ -1,11 +1,11 @@
 """The compiled integer products: both instruction sets against the dequantized weight in float64."""
 
 import ctypes
+import functools
 import itertools
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -45,15 +45,31 @@ class Rounded(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("codes", "scales", "sums")]
 
 
+Libraries = Callable[[str], ctypes.CDLL]
+"""The library of a set of instructions, compiled at the first call."""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    directory = tmp_path_factory.mktemp("integers")
+
+    @functools.cache
+    def library(instructions: str) -> ctypes.CDLL:
+        processor, lanes = TARGETS[instructions]
+        wanted = "avx512_vnni" if instructions == "vnni" else "avx2"
+        if not CPU_FLAGS.is_file() or wanted not in CPU_FLAGS.read_text().split():
+            pytest.skip(f"this processor has no {wanted}")
+        found = compiled(directory, processor)
+        assert found.integer_lanes() == lanes
+        return found
+
+    return library
+
+
 @pytest.fixture(scope="module", params=TARGETS)
-def product(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Product:
+def product(request: pytest.FixtureRequest, libraries: Libraries) -> Product:
     """The product of one set of instructions, called as from C."""
-    processor, lanes = TARGETS[request.param]
-    wanted = "avx512_vnni" if request.param == "vnni" else "avx2"
-    if not CPU_FLAGS.is_file() or wanted not in CPU_FLAGS.read_text().split():
-        pytest.skip(f"this processor has no {wanted}")
-    library = compiled(tmp_path_factory.mktemp("integers"), processor)
-    assert library.integer_lanes() == lanes
+    library = libraries(request.param)
     return lambda weight, rows, bias: multiply(library, weight, rows, bias)
 
 
@@ -211,12 +227,10 @@ def test_the_layout_has_panels_of_outputs() -> None:
     assert packed.shape == (PANEL + 1, ROW_GROUP + 4)
 
 
-def test_both_instruction_sets_give_the_same_bits(tmp_path: Path) -> None:
-    if not CPU_FLAGS.is_file() or "avx512_vnni" not in CPU_FLAGS.read_text().split():
-        pytest.skip("this processor has no avx512_vnni")
-    libraries: list[Any] = [compiled(tmp_path, processor) for processor, _ in TARGETS.values()]
+def test_both_instruction_sets_give_the_same_bits(libraries: Libraries) -> None:
+    both = [libraries(instructions) for instructions in TARGETS]
     rows = torch.randn(9, 256)
 
     for packed in (by_group(96, 256, 32, 4, True), by_group(96, 256, -1, 4, False), by_output(96, 256)):
-        first, second = [multiply(library, packed, rows, None)[0] for library in libraries]
+        first, second = [multiply(library, packed, rows, None)[0] for library in both]
         assert torch.equal(first, second)
