@@ -2,14 +2,15 @@
 
     python -m benchmarks.engine.over_http [--quick] [--models preset:tiny-llama ...] [--repeats 5]
                                 [--concurrency 1 8 32] [--peers ours vllm ...] [--threads 1] [--json FILE]
+    python -m benchmarks.engine.over_http --peers ours ours-int8 ours-int4 llama-q8_0 llama-q4_0      quantized weights
     python -m benchmarks.engine.over_http --in-process ...     without router and HTTP: in_process.py
 
 All servers of a model run at the same time; only one has requests while the others are idle. One measurement is a
 wave: C distinct prompts of 128 tokens are sent at once, and each streams 64 new tokens with end-of-sequence ignored.
 The tokens of every server are counted, and a server with a failed request is dropped. The first round is not counted.
 Rates are output tokens/s from the send to the last token, as median and range. TTFT and TPOT are pooled over the
-requests of a row; ratios are computed per round. `of floor` is the rate relative to the decode limit of memory
-bandwidth and compute.
+requests of a row; ratios are computed per round, and `ours` is the own server with weights of the same width. `of
+floor` is the rate relative to the decode limit of memory bandwidth and compute.
 """
 
 import argparse
@@ -23,16 +24,18 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine import in_process, roofline
 from benchmarks.peers.http_load import FailedRequest, StreamTimes, WavePrompt, run_wave
-from benchmarks.peers.servers import PEERS, PeerKind, PeerServer, SkippedPeer
+from benchmarks.peers.servers import PEERS, QUANTIZED_PEERS, PeerKind, PeerServer, SkippedPeer
 
 PROMPT_TOKENS = 128
 NEW_TOKENS = 64
 DTYPE = "bfloat16"
+ALL = (*PEERS, *QUANTIZED_PEERS)
 MODELS = ["preset:tiny-llama", "preset:llama-125m", "preset:bloom-560m"]
 
 
@@ -44,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--peers", nargs="+", choices=[peer.name for peer in PEERS], default=[p.name for p in PEERS])
+    parser.add_argument("--peers", nargs="+", choices=[peer.name for peer in ALL], default=[p.name for p in PEERS])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="compute threads of every server")
     parser.add_argument(
@@ -57,15 +60,16 @@ def main() -> None:
         args.peers = [name for name in args.peers if name not in ("vllm", "llama.cpp")]
     floor = roofline.measure(args.threads)
     print(f"{machine()}; load average {os.getloadavg()[0]:.1f}; {floor}", flush=True)
-    peers = [peer for peer in PEERS if peer.name in args.peers]
+    peers = [peer for peer in ALL if peer.name in args.peers]
     measured = []
     for model in args.models:
         rows, skipped = measure(model, peers, args.concurrency, args.repeats, args.threads)
         print(table(model, rows, skipped, floor), flush=True)
-        measured.append({"model": model, "skipped": skipped, "rows": [asdict(row) for row in rows]})
-    if args.json:
-        facts = {"machine": machine(), "dtype": DTYPE, "roofline": asdict(floor), "load_average": os.getloadavg()}
-        args.json.write_text(json.dumps({**facts, "measured": measured}, indent=1))
+        measured.append({"model": model, "skipped": skipped, "rows": [row.to_json() for row in rows]})
+        if args.json:
+            facts = {"machine": machine(), "dtype": DTYPE, "threads": args.threads, "roofline": asdict(floor)}
+            facts |= {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}", "load_average": os.getloadavg()}
+            args.json.write_text(json.dumps({**facts, "measured": measured}, indent=1) + "\n")
 
 
 @dataclass
@@ -79,6 +83,18 @@ class ServerRow:
     streams: list[StreamTimes] = field(default_factory=list)
     outside_forward: list[float] = field(default_factory=list)
     peak_bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The row with the percentiles of its streams, in ms, instead of the streams."""
+        stored = asdict(self)
+        del stored["streams"]
+        for name, values in (("ttft_ms", [s.first_s * 1e3 for s in self.streams]), ("tpot_ms", self.tpots_ms)):
+            stored |= dict(zip((f"{name}_p50", f"{name}_p95"), percentiles(values), strict=True))
+        return stored
+
+    @property
+    def tpots_ms(self) -> list[float]:
+        return [stream.tpot_ms for stream in self.streams]
 
 
 def measure(
@@ -145,7 +161,8 @@ def prompts(model: str, count: int, seed: int) -> list[WavePrompt]:
 
 def table(model: str, rows: Sequence[ServerRow], skipped: dict[str, str], floor: roofline.Roofline) -> str:
     weights = roofline.weights_a_step(config_of(model))
-    own = {row.concurrency: row for row in rows if row.peer == "ours"}
+    by_server = {(row.peer, row.concurrency): row for row in rows}
+    rivals = {peer.name: peer.rival for peer in ALL}
     lines = [
         f"\n{model}: {DTYPE}, {floor.threads} thread(s) each, prompt {PROMPT_TOKENS}, output {NEW_TOKENS} forced",
         f"  {'C':<3} {'server':<11}{'tokens/s':>9} {'range':>17} {'n':>2} {'of floor':>8} {'TTFT p50/p95 ms':>16} "
@@ -155,12 +172,14 @@ def table(model: str, rows: Sequence[ServerRow], skipped: dict[str, str], floor:
         rate = statistics.median(row.rates)
         of_floor = rate / floor.decode_tokens_per_s(weights, row.concurrency, 2)
         outside = f"{statistics.median(row.outside_forward):.0%}" if row.outside_forward else "-"
-        ttft = percentiles([stream.first_s * 1e3 for stream in row.streams])
-        tpot = percentiles([stream.tpot_ms for stream in row.streams])
+        ttft, tpot = (
+            "/".join(f"{value:.1f}" for value in percentiles(values))
+            for values in ([stream.first_s * 1e3 for stream in row.streams], row.tpots_ms)
+        )
         lines.append(
             f"  {row.concurrency:<3} {row.peer:<11}{rate:>9.1f} {f'{min(row.rates):.1f} - {max(row.rates):.1f}':>17} "
             f"{len(row.rates):>2} {of_floor:>8.2f} {ttft:>16} {tpot:>16} {outside:>11} {row.start_s:>7.1f} "
-            f"{row.peak_bytes / 1e9:>7.2f}  {ratio(own.get(row.concurrency), row)}"
+            f"{row.peak_bytes / 1e9:>7.2f}  {ratio(by_server.get((rivals[row.peer], row.concurrency)), row)}"
         )
     lines += [f"  skipped: {name}: {reason.splitlines()[0]}" for name, reason in skipped.items()]
     return "\n".join(lines)
@@ -174,9 +193,10 @@ def ratio(own: ServerRow | None, row: ServerRow) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
 
 
-def percentiles(values: Sequence[float]) -> str:
+def percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """The median and the 95th percentile."""
     cuts = statistics.quantiles(values, n=20, method="inclusive") if len(values) > 1 else [values[0]] * 19
-    return f"{cuts[9]:.1f}/{cuts[18]:.1f}"
+    return cuts[9], cuts[18]
 
 
 def config_of(model: str) -> dict[str, Any]:

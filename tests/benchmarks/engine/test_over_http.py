@@ -92,9 +92,34 @@ def test_a_peer_that_cannot_be_installed_is_skipped_with_the_reason(
 
 
 def test_llama_cpp_is_skipped_for_other_models_than_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "environment", lambda name, packages: tmp_path / name)
+    monkeypatch.setattr(servers.shutil, "which", lambda name: name)
     monkeypatch.setattr(servers, "saved", lambda model: tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
 
     with pytest.raises(servers.SkippedPeer, match="a bloom cannot be converted to GGUF"):
         servers.llama_cpp("preset:bloom-560m", 1)
+
+
+def test_without_its_program_llama_cpp_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(servers.SkippedPeer, match="`llama-server` is not on PATH"):
+        servers.llama_cpp("preset:tiny-llama", 1)
+
+
+def test_quantized_servers_are_compared_with_the_own_server_of_the_same_width() -> None:
+    rows = [
+        over_http.ServerRow("ours", 1, 1.0, rates=[100.0]),
+        over_http.ServerRow("ours-int4", 1, 1.0, rates=[200.0]),
+        over_http.ServerRow("llama-q4_0", 1, 1.0, rates=[160.0]),
+    ]
+    for row in rows:
+        row.streams.append(StreamTimes(first_s=0.1, last_s=0.73, num_tokens=64))
+
+    lines = over_http.table("preset:llama-125m", rows, {}, FLOOR).splitlines()
+
+    assert [line.split()[1] for line in lines[3:]] == ["ours", "ours-int4", "llama-q4_0"]
+    assert [
+        line.endswith(ratio)
+        for line, ratio in zip(lines[4:], ("0.50 (0.50 - 0.50)", "1.25 (1.25 - 1.25)"), strict=True)
+    ]
