@@ -350,6 +350,9 @@ class Batcher:
             self._num_discarded = scheduler.queue.num_discarded
         running = scheduler.running
         observer.on_running(*((0, 0) if running is None else (running.size, running.max_tokens)))
+        free_blocks = scheduler.queue.admission.num_free_blocks
+        if free_blocks is not None:
+            observer.on_free_blocks(free_blocks)
         if isinstance(call, Prefill):
             prompt_tokens = sum(entry.request.input_len for entry in call.entries)
             cached_tokens = sum(entry.cached_input_tokens for entry in call.entries)

@@ -66,6 +66,11 @@ class Admission(Protocol):
         """The shard has lost all K/V: no cached prefix may be reused. No place may be taken."""
         ...
 
+    @property
+    def num_free_blocks(self) -> int | None:
+        """K/V blocks on the free list or in the prefix cache; None if the shard allocates them."""
+        ...
+
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         """Why an empty server could not admit this request; None if it could."""
         ...
@@ -88,6 +93,10 @@ class PaddedAdmission:
 
     def forget_prefixes(self) -> None:
         """Nothing is cached."""
+
+    @property
+    def num_free_blocks(self) -> None:
+        """The router allocates no blocks."""
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         return _token_refusal(self.open(self._limits), request, self._limits)
@@ -138,6 +147,10 @@ class RoundedAdmission:
 
     def forget_prefixes(self) -> None:
         """Nothing is cached."""
+
+    @property
+    def num_free_blocks(self) -> None:
+        """The router allocates no blocks."""
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         return _token_refusal(self.open(self._limits), request, self._limits)
@@ -207,6 +220,10 @@ class PagedAdmission:
 
     def forget_prefixes(self) -> None:
         self.allocator.forget_prefixes()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.allocator.num_free
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         need, capacity = self.allocator.blocks_needed(self._slots(request)), self.allocator.capacity

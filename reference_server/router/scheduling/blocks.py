@@ -56,6 +56,11 @@ class BlockAllocator(Protocol):
         """Blocks of an empty pool."""
         ...
 
+    @property
+    def num_free(self) -> int:
+        """Blocks on the free list or in the prefix cache."""
+        ...
+
     def blocks_needed(self, tokens: int) -> int:
         """Blocks for `tokens` slots if nothing is cached."""
         ...
@@ -92,6 +97,10 @@ class FreeListAllocator:
     def free_blocks(self) -> tuple[int, ...]:
         """The free list; blocks are taken from its end."""
         return tuple(self._free)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
 
     def blocks_needed(self, tokens: int) -> int:
         held = tokens if self._window_size is None else min(tokens, self._window_size)

@@ -243,6 +243,10 @@ class RadixAllocator:
         return tuple(self._free)
 
     @property
+    def num_free(self) -> int:
+        return len(self._free) + self._trie.num_blocks
+
+    @property
     def trie(self) -> RadixTrie:
         return self._trie
 

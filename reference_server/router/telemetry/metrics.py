@@ -174,6 +174,7 @@ class Metrics:
         self.queue_size = Gauge("tgi_queue_size", "Requests waiting.")
         self.batch_current_size = Gauge("tgi_batch_current_size", "Requests in the running batch.")
         self.batch_current_max_tokens = Gauge("tgi_batch_current_max_tokens", "Token budget of the running batch.")
+        self.free_blocks = Gauge("tgi_free_blocks", "Blocks of K/V on the free list or in the prefix cache.")
         self.batch_max_total_tokens = Gauge("tgi_batch_max_total_tokens", "Tokens that fit in memory.")
         self.batch_next_size = Histogram("tgi_batch_next_size", "Requests in a newly formed batch.", sizes)
         self.batch_inference_count = Counter("tgi_batch_inference_count", "Model server calls.", "method")
@@ -227,6 +228,9 @@ class Metrics:
     def on_running(self, size: int, max_tokens: int) -> None:
         self.batch_current_size.set(size)
         self.batch_current_max_tokens.set(max_tokens)
+
+    def on_free_blocks(self, count: int) -> None:
+        self.free_blocks.set(count)
 
     def on_tokens(self, skipped: int, times: int) -> None:
         self.request_skipped_tokens.observe(skipped, times)

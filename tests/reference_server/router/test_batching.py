@@ -31,7 +31,7 @@ class Recorder(NullObserver):
 
     def __init__(self):
         self.counts = Counter()
-        self.queue, self.running, self.methods, self.batches = [], [], [], []
+        self.queue, self.running, self.methods, self.batches, self.free_blocks = [], [], [], [], []
 
     def on_queue(self, size):
         self.queue.append(size)
@@ -52,6 +52,9 @@ class Recorder(NullObserver):
 
     def on_running(self, size, max_tokens):
         self.running.append((size, max_tokens))
+
+    def on_free_blocks(self, count):
+        self.free_blocks.append(count)
 
     def on_tokens(self, skipped, times):
         self.counts[f"skipped {skipped}"] += times
@@ -114,6 +117,17 @@ async def quiet():
     """Let everything that is ready run."""
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+async def test_free_blocks_are_those_that_no_running_request_holds():
+    recorder = Recorder()
+    async with running(ScriptedShard(say("a", "b", "c")), observer=recorder) as (batcher, _, _):
+        await quiet()
+        await read(batcher.submit(valid_request(17, 9)))
+        await quiet()
+
+    # 17 prompt tokens and 8 of the 9 new ones need two blocks of 16.
+    assert (recorder.free_blocks[0], min(recorder.free_blocks), recorder.free_blocks[-1]) == (63, 61, 63)
 
 
 async def test_a_stream_yields_its_tokens_and_its_end():

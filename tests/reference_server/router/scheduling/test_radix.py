@@ -226,6 +226,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         ]
         assert sorted([*free, *cached, *own]) == list(range(1, 17))
         assert self.allocator.trie.num_blocks == len(cached)
+        assert self.allocator.num_free == 16 - len(own)
 
     @invariant()
     def a_prefix_in_use_stays_cached(self):

@@ -107,6 +107,7 @@ def test_metrics_record_the_batching_loops_events():
     observer.on_call_done("prefill", Timings(forward_ns=10**9, concat_ns=5 * 10**8), 2 * 10**9, 10**6)
     observer.on_call_failed("decode")
     observer.on_running(2, 64)
+    observer.on_free_blocks(7)
     observer.on_tokens(0, 5)
     observer.on_failures("dropped", 2)
     text = metrics.render().decode()
@@ -125,6 +126,7 @@ def test_metrics_record_the_batching_loops_events():
         'tgi_batch_filter_duration_sum{method="prefill"} 0.001',
         "tgi_batch_current_size 2",
         "tgi_batch_current_max_tokens 64",
+        "tgi_free_blocks 7",
         "tgi_request_skipped_tokens_count 5",
         'tgi_request_failure{err="dropped"} 2',
     ):
