@@ -1,56 +1,47 @@
 """A launched server under misbehaving clients: `python -m benchmarks.robustness.soak --minutes 30`.
 
 A third of the streams disconnects. At the same time there are probes of `/health` at a fixed rate, slow readers,
-prompts of 2 MB and hostile grammars. The wait of a stream is a gap minus the median gap of a phase without the other
-clients. Writes `benchmarks/results/soak.json`. Exit code 1 if a stream waits too long, or if a count does not return to
-its value of the idle server.
+prompts of 2 MB and hostile grammars. The wait of a stream for a token is the time since its last token, or since its
+request was sent, minus the median of the same time on the server without the other clients. Writes
+`benchmarks/results/soak.json` with the slowest stalls and their causes. Exit code 1 if a stream waits too long, if an
+answer is not as expected, or if a count does not return to its value of the idle server.
 """
 
 import argparse
 import asyncio
-import itertools
 import json
 import random
 import secrets
+import statistics
 import subprocess
 import sys
-import time
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.robustness.soak_client import SoakedServer, exchange, free_port, hold, stream
+from benchmarks.robustness.core_times import CoreSampler, processes_by_name
+from benchmarks.robustness.soak_clients import SoakedServer, exchange, free_port
+from benchmarks.robustness.soak_load import OwnWork, PhaseCounts, phase
+from benchmarks.robustness.soak_state import IdleState, family, read_state, settled
+from benchmarks.robustness.stall_cause import StallEvidence, cause_of, read_steps
 from loadgen.target.machine import describe_machine
 
 RESULT = Path(__file__).parents[1] / "results" / "soak.json"
-STREAMS, SLOW_READERS, HEALTH_PER_S = 6, 4, 200
-WARM_S, QUIET_S, READY_S, SETTLE_S = 30.0, 20.0, 300.0, 60.0
-MAX_WAIT_S, PERCENTILE = 0.3, 0.999
+WARM_S, QUIET_S, READY_S = 30.0, 20.0, 300.0
+MAX_WAIT_MS, PERCENTILE = 300.0, 0.999
 ALLOWED_GROWTH_BYTES, ALLOWED_DESCRIPTORS = 64 << 20, 4
-GAUGES = ("tgi_queue_size", "tgi_batch_current_size")
-HOSTILE = ("((a+)+)+b", "(a{1,900}){1,900}", "(", "[" * 500, "(a|b|ab){4000}", "a{1,60000}")
-LONG = "word " * 395_000
-"""Below the payload limit of 2,000,000 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class IdleState:
-    """The state of the idle server."""
-
-    resident_bytes: int
-    descriptors: int
-    processes: int
-    gauges: dict[str, float]
-
-
-@dataclass(slots=True)
-class PhaseCounts:
-    """The answers of one phase, and the gaps between the tokens of its streams, in seconds."""
-
-    statuses: Counter[str] = field(default_factory=Counter)
-    gaps_s: list[float] = field(default_factory=list)
-    health_s: list[float] = field(default_factory=list)
+PROGRAMS = {
+    "text-generation-router": "router",
+    "router.cli": "router",
+    "text-generation-server": "model server",
+    "model_server.cli": "model server",
+}
+EXPECTED = ("stream whole", "stream left", "health 200", "slow reader", "prompt of 2 MB 422", "grammar 422",
+            "grammar 424", "grammar 200")  # fmt: skip
+"""A grammar that is only slow is answered by 200, a malformed one by 422 or 424."""
 
 
 def main() -> int:
@@ -69,189 +60,123 @@ def main() -> int:
 
 async def soak(seconds: float, seed: int) -> dict[str, object]:
     """Launch the server, load it and return the figures; `failed` lists the missed gates."""
-    address = SoakedServer("127.0.0.1", free_port())
-    process = launch(address)
-    try:
-        await ready(address, process)
-        chance = random.Random(seed)
-        # The idle state is read after a first load, so that it includes grammar caches and the allocator's peak.
-        warm = await phase(address, WARM_S, chance, disturb=True)
-        before = await settled(address, process.pid)
-        quiet = await phase(address, QUIET_S, chance, disturb=False)
-        loaded = await phase(address, seconds, chance, disturb=True)
-        after = await settled(address, process.pid)
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(120)
-        process.kill()
-        process.wait()
-    assert warm.gaps_s, "the server sent no tokens"
-    own_s = quantile(quiet.gaps_s, 0.5)
-    waits = sorted(max(0.0, gap - own_s) for gap in loaded.gaps_s)
+    server = SoakedServer("127.0.0.1", free_port())
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "steps.jsonl"
+        process = launch(server, trace)
+        try:
+            await ready(server, process)
+            fresh = await read_state(server, process.pid)
+            chance = random.Random(seed)
+            # The idle state is read after a first load, so that it includes grammar caches and the allocator's peak.
+            await phase(server, WARM_S, chance, disturb=True)
+            before = await settled(server, process.pid)
+            quiet = await phase(server, QUIET_S, chance, disturb=False)
+            own = own_work(quiet)
+            with CoreSampler(processes_by_name(family(process.pid), PROGRAMS)) as cores:
+                loaded = await phase(server, seconds, chance, disturb=True, own=own)
+            after = await settled(server, process.pid)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(120)
+            process.kill()
+            process.wait()
+        evidence = StallEvidence(read_steps(trace), cores.samples, loaded.slow_probes, loaded.others)
+    causes = [asdict(cause_of(stall, evidence)) for stall in sorted(loaded.slowest, reverse=True)]
+    waits = loaded.waits_ns
     return {
         "seconds": seconds,
         "statuses": dict(sorted(loaded.statuses.items())),
-        "own_gap_ms": own_s * 1e3,
-        "quiet_wait_p999_ms": (quantile(quiet.gaps_s, PERCENTILE) - own_s) * 1e3,
+        "own_gap_ms": own.gap_ns / 1e6,
+        "own_first_token_ms": {words: ns / 1e6 for words, ns in own.first_ns.items()},
+        "quiet_wait_p999_ms": quantile_ms(quiet.gap_waits_ns, PERCENTILE) - own.gap_ns / 1e6,
         "tokens": len(waits),
-        "wait_p99_ms": quantile(waits, 0.99) * 1e3,
-        "wait_p999_ms": quantile(waits, PERCENTILE) * 1e3,
-        "wait_max_ms": waits[-1] * 1e3,
-        "health_probes": len(loaded.health_s),
-        "health_p99_ms": quantile(loaded.health_s, 0.99) * 1e3,
+        "wait_p99_ms": quantile_ms(waits, 0.99),
+        "wait_p999_ms": quantile_ms(waits, PERCENTILE),
+        "wait_max_ms": max(waits) / 1e6,
+        "first_token_wait_p99_ms": quantile_ms([w for ws in loaded.first_waits_ns.values() for w in ws], 0.99),
+        "client_late_p999_ms": quantile_ms(loaded.late_ns, PERCENTILE),
+        "arrival_times": server.arrivals.to_json(),
+        "health_probes": len(loaded.health_ns),
+        "health_p99_ms": quantile_ms(loaded.health_ns, 0.99),
+        "slowest": causes,
+        "fresh": asdict(fresh),
         "before": asdict(before),
         "after": asdict(after),
-        "failed": missed_gates(quantile(waits, PERCENTILE), before, after),
+        "failed": [
+            *missed_waits(loaded, kernel_times=server.arrivals.to_json()["source"] == "kernel"),
+            *unexpected_answers(loaded.statuses),
+            *left_behind(fresh, before, after),
+        ],
     }
 
 
-def launch(address: SoakedServer) -> "subprocess.Popen[bytes]":
+def launch(server: SoakedServer, trace: Path) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "reference_server.launcher.cli", "--model-id", "preset:tiny-llama"]
-    command += ["--hostname", address.host, "--port", str(address.port), "--cpu-memory-gib", "0.5"]
+    command += ["--hostname", server.host, "--port", str(server.port), "--cpu-memory-gib", "0.5"]
+    command += ["--step-trace", str(trace)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
-def missed_gates(wait_s: float, before: IdleState, after: IdleState) -> list[str]:
-    """The gates that the figures miss, with the limit of each."""
+def own_work(quiet: PhaseCounts) -> OwnWork:
+    """The medians of a phase without other clients."""
+    assert quiet.gap_waits_ns, "the server sent no tokens"
+    first_ns = {words: round(statistics.median(waits)) for words, waits in quiet.first_waits_ns.items() if waits}
+    return OwnWork(round(statistics.median(quiet.gap_waits_ns)), first_ns)
+
+
+def missed_waits(loaded: PhaseCounts, *, kernel_times: bool) -> list[str]:
+    """The limit of waits if it is missed, or if the client read too late to decide."""
+    wait_ms, late_ms = quantile_ms(loaded.waits_ns, PERCENTILE), quantile_ms(loaded.late_ns, PERCENTILE)
+    missed = []
+    if wait_ms > MAX_WAIT_MS:
+        missed.append(f"wait of streams at p99.9: {wait_ms:.0f} ms, limit {MAX_WAIT_MS:.0f} ms")
+    # Tokens that wait unread are merged and have the time of the last one.
+    if late_ms > MAX_WAIT_MS:
+        missed.append(f"waits are not decided: the client read {late_ms:.0f} ms late at p99.9")
+    if not kernel_times:
+        missed.append("waits are not decided: the kernel records no arrival times")
+    return missed
+
+
+def unexpected_answers(statuses: Counter[str]) -> list[str]:
+    """The answers that no client should get."""
+    return [f"answers: {number} times {name}" for name, number in sorted(statuses.items()) if name not in EXPECTED]
+
+
+def left_behind(fresh: IdleState, before: IdleState, after: IdleState) -> list[str]:
+    """The counts that did not return to those of the idle server, with the value of each. fresh: before any request."""
+    grown_to = before.resident_bytes + ALLOWED_GROWTH_BYTES
     gates = {
-        f"wait of streams at p99.9: {wait_s * 1e3:.0f} ms, limit {MAX_WAIT_S * 1e3:.0f} ms": wait_s > MAX_WAIT_S,
         f"gauges are not 0: {after.gauges}": any(after.gauges.values()),
+        f"free blocks: {after.free_blocks} of {fresh.free_blocks}": after.free_blocks != fresh.free_blocks,
         f"descriptors: {after.descriptors}, before {before.descriptors}": after.descriptors
         > before.descriptors + ALLOWED_DESCRIPTORS,
         f"processes: {after.processes}, before {before.processes}": after.processes > before.processes,
         f"memory: {after.resident_bytes >> 20} MiB, before {before.resident_bytes >> 20} MiB": after.resident_bytes
-        > before.resident_bytes + ALLOWED_GROWTH_BYTES,
+        > grown_to,
     }
     return [gate for gate, is_missed in gates.items() if is_missed]
 
 
-def quantile(values: list[float], share: float) -> float:
-    """The smallest value that is at least as large as the fraction `share` of all values.
+def quantile_ms(values_ns: Sequence[int], share: float) -> float:
+    """The smallest value that is at least as large as the fraction `share` of all values, in ms.
 
-    >>> quantile([4.0, 1.0, 3.0, 2.0], 0.5)
+    >>> quantile_ms([4_000_000, 1_000_000, 3_000_000, 2_000_000], 0.5)
     2.0
     """
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]
+    ordered = sorted(values_ns)
+    return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)] / 1e6
 
 
-async def phase(address: SoakedServer, seconds: float, chance: random.Random, *, disturb: bool) -> PhaseCounts:
-    """Run streams for `seconds`; with `disturb`, together with all clients that must not delay them."""
-    counts, end_s = PhaseCounts(), time.monotonic() + seconds
-    jobs = [streams(address, counts, random.Random(chance.random()), end_s, leave=disturb) for _ in range(STREAMS)]
-    if disturb:
-        jobs.append(health(address, counts, end_s))
-        jobs.append(hostile(address, counts, random.Random(chance.random()), end_s))
-        jobs += [slow_reader(address, counts, end_s) for _ in range(SLOW_READERS)]
-    await asyncio.gather(*jobs)
-    return counts
-
-
-async def streams(
-    address: SoakedServer, counts: PhaseCounts, chance: random.Random, end_s: float, *, leave: bool
-) -> None:
-    """Run one stream after another; with `leave`, a third of them disconnects at a random token."""
-    while time.monotonic() < end_s:
-        body = {
-            "inputs": "the server " * chance.choice((1, 8, 40)),
-            "parameters": {"max_new_tokens": chance.randint(8, 120), "ignore_eos_token": True},
-        }
-        leave_after = chance.randint(1, 40) if leave and chance.random() < 1 / 3 else None
-        status, times_s = await stream(address, body, leave_after)
-        counts.statuses[f"stream {'left' if leave_after is not None else status}"] += 1
-        counts.gaps_s += [later - earlier for earlier, later in itertools.pairwise(times_s)]
-
-
-async def health(address: SoakedServer, counts: PhaseCounts, end_s: float) -> None:
-    """Send probes at a fixed rate, each on its own connection, so that a late answer delays no other probe."""
-
-    async def probe() -> None:
-        start_s = time.monotonic()
-        status = await exchange(address, "GET", "/health", None)
-        counts.health_s.append(time.monotonic() - start_s)
-        counts.statuses[f"health {status}"] += 1
-
-    async with asyncio.TaskGroup() as group:
-        due_s = time.monotonic()
-        while due_s < end_s:
-            group.create_task(probe())
-            due_s += 1 / HEALTH_PER_S
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-
-
-async def hostile(address: SoakedServer, counts: PhaseCounts, chance: random.Random, end_s: float) -> None:
-    """Send prompts of 2 MB and grammars that are too large or malformed, one after another."""
-    while time.monotonic() < end_s:
-        if chance.random() < 0.3:
-            body: dict[str, object] = {"inputs": LONG}
-        else:
-            grammar = {"type": "regex", "value": chance.choice(HOSTILE)}
-            body = {"inputs": "a", "parameters": {"max_new_tokens": 4, "grammar": grammar}}
-        status = await exchange(address, "POST", "/generate", body)
-        counts.statuses[f"{'prompt of 2 MB' if 'parameters' not in body else 'grammar'} {status}"] += 1
-        await asyncio.sleep(0.2)
-
-
-async def slow_reader(address: SoakedServer, counts: PhaseCounts, end_s: float) -> None:
-    """Send requests and read their answers at 3 KB/s."""
-    body = {"inputs": "the server", "parameters": {"max_new_tokens": 200, "ignore_eos_token": True}}
-    while time.monotonic() < end_s:
-        await hold(address, body, end_s)
-        counts.statuses["slow reader"] += 1
-
-
-async def ready(address: SoakedServer, process: "subprocess.Popen[bytes]") -> None:
+async def ready(server: SoakedServer, process: "subprocess.Popen[bytes]") -> None:
     async with asyncio.timeout(READY_S):
         while process.poll() is None:
-            if await exchange(address, "GET", "/health", None) == 200:
+            if (await exchange(server, "GET", "/health", None)).status == 200:
                 return
             await asyncio.sleep(0.5)
     raise RuntimeError(f"the server ended with {process.returncode}")
-
-
-async def settled(address: SoakedServer, pid: int) -> IdleState:
-    """The state after the last request has ended, at the latest after `SETTLE_S` seconds."""
-    end_s = time.monotonic() + SETTLE_S
-    while True:
-        # The connections of the last requests still have to close.
-        await asyncio.sleep(2)
-        reading = await read_state(address, pid)
-        if not any(reading.gauges.values()) or time.monotonic() > end_s:
-            return reading
-
-
-async def read_state(address: SoakedServer, pid: int) -> IdleState:
-    text: list[bytes] = []
-    await exchange(address, "GET", "/metrics", None, text)
-    lines = [line.rpartition(" ") for line in b"".join(text).decode().splitlines()]
-    gauges = {name: float(value) for name, _, value in lines if name in GAUGES}
-    pids = family(pid)
-    return IdleState(sum(map(resident_bytes, pids)), sum(map(num_descriptors, pids)), len(pids), gauges)
-
-
-def family(pid: int) -> list[int]:
-    """The process and its descendants."""
-    found = [pid]
-    for each in found:
-        with suppress(OSError):
-            for children in Path(f"/proc/{each}/task").glob("*/children"):
-                found += map(int, children.read_text().split())
-    return found
-
-
-def resident_bytes(pid: int) -> int:
-    """Anonymous resident memory of a process; pages of files depend on the load of the machine."""
-    with suppress(OSError, IndexError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        return 1024 * int(status.partition("RssAnon:")[2].split(maxsplit=1)[0])
-    return 0
-
-
-def num_descriptors(pid: int) -> int:
-    with suppress(OSError):
-        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    return 0
 
 
 if __name__ == "__main__":
