@@ -192,12 +192,24 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Tokens of drafts that a step verified, and those it accepted, by their place in the draft.
+
+    An extension: a foreign shard leaves it out, and its accepted tokens only show in its generations.
+    """
+
+    proposed: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Reply to Prefill or Decode. `batch` is None when every request in it has stopped."""
 
     generations: tuple[Generation, ...]
     batch: CachedBatch | None
     timings: Timings = Timings()
+    drafts: DraftCounts = DraftCounts()
 
 
 @dataclass(frozen=True, slots=True)

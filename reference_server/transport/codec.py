@@ -14,6 +14,7 @@ from reference_server.messages import (
     Batch,
     CachedBatch,
     ChooserParameters,
+    DraftCounts,
     FinishReason,
     GeneratedText,
     Generation,
@@ -32,6 +33,8 @@ from reference_server.messages import (
 from reference_server.transport.wire_schema import Message, WireSchema
 
 T = TypeVar("T")
+
+NO_DRAFTS = DraftCounts()
 
 # Both in the order of the wire's numbers.
 FINISH_REASONS = dict(enumerate((FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)))
@@ -198,6 +201,9 @@ class WireCodec:
             total_ns=timings.total_ns,
             concat_ns=timings.concat_ns,
         )
+        if result.drafts.proposed:
+            message.drafts_proposed.extend(result.drafts.proposed)
+            message.drafts_accepted.extend(result.drafts.accepted)
         add = message.generations.add
         for generation in result.generations:
             _encode_generation(generation, add())
@@ -214,6 +220,7 @@ class WireCodec:
                 total_ns=message.total_ns,
                 concat_ns=message.concat_ns if has_concat else None,
             ),
+            drafts=_decode_drafts(message) if message.drafts_proposed else NO_DRAFTS,
         )
 
     def _encode_batch(self, batch: Batch, block_size: int) -> Message:
@@ -314,6 +321,10 @@ class WireCodec:
         """A message of the values that are not None and that the schema has."""
         known = self._fields[kind]
         return self._messages[kind](**{k: v for k, v in values.items() if v is not None and k in known})
+
+
+def _decode_drafts(message: Message) -> DraftCounts:
+    return DraftCounts(tuple(message.drafts_proposed), tuple(message.drafts_accepted))
 
 
 def _optional(message: Message, field: str) -> Message:

@@ -182,7 +182,9 @@ def _combined(call: str, results: Sequence[StepResult]) -> StepResult:
     generations = tuple(chain(results[-1].generations, *(result.generations for result in results[:-1])))
     _check_once(call, generations)
     slowest = max(results, key=lambda result: result.timings.total_ns)
-    return StepResult(generations, _agreed(call, [result.batch for result in results]), slowest.timings)
+    batch = _agreed(call, [result.batch for result in results])
+    # Every rank verifies every draft.
+    return StepResult(generations, batch, slowest.timings, slowest.drafts)
 
 
 def _check_once(call: str, generations: Sequence[Generation]) -> None:

@@ -16,6 +16,8 @@ def check_reply(reply: StepResult, request_ids: Set[int]) -> None:
         raise ShardError(f"the model server answered for requests that are not in the step: {sorted(strangers)[:10]}")
     if reply.batch is not None and len(held) != reply.batch.size:
         raise ShardError("the model server returned a batch that holds a request twice")
+    if len(reply.drafts.proposed) != len(reply.drafts.accepted):
+        raise ShardError("the model server returned draft counts of unequal lengths")
     for generation in reply.generations:
         _check_generation(generation)
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from reference_server.messages import Timings
+from reference_server.messages import DraftCounts, Timings
 
 
 class MetricSeries(Protocol):
@@ -198,6 +198,14 @@ class Metrics:
         self.batch_concat = Counter("tgi_batch_concat", "Batches that joined a running one, by reason.", "reason")
         self.prompt_tokens = Counter("tgi_prompt_tokens", "Prompt tokens of requests that were batched.")
         self.prefix_hit_tokens = Counter("tgi_prefix_hit_tokens", "Of them, those whose K/V were cached.")
+        self.draft_tokens = Counter("tgi_draft_tokens", "Tokens of drafts that a step verified.")
+        self.accepted_tokens = Counter("tgi_accepted_tokens", "Of them, those that were accepted.")
+        self.draft_tokens_by_place = Counter(
+            "tgi_draft_tokens_per_position", "Tokens of drafts, by their place in the draft from 1 on.", "position"
+        )
+        self.accepted_tokens_by_place = Counter(
+            "tgi_accepted_tokens_per_position", "Of them, those that were accepted.", "position"
+        )
 
     def on_queue(self, size: int) -> None:
         self.queue_size.set(size)
@@ -234,6 +242,13 @@ class Metrics:
 
     def on_tokens(self, skipped: int, times: int) -> None:
         self.request_skipped_tokens.observe(skipped, times)
+
+    def on_drafts(self, drafts: DraftCounts) -> None:
+        self.draft_tokens.add(sum(drafts.proposed))
+        self.accepted_tokens.add(sum(drafts.accepted))
+        for place, (proposed, accepted) in enumerate(zip(drafts.proposed, drafts.accepted, strict=True), 1):
+            self.draft_tokens_by_place.add(proposed, str(place))
+            self.accepted_tokens_by_place.add(accepted, str(place))
 
     def on_failures(self, err: str, count: int) -> None:
         self.request_failure.add(count, err)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from reference_server.messages import Timings
+from reference_server.messages import DraftCounts, Timings
 
 
 class BatchObserver(Protocol):
@@ -38,6 +38,10 @@ class BatchObserver(Protocol):
         """`times` generations of a step had one token and `skipped` more."""
         ...
 
+    def on_drafts(self, drafts: DraftCounts) -> None:
+        """A step verified drafts."""
+        ...
+
     def on_failures(self, err: str, count: int) -> None:
         """`count` requests failed; `err` is `generation`, `dropped` or `incomplete`."""
         ...
@@ -61,5 +65,7 @@ class NullObserver:
     def on_free_blocks(self, count: int) -> None: ...
 
     def on_tokens(self, skipped: int, times: int) -> None: ...
+
+    def on_drafts(self, drafts: DraftCounts) -> None: ...
 
     def on_failures(self, err: str, count: int) -> None: ...

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from reference_server.messages import Timings
+from reference_server.messages import StepResult
 from reference_server.router.scheduling.scheduler import (
     Call,
     Clear,
@@ -36,13 +36,13 @@ class StepListener(Protocol):
 
     def on_call(self, call: Call, scheduler: Scheduler, now_ns: int) -> None: ...
 
-    def on_reply(self, call: Call, deliveries: Deliveries, timings: Timings, scheduler: Scheduler) -> None: ...
+    def on_reply(self, call: Call, deliveries: Deliveries, reply: StepResult, scheduler: Scheduler) -> None: ...
 
     def on_error(self, scheduler: Scheduler) -> None: ...
 
 
 COLUMNS = (
-    *("at_ns", "kind", *StepWork._fields, "generations", "accepted"),
+    *("at_ns", "kind", *StepWork._fields, "generations", "accepted", "drafts_proposed", "drafts_accepted"),
     *("forward_ns", "decode_ns", "concat_ns", "total_ns", "wall_ns"),
 )
 
@@ -50,7 +50,9 @@ COLUMNS = (
 class StepTrace:
     """Writes JSON lines: a header with columns and facts, then one list per step; at most `RING_ROWS` wait unwritten.
 
-    `wall_ns` is from the start of a call to the start of the next; null if the server was idle after it.
+    `accepted`: tokens beyond one for each generation, of any shard. `drafts_proposed`, `drafts_accepted`: lists by the
+    place in a draft, of our own shards. `wall_ns` is from the start of a call to the start of the next; null if the
+    server was idle after it.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
@@ -75,13 +77,14 @@ class StepTrace:
             kind = "prefill" if isinstance(call, Prefill) else "decode"
             self._sent = (now_ns, kind, self._meter.work(call, scheduler))
 
-    def on_reply(self, call: Call, deliveries: Deliveries, timings: Timings, scheduler: Scheduler) -> None:
+    def on_reply(self, call: Call, deliveries: Deliveries, reply: StepResult, scheduler: Scheduler) -> None:
         if isinstance(call, Prefill | Decode):
             counted = self._meter.on_reply(deliveries)
             if deliveries.lost or deliveries.num_dropped:
                 self._meter.forget_others(scheduler)
+            timings, drafts = reply.timings, reply.drafts
             times = (timings.forward_ns, timings.decode_ns, timings.concat_ns or 0, timings.total_ns)
-            self._answered = (*counted, *times)
+            self._answered = (*counted, drafts.proposed, drafts.accepted, *times)
 
     def on_error(self, scheduler: Scheduler) -> None:
         self._sent = self._answered = None

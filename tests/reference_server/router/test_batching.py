@@ -14,7 +14,7 @@ from reference_server.errors import (
     StepTimeoutError,
     ValidationError,
 )
-from reference_server.messages import FinishReason, GeneratedText, ModelInfo, Tokens
+from reference_server.messages import DraftCounts, FinishReason, GeneratedText, ModelInfo, Tokens
 from reference_server.router import batching
 from reference_server.router.batching import LIVENESS_ID, Batcher, generation_error
 from reference_server.router.generation_stream import Finished, GeneratedToken, PrefillDone, TokenArrived
@@ -361,6 +361,7 @@ def _unequal_fields(result):
 
 
 MALFORMED_REPLIES = {
+    "draft counts of unequal lengths": lambda r: replace(r, drafts=DraftCounts((1, 1), (1,))),
     "an end without a token": _without_tokens,
     "fields of unequal lengths": _unequal_fields,
     "an unknown request": lambda r: replace(r, generations=(replace(r.generations[0], request_id=99),)),

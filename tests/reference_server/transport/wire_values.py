@@ -6,6 +6,7 @@ from reference_server.messages import (
     Batch,
     CachedBatch,
     ChooserParameters,
+    DraftCounts,
     FinishReason,
     GeneratedText,
     Generation,
@@ -152,9 +153,14 @@ generations = st.builds(
 
 timings = st.builds(Timings, forward_ns=uint64, decode_ns=uint64, total_ns=uint64, concat_ns=st.none() | uint64)
 
+draft_counts = st.lists(st.tuples(uint32, uint32), max_size=8).map(
+    lambda places: DraftCounts(tuple(each[0] for each in places), tuple(each[1] for each in places))
+)
+
 step_results = st.builds(
     StepResult,
     generations=st.lists(generations, max_size=3).map(tuple),
     batch=st.none() | cached_batches,
     timings=timings,
+    drafts=draft_counts,
 )

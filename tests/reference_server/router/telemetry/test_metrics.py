@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from reference_server.messages import Timings
+from reference_server.messages import DraftCounts, Timings
 from reference_server.router.telemetry.metrics import (
     Counter,
     Gauge,
@@ -110,6 +110,8 @@ def test_metrics_record_the_batching_loops_events():
     observer.on_free_blocks(7)
     observer.on_tokens(0, 5)
     observer.on_failures("dropped", 2)
+    observer.on_drafts(DraftCounts((3, 2), (2, 0)))
+    observer.on_drafts(DraftCounts((1,), (1,)))
     text = metrics.render().decode()
 
     for line in (
@@ -129,6 +131,11 @@ def test_metrics_record_the_batching_loops_events():
         "tgi_free_blocks 7",
         "tgi_request_skipped_tokens_count 5",
         'tgi_request_failure{err="dropped"} 2',
+        "tgi_draft_tokens 6",
+        "tgi_accepted_tokens 3",
+        'tgi_draft_tokens_per_position{position="1"} 4',
+        'tgi_accepted_tokens_per_position{position="1"} 3',
+        'tgi_accepted_tokens_per_position{position="2"} 0',
     ):
         assert line in text.splitlines()
 

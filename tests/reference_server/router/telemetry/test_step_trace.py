@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reference_server.messages import CachedBatch, Generation, StepResult, Timings
+from reference_server.messages import CachedBatch, DraftCounts, Generation, StepResult, Timings
 from reference_server.router.scheduling.scheduler import Decode, Idle, Prefill, Scheduler, SchedulerOptions
 from reference_server.router.scheduling.step_work import StepMeter
 from reference_server.router.telemetry.step_trace import StepTrace
@@ -20,7 +20,7 @@ def read_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def reply(*ids: int, ended: bool = False, running: tuple[int, ...] = ()) -> StepResult:
     batch = CachedBatch(0, running, 64 * len(running), len(running)) if running else None
     made = tuple(Generation(i, TOKEN, generated_text=ENDED if ended else None) for i in ids)
-    return StepResult(made, batch, Timings(10, 20, 30))
+    return StepResult(made, batch, Timings(10, 20, 30), DraftCounts((2, 1), (1, 0)))
 
 
 def test_each_step_is_a_row_with_its_work(tmp_path: Path):
@@ -32,7 +32,7 @@ def test_each_step_is_a_row_with_its_work(tmp_path: Path):
         trace.on_call(call, scheduler, now_ns)
         if answer is not None:
             assert isinstance(call, Prefill | Decode)
-            trace.on_reply(call, scheduler.on_reply(call, answer), answer.timings, scheduler)
+            trace.on_reply(call, scheduler.on_reply(call, answer), answer, scheduler)
         else:
             assert isinstance(call, Idle)
 
@@ -51,6 +51,7 @@ def test_each_step_is_a_row_with_its_work(tmp_path: Path):
     assert (prefill["rows"], prefill["wall_ns"], prefill["forward_ns"]) == (0, 500, 10)
     assert (first["kind"], first["rows"], first["kv"], first["wall_ns"]) == ("decode", 2, 152, 200)
     assert (last["rows"], last["kv"], last["wall_ns"]) == (2, 154, None)
+    assert (last["drafts_proposed"], last["drafts_accepted"]) == ([2, 1], [1, 0])
 
 
 def test_a_chunked_step_is_prefill_and_decode_together():
