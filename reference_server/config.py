@@ -161,7 +161,17 @@ class ModelConfig(CommonConfig):
     speculate: Annotated[int | None, Tunable(0, 8)] = Field(
         None,
         ge=0,
-        description="Draft tokens per step: by the checkpoint's Medusa or MLP heads, otherwise by n-gram lookup.",
+        description="Most draft tokens of a request and step, from n-gram lookup; a step verifies them. 0: no drafts.",
+    )
+    speculate_adaptive: Annotated[bool, FieldSource(takes_value=True, digits=True)] = Field(
+        True,
+        description="Draft only where the measured time of a step and the accepted drafts of a request make it pay;"
+        " false: every draft has --speculate tokens.",
+    )
+    ngram_rule: Literal["suffix", "tgi"] = Field(
+        "suffix",
+        description="Drafts continue the latest of the longest earlier matches of the last 2 to 4 tokens (suffix); or,"
+        " as in TGI, the first occurrence of the last token (tgi).",
     )
     dtype: Dtype | None = Field(
         None,

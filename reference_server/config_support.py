@@ -27,7 +27,6 @@ def _only(*values: object) -> Callable[[object], bool]:
 _UNSET = _only(None, (), False)
 
 UNSUPPORTED_SETTINGS: Mapping[str, UnsupportedSetting] = {
-    "speculate": UnsupportedSetting(_only(None, 0), "leave it out or set it to 0"),
     "kv_cache_dtype": UnsupportedSetting(_UNSET, "leave it out: the cache then has the compute type"),
     "lora_adapters": UnsupportedSetting(_UNSET, "set --model-id to one adapter, which is merged into its base model"),
     "attention": UnsupportedSetting(

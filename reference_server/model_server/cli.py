@@ -20,6 +20,7 @@ from reference_server.config import DownloadConfig, HubConfig, QuantizeConfig, R
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, StartupError
 from reference_server.model_server.options import WIGGLE_ROOM, EngineOptions, RopeOverride
+from reference_server.model_server.speculation.ngram import NgramRule
 from reference_server.model_server.weights.download import Downloader, Weights
 from reference_server.model_server.weights.hub import HuggingFaceHub
 from reference_server.observability import LogFormat, set_up_logging
@@ -224,6 +225,9 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         fuse=not config.disable_custom_kernels,
         compiled_walk=config.compiled_walk,
         cuda_graphs=config.cuda_graphs,
+        speculate=config.speculate or 0,
+        ngram_rule=NgramRule(config.ngram_rule),
+        speculate_adaptive=config.speculate_adaptive,
     )
 
 

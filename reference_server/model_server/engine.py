@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from reference_server.errors import ArgumentError, ShardError
+from reference_server.errors import ArgumentError, ShardError, UnsupportedError
 from reference_server.json_files import read_json
 from reference_server.messages import ModelInfo, WarmupReply, WarmupRequest
 from reference_server.model_server.decoding.grammar import Grammars
@@ -25,6 +25,8 @@ from reference_server.model_server.device import (
     release_unused,
 )
 from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.draft_cost import DraftCost
+from reference_server.model_server.drafting import Drafter, NgramSource
 from reference_server.model_server.forward.cuda_graph import graph_sizes
 from reference_server.model_server.forward.prepare import prepare_model
 from reference_server.model_server.intake import Intake
@@ -41,7 +43,8 @@ from reference_server.model_server.models.families import max_positions
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.step_state import StepState
-from reference_server.model_server.stepper import ChoosingOptions, RunAhead, Stepper
+from reference_server.model_server.stepper import RunAhead, Stepper
+from reference_server.model_server.token_choice import ChoosingOptions
 from reference_server.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class Engine:
         self.loaded = loaded
         self.state = StepState()
         self._group = group
+        self._tokenizer = tokenizer
         self._tokenizer_max_len = tokenizer_max_len
         # Before fusing, which takes the weights out of the modules.
         weight_bytes = loaded.weight_bytes
@@ -81,6 +85,7 @@ class Engine:
             attention_impl=self.model.choice.impl,
             block_size=self._block_size,
             accepts_schemas=True,
+            speculate=options.speculate,
         )
         self.backends = self.model.backends
         grammars = Grammars(tokenizer, loaded.eos_ids)
@@ -96,7 +101,9 @@ class Engine:
             # A model that pads computes all logits of its prompts anyway.
             prompt_logprobs=options.request_logprobs or self.model.requires_padding,
         )
-        self.stepper = Stepper(self.model.forward, self.state, tokenizer, group, choosing, self._run_ahead())
+        self.stepper = Stepper(
+            self.model.forward, self.state, tokenizer, group, choosing, self._run_ahead(), self._drafter()
+        )
 
     @classmethod
     def load(cls, options: EngineOptions, rank: int, world_size: int) -> "Engine":
@@ -130,6 +137,17 @@ class Engine:
         if not self.options.run_ahead or self.model.requires_padding:
             return RunAhead.OFF
         return RunAhead.AFTER_REPLY if self.loaded.device.type == "cpu" else RunAhead.BEFORE_READ
+
+    def _drafter(self) -> Drafter | None:
+        speculate, rule = self.options.speculate, self.options.ngram_rule
+        if not speculate:
+            return None
+        if self.model.requires_padding:
+            raise UnsupportedError(
+                f"`--speculate {speculate}` cannot be served with {type(self.loaded.model).__name__}: the "
+                f"{self.model.tier.replace('_', '-')} tier verifies no drafts; leave it out"
+            )
+        return Drafter(NgramSource(rule), speculate, self.model.longest_prefix)
 
     def enter_thread(self) -> None:
         """Make the device current in the calling thread, which steps the model."""
@@ -174,6 +192,7 @@ class Engine:
         if self.model.requires_padding:
             self._check_capacity(capacity, max_total)
         self._capture(num_blocks, max_total)
+        self._price_drafts(num_blocks, max_total)
         return WarmupReply(
             # The router budgets a padded model by rows and longest prompt, as the operator set it.
             max_supported_total_tokens=None if self.model.requires_padding else capacity,
@@ -204,6 +223,14 @@ class Engine:
             graphs.capture(sizes, max_total)
         self.release_memory()
         logger.info("captured %d CUDA graphs in %.1f s", len(graphs.sizes), time.perf_counter() - started)
+
+    def _price_drafts(self, num_blocks: int, max_total: int) -> None:
+        """Measure the steps from which the drafter chooses the lengths of its drafts."""
+        drafter = self.stepper.drafter
+        if drafter is None or not self.options.speculate_adaptive:
+            return
+        cost = DraftCost(self.stepper, self._tokenizer, self._group, num_blocks, self._block_size, max_total)
+        drafter.cost = cost.measure()
 
     def _check_prefix_caching(self, max_total: int) -> None:
         longest = self.model.longest_prefix

@@ -1,10 +1,11 @@
 """Turns a chosen token into a generation: text, stopping, logprobs of the prompt, the most probable tokens."""
 
 import math
+from collections.abc import Sequence as SequenceOf
 
 from reference_server.messages import GeneratedText, Generation, Tokens
 from reference_server.model_server.decoding.detokenize import final_text
-from reference_server.model_server.decoding.sampling import TopTokens
+from reference_server.model_server.decoding.sampling import HostChoice, TopTokens
 from reference_server.model_server.sequence import Sequence
 from reference_server.tokenizer import Tokenizer
 
@@ -15,6 +16,10 @@ class Generations:
     def __init__(self, tokenizer: Tokenizer, prompt_logprobs: bool) -> None:
         self._tokenizer = tokenizer
         self._prompt_logprobs = prompt_logprobs
+
+    def append_choice(self, sequence: Sequence, chosen: HostChoice, row: int) -> Generation:
+        """Append the token of one row of a step's choices."""
+        return self.append(sequence, chosen.ids[row], chosen.logprobs[row], chosen.top_tokens[row])
 
     def append(self, sequence: Sequence, token_id: int, logprob: float, top: TopTokens) -> Generation:
         """Append one token; sets `sequence.stopped` with the last one."""
@@ -56,6 +61,26 @@ class Generations:
         ids, logprobs = top
         texts = tuple(self._tokenizer.text_of(id_) for id_ in ids)
         return Tokens(tuple(ids), tuple(logprobs), texts, tuple(id_ in self._tokenizer.special_ids for id_ in ids))
+
+
+def joined(generations: SequenceOf[Generation]) -> Generation:
+    """One generation of several of the same request, in order."""
+    first, last = generations[0], generations[-1]
+    if first is last:
+        return first
+    tokens = [each.tokens for each in generations]
+    return Generation(
+        request_id=first.request_id,
+        tokens=Tokens(
+            tuple(id_ for each in tokens for id_ in each.ids),
+            tuple(logprob for each in tokens for logprob in each.logprobs),
+            tuple(text for each in tokens for text in each.texts),
+            tuple(is_special for each in tokens for is_special in each.is_special),
+        ),
+        prefill_tokens=first.prefill_tokens,
+        generated_text=last.generated_text,
+        top_tokens=tuple(top for each in generations for top in each.top_tokens),
+    )
 
 
 def _ids_with_text(sequence: Sequence) -> list[int]:

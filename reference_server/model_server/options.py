@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reference_server.model_server.speculation.ngram import NgramRule
+
 WIGGLE_ROOM = 0.90
 
 Tier = Literal["ragged", "padded", "encoder_decoder", "recurrent"]
@@ -26,7 +28,8 @@ class EngineOptions:
     as the device's on a CPU, for all ranks together; None is the smaller of 4 GiB and half of the available memory.
     wiggle_room: scales `memory_fraction` on accelerators only. compute_threads: None is cores - 1. tier: None is the
     family's own. cuda_graphs: the row counts to capture; (0,) captures none, None is the shard's list.
-    compiled_walk: whether a decode step is one operator, where it can be.
+    compiled_walk: whether a decode step is one operator, where it can be. speculate: most tokens of a draft; 0 is no
+    drafts.
     """
 
     model_id: str
@@ -55,3 +58,6 @@ class EngineOptions:
     seed: int = 0
     tier: Tier | None = None
     cuda_graphs: tuple[int, ...] | None = None
+    speculate: int = 0
+    ngram_rule: NgramRule = NgramRule.SUFFIX
+    speculate_adaptive: bool = True

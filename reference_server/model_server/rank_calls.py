@@ -94,6 +94,7 @@ class RankCalls:
             timings=Timings(
                 output.forward_ns, output.decode_ns, ahead_ns + time.perf_counter_ns() - started, concat_ns
             ),
+            drafts=output.drafts,
         )
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch:

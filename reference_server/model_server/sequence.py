@@ -9,6 +9,8 @@ from reference_server.messages import Request
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.grammar import GrammarState
 from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.speculation.acceptance import DraftHistory
+from reference_server.model_server.speculation.ngram import SuffixIndex
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +24,7 @@ class Sequence:
 
     With an encoder the prompt is `encoder_ids`, and `ids` begins with the decoder's start token. state: of a recurrent
     forward. grammar: the state of the output in its grammar.
+    suffixes, draft_history: where the ids occur before, and how often drafts were accepted; once drafts need them.
 
         ids     |---- prompt ----|-- generated --|- unread -|
         cache   |---- cache_len ---------------|- input_len -|
@@ -41,6 +44,8 @@ class Sequence:
     encoder_ids: list[int] = field(default_factory=list)
     state: object = None
     grammar: GrammarState | None = None
+    suffixes: SuffixIndex | None = None
+    draft_history: DraftHistory | None = None
 
     @property
     def id(self) -> int:

@@ -15,6 +15,9 @@ from reference_server.model_server.sequence import Sequence
 
 IntArray = NDArray[np.int64]
 
+Draft = tuple[int, ...]
+"""Ids that may follow a sequence's last one; a step verifies them."""
+
 NO_LONG_ROWS = torch.zeros(1, dtype=torch.int32)
 """Cumulative lengths of no rows."""
 
@@ -111,7 +114,8 @@ class StepState:
 class LogitSpan:
     """Rows of the logits that belong to a sequence: those of the last `count` tokens that the forward computes.
 
-    A row predicts the token after its own: a prompt token, whose logprob is requested, or a token to choose.
+    A row predicts the token after its own: a prompt token, whose logprob is requested, a token to choose, or the token
+    that follows if a draft up to here is accepted.
     """
 
     sequence: Sequence

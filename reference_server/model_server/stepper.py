@@ -8,34 +8,34 @@ that are not finite) drop that request only; an error of the forward is the shar
 
 import enum
 import logging
-import math
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reference_server.messages import Generation
+from reference_server.messages import DraftCounts, Generation
 from reference_server.model_server.batch import PendingStep, RowChooser, SequenceBatch, plan_chunks
 from reference_server.model_server.decoding.host_copy import to_device
-from reference_server.model_server.decoding.logits import RowParameters
-from reference_server.model_server.decoding.sampling import Choice, HostChoice, PendingChoice, TokenChooser
-from reference_server.model_server.decoding.watermark import Watermark
-from reference_server.model_server.device import is_of_device
+from reference_server.model_server.decoding.sampling import Choice, HostChoice, PendingChoice
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.forward.inputs import Forward, build_inputs
-from reference_server.model_server.generations import Generations
+from reference_server.model_server.drafting import Drafter, count_by_place
+from reference_server.model_server.forward.inputs import Forward, build_inputs, is_decode
+from reference_server.model_server.generations import Generations, joined
 from reference_server.model_server.sequence import Sequence
-from reference_server.model_server.step_state import DecodePlan, LogitSpan, StepState
+from reference_server.model_server.step_state import DecodePlan, Draft, LogitSpan, StepState
+from reference_server.model_server.token_choice import ChoiceRows, ChoosingOptions, TokenChoice
 from reference_server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 NOTHING = nullcontext()
+NO_DRAFTS = DraftCounts()
 NO_CHUNK_LIMIT = 1 << 30
 """The chunk budget until warm-up sets it."""
 
@@ -49,19 +49,10 @@ class RunAhead(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChoosingOptions:
-    """The parameters of token choice that are not a request's."""
-
-    eos_ids: frozenset[int]
-    watermark: Watermark
-    prompt_logprobs: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StepOutput:
     """The result of one step: this rank's generations, and the batch to keep; None if every request has ended.
 
-    dropped: sequences that failed; their blocks are clean.
+    dropped: sequences that failed; their blocks are clean. drafts: verified in this step.
     """
 
     generations: tuple[Generation, ...]
@@ -69,18 +60,20 @@ class StepOutput:
     dropped: tuple[Sequence, ...]
     forward_ns: int
     decode_ns: int
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass(slots=True)
 class Launched:
     """A forward and its choices, which the device may still be computing.
 
-    rows: the sequences that it computes; sampled: those of them that get a token, in the order of `choice`. forward_ns:
-    the time of the launch.
+    rows: the sequences that it computes; sampled: those of them that get a token, in the order of `choice`. drafts: of
+    `sampled`; `choice` then has a row for each of their tokens too. forward_ns: the time of the launch.
     """
 
     rows: tuple[Sequence, ...]
     sampled: tuple[Sequence, ...]
+    drafts: tuple[Draft, ...]
     plan: DecodePlan | None
     choice: Choice | None
     chooser: RowChooser | None
@@ -88,6 +81,18 @@ class Launched:
     forward_ns: int
     _pending: PendingChoice | None = None
     _host: HostChoice | None = None
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether it computes tokens of a prompt."""
+        return self.plan is None and not self.drafts
+
+    def first_rows(self) -> Iterator[tuple[Sequence, Draft, int]]:
+        """Each sampled sequence with its draft and its first row of the choice."""
+        first = 0
+        for sequence, draft in zip(self.sampled, self.drafts or repeat(()), strict=False):
+            yield sequence, draft, first
+            first += 1 + len(draft)
 
     def __post_init__(self) -> None:
         if self.choice is None:
@@ -101,6 +106,17 @@ class Launched:
             assert self._pending is not None
             self._host = self._pending.read()
         return self._host
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The results of the steps that one call reads. members: live sequences of its batch. verified: of each draft, the
+    tokens accepted and all."""
+
+    members: Set[Sequence]
+    generations: dict[int, Generation] = field(default_factory=dict)
+    dropped: list[Sequence] = field(default_factory=list)
+    verified: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +141,16 @@ class Stepper:
         group: RankGroup,
         choosing: ChoosingOptions,
         run_ahead: RunAhead,
+        drafter: Drafter | None = None,
     ) -> None:
         self.max_prefill_tokens = NO_CHUNK_LIMIT
         self.forward = forward
         self.run_ahead = run_ahead
+        self.drafter = drafter
         self._state = state
         self._group = group
-        self._choosing = choosing
+        self._prompt_logprobs = choosing.prompt_logprobs
+        self._choice = TokenChoice(choosing, group)
         self._generations = Generations(tokenizer, choosing.prompt_logprobs)
 
     def step(self, batch: SequenceBatch) -> StepOutput:
@@ -178,22 +197,25 @@ class Stepper:
         newest: [rows] int64, each row's last id if the host has not read it.
         """
         started = time.perf_counter_ns()
-        inputs = build_inputs(batch, self._choosing.prompt_logprobs, rows, newest)
+        drafts = self._drafts(rows) if newest is None else ()
+        inputs = build_inputs(batch, self._prompt_logprobs, rows, newest, drafts)
         logits = self.forward(inputs)
         choice = chooser = None
         if inputs.sampled:
             sampled_rows = inputs.sampled_rows
             sampled_logits = logits if sampled_rows is None else logits[to_device(sampled_rows, logits.device)]
-            choice, chooser = self._choose(batch.chooser, inputs.sampled, sampled_logits, newest)
-        # A step with a plan has no prompt tokens to predict.
-        spans = [span for span in inputs.spans if span.next_prompt_ids] if inputs.plan is None else []
+            of_rows = ChoiceRows.with_drafts(inputs.sampled, drafts) if drafts else ChoiceRows.of(inputs.sampled)
+            choice, chooser = self._choice.choose(batch.chooser, of_rows, sampled_logits, newest)
+        # A decode step has no prompt tokens to predict.
+        has_prompts = inputs.plan is None and not drafts
+        spans = [span for span in inputs.spans if span.next_prompt_ids] if has_prompts else []
         prompt_logprobs = tuple((span.sequence, _prompt_logprobs(span, logits)) for span in spans)
         for sequence in rows:
             sequence.cache_len += sequence.input_len
         for sequence in inputs.sampled:
             sequence.unread += 1
         launched_ns = time.perf_counter_ns() - started
-        return Launched(rows, inputs.sampled, inputs.plan, choice, chooser, prompt_logprobs, launched_ns)
+        return Launched(rows, inputs.sampled, drafts, inputs.plan, choice, chooser, prompt_logprobs, launched_ns)
 
     def read(self, batch: SequenceBatch, steps: SequenceOf[Launched]) -> StepOutput:
         """Append the tokens of launched steps to the batch's sequences; tokens of other sequences are ignored."""
@@ -201,23 +223,23 @@ class Stepper:
         waiting = time.perf_counter_ns()
         choices = [step.read() for step in steps]
         started = time.perf_counter_ns()
-        members = {sequence for sequence in batch.sequences if not sequence.stopped}
-        generations: dict[int, Generation] = {}
-        dropped: list[Sequence] = []
+        reading = _Reading({sequence for sequence in batch.sequences if not sequence.stopped})
         for step, chosen in zip(steps, choices, strict=True):
             for sequence, logprobs in step.prompt_logprobs:
                 sequence.prompt_logprobs.extend(logprobs.tolist())
-            self._append(step.sampled, chosen, members, generations, dropped)
+            self._append(step, chosen, reading)
+        dropped = reading.dropped
         kept = batch.without({sequence.id for sequence in dropped}) if dropped else batch
-        if any(step.plan is None for step in steps):
+        if any(step.has_prompts for step in steps):
             plan_chunks(kept.sequences, self.max_prefill_tokens)
         is_over = all(sequence.stopped for sequence in kept.sequences)
         return StepOutput(
-            generations=_in_order(batch, generations),
+            generations=_in_order(batch, reading.generations),
             batch=None if is_over else kept,
             dropped=tuple(dropped),
             forward_ns=forward_ns + started - waiting,
             decode_ns=time.perf_counter_ns() - started,
+            drafts=count_by_place(reading.verified) if reading.verified else NO_DRAFTS,
         )
 
     def no_gradients(self) -> AbstractContextManager[object]:
@@ -240,6 +262,9 @@ class Stepper:
         """Launch n+1 from ids on the device, without the rows whose token n is their last by length."""
         if self.run_ahead is not RunAhead.BEFORE_READ or not self._may_run_ahead(batch):
             return ()
+        if self.drafter is not None and self.drafter.can_pay(len(live)):
+            # Drafts follow the newest ids, so the next step is launched after these are read.
+            return ()
         if any(sequence.request.parameters.watermark for sequence in live):
             # A watermark needs the newest id on the host.
             return ()
@@ -258,75 +283,45 @@ class Stepper:
         except Exception as error:
             return FailedStep(rows, error)
 
-    def _choose(
-        self, known: RowChooser | None, sampled: tuple[Sequence, ...], logits: Tensor, newest: Tensor | None
-    ) -> tuple[Choice, RowChooser | None]:
-        """One token per sampled sequence, the same on every rank, and the chooser: `known` for the same rows."""
-        chooser = known
-        try:
-            if chooser is None or chooser.rows != sampled:
-                chooser = RowChooser(sampled, self._make_chooser(sampled, logits))
-            choice = chooser.chooser.choose(logits, [sequence.ids for sequence in sampled], newest)
-        except Exception as error:
-            if is_of_device(error):
-                raise
-            logger.exception("choosing tokens failed for a batch of %d; each row is tried alone", len(sampled))
-            choice, chooser = self._choose_alone(sampled, logits, newest), None
-        return self._agree(choice) if self._group.world_size > 1 else choice, chooser
+    def _drafts(self, rows: tuple[Sequence, ...]) -> tuple[Draft, ...]:
+        """Drafts for a decode step of these rows; a step with prompts has none."""
+        return self.drafter.propose(rows) if self.drafter is not None and is_decode(rows) else ()
 
-    def _choose_alone(self, sampled: tuple[Sequence, ...], logits: Tensor, newest: Tensor | None) -> Choice:
-        """Row by row, so that only the requests whose own sampler fails are lost."""
-        choices = []
-        for row, sequence in enumerate(sampled):
-            own = None if newest is None else newest[row : row + 1]
-            try:
-                chooser = self._make_chooser((sequence,), logits)
-                choice = chooser.choose(logits[row : row + 1], [sequence.ids], own)
-            except Exception as error:
-                if is_of_device(error):
-                    raise
-                logger.exception("request %d: its sampler failed", sequence.id)
-                nothing = torch.zeros(1, dtype=torch.int64, device=logits.device)
-                choice = Choice(nothing, torch.full((1,), math.nan, device=logits.device))
-            choices.append(choice)
-        return Choice.of_rows(choices)
-
-    def _make_chooser(self, sampled: tuple[Sequence, ...], logits: Tensor) -> TokenChooser:
-        rows = [RowParameters.of(sequence.request, sequence.prompt_len, sequence.grammar) for sequence in sampled]
-        return TokenChooser(rows, logits.shape[1], self._choosing.eos_ids, logits.device, self._choosing.watermark)
-
-    def _agree(self, choice: Choice) -> Choice:
-        """Rank 0's choices and failures on every rank; the logits of two ranks may differ in the last bit."""
-        failed_as_negative = torch.where(choice.logprobs.isfinite(), choice.ids, -1)
-        ids = self._group.broadcast(failed_as_negative)
-        logprobs = torch.where(ids < 0, math.nan, choice.logprobs.nan_to_num())
-        return replace(choice, ids=ids.clamp(min=0), logprobs=logprobs)
-
-    def _append(
-        self,
-        sampled: tuple[Sequence, ...],
-        chosen: HostChoice,
-        members: Set[Sequence],
-        generations: dict[int, Generation],
-        dropped: list[Sequence],
-    ) -> None:
-        """Append each member's token: fills this rank's generations, and the sequences that failed."""
-        for row, sequence in enumerate(sampled):
+    def _append(self, step: Launched, chosen: HostChoice, reading: "_Reading") -> None:
+        """Append each member's tokens."""
+        for sequence, draft, first in step.first_rows():
             sequence.unread -= 1
-            if sequence not in members:
+            if sequence not in reading.members:
                 continue
             try:
-                if chosen.failed[row]:
+                if chosen.failed[first]:
                     raise ArithmeticError("no token could be chosen: its logits are not finite, or its sampler failed")
-                generation = self._generations.append(
-                    sequence, chosen.ids[row], chosen.logprobs[row], chosen.top_tokens[row]
-                )
+                generation = self._generations.append_choice(sequence, chosen, first)
+                if draft:
+                    accepted = self._append_accepted(sequence, draft, chosen, first)
+                    reading.verified.append((len(accepted), len(draft)))
+                    generation = joined([generation, *accepted])
             except Exception:
                 logger.exception("request %d is dropped: its own work failed", sequence.id)
-                dropped.append(sequence)
+                reading.dropped.append(sequence)
                 continue
             if self._group.owns(sequence.id):
-                generations[sequence.id] = generation
+                reading.generations[sequence.id] = generation
+
+    def _append_accepted(self, sequence: Sequence, draft: Draft, chosen: HostChoice, first: int) -> list[Generation]:
+        """Append the token after each token of the draft, as long as it is the one that was chosen."""
+        generations: list[Generation] = []
+        for row, drafted in enumerate(draft, first):
+            if sequence.stopped or chosen.ids[row] != drafted or chosen.failed[row + 1]:
+                break
+            sequence.cache_len += 1
+            generations.append(self._generations.append_choice(sequence, chosen, row + 1))
+        if self.drafter is not None:
+            self.drafter.verified(sequence, len(generations), len(draft))
+        if any(chosen.failed[first : first + 1 + len(draft)]):
+            # The K/V of a refused token stay until they are overwritten.
+            self._zero_nonfinite((sequence,))
+        return generations
 
     def _zero_nonfinite(self, sequences: SequenceOf[Sequence]) -> None:
         for sequence in sequences:
@@ -347,8 +342,8 @@ def _failed(batch: SequenceBatch, sequences: Set[Sequence]) -> tuple[Sequence, .
         sequence
         for step in batch.pending
         if isinstance(step, Launched)
-        for sequence, failed in zip(step.sampled, step.read().failed, strict=True)
-        if failed and sequence in sequences
+        for sequence, draft, first in step.first_rows()
+        if sequence in sequences and any(step.read().failed[first : first + 1 + len(draft)])
     )
 
 

@@ -21,6 +21,7 @@ CASES = {
     "page 1": {"attention": "flashinfer"},
     "page 16": {},
     "page 16, whole prompts": {"prefill_chunking": False},
+    "page 16, drafts": {"speculate": 3, "speculate_adaptive": False},
 }
 SHARED = random_prompt(40, seed=3)
 
@@ -75,6 +76,7 @@ async def test_requests_that_join_share_and_leave_get_the_tokens_they_would_get_
             use_prefix_caching=info.use_prefix_caching,
             block_size=info.block_size,
             waiting_served_ratio=0.3,
+            speculate=info.speculate,
         )
     )
     batcher = Batcher(shard, scheduler)

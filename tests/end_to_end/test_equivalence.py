@@ -1,4 +1,4 @@
-"""Batching, chunking, the prefix cache, shards, transport and schema change no token of a hundred mixed requests.
+"""Batching, chunking, the prefix cache, drafts, shards, transport and schema change no token of a hundred requests.
 
 In float32, where the shape of a batch changes no close choice.
 """
@@ -11,6 +11,7 @@ import pytest
 from reference_server.config import Transport
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.speculation.ngram import NgramRule
 from tests.support.clients.mixed_load import MODEL, Answer, answers, mixed_calls, router_over
 from tests.support.servers.model_servers import ModelServers, model_servers
 
@@ -19,7 +20,7 @@ ALL = len(CALLS)
 FLAGS = ("--dtype", "float32", "--cpu-memory-gib", "0.06", "--prefix-caching", "true")
 
 
-def load(*, prefix_caching: bool, prefill_chunking: bool) -> LocalShard:
+def load(*, prefix_caching: bool, prefill_chunking: bool, **options: object) -> LocalShard:
     return LocalShard.load(
         EngineOptions(
             MODEL,
@@ -28,6 +29,7 @@ def load(*, prefix_caching: bool, prefill_chunking: bool) -> LocalShard:
             compute_threads=1,
             prefix_caching=prefix_caching,
             prefill_chunking=prefill_chunking,
+            **options,  # type: ignore[arg-type]
         )
     )
 
@@ -90,6 +92,51 @@ async def test_batching_chunking_and_the_prefix_cache_change_no_token(
 
     assert together == alone
     assert (hits > 0) == prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_adaptive", "run_ahead", "at_once"),
+    [
+        (NgramRule.SUFFIX, False, True, 8),
+        pytest.param(NgramRule.SUFFIX, True, True, 4, marks=pytest.mark.slow),
+        pytest.param(NgramRule.SUFFIX, False, False, 16, marks=pytest.mark.slow),
+        pytest.param(NgramRule.TGI, False, True, 16, marks=pytest.mark.slow),
+        pytest.param(NgramRule.SUFFIX, True, True, 1, marks=pytest.mark.slow),
+    ],
+)
+async def test_drafts_change_no_token(
+    alone: list[Answer], rule: NgramRule, is_adaptive: bool, run_ahead: bool, at_once: int
+):
+    drafts = {"speculate": 4, "ngram_rule": rule, "speculate_adaptive": is_adaptive, "run_ahead": run_ahead}
+    shard = load(prefix_caching=True, prefill_chunking=True, **drafts)
+
+    async with router_over(shard) as router:
+        together = await answers(router, CALLS, at_once)
+        verified, accepted = router.metrics.draft_tokens.value(), router.metrics.accepted_tokens.value()
+        skipped = router.metrics.render().decode()
+    shard.close()
+
+    assert together == alone
+    assert verified > accepted > 0
+    assert f"tgi_request_skipped_tokens_sum {accepted:.0f}" in skipped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "transport"), [("v2", "grpc"), ("v3", "grpc"), ("v3", "link")])
+@pytest.mark.parametrize("num_shards", [1, 2])
+async def test_drafts_change_no_token_behind_a_wire(
+    alone: list[Answer], num_shards: int, version: str, transport: Transport
+):
+    flags = (*FLAGS, "--speculate", "3", "--speculate-adaptive", "false")
+    with model_servers(MODEL, *flags, num_shards=num_shards) as started:
+        group = await started.connect(version, transport)
+        async with router_over(group, version) as router:
+            together = await answers(router, CALLS, at_once=8)
+            accepted = router.metrics.accepted_tokens.value()
+        await group.close()
+
+    assert together == alone
+    assert accepted > 0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.drafting import Drafter
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
+from tests.support.models.known_drafts import KnownDrafts
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import (
@@ -119,6 +121,17 @@ async def test_prompts_in_chunks_of_five_equal_generate_alone(loaded: Loaded) ->
         prefill_tokens = driver.outcomes[request.id].prefill_tokens
         assert prefill_tokens is not None
         assert prefill_tokens.logprobs[1:] == pytest.approx(expected, abs=1e-4)
+
+
+async def test_drafts_change_no_token(loaded: Loaded) -> None:
+    driver = await warmed(loaded)
+    loaded.shard.engine.stepper.drafter = Drafter(KnownDrafts(dict(enumerate(loaded.expected))), speculate=3)
+
+    outcomes = await driver.run(*(driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)))
+
+    loaded.shard.engine.stepper.drafter = None
+    assert [outcome.ids for outcome in outcomes] == loaded.expected
+    assert sum(outcome.num_generations for outcome in outcomes) < 3 * NEW_TOKENS
 
 
 async def test_requests_join_and_leave_midway(loaded: Loaded) -> None:

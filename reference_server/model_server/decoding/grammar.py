@@ -5,6 +5,7 @@ nothing waits for a compilation and the cost of a step is limited (grammars/limi
 libraries.
 """
 
+import copy
 import logging
 import time
 from collections import OrderedDict
@@ -277,6 +278,22 @@ class GrammarState:
             return
         if not self._walk([token_id]):
             self._restart()
+
+    def count_allowed(self, draft: Sequence[int]) -> int:
+        """Tokens of `draft` that may come next one after the other, without the end of the output."""
+        if self._automaton is None or self._matcher.is_stopped():
+            return 0
+        end = next((place for place, id_ in enumerate(draft) if self.is_end(id_)), len(draft))
+        return self._matcher.validate_tokens(list(draft[:end]))
+
+    def after(self, draft: Sequence[int]) -> "GrammarState":
+        """A state of its own, advanced by tokens that `count_allowed` has counted."""
+        state = copy.copy(self)
+        state._accepted = [*self._accepted, *draft]
+        if self._automaton is not None:
+            state._matcher = self._matcher.deep_copy()
+            state._matcher.consume_tokens(list(draft))
+        return state
 
     def _walk(self, ids: Sequence[int]) -> bool:
         """Advance by `ids`, checking the time every few tokens, since the batch waits. False if one is not allowed."""

@@ -114,6 +114,11 @@ class TokenChooser:
         """Whether `newest` must be None: a row's own last id has to be known on the host."""
         return self._pipeline.needs_host_ids
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it keeps what it has seen of its rows' outputs, so that other rows of the same sequences differ."""
+        return self._pipeline.keeps_state
+
     def choose(self, logits: Tensor, ids: Sequence[Sequence[int]], newest: Tensor | None = None) -> Choice:
         """One token per row; nothing waits for the device.
 

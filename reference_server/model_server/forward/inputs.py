@@ -10,6 +10,7 @@ from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import (
     DecodePlan,
+    Draft,
     IntArray,
     LogitSpan,
     StepMetadata,
@@ -25,7 +26,8 @@ class RaggedInputs:
     logits_index: [logit rows], None if every token gives logits, in order.
     spans: the sequences that have rows of the logits, in batch order.
     sampled: the sequences whose next token is chosen, in batch order: those of `spans` whose last row predicts it.
-    plan: what stays valid while the same rows decode; None if a row computes several tokens.
+    plan: what stays valid while the same rows decode; None if a sequence computes several tokens.
+    drafts: one for each of `sampled`; empty without drafts. Each token of a draft is a row of its own.
     """
 
     input_ids: IntArray | Tensor
@@ -35,12 +37,14 @@ class RaggedInputs:
     sampled: tuple[Sequence, ...]
     metadata: StepMetadata
     plan: DecodePlan | None = None
+    drafts: tuple[Draft, ...] = ()
 
     @property
     def sampled_rows(self) -> IntArray | None:
         """[sampled] int64: rows of the logits; None if they are all rows, in order."""
         if self.logits_index is None or len(self.logits_index) == len(self.sampled):
             return None
+        assert not self.drafts, "every row of a step with drafts gives logits"
         rows = [span.end_row - 1 for span in self.spans if span.sequence.is_sampled]
         return np.array(rows, dtype=np.int64)
 
@@ -58,16 +62,25 @@ def build_inputs(
     prompt_logprobs: bool,
     rows: tuple[Sequence, ...] | None = None,
     newest: Tensor | None = None,
+    drafts: tuple[Draft, ...] = (),
 ) -> RaggedInputs:
     """Plan the next forward of `rows`, by default all live sequences of the batch.
 
     newest: [rows] int64, each row's last id if the host has not read it; every row computes one token then.
+    drafts: one for each of `rows` of a decode step, whose ids are on the host; empty without drafts.
     """
     sequences = batch.live if rows is None else rows
-    if all(sequence.input_len == 1 and sequence.is_sampled for sequence in sequences):
+    if drafts:
+        return _with_drafts(batch, sequences, drafts)
+    if is_decode(sequences):
         return _one_token_each(batch, sequences, newest)
     assert newest is None, "the ids of a prompt are on the host"
     return _mixed_inputs(batch, sequences, prompt_logprobs)
+
+
+def is_decode(sequences: tuple[Sequence, ...]) -> bool:
+    """Whether every sequence computes its last token only."""
+    return all(sequence.input_len == 1 and sequence.is_sampled for sequence in sequences)
 
 
 def _one_token_each(batch: SequenceBatch, sequences: tuple[Sequence, ...], newest: Tensor | None) -> RaggedInputs:
@@ -89,6 +102,38 @@ def _one_token_each(batch: SequenceBatch, sequences: tuple[Sequence, ...], newes
             num_single_rows=len(sequences),
         ),
         plan=plan,
+    )
+
+
+def _with_drafts(batch: SequenceBatch, sequences: tuple[Sequence, ...], drafts: tuple[Draft, ...]) -> RaggedInputs:
+    """One token a row, as in a decode step: each sequence's last token, then those of its draft.
+
+    The rows of a sequence have one block table and growing lengths. All K/V of a layer are stored before a row attends,
+    so a row reads those of the draft's tokens before it, and computes exactly what a step of its own would compute.
+    """
+    counts = np.array([1 + len(draft) for draft in drafts], dtype=np.int64)
+    owner = np.repeat(np.arange(len(sequences)), counts)
+    first_rows = np.cumsum(counts) - counts
+    cache_len = np.array([sequence.cache_len for sequence in sequences], dtype=np.int64)
+    positions = (cache_len - first_rows)[owner] + np.arange(len(owner))
+    block, offset = np.divmod(positions, batch.block_size)
+    known = batch.plan is not None and batch.plan.rows == sequences
+    table = (batch.plan.block_table if batch.plan is not None and known else block_table(sequences))[owner]
+    ids = [id_ for sequence, draft in zip(sequences, drafts, strict=True) for id_ in (sequence.ids[-1], *draft)]
+    return RaggedInputs(
+        input_ids=np.array(ids, dtype=np.int64),
+        positions=positions,
+        logits_index=None,
+        spans=tuple(map(LogitSpan, sequences, first_rows.tolist(), counts.tolist())),
+        sampled=sequences,
+        metadata=StepMetadata(
+            slots=table[np.arange(len(owner)), block] * batch.block_size + offset,
+            block_table=table,
+            seqlen_q=np.ones(len(owner), dtype=np.int64),
+            seqlen_k=positions + 1,
+            num_single_rows=len(owner),
+        ),
+        drafts=drafts,
     )
 
 

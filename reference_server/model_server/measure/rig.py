@@ -24,7 +24,8 @@ from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import StepState
-from reference_server.model_server.stepper import ChoosingOptions, RunAhead, Stepper
+from reference_server.model_server.stepper import RunAhead, Stepper
+from reference_server.model_server.token_choice import ChoosingOptions
 from reference_server.tokenizer import load_tokenizer
 
 # Tokens that a sequence may grow by while it is timed.

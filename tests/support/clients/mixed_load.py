@@ -93,6 +93,7 @@ async def router_over(shard: Shard, schema: str = "v3") -> AsyncIterator[Router]
         block_size=info.block_size,
         use_prefix_caching=info.use_prefix_caching,
         schema=WireVersion(schema),
+        speculate=info.speculate,
     )
     request_limits = GenerationLimits(limits.max_input_tokens, limits.max_total_tokens)
     metrics = Metrics(limits.max_input_tokens, limits.max_total_tokens)

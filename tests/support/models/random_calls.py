@@ -26,6 +26,7 @@ class RandomCalls:
 
     def __init__(self, shard: Shard, seed: int, num_blocks: int = 200) -> None:
         self._driver = ShardDriver(shard, num_blocks=num_blocks)
+        self._seed = seed
         self._chance = random.Random(seed)
         self._batches: list[CachedBatch] = []
         self._results: list[CallResult] = []
@@ -34,6 +35,10 @@ class RandomCalls:
     @property
     def outcomes(self) -> dict[int, Outcome]:
         return self._driver.outcomes
+
+    @property
+    def sent(self) -> dict[int, Request]:
+        return self._driver.sent
 
     async def make(self, num_calls: int) -> list[CallResult]:
         """Make at least so many calls, then decode what is left to its end; what each call gave."""
@@ -88,16 +93,18 @@ class RandomCalls:
                 self._driver.release(id_)
 
     def _request(self) -> Request:
-        prompt = random_prompt(self._chance.choice(LENGTHS), seed=self._chance.randrange(20))
-        stops: Sequence[str] = (f"w{self._chance.randrange(20)}",) if self._chance.random() < 0.5 else ()
-        stopping = StoppingParameters(self._chance.randint(1, 14), tuple(stops), self._chance.random() < 0.5)
-        chunk_len = self._chance.randint(1, len(prompt)) if self._chance.random() < 0.3 else None
+        """The next request; it depends on the seed and its id only, not on the calls before it."""
         id_ = self._next_id = self._next_id + 1
+        chance = random.Random(1000 * id_ + self._seed)
+        prompt = random_prompt(chance.choice(LENGTHS), seed=chance.randrange(20))
+        stops: Sequence[str] = (f"w{chance.randrange(20)}",) if chance.random() < 0.5 else ()
+        stopping = StoppingParameters(chance.randint(1, 14), tuple(stops), chance.random() < 0.5)
+        chunk_len = chance.randint(1, len(prompt)) if chance.random() < 0.3 else None
         return self._driver.request(
             id_,
             prompt,
-            parameters=self._chance.choice(KINDS),
+            parameters=chance.choice(KINDS),
             stopping=stopping,
             chunk_len=chunk_len,
-            top_n_tokens=self._chance.choice((0, 0, 2)),
+            top_n_tokens=chance.choice((0, 0, 2)),
         )

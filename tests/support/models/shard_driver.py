@@ -29,8 +29,10 @@ class Outcome:
     top_tokens: list[Tokens] = field(default_factory=list)
     prefill_tokens: Tokens | None = None
     generated_text: GeneratedText | None = None
+    num_generations: int = 0
 
     def add(self, generation: Generation) -> None:
+        self.num_generations += 1
         self.ids.extend(generation.tokens.ids)
         self.logprobs.extend(generation.tokens.logprobs)
         self.texts.extend(generation.tokens.texts)

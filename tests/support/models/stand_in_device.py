@@ -30,7 +30,8 @@ from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.kv_cache import LayerCache
 from reference_server.model_server.sequence import Sequence as Row
 from reference_server.model_server.step_state import StepState
-from reference_server.model_server.stepper import ChoosingOptions, RunAhead, Stepper
+from reference_server.model_server.stepper import RunAhead, Stepper
+from reference_server.model_server.token_choice import ChoosingOptions
 from reference_server.presets import catalog
 from reference_server.tokenizer import load_tokenizer
 from tests.support.models.table_attention import TABLES

@@ -1,0 +1,136 @@
+"""Measures the time of decode steps in the warm-up, with and without drafts, for the choice of draft lengths."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from reference_server.messages import ChooserParameters, Request, StoppingParameters
+from reference_server.model_server.batch import SequenceBatch
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.distributed import RankGroup
+from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter
+from reference_server.model_server.kv_cache import blocks_for
+from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.speculation.ngram import NgramDraft
+from reference_server.model_server.speculation.step_cost import StepCost, by_rows
+from reference_server.model_server.stepper import RunAhead, Stepper
+from reference_server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, MOST_VERIFIED_ROWS)
+BUDGET_S = 3.0
+"""Larger sizes are extrapolated after so much time."""
+REPEATS = 5
+"""Steps of each kind; the fastest counts, as anything else on the machine only adds time."""
+FEW_KEYS, MANY_KEYS = 16, 256
+ROWS, DRAFT = 4, 4
+SAMPLED = ChooserParameters(temperature=0.7, top_k=50, top_p=0.95, seed=1)
+
+
+class DraftCost:
+    """Steps sequences of its own through `stepper`, in blocks that no request has yet.
+
+    longest: tokens that a request may have.
+    """
+
+    def __init__(
+        self, stepper: Stepper, tokenizer: Tokenizer, group: RankGroup, num_blocks: int, block_size: int, longest: int
+    ) -> None:
+        self._stepper = stepper
+        self._tokenizer = tokenizer
+        self._group = group
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._longest = longest
+
+    def measure(self) -> StepCost:
+        """The same on every rank."""
+        with self._alone():
+            rows_ns = by_rows(self._by_size(), MOST_VERIFIED_ROWS)
+            few = rows_ns[ROWS - 1]
+            many_keys = min(MANY_KEYS, self._longest - REPEATS - 2)
+            key_ns = (self._time_ns(ROWS, num_keys=many_keys) - few) / (ROWS * max(1, many_keys - FEW_KEYS))
+            sampled_ns = (self._time_ns(ROWS, parameters=SAMPLED) - few) / ROWS
+            alone = self._time_ns(1, num_drafted=DRAFT) - rows_ns[DRAFT]
+            together = self._time_ns(ROWS, num_drafted=DRAFT) - rows_ns[ROWS * (1 + DRAFT) - 1]
+        row_ns = max(0.0, (together - alone) / (DRAFT * (ROWS - 1)))
+        cost = StepCost(
+            rows_ns, max(0.0, key_ns), max(0.0, alone - DRAFT * row_ns), row_ns, sampled_row_ns=max(0.0, sampled_ns)
+        )
+        logger.info(
+            "a decode step takes %.2f ms with 1 row, %.2f with 8, %.2f with 32; drafts cost %.0f us, and %.0f a token",
+            *(cost.plain_ns(size) / 1e6 for size in (1, 8, 32)),
+            *(cost.drafts_ns / 1e3, cost.draft_row_ns / 1e3),
+        )
+        return cost
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No run-ahead, and the drafts of this measurement only."""
+        stepper = self._stepper
+        kept = stepper.run_ahead, stepper.drafter
+        stepper.run_ahead = RunAhead.OFF
+        try:
+            yield
+        finally:
+            stepper.run_ahead, stepper.drafter = kept
+
+    def _by_size(self) -> dict[int, float]:
+        started = time.perf_counter()
+        measured: dict[int, float] = {}
+        for size in SIZES:
+            measured[size] = self._time_ns(size)
+            if not self._group.minimum(int(time.perf_counter() - started < BUDGET_S)):
+                break
+        return measured
+
+    def _time_ns(
+        self,
+        num_rows: int,
+        num_keys: int = FEW_KEYS,
+        num_drafted: int = 0,
+        parameters: ChooserParameters | None = None,
+    ) -> float:
+        """The fastest of a few steps."""
+        self._stepper.drafter = Drafter(_Repetition(), num_drafted) if num_drafted else None
+        rows = tuple(self._sequence(row, num_keys, parameters or ChooserParameters()) for row in range(num_rows))
+        batch = SequenceBatch(0, rows, self._block_size)
+        fastest = 0
+        for repeat in range(1 + REPEATS):
+            started = time.perf_counter_ns()
+            output = self._stepper.step(batch)
+            spent = time.perf_counter_ns() - started
+            # The first step builds what the others reuse.
+            fastest = spent if repeat < 2 else min(fastest, spent)
+            if output.batch is None:
+                break
+            batch = output.batch
+        return float(self._group.minimum(fastest))
+
+    def _sequence(self, row: int, num_keys: int, parameters: ChooserParameters) -> Sequence:
+        stopping = StoppingParameters(self._longest)
+        needed = blocks_for(num_keys + (1 + REPEATS) * (1 + DRAFT), self._block_size)
+        first = row * needed
+        return Sequence(
+            request=Request(row, (), num_keys, parameters, stopping),
+            ids=[1] * (num_keys + 1),
+            prompt_len=1,
+            cache_len=num_keys,
+            input_len=1,
+            # Block 0 is reserved; a small cache is used several times over.
+            blocks=1 + (first + np.arange(needed, dtype=np.int64)) % (self._num_blocks - 1),
+            stopping=StoppingCriteria(stopping, frozenset()),
+            detokenizer=IncrementalDetokenizer(self._tokenizer, [1]),
+        )
+
+
+class _Repetition:
+    """Drafts of the first id, which the model rarely chooses."""
+
+    def draft(self, _sequence: Sequence, count: int, /) -> NgramDraft:
+        return NgramDraft([0] * count, 0)

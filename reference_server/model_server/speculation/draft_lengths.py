@@ -1,0 +1,64 @@
+"""How many tokens of each draft a step verifies: as many as raise the expected tokens for each ns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reference_server.model_server.speculation.step_cost import StepCost
+
+MIN_GAIN = 1.02
+"""Drafts whose expected speed is not above this, as a ratio to a plain step, are left out: estimates are not exact."""
+BEST_RATE = 0.9
+"""The acceptance of drafts that are as good as they get, when only the batch is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCandidate:
+    """One row of a step and its draft: `length` tokens, of which each is accepted after the others with `rate`.
+
+    num_keys: tokens that the row attends to. is_sampled: its tokens are not chosen greedily.
+    """
+
+    rate: float
+    length: int
+    num_keys: int = 0
+    is_sampled: bool = False
+
+
+def draft_lengths(candidates: Sequence[DraftCandidate], cost: StepCost) -> list[int]:
+    """The tokens to verify of each candidate's draft; all 0 if no choice is expected to pay.
+
+    A draft's token at place j is accepted with probability rate^j, so its gains fall with each place, and taking the
+    largest gains first is the best choice for every number of rows.
+    """
+    gains = [
+        (candidate.rate ** (place + 1), row)
+        for row, candidate in enumerate(candidates)
+        for place in range(candidate.length)
+    ]
+    gains.sort(reverse=True)
+    num_rows = len(candidates)
+    extra_ns = sum(each.num_keys * cost.key_ns + each.is_sampled * cost.sampled_row_ns for each in candidates)
+    tokens, best_count = float(num_rows), 0
+    best = MIN_GAIN * num_rows / (cost.plain_ns(num_rows) + extra_ns)
+    extra_ns += cost.drafts_ns
+    for count, (gain, row) in enumerate(gains[: max(0, cost.most_rows - num_rows)], 1):
+        candidate = candidates[row]
+        tokens += gain
+        extra_ns += cost.draft_row_ns + candidate.num_keys * cost.key_ns + candidate.is_sampled * cost.sampled_row_ns
+        speed = tokens / (cost.plain_ns(num_rows + count) + extra_ns)
+        if speed > best:
+            best, best_count = speed, count
+    lengths = [0] * num_rows
+    for _, row in gains[:best_count]:
+        lengths[row] += 1
+    return lengths
+
+
+def can_pay(num_rows: int, speculate: int, cost: StepCost) -> bool:
+    """Whether good drafts would make a batch of so many rows faster, so that it is worth looking for them.
+
+    One good draft is enough: the others of the batch may have none.
+    """
+    best = DraftCandidate(BEST_RATE, speculate)
+    alone = [best, *[DraftCandidate(0.0, 0)] * (num_rows - 1)]
+    return any(draft_lengths(alone, cost)) or any(draft_lengths([best] * num_rows, cost))

@@ -1,0 +1,99 @@
+"""N-gram drafts: the tokens that followed an earlier occurrence of a request's last tokens."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+SHORTEST, LONGEST = 2, 4
+"""Tokens of a suffix that must occur again, and tokens above which a longer match is not searched for."""
+MOST_CANDIDATES = 32
+"""Earlier occurrences of the last two tokens that are compared; the latest first."""
+
+
+class NgramRule(StrEnum):
+    """suffix: after the longest match of the last 2 to 4 tokens. tgi: after the first occurrence of the last token."""
+
+    SUFFIX = "suffix"
+    TGI = "tgi"
+
+
+class NgramDraft(NamedTuple):
+    """Ids that may follow a request's. match_len: tokens of its end that occur before them too, at most LONGEST."""
+
+    ids: list[int]
+    match_len: int
+
+
+NO_DRAFT = NgramDraft([], 0)
+
+
+class SuffixIndex:
+    """Finds earlier occurrences of the end of one request's ids, which grow.
+
+    Chains of equal pairs, as in LZ77: `_earlier[i]` is the last index before i at which the same two tokens end; 0 if
+    there is none, because no pair ends at index 0.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[int, int], int] = {}
+        self._earlier: list[int] = []
+
+    def draft(self, ids: Sequence[int], count: int) -> NgramDraft:
+        """`count` ids that may follow `ids`, prompt and output; none if its last two do not occur before.
+
+        >>> SuffixIndex().draft([1, 2, 3, 9, 2, 3], 2)
+        NgramDraft(ids=[9, 2], match_len=2)
+        >>> SuffixIndex().draft([7, 5, 6, 5, 6], 5).ids
+        [5, 6, 5, 6, 5]
+        """
+        self._extend(ids)
+        end, match_len = self._longest_match(ids)
+        return NgramDraft(follow(ids, end + 1, count), match_len) if end else NO_DRAFT
+
+    def _extend(self, ids: Sequence[int]) -> None:
+        latest, earlier = self._latest, self._earlier
+        if not earlier:
+            earlier.append(0)
+        for end in range(len(earlier), len(ids)):
+            pair = ids[end - 1], ids[end]
+            earlier.append(latest.get(pair, 0))
+            latest[pair] = end
+
+    def _longest_match(self, ids: Sequence[int]) -> tuple[int, int]:
+        """Where the longest earlier match ends, of equal ones the latest, and its length; (0, 0) if there is none."""
+        end = len(ids) - 1
+        candidate = self._earlier[end]
+        best, best_len = 0, 0
+        for _ in range(MOST_CANDIDATES):
+            if not candidate:
+                break
+            length = SHORTEST
+            while length < LONGEST and candidate >= length and ids[candidate - length] == ids[end - length]:
+                length += 1
+            if length > best_len:
+                best, best_len = candidate, length
+            if length == LONGEST:
+                break
+            candidate = self._earlier[candidate]
+        return best, best_len
+
+
+def follow(ids: Sequence[int], start: int, count: int) -> list[int]:
+    """`count` ids from `start` on; past the end of `ids` the copy goes on with itself, as a repetition does."""
+    period = len(ids) - start
+    return [ids[start + step % period] for step in range(count)]
+
+
+def first_match(ids: Sequence[int], count: int) -> NgramDraft:
+    """TGI's rule: the ids after the first occurrence of the last one, the last id repeated past the end.
+
+    Without an earlier occurrence, the ids from position 1 on (TGI, server/text_generation_server/utils/tokens.py).
+
+    >>> first_match([4, 7, 8, 9, 7], 2).ids, first_match([4, 5, 6], 4).ids
+    ([8, 9], [5, 6, 6, 6])
+    """
+    last = len(ids) - 1
+    start = ids.index(ids[last]) + 1
+    if start > last:
+        start = 1
+    return NgramDraft([ids[min(start + step, last)] for step in range(count)], 1)

@@ -1,0 +1,52 @@
+"""The time of a decode step by its rows, as the warm-up measured it: the price of a draft's tokens."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Times of a step in ns, with its share of the host's work.
+
+    rows_ns: by number of rows, from 1 on, greedy and with few keys. key_ns: for each key that a row attends to.
+    drafts_ns: for having drafts at all; draft_row_ns: for each of their tokens. sampled_row_ns: for each row that is
+    not greedy.
+    """
+
+    rows_ns: tuple[float, ...]
+    key_ns: float = 0.0
+    drafts_ns: float = 0.0
+    draft_row_ns: float = 0.0
+    sampled_row_ns: float = 0.0
+
+    @property
+    def most_rows(self) -> int:
+        return len(self.rows_ns)
+
+    def plain_ns(self, num_rows: int) -> float:
+        """The step without drafts, as far as rows decide it."""
+        return self.rows_ns[min(num_rows, self.most_rows) - 1]
+
+
+def by_rows(measured_ns: Mapping[int, float], most_rows: int) -> tuple[float, ...]:
+    """Times for 1 to `most_rows` rows: between measured ones and after the last by lines, never falling.
+
+    >>> by_rows({1: 10.0, 3: 12.0, 4: 11.0}, 6)
+    (10.0, 11.0, 12.0, 12.0, 12.0, 12.0)
+    >>> by_rows({1: 10.0, 2: 14.0}, 4)
+    (10.0, 14.0, 18.0, 22.0)
+    """
+    sizes = sorted(measured_ns)
+    times = [measured_ns[size] for size in sizes]
+    for place in range(1, len(times)):
+        times[place] = max(times[place], times[place - 1])
+    if len(sizes) == 1:
+        return tuple(times * most_rows)
+    rows_ns = []
+    for size in range(1, most_rows + 1):
+        right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+        low, high = sizes[right - 1], sizes[right]
+        slope = (times[right] - times[right - 1]) / (high - low)
+        rows_ns.append(times[right - 1] + slope * (size - low))
+    return tuple(rows_ns)

@@ -1,0 +1,110 @@
+"""The drafter: drafts within a request's length and a step's rows, and none where they do not pay."""
+
+import numpy as np
+
+from reference_server.messages import ChooserParameters, Request, StoppingParameters
+from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
+from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter, NgramSource
+from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.speculation.ngram import NgramRule
+from reference_server.model_server.speculation.step_cost import StepCost, by_rows
+from reference_server.presets.catalog import find
+from reference_server.tokenizer import Tokenizer, load_tokenizer
+
+LOOP = [7, 8, 9] * 6
+FREE_ROWS = StepCost(by_rows({1: 100.0, 128: 100.0}, 128))
+DEAR_ROWS = StepCost(by_rows({1: 10.0, 128: 1280.0}, 128))
+
+
+def tokenizer() -> Tokenizer:
+    preset = find("preset:tiny-llama")
+    assert preset is not None
+    return load_tokenizer(preset.tokenizer_directory, 4096)
+
+
+def decoding(ids: list[int], max_new_tokens: int = 100, tokens: Tokenizer | None = None) -> Sequence:
+    """A sequence after its prompt and one token."""
+    stopping = StoppingParameters(max_new_tokens)
+    made = Sequence(
+        request=Request(0, (), len(ids), ChooserParameters(), stopping),
+        ids=list(ids),
+        prompt_len=len(ids) - 1,
+        cache_len=len(ids) - 1,
+        input_len=1,
+        blocks=np.zeros(1, dtype=np.int64),
+        stopping=StoppingCriteria(stopping, frozenset()),
+        detokenizer=IncrementalDetokenizer(tokens or tokenizer(), ids),
+    )
+    made.stopping.finish_reason(ids[-1], "")
+    return made
+
+
+def drafter(speculate: int = 4, kv_border: int | None = None) -> Drafter:
+    return Drafter(NgramSource(NgramRule.SUFFIX), speculate, kv_border)
+
+
+def test_a_draft_ends_before_the_last_token_of_the_request() -> None:
+    # Two more tokens: the step's own, and one that a draft may bring.
+    assert drafter().propose([decoding(LOOP, max_new_tokens=3)]) == ((7,),)
+    assert drafter().propose([decoding(LOOP, max_new_tokens=2)]) == ()
+
+
+def test_no_draft_crosses_the_border_of_long_rope() -> None:
+    sequence = decoding(LOOP)
+
+    assert drafter(kv_border=len(LOOP) + 1).propose([sequence]) == ((7,),)
+    assert drafter(kv_border=len(LOOP)).propose([sequence]) == ()
+    assert drafter(kv_border=len(LOOP) - 1).propose([sequence]) == ((7, 8, 9, 7),)
+
+
+def test_a_step_with_drafts_has_few_rows() -> None:
+    tokens = tokenizer()
+    rows = [decoding(LOOP, tokens=tokens) for _ in range(MOST_VERIFIED_ROWS - 6)]
+
+    drafts = drafter().propose(rows)
+
+    assert [len(draft) for draft in drafts[:3]] == [4, 2, 0]
+    assert drafter().propose(rows + rows[:6]) == ()
+
+
+def test_drafts_that_do_not_pay_are_not_looked_for() -> None:
+    made = drafter()
+    sequence = decoding(LOOP)
+
+    made.cost = DEAR_ROWS
+    assert made.propose([sequence]) == ()
+    assert sequence.suffixes is None
+    made.cost = FREE_ROWS
+    assert made.propose([sequence]) == ((7, 8, 9, 7),)
+
+
+def test_a_request_whose_drafts_fail_stops_drafting_and_starts_again_when_its_text_repeats() -> None:
+    made = drafter(2)
+    # A draft is worth it at about one token in four.
+    made.cost = StepCost(by_rows({1: 100.0, 2: 125.0, 3: 150.0, 128: 3300.0}, 128))
+    sequence = decoding(LOOP)
+    proposed = []
+
+    def step(next_id: int, accepted: int) -> None:
+        drafts = made.propose([sequence])
+        proposed.append(bool(drafts))
+        if drafts:
+            made.verified(sequence, accepted, len(drafts[0]))
+        sequence.ids.append(next_id)
+        sequence.cache_len += 1
+
+    for place in range(12):
+        # 7 8 9 goes on with 7 each time, and the text with another token.
+        for next_id in (7, 8, 9) if place else ():
+            sequence.ids.append(next_id)
+            sequence.cache_len += 1
+        step(100 + place, 0)
+    stopped = list(proposed)
+    proposed.clear()
+    for next_id in LOOP:
+        step(next_id, 0)
+
+    assert stopped[0]
+    assert not any(stopped[6:])
+    assert any(proposed)
