@@ -1,0 +1,207 @@
+"""Compare decoding with and without drafts, for several draft lengths, texts and batch sizes.
+
+    python -m benchmarks.engine.speculation [--models preset:tiny-llama ...] [--speculate 0 2 4 8] [--fixed 4]
+                                            [--concurrency 1 8 32] [--rounds 5] [--json FILE]
+
+All engines are in this process, with one compute thread, and only one works at a time; rounds are interleaved and start
+with another engine each. One measurement: C prompts of 64 tokens are prefilled together, then decoded to 96 new tokens
+each, end-of-sequence ignored; tokens/s of the decodes. Every engine must give the ids of the one without drafts.
+
+    copy   a passage, and the start of the same passage again; greedy
+    code   calls and records of one form; greedy
+    free   other text, sampled at temperature 1
+
+`adaptive` is the default of `--speculate N`; `fixed` drafts N tokens whenever there is a match. The table has the
+medians of the ratios to N = 0 in the same round with their ranges, the share of drafted tokens that was accepted, and
+tokens for each sequence and step.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from benchmarks.engine.in_process import machine
+from reference_server.messages import (
+    Batch,
+    ChooserParameters,
+    Request,
+    StepResult,
+    StoppingParameters,
+    WarmupRequest,
+)
+from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.options import EngineOptions
+from reference_server.presets.catalog import CALIBRATION_TEXT
+
+PROMPT_TOKENS = 64
+NEW_TOKENS = 96
+GREEDY = ChooserParameters()
+CODE = """
+def area(shape):
+    if shape.kind == "{0}":
+        return shape.width * shape.height
+records = [
+    {{"name": "{0}", "width": 10, "height": 20}},
+    {{"name": "{0}", "width": 11, "height": 21}},
+    {{"name": "{0}", "width": 12, "height": 22}},
+"""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine: the tokens of its drafts, and whether it adapts them."""
+
+    speculate: int
+    is_adaptive: bool = True
+
+    @property
+    def name(self) -> str:
+        if not self.speculate:
+            return "no drafts"
+        return f"N={self.speculate} {'adaptive' if self.is_adaptive else 'fixed'}"
+
+
+@dataclass
+class MeasuredDrafts:
+    """One engine on one text at one batch size. places: of a draft's tokens, from the first on."""
+
+    model: str
+    text: str
+    concurrency: int
+    contender: str
+    tokens_per_s: list[float] = field(default_factory=list)
+    steps: int = 0
+    tokens: int = 0
+    proposed: list[int] = field(default_factory=lambda: [0] * 8)
+    accepted: list[int] = field(default_factory=lambda: [0] * 8)
+
+    def add(self, result: StepResult) -> None:
+        self.steps += len(result.generations)
+        self.tokens += sum(len(generation.tokens) for generation in result.generations)
+        for place, (proposed, accepted) in enumerate(zip(result.drafts.proposed, result.drafts.accepted, strict=True)):
+            self.proposed[place] += proposed
+            self.accepted[place] += accepted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["preset:tiny-llama", "preset:llama-125m"])
+    parser.add_argument("--speculate", nargs="+", type=int, default=[0, 2, 4, 8])
+    parser.add_argument("--fixed", nargs="*", type=int, default=[4])
+    parser.add_argument("--texts", nargs="+", choices=["copy", "code", "free"], default=["copy", "code", "free"])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the measurements here")
+    args = parser.parse_args()
+    contenders = [Contender(count) for count in args.speculate] + [Contender(count, False) for count in args.fixed]
+    measured: list[MeasuredDrafts] = []
+    for model in args.models:
+        measured += asyncio.run(compare(model, contenders, args.texts, args.concurrency, args.rounds))
+        print(table([each for each in measured if each.model == model]), flush=True)
+    if args.json:
+        rows = [asdict(each) for each in measured]
+        args.json.write_text(json.dumps({"machine": machine(), "measured": rows}, indent=1))
+
+
+async def compare(
+    model: str, contenders: Sequence[Contender], texts: Sequence[str], concurrency: Sequence[int], rounds: int
+) -> list[MeasuredDrafts]:
+    shards = [await loaded(model, contender) for contender in contenders]
+    measured = []
+    for text in texts:
+        for rows in concurrency:
+            found = [MeasuredDrafts(model, text, rows, contender.name) for contender in contenders]
+            for round_ in range(rounds + 1):
+                requests = list(prompts(text, rows, seed=round_))
+                order = [(round_ + place) % len(shards) for place in range(len(shards))]
+                ids = {place: await run(shards[place], requests, found[place], round_ > 0) for place in order}
+                assert all(ids[place] == ids[order[0]] for place in order), "drafts have changed an output"
+            measured += found
+            print(f"{model} {text} C={rows} done", file=sys.stderr)
+    for shard in shards:
+        shard.close()
+    return measured
+
+
+async def loaded(model: str, contender: Contender) -> LocalShard:
+    shard = LocalShard.load(
+        EngineOptions(
+            model,
+            load_format="auto" if model == "preset:tiny-llama" else "dummy",
+            cpu_memory_gib=1.0,
+            compute_threads=1,
+            speculate=contender.speculate,
+            speculate_adaptive=contender.is_adaptive,
+        )
+    )
+    request = replace(next(prompts("free", 1, seed=0)), truncate=1024)
+    await shard.warmup(WarmupRequest(Batch(0, (request,)), 2048, max_total_tokens=1024))
+    return shard
+
+
+def prompts(text: str, count: int, seed: int) -> Iterator[Request]:
+    """Requests of one kind of text, different for every seed."""
+    passages = CALIBRATION_TEXT.read_text().split("\n\n")
+    stopping = StoppingParameters(NEW_TOKENS, ignore_eos_token=True)
+    for number in range(count):
+        passage = passages[(seed * 37 + number * 5) % len(passages)]
+        words = passage.split()
+        parameters = GREEDY
+        match text:
+            case "copy":
+                prompt = " ".join([*words[:40], "\n", *words[:8]])
+            case "code":
+                prompt = CODE.format(words[seed % len(words)])
+            case _:
+                prompt = " ".join(words[:60])
+                parameters = ChooserParameters(do_sample=True, seed=1000 * seed + number)
+        yield Request(number, (prompt,), PROMPT_TOKENS, parameters, stopping)
+
+
+async def run(
+    shard: LocalShard, requests: Sequence[Request], measured: MeasuredDrafts, counts: bool
+) -> dict[int, list[int]]:
+    """Generate all requests as one batch; returns each one's ids."""
+    ids: dict[int, list[int]] = {request.id: [] for request in requests}
+    result = await shard.prefill(Batch(1, tuple(requests)))
+    started = time.perf_counter()
+    num_first = sum(len(generation.tokens) for generation in result.generations)
+    while True:
+        for generation in result.generations:
+            ids[generation.request_id].extend(generation.tokens.ids)
+        if result.batch is None:
+            break
+        result = await shard.decode([result.batch])
+        if counts:
+            measured.add(result)
+    spent = time.perf_counter() - started
+    if counts:
+        measured.tokens_per_s.append((sum(map(len, ids.values())) - num_first) / spent)
+    return ids
+
+
+def table(measured: Sequence[MeasuredDrafts]) -> str:
+    lines = [f"\n{measured[0].model}; {machine()}; medians of {len(measured[0].tokens_per_s)} rounds"]
+    plain = {(each.text, each.concurrency): each.tokens_per_s for each in measured if each.contender == "no drafts"}
+    for each in measured:
+        base = plain.get((each.text, each.concurrency), each.tokens_per_s)
+        ratios = [own / other for own, other in zip(each.tokens_per_s, base, strict=True)]
+        proposed, accepted = sum(each.proposed), sum(each.accepted)
+        share = f"{accepted / proposed:4.0%} of {proposed} accepted" if proposed else "no drafts verified"
+        lines.append(
+            f"  {each.text:<5} C={each.concurrency:<3} {each.contender:<13}"
+            f"{statistics.median(each.tokens_per_s):>9.1f} tok/s"
+            f"  x {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+            f"  {each.tokens / max(1, each.steps):.2f} a step, {share}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
