@@ -16,7 +16,9 @@ from loadgen.interrupts import Interrupted, raise_on_signals
 from loadgen.terminal import completion
 from loadgen.terminal.command_parser import CommandParser
 from loadgen.terminal.help_page import HelpPage
+from loadgen.terminal.legible_output import legible_stdout
 from loadgen.terminal.variables import misspelt_variables, variables_of, words_of_variables
+from reports.text import legible
 
 COULD_NOT_MEASURE, BROKEN_PIPE = 4, 141
 START_FILES = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fish"}
@@ -101,7 +103,8 @@ class Program:
             if args.command == completion.COMMAND:
                 sys.stdout.write(completion.script_of(self.name, args.shell))
                 return 0
-            exit_code = self.commands[args.command].run(args, words)
+            with legible_stdout():
+                exit_code = self.commands[args.command].run(args, words)
             sys.stdout.flush()
             return exit_code
         except Interrupted as interrupted:
@@ -170,4 +173,4 @@ class Program:
             self._write_error(f"{self.name}: {sentence}")
 
     def _write_error(self, text: str) -> None:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(legible(text) + "\n")
