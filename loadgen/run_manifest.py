@@ -25,6 +25,7 @@ from reports.run_store import (
     CLIENT_FILE,
     SCHEMA_VERSION,
     RunManifest,
+    replacing,
     write_client,
     write_manifest,
 )
@@ -96,11 +97,10 @@ def write_schedule(out: Path, work: Workload) -> None:
     import pyarrow.parquet as pq
 
     prompt_ids = [prompt.prompt_id for prompt in work.scheduled()]
-    part = out / "schedule.parquet.part"
     metadata = {"schema_version": str(SCHEMA_VERSION)}
     table = pa.table({"t_intended_ns": work.times_ns, "prompt_id": prompt_ids})
-    pq.write_table(table.replace_schema_metadata(metadata), part)
-    part.replace(out / "schedule.parquet")
+    with replacing(out / "schedule.parquet") as file:
+        pq.write_table(table.replace_schema_metadata(metadata), file)
 
 
 def complete_manifest(

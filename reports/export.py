@@ -4,6 +4,7 @@ Reports do not read these files.
 """
 
 import csv
+import io
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from reports.metrics.measured import Measured
 from reports.metrics.pooled_metrics import POOLED
 from reports.renderers.csv import escape_formula
 from reports.run_schema import Status
-from reports.run_store import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, replace_file
+from reports.run_store import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, replace_file, replacing
 from reports.saved_run import load_run
 
 Array = npt.NDArray[np.float64]
@@ -39,15 +40,15 @@ def export_run(directory: Path, formats: Collection[str]) -> list[Path]:
 def write_requests_csv(directory: Path) -> Path:
     """Write `requests.csv`: the columns of `requests.parquet`, lists separated by spaces, missing values empty."""
     target = directory / CSV_FILE
-    part = target.with_name(CSV_FILE + ".part")
-    with part.open("w", encoding="utf-8", newline="") as file, _requests(directory) as table:
-        writer = csv.writer(file)
+    with replacing(target) as file, _requests(directory) as table:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text)
         names = table.schema_arrow.names
         writer.writerow(names)
         for batch in table.iter_batches(ROWS_PER_BATCH):
             rows = batch.to_pydict()
             writer.writerows(zip(*([_cell(value) for value in rows[name]] for name in names), strict=True))
-    part.replace(target)
+        text.detach()
     return target
 
 
@@ -61,11 +62,13 @@ def _cell(value: Any) -> Any:
 def write_events(directory: Path) -> Path:
     """Write `events.parquet`: a row per token event: request_id, index, t_ns since the run's start, gap_ns, tokens."""
     target = directory / EVENTS_FILE
-    part = target.with_name(EVENTS_FILE + ".part")
-    with _requests(directory) as table, pq.ParquetWriter(part, EVENT_SCHEMA, compression="zstd") as writer:
+    with (
+        replacing(target) as file,
+        _requests(directory) as table,
+        pq.ParquetWriter(file, EVENT_SCHEMA, compression="zstd") as writer,
+    ):
         for batch in table.iter_batches(ROWS_PER_BATCH, columns=["request_id", "t_first_ns", "gap_ns", "event_tokens"]):
             writer.write_table(_events(batch))
-    part.replace(target)
     return target
 
 

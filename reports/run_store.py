@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from reports.run_schema import RequestRecord
 
@@ -164,12 +164,30 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old or the new content, never a part. Links are not followed."""
+    """Write a file atomically, as `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that replaces `path` once it is written: a reader sees the old or the new content, never a part.
+
+    Links are not followed: a run directory of another person can contain links to files of this user.
+    """
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
-    with part.open("xb") as file:
-        file.write(content)
-    part.replace(path)
+    try:
+        with part.open("xb") as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def links_in(directory: Path) -> list[str]:
+    """The names of the links in a directory. Files that are appended to would be written through them."""
+    return sorted(path.name for path in directory.iterdir() if path.is_symlink())
 
 
 def write_manifest(directory: Path, manifest: RunManifest) -> None:

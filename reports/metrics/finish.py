@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from reports.run_store import (
     jsonl_files,
     load_manifest,
     read_jsonl,
+    replacing,
 )
 
 
@@ -61,26 +62,22 @@ def write_table(directory: Path, table: str, rows: Iterable[Mapping[str, Any]], 
 
     rows: those of `RequestRecord.to_json` for the table of requests.
     """
-    target = directory / f"{table}.parquet"
-    part = target.with_name(target.name + ".part")
     try:
-        write_rows(table, iter(rows), part, manifest)
-        part.replace(target)
+        with replacing(directory / f"{table}.parquet") as file:
+            write_rows(table, iter(rows), file, manifest)
     except (KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"{directory}: a row of {table} does not fit its schema ({error!r})") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
-def write_rows(table: str, rows: Iterator[Mapping[str, Any]], path: Path, manifest: RunManifest) -> None:
+def write_rows(table: str, rows: Iterator[Mapping[str, Any]], file: BinaryIO, manifest: RunManifest) -> None:
     """Write one table in batches, and flush it to the disk. rows: as in `write_table`."""
     schema = table_schema(table)
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for batch in _batches(rows):
             columns = _request_columns(batch, manifest, schema) if table == REQUESTS else _columns(batch, schema)
             writer.write_table(pa.table(columns, schema=schema))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> dict[str, pa.Array]:

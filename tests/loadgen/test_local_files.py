@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from loadgen import cli, program
-from loadgen.errors import TargetError
+from loadgen.errors import TargetError, UsageError
 from loadgen.program import disk_full
 from loadgen.run_directory import make_run_directory
 from loadgen.target.launch import remove_stale_folders
 from loadgen.target.target import Target
+from tuner.errors import StudyError
 from tuner.study.study_folder import StudyFolder
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,21 @@ def test_hardening_S7_runs_and_studies_are_for_their_user_alone(tmp_path: Path):
 
     for folder in ("runs/r", "studies/s"):
         assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
+
+
+def test_hardening_S7_runs_and_studies_do_not_write_through_links(tmp_path: Path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for folder, name in (("run", "requests-0.jsonl"), ("study", "run.lock")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).symlink_to(victim)
+
+    with pytest.raises(UsageError, match=r"contains links \(requests-0.jsonl\)"):
+        make_run_directory(tmp_path / "run")
+    with pytest.raises(StudyError, match=r"contains links \(run.lock\)"), StudyFolder(tmp_path / "study").lock():
+        pass
+
+    assert victim.read_text() == "precious"
 
 
 def test_hardening_S7_socket_folders_of_killed_processes_are_removed(tmp_path: Path):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports.export import FORMATS, export_run
 from reports.metrics.finish import finish_run
 from reports.renderers.write import write_figures
 from reports.run_schema import RequestRecord, Status, decode_gaps, encode_gaps
@@ -24,6 +25,7 @@ from reports.run_store import (
     write_manifest,
 )
 from reports.saved_run import load_run
+from tests.support.samples.sample_run import SampleLoad, write_sample_run
 
 STREAMED = RequestRecord(
     run_id="r1",
@@ -239,6 +241,25 @@ def test_hardening_S7_a_file_is_not_written_through_a_planted_link(tmp_path):
     assert victim.read_text() == "precious"
     assert (tmp_path / "report.html").read_text() == "new"
     assert not (tmp_path / "report.html").is_symlink()
+
+
+def test_hardening_S7_a_run_of_another_person_is_read_and_exported_without_its_links(tmp_path):
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("precious")
+    write_sample_run(run, SampleLoad(duration_s=6))
+    tables = [f"{name}.parquet" for name in ("requests", "timeseries", "server_metrics")]
+    for name in (*tables, "requests.csv", "events.parquet", "otel.json"):
+        (run / f"{name}.part").symlink_to(victim)
+    for name in ("requests.csv", "events.parquet", "otel.json"):
+        (run / name).symlink_to(victim)
+
+    load_run(run)
+    finish_run(run)
+    written = export_run(run, FORMATS)
+
+    assert victim.read_text() == "precious"
+    assert not [path.name for path in (*written, *run.iterdir()) if path.is_symlink()]
+    assert all(path.stat().st_size > 100 for path in written)
 
 
 def test_hardening_S7_figures_are_not_written_through_a_link(tmp_path):

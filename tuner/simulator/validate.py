@@ -15,6 +15,7 @@ import numpy as np
 
 from loadgen.config.bench_config import BenchConfig
 from reports.metrics.summary import metric_value
+from reports.run_store import replacing
 from tuner.errors import CostModelError, NotSimulatedError, TraceError
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost, client_cost_of
 from tuner.simulator.fitting.cost_file import fit_costs
@@ -204,9 +205,8 @@ def write_ledger(path: Path, rows: Sequence[ComparedPrediction]) -> None:
             "ratio": [each.measured / each.predicted for each in rows],
         }
     )
-    part = path.with_name(path.name + ".part")
-    frame.to_parquet(part)
-    part.replace(path)
+    with replacing(path) as file:
+        frame.to_parquet(file)
 
 
 def read_ledger(path: Path) -> list[ComparedPrediction]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
+from reports.run_store import replacing
 from tuner.errors import SpaceError
 from tuner.servers.exported_text import toml_value
 from tuner.study.best_file import BEST_FILE, tuned_by, write_best
@@ -197,9 +198,8 @@ def load_toml(load: BenchConfig, study: str) -> str:
 def _write_parquet(path: Path, table: str) -> None:
     import pandas as pd
 
-    part = path.with_name(path.name + ".part")
-    pd.read_csv(io.StringIO(table)).to_parquet(part)
-    part.replace(path)
+    with replacing(path) as file:
+        pd.read_csv(io.StringIO(table)).to_parquet(file)
 
 
 def _not_a_formula(text: str) -> str:

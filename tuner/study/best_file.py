@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from reports.run_store import replace_file
 from tuner.servers.exported_text import render_toml
 from tuner.space.configuration import without_unset
 
@@ -13,9 +14,7 @@ BEST_FILE = "best.toml"
 
 def write_best(path: Path, settings: Mapping[str, Any], comments: Sequence[str]) -> None:
     """Write the file atomically. Unset settings are left out."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(render_toml(without_unset(settings), {}, comments))
-    part.replace(path)
+    replace_file(path, render_toml(without_unset(settings), {}, comments).encode())
 
 
 def tuned_by(

@@ -11,6 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from reports.run_store import links_in, replace_file
 from tuner.errors import StudyError
 from tuner.study.identity import BUILD, DEVICE, LOAD, SPACE
 from tuner.study.statistics.noise import NoiseFloor
@@ -50,8 +51,13 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the study for one `tgi-tune run`. Raises StudyError with the process that has the lock."""
+        """Lock the study for one `tgi-tune run`. Raises StudyError with the process that has the lock, or for links."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        links = links_in(self.path)
+        if links:
+            raise StudyError(
+                f"{self.path} contains links ({', '.join(links)}): a study does not write through them; remove them"
+            )
         path = self.path / LOCK_FILE
         lock = FileLock(path)
         try:
@@ -128,6 +134,4 @@ def write_json(path: Path, content: Any) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Replace a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
+    replace_file(path, text.encode())

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from reports.run_store import replace_file
+
 RESULT_FILE = "result.json"
 
 Phase = Literal["resolve", "launch", "warm", "measure"]
@@ -128,9 +130,7 @@ class TrialResult:
 
     def write(self, directory: Path) -> None:
         """Write `result.json` atomically."""
-        part = directory / (RESULT_FILE + ".part")
-        part.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        part.replace(directory / RESULT_FILE)
+        replace_file(directory / RESULT_FILE, json.dumps(asdict(self), indent=2).encode() + b"\n")
 
 
 _RESULT = TypeAdapter(TrialResult)
