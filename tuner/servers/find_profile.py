@@ -28,7 +28,7 @@ def find_profile(name: str) -> ServerProfile:
     label, source = _source_of(name)
     try:
         return ServerProfile.model_validate(tomllib.loads(source.read_text(encoding="utf-8")))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpaceError(f"{label}: not TOML: {error}") from None
     except (OSError, UnicodeDecodeError, ExpressionError) as error:
         raise SpaceError(f"{label}: {error}") from None

@@ -10,6 +10,7 @@ import pytest
 from tuner.config import ServerSection, TuneConfig
 from tuner.errors import SpaceError
 from tuner.proposers.infeasible_by_dominance import dominance_of
+from tuner.servers.find_profile import find_profile, shipped_profiles
 from tuner.servers.select import server_of
 from tuner.space.search_space import SearchSpace
 from tuner.trial.outcome import TrialResult
@@ -32,6 +33,21 @@ def test_a_profile_sets_the_kind_of_its_server():
 
     assert config.server.kind == "profile"
     assert not config.uses_simulator
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_a_server_of_a_shipped_profile_listens_on_loopback(name):
+    words = server_of(ServerSection(profile=name, model_id="m")).launch({"model_id": "m"}, Path()).command
+
+    assert words[words.index("--host") + 1] == "127.0.0.1"
+
+
+def test_a_profile_that_is_nested_too_deeply_is_refused(tmp_path):
+    profile = tmp_path / "deep.toml"
+    profile.write_text("a = " + "[" * 100_000)
+
+    with pytest.raises(SpaceError, match=r"deep.toml: "):
+        find_profile(str(profile))
 
 
 def test_settings_become_flags_of_the_server_and_unset_ones_none(llamacpp):

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import logging
 import os
 import time
@@ -59,7 +60,27 @@ def _journal(path: Path) -> BaseStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = JournalFileOpenLock(str(path))
     _cut_torn_line(path, lock)
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    try:
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    except Exception as error:  # Optuna looks up keys and asserts types in what it reads
+        wrong = _wrong_line(path)
+        place = path if wrong is None else f"{path}, line {wrong}"
+        raise StudyError(
+            f"{place}: not a journal of Optuna ({error!r}); restore the file, or use another study"
+        ) from error
+
+
+def _wrong_line(path: Path) -> int | None:
+    """The first line that has no operation; None if each line has one."""
+    with path.open("rb") as journal:
+        for number, line in enumerate(journal, start=1):
+            try:
+                has_operation = isinstance(json.loads(line)["op_code"], int)
+            except (ValueError, TypeError, KeyError, RecursionError):
+                has_operation = False
+            if not has_operation:
+                return number
+    return None
 
 
 def _cut_torn_line(path: Path, lock: JournalFileOpenLock) -> None:

@@ -38,3 +38,27 @@ def test_reliability_T71_a_half_written_last_line_is_moved_out_of_the_journal(tm
     assert OptunaStudy(tmp_path, seed=0).attributes["phase"] == "confirm"
     assert journal.read_bytes().startswith(whole)
     assert (tmp_path / f"{JOURNAL_FILE}.torn").read_bytes() == b'{"op_code":\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        (b"garbage", "line 2"),
+        (b"\xff\xfe", "line 2"),
+        (b"[" * 100_000, "line 2"),
+        (b'"text"', "line 2"),
+        (b"[1]", "line 2"),
+        (b"{}", "line 2"),
+        (b'{"op_code":99,"worker_id":"w"}', "journal.log: "),
+        (b'{"op_code":"0","worker_id":"w"}', "line 2"),
+        (b'{"op_code":0,"worker_id":"w"}', "journal.log: "),
+    ],
+)
+def test_reliability_107_a_journal_with_other_lines_is_refused(tmp_path, line, place):
+    OptunaStudy(tmp_path, seed=0).set_attribute("phase", "search")
+    journal = tmp_path / JOURNAL_FILE
+    first, *rest = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + line + b"\n" + b"".join(rest))
+
+    with pytest.raises(StudyError, match=f"{place}.*not a journal of Optuna"):
+        OptunaStudy(tmp_path, seed=0)
