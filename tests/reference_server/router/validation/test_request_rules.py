@@ -1,3 +1,5 @@
+import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -37,3 +39,18 @@ async def test_only_models_with_image_inputs_refuse_images(model_type: str | Non
             assert is_refused
         else:
             assert not is_refused
+
+
+@pytest.mark.parametrize("model_type", ["idefics2", "llama"])
+async def test_reliability_4_3_42_no_request_fetches_an_image(model_type: str):
+    connections: list[object] = []
+    server = await asyncio.start_server(lambda *streams: connections.append(streams), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/i.png"
+    with ThreadPoolExecutor(1) as executor:
+        validator = Validator(WordTokenizer(), LIMITS, executor, model_type=model_type)
+        with contextlib.suppress(ValidationError):
+            await validator.validate(GenerateCall(f"look: ![]({url})"))
+    await asyncio.sleep(0.05)
+    server.close()
+
+    assert connections == []
