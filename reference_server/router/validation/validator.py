@@ -27,6 +27,7 @@ from reference_server.router.validation.request_rules import (
     value_or,
 )
 from reference_server.router.validation.token_listing import render_tokens
+from reference_server.router.validation.truncation import text_of_last
 from reference_server.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -99,9 +100,11 @@ class Validator:
         if parameters.truncate is None:
             self._check_bytes(prompt)
         ids = await self.encode(prompt, call.add_special_tokens)
-        self._check_ids(ids)
         num_truncated = max(0, len(ids) - parameters.truncate) if parameters.truncate is not None else 0
-        ids = ids[num_truncated:]
+        if num_truncated:
+            prompt = await self._kept(call, prompt, ids, len(ids) - num_truncated, len(after.text) if after else 0)
+            ids = ids[num_truncated:]
+        self._check_ids(ids)
         max_new_tokens, min_new_tokens = parameters.max_new_tokens, parameters.min_new_tokens or 0
         if after:
             max_new_tokens = after.progress.remaining(max_new_tokens)
@@ -152,6 +155,14 @@ class Validator:
 
     def _is_tokenizing_much(self, text: str) -> bool:
         return sum(self._tokenizing.values()) + len(text) > MAX_TOKENIZE_CHARACTERS
+
+    async def _kept(self, call: GenerateCall, prompt: str, ids: list[int], count: int, least: int) -> str:
+        """The end of the prompt with its last `count` tokens and `least` characters."""
+        return await self._in_thread(
+            lambda: text_of_last(
+                self._tokenizer, prompt, ids, count, add_special_tokens=call.add_special_tokens, least=least
+            )
+        )
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """`work()` in a validation thread."""
