@@ -6,6 +6,7 @@ not run before the first one. Here bytes and fields are counted, and each reques
 
 import asyncio
 import logging
+import re
 import resource
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 logger = logging.getLogger(__name__)
+# Uvicorn warns of each malformed request; a client can send them without end.
+_of_clients = logging.getLogger(f"{__name__}.of_clients")
+_of_clients.setLevel(logging.ERROR)
 
 MAX_URL_BYTES = 16 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -25,6 +29,8 @@ SHORT_PAUSE_S = 10.0
 #: Connections beyond the limit that may still request a health probe.
 RESERVE = 16
 PROBES = (b"/health", b"/ping")
+
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 
 _ANSWERS = {
     400: b"Bad Request",
@@ -71,6 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *, limits: ConnectionLimits, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
+        self.logger = _of_clients
         self._limits = limits
         self._status = 400
         self._in_head = False
@@ -103,7 +110,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._deadline is None and not self._in_request:
             self._arm(self._limits.head_s)
         self._raw_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data if self._in_request else _without_upgrade(data))
         # httptools calls back only for complete headers.
         if self._in_head and self._raw_bytes > MAX_URL_BYTES + MAX_HEAD_BYTES and not self.transport.is_closing():
             self._status = 431 if self._num_headers or self.url else 400
@@ -135,7 +142,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._only_probes and self.url not in PROBES:
             self._refuse(503)
-        if not self._is_well_framed():
+        if not self._is_well_framed() or (self.parser.should_upgrade() and self._announces_body()):
             self._refuse(400)
         self._in_head = False
         super().on_headers_complete()
@@ -180,6 +187,9 @@ class LimitedProtocol(HttpToolsProtocol):
         encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         has_host = num_hosts == 1 or (version == "1.0" and not num_hosts)
         return version in ("1.0", "1.1") and has_host and encodings in ([], [b"chunked"])
+
+    def _announces_body(self) -> bool:
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
 
     def _refuse(self, status: int) -> None:
         self._status = status
@@ -237,6 +247,15 @@ class LimitedProtocol(HttpToolsProtocol):
         if now_s - LimitedProtocol._last_warning_s >= 10:
             LimitedProtocol._last_warning_s = now_s
             logger.warning("all %d connections are in use: refusing others", limit)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The start of a request without its offer of another protocol: httptools would drop the request's body.
+
+    A server may ignore the offer (RFC 9110, section 7.8). Java's client and `curl --http2` offer HTTP/2.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-ignored-upgrade:", head) + end + rest if end else data
 
 
 def reads_too_slowly(read: int, waited_s: float, total_s: float, limits: ConnectionLimits) -> bool:

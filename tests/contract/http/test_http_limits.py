@@ -284,6 +284,35 @@ async def test_hardening_R25_the_time_for_a_body_is_bounded_by_the_payload_limit
     assert b" 200 " in rest or b" 408 " in rest
 
 
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+async def test_hardening_R27_a_malformed_request_writes_no_line(caplog: pytest.LogCaptureFixture):
+    async with serve_on_socket() as served:
+        malformed = await status_of(served, b"garbage\r\n\r\n")
+
+    assert malformed == 400
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_an_offer_of_another_protocol_is_ignored():
+    offering = GOOD.replace(b"host: x\r\n", b"host: x\r\n" + UPGRADE)
+    async with serve_on_socket() as served:
+        reader, writer = await connect(served)
+        statuses = []
+        for part in (offering, offering[:-20], offering[-20:], GOOD):
+            writer.write(part)
+            await writer.drain()
+            if part.endswith(BODY[-20:]):
+                statuses.append((await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).split()[1])
+                await reader.readuntil(b"}")
+        writer.close()
+        split = await status_of(served, offering[:90], offering[90:])
+
+    assert statuses == [b"200"] * 3
+    assert split in (200, 400)
+
+
 async def test_a_client_that_leaves_frees_its_place_within_one_step():
     turns = asyncio.Semaphore(0)
     decoding = asyncio.Event()
