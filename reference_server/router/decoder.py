@@ -17,7 +17,8 @@ MAX_DIGITS = 1000
 #: Larger bodies are decoded in a thread.
 INLINE_BYTES = 64 * 1024
 
-_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+# Only from the first digit of a run: from each of its digits, runs that are just shorter would take seconds.
+_LONG_NUMBER = re.compile(rb"(?<![0-9])[0-9]{%d}" % (MAX_DIGITS + 1))
 _DETAIL_LEN = 200
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import time
 from typing import Any
 
 import pydantic
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_server.router.decoder import (
+    MAX_DIGITS,
     JsonObject,
     MalformedJsonError,
     WrongShapeError,
@@ -162,6 +164,15 @@ def test_plain_dicts_decode_too():
         a: int
 
     assert decode_model(Plain, JsonObject(a=1)).a == 1
+
+
+def test_hardening_R6_long_runs_of_digits_are_read_once():
+    body = b'{"inputs":"' + (b"9" * MAX_DIGITS + b"x") * 1900 + b'"}'
+    start_s = time.thread_time()
+
+    decode_json(body)
+
+    assert time.thread_time() - start_s < 0.4
 
 
 def test_hardening_R23_the_error_of_a_union_names_all_its_types() -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -39,6 +40,14 @@ async def test_only_models_with_image_inputs_refuse_images(model_type: str | Non
             assert is_refused
         else:
             assert not is_refused
+
+
+def test_hardening_R6_openings_of_images_without_an_end_are_read_once():
+    start_s = time.thread_time()
+
+    refuse_images("![](" * 60_000)
+
+    assert time.thread_time() - start_s < 1.0
 
 
 @pytest.mark.parametrize("model_type", ["idefics2", "llama"])
