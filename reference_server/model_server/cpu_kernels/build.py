@@ -11,11 +11,12 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ COMPILE_TIMEOUT_S = 600
 def kernels() -> Any | None:
     """The operators (`torch.ops.reference_server_cpu`), or None if they cannot be built; logs the reason once."""
     try:
-        library = build(_cache_directory())
+        library = build(cache_directory())
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         logger.warning("the compiled CPU kernels are not used: %s", _reason(error))
@@ -134,14 +135,25 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _cache_directory() -> Path:
-    """In the user's cache; without a writable home a new directory of this process."""
+def cache_directory() -> Path:
+    """In the user's cache; a new directory of this process if that is not writable, or if others can write it."""
     directory = Path.home() / ".cache" / "tgi-bench" / "kernels"
-    try:
+    with suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="tgi-bench-kernels-"))
-    return directory if os.access(directory, os.W_OK) else Path(tempfile.mkdtemp(prefix="tgi-bench-kernels-"))
+        if not _is_ours(directory):
+            logger.warning("the compiled CPU kernels are not cached: other users can write %s", directory)
+        elif os.access(directory, os.W_OK):
+            return directory
+    return Path(tempfile.mkdtemp(prefix="tgi-bench-kernels-"))
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether a directory is this user's, and not for all to write: a home may be shared, or be /tmp.
+
+    Its group may write: volumes of Kubernetes are often so.
+    """
+    found = directory.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & stat.S_IWOTH
 
 
 def _reason(error: Exception) -> str:

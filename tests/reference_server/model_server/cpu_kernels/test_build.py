@@ -68,6 +68,29 @@ def test_a_killed_build_leaves_no_library_and_no_lock(tmp_path: Path, fake_compi
     assert build.build(cache).read_text() == "library\n"
 
 
+@pytest.mark.parametrize("planted", ["writable", "link"])
+def test_hardening_S2_no_kernels_are_read_from_a_folder_that_others_control(
+    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / ".cache" / "tgi-bench" / "kernels"
+    assert build.cache_directory() == folder
+    folder.rmdir()
+    if planted == "link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+
+    own = build.cache_directory()
+
+    assert own.parent == tmp_path
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert "other users can write" in caplog.text
+
+
 def test_without_a_compiler_the_reason_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
