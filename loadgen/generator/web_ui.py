@@ -92,8 +92,9 @@ class WebPage:
         request = flask.request
         if self._address.is_loopback and not Address.parse("host", request.host, self._address).is_loopback:
             return flask.jsonify(message="this page is served on the loopback interface only"), 403
-        origin = request.headers.get("Origin")
-        if origin is not None and origin.partition("//")[2] != request.host:
+        # A browser sends no origin for an image, whose address may be that of the stop button.
+        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
+        if site not in ("same-origin", "none") or (origin is not None and origin.partition("//")[2] != request.host):
             return flask.jsonify(message="pages of other sites may not read or stop this load"), 403
         if request.path == "/stop":
             self._on_stop()

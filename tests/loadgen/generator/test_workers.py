@@ -179,7 +179,12 @@ def test_reliability_F39_the_web_ui_shows_llm_metrics_and_an_interrupt_stops_all
     assert shown["TPOT (ms)"]["p50"] >= 4
     assert shown["Running streams"]["now"] >= 1
     assert "The command line defines the load" in get(address, "/user")
-    for refused in ({"origin": "http://elsewhere.example"}, {"host": "elsewhere.example"}):
+    elsewhere = (
+        {"origin": "http://elsewhere.example"},
+        {"host": "elsewhere.example"},
+        {"sec-fetch-site": "cross-site"},
+    )
+    for refused in elsewhere:
         with pytest.raises(urllib.error.HTTPError, match="403"):
             get(address, "/stop", **refused)
 
