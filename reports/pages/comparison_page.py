@@ -11,8 +11,8 @@ from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, Comparison, MetricRes
 from reports.gate.decide import GateDecision
 from reports.gate.noise_split import components_table
 from reports.gate.pairs_needed import pairs_needed
+from reports.metrics.titles import metric_title
 from reports.pages.comparison_runs import DIFFERENCE
-from reports.pages.metric_titles import metric_title
 from reports.plots import comparison_plots
 
 VERDICT_WORDS = {

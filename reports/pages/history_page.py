@@ -7,7 +7,7 @@ import pandas as pd
 from reports.document import Block, Plot, Report, Section, Table, VerdictLine
 from reports.gate.history import MAX_P, MIN_SEGMENT, CommitPoint, LevelChange
 from reports.gate.side_run import FRACTIONS
-from reports.pages.metric_titles import better_direction, metric_title
+from reports.metrics.titles import better_direction, metric_title
 from reports.plots import noise_plots
 from reports.plots.comparison_plots import signed_percent
 

@@ -11,7 +11,7 @@ from reports.gate.noise import PAIRS, MetricNoise, gated_speeds
 from reports.gate.noise_split import NoiseSplit, components_table
 from reports.gate.side_run import FRACTIONS, SideRun, median_of, setting_of
 from reports.metrics.summary import Analysis
-from reports.pages.metric_titles import better_direction, metric_title
+from reports.metrics.titles import better_direction, metric_title
 from reports.pages.run_pages import runs_section
 from reports.plots import noise_plots
 from reports.saved_run import load_run

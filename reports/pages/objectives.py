@@ -10,7 +10,7 @@ from reports.document import Estimate, format_percent
 from reports.metrics.judged_objectives import ObjectiveDecision, named_statistic
 from reports.metrics.per_request import LATENCY_NAME
 from reports.metrics.summary import Analysis
-from reports.pages.metric_titles import limits_text
+from reports.metrics.titles import limits_text
 from reports.pages.tables import scaled
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from reports.document import Block, Facts, Plot, Report, Section, Table, VerdictLine, format_number, format_percent
 from reports.metrics.per_request import Direction
-from reports.pages.metric_titles import better_direction, limits_text, metric_title
+from reports.metrics.titles import better_direction, limits_text, metric_title
 from reports.pages.study.course import pareto
 from reports.pages.study.importance import importances
 from reports.pages.study.settings import importance

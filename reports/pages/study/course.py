@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reports.document import Block, Plot, format_duration, format_number
-from reports.pages.metric_titles import metric_title
+from reports.metrics.titles import metric_title
 from reports.pages.study.trial_text import MAX_HOVERED, hover_text, objective_title, trial_text
 from reports.plots.study import course_plots
 from reports.study import StudyData, StudyTrial, TrialOutcome, median_of

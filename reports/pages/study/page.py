@@ -6,7 +6,7 @@ import pandas as pd
 
 from reports.document import Block, Estimate, Facts, Link, Report, Section, Table, Text
 from reports.metrics.per_request import Direction
-from reports.pages.metric_titles import better_direction, limits_text, metric_title
+from reports.metrics.titles import better_direction, limits_text, metric_title
 from reports.pages.study.answer import answer_verdict, settings_blocks
 from reports.pages.study.course import history, pareto, times
 from reports.pages.study.predictions import predictions_of

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from reports.document import Block, Plot, Table, Text, format_number
-from reports.pages.metric_titles import metric_title
+from reports.metrics.titles import metric_title
 from reports.plots.study import prediction_plots
 from reports.study import Knob, Prediction, StudyData
 

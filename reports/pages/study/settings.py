@@ -6,7 +6,7 @@ import pandas as pd
 
 from reports.document import Block, Plot, Text
 from reports.metrics.per_request import Direction
-from reports.pages.metric_titles import metric_title
+from reports.metrics.titles import metric_title
 from reports.pages.study.importance import importances, unimportant
 from reports.pages.study.trial_text import hover_text, objective_title
 from reports.plots.study import settings_plots

@@ -1,7 +1,7 @@
 """A trial in one line: its number, its value, its outcome, and the settings that differ from the baseline."""
 
 from reports.document import format_number
-from reports.pages.metric_titles import metric_title
+from reports.metrics.titles import metric_title
 from reports.study import StudyData, StudyTrial, setting_text
 
 MAX_HOVERED = 400
