@@ -69,6 +69,8 @@ class Estimate:
         needs = [] if self.needed is None or self.value is None else [f"needs {about(self.needed):,}"]
         if self.value is None or self.lo is None or self.hi is None or not self.is_supported:
             return "".join(needs)
+        if math.isnan(self.lo) and math.isnan(self.hi):
+            return ""
         lo, hi = (signed(text, self.is_change) for text in format_bounds(self.lo, self.hi))
         return ", ".join([f"{lo}{' to ' if self.is_change or '−' in lo + hi else '–'}{hi}", *needs])
 
@@ -82,13 +84,15 @@ def signed(text: str, is_change: bool) -> str:
 
 
 def format_bounds(lo: float, hi: float) -> tuple[str, str]:
-    """The ends of an interval with two significant digits of its width.
+    """The ends of an interval with two significant digits of its width; of counts, all digits.
 
+    >>> format_bounds(38, 43), format_bounds(38.0, 43.0)
+    (('38', '43'), ('38.0', '43.0'))
     >>> format_bounds(623.71, 686.02), format_bounds(-11.93, 6.31), format_bounds(17.13, 18.94), format_bounds(7, 7)
     (('624', '686'), ('−12', '6'), ('17.1', '18.9'), ('7', '7'))
     """
     width = abs(hi - lo)
-    if width == 0 or not math.isfinite(width):
+    if width == 0 or not math.isfinite(width) or (isinstance(lo, int) and isinstance(hi, int)):
         return format_number(lo), format_number(hi)
     decimals = max(0, 1 - math.floor(math.log10(width)))
     # A bound that rounds to zero has no sign.

@@ -40,6 +40,11 @@ class Knob:
     low: float | None = None
     high: float | None = None
 
+    def value_of(self, trial: "StudyTrial") -> Any:
+        """The value in a trial; for an unset one, the default if it is known."""
+        value = trial.settings.get(self.name)
+        return self.default if value is None else value
+
 
 @dataclass(frozen=True, slots=True)
 class StudyTrial:

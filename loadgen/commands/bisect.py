@@ -24,6 +24,7 @@ from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.workloads.workload import check_files
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion
 from reports.gate.side_run import direction_of
+from reports.metrics.titles import metric_heading
 
 UNDECIDED = 3
 MOST_RUNS, MOST_REVISIONS = 1_000, 100
@@ -96,7 +97,7 @@ def _conclusion_json(state: BisectionRuns, conclusion: Conclusion) -> dict[str, 
 
 
 def _sentence(state: BisectionRuns, conclusion: Conclusion) -> str:
-    metric = state.question.metric
+    metric = metric_heading(state.question.metric)
     if conclusion.first_changed is not None:
         commit = state.question.commits[conclusion.first_changed]
         change = relative_change(state, conclusion.first_changed)

@@ -17,7 +17,7 @@ from loadgen.gate.stored_sides import run_directories, side_run
 from reports.gate.compare import DEFAULT_GATED
 from reports.gate.history import HistoryError, append_point, find_changes, load_history, point_of
 from reports.pages.ci import change_annotations
-from reports.pages.history_page import build_history_report
+from reports.pages.history_page import build_history_report, full_change_sentence
 from reports.renderers.write import write_report
 from reports.run_store import load_manifest
 
@@ -82,7 +82,7 @@ def _check(args: argparse.Namespace) -> tuple[str, int]:
         return json.dumps([asdict(change) for change in changes], indent=2), exit_code
     counts = Counter(point.series for point in points)
     lines = [f"{len(points)} commits in {len(counts)} series of one device and load each"]
-    lines += [change.sentence for change in changes] or ["no metric changed"]
+    lines += [full_change_sentence(change) for change in changes] or ["no metric changed"]
     if parsing.environment(*GITHUB).get("GITHUB_ACTIONS") == "true":
         lines.append(change_annotations(changes))
     return "\n".join(lines).rstrip(), exit_code

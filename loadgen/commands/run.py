@@ -30,6 +30,7 @@ from loadgen.target.target import open_target, server_command
 from loadgen.terminal.flags import Rare, section
 from reports.metrics.checks.findings import latencies_grow
 from reports.metrics.judged_objectives import ObjectiveDecision, is_decidable
+from reports.metrics.titles import limits_text
 from reports.run_store import SUMMARY_FILE
 
 
@@ -99,7 +100,7 @@ def slo_exit_code(summary: Mapping[str, Any], progress: ProgressDisplay) -> int:
         else "; run longer",
     }
     for decision, code in SLO_EXIT_CODES.items():
-        found = [each["objective"] for each in summary["slo"]["results"] if each["decision"] == decision]
+        found = [limits_text([each["objective"]]) for each in summary["slo"]["results"] if each["decision"] == decision]
         if found:
             progress.show(f"objectives {decision}: {', '.join(found)}{remedies[decision]}")
             return code

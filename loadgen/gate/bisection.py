@@ -24,6 +24,7 @@ from loadgen.target.revision import Revision, check_out, first_parents, remove_c
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion, RevisionMeasurement
 from reports.gate.side_run import direction_of, find_refusals
 from reports.metrics.per_request import Direction
+from reports.metrics.titles import value_text
 from reports.run_store import write_json
 
 STATE_FILE = "bisect.json"
@@ -136,7 +137,9 @@ class Bisector:
             value = run.values.get(state.question.metric)
             refusals, _ = find_refusals([(commit[:12], run)])
             if not refusals and value is not None and value > 0:
-                self.progress.show(f"run {len(state.runs) + 1}: {commit[:12]} {state.question.metric} {value:.4g}")
+                self.progress.show(
+                    f"run {len(state.runs) + 1}: {commit[:12]}: {value_text(state.question.metric, value)}"
+                )
                 return RevisionRun(commit, value, name)
             problem = refusals[0].message if refusals else f"{state.question.metric} has no value"
             self.progress.show(f"  {problem}")

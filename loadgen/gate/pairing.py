@@ -15,10 +15,11 @@ from loadgen.gate.live_runs import Measure
 from loadgen.gate.sides import LiveSide
 from loadgen.interrupts import Interrupted
 from loadgen.progress import ProgressDisplay
-from loadgen.terminal.progress_line import Position
+from loadgen.terminal.progress_line import LAUNCHING, Position
 from reports.gate.compare import CompareOptions, Comparison, MetricResult, judge
 from reports.gate.side_run import GateRefusal, Pair, SideRun
 from reports.metrics.checks.findings import Level
+from reports.metrics.titles import metric_heading
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Gate:
         for number in range(1, self.options.looks[-1] + 1):
             looks = self.options.looks
             count = looks[-1] if looks[0] == looks[-1] else f"{looks[0]}–{looks[-1]}"
-            self.progress.place(Position("pair", number, count))
+            self.progress.place(Position("pair", number, count, idle=LAUNCHING))
             try:
                 pairs.append(measure_pair(number, sides))
             except Interrupted as interrupted:
@@ -117,7 +118,7 @@ class Gate:
         deadline_s = time.monotonic() + 60 * self.max_minutes if self.max_minutes else None
         done: list[T] = []
         for number in range(1, count + 1):
-            self.progress.place(Position("run", number, count))
+            self.progress.place(Position("run", number, count, idle=LAUNCHING))
             try:
                 done.append(measure(number))
             except Interrupted as interrupted:
@@ -187,7 +188,7 @@ def _changes(comparison: Comparison) -> str:
 def _change(metric: MetricResult) -> str:
     mean, count = metric.running_change, len(metric.d)
     unit = metric.change_unit
-    text = f"{metric.name} {metric.last_change:+.1f} {unit}"
+    text = f"{metric_heading(metric.name)} {metric.last_change:+.1f} {unit}"
     if count < 2:
         return text
     interval = f"95 % interval {mean.lo:+.1f} to {mean.hi:+.1f}"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_COLUMNS, LEAST_BAR, MOST_BAR = 80, 6, 24
+LAUNCHING = "the server starts or stops"
+"""The idle text of a series that launches a server for each run."""
 FULL, EMPTY = "━", "┄"
 
 
@@ -56,7 +58,7 @@ class Position:
     number: int
     count: int | str | None = None
     note: str = ""
-    idle: str = "no load now"
+    idle: str = "between loads"
 
     def __str__(self) -> str:
         of = f" of {self.count}" if self.count is not None else ""

@@ -67,15 +67,6 @@ class LevelChange:
     is_worse: bool
     points: tuple[int, int] = field(default=(0, 0))
 
-    @property
-    def sentence(self) -> str:
-        unit = "points" if self.metric in FRACTIONS else "%"
-        word = "worse" if self.is_worse else "better"
-        return (
-            f"{self.metric}: {100 * self.size:+.1f} {unit} ({word}) between {self.before} and {self.first}, "
-            f"p = {self.p:.4f}, {self.points[0]} commits before and {self.points[1]} after, on {self.device}."
-        )
-
 
 def point_of(runs: Sequence[SideRun], commit: str) -> CommitPoint:
     """The point of one commit: the median of each metric. Raises HistoryError for runs that cannot be compared."""

@@ -12,6 +12,7 @@ from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, CompareOptions
 from reports.gate.decide import Evidence
 from reports.gate.noise_split import NoiseSplit
 from reports.gate.side_run import FRACTIONS, SideRun, log_degradation, median_of
+from reports.metrics.titles import metric_heading, percent_title
 from reports.run_store import SCHEMA_VERSION
 
 PAIRS = (4, 5, 6, 8, 10, 12)
@@ -74,7 +75,7 @@ def noise_table(found: Sequence[MetricNoise]) -> pd.DataFrame:
     for each in found:
         is_fraction = each.name in FRACTIONS
         row: dict[str, Any] = {
-            "metric": each.name,
+            "metric": percent_title(each.name),
             "median": None if each.median is None else 100 * each.median if is_fraction else each.median,
             "run to run": None if each.deviation is None else 100 * each.deviation,
             "unit": "points" if is_fraction else "%",
@@ -109,7 +110,7 @@ def noise_sentence(found: Sequence[MetricNoise], options: CompareOptions) -> str
     """The regression of each gated metric that the largest number of pairs finds, and a warning about high noise."""
     most, bound = PAIRS[-1], max(options.min_effect, MIN_EFFECT)
     effects = {each.name: each.effects[most] for each in gated_speeds(found)}
-    sizes = ", ".join(f"{name} {100 * effect:.1f} %" for name, effect in effects.items())
+    sizes = ", ".join(f"{metric_heading(name)} {100 * effect:.1f} %" for name, effect in effects.items())
     text = f"With {most} pairs, 80 % of comparisons find a regression of this size: {sizes}."
     if max(effects.values(), default=0.0) <= CLEAR_EFFECT * bound:
         return text

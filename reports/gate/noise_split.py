@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from reports.gate.side_run import Pair, SideRun, log_degradation
+from reports.metrics.titles import percent_title
 
 Array = npt.NDArray[np.float64]
 MIN_PAIRS = 2
@@ -90,7 +91,7 @@ def components_table(found: Sequence[NoiseSplit]) -> pd.DataFrame:
     """A row per metric, in percent: the standard deviation of each component, and of d in both designs of a pair."""
     return pd.DataFrame(
         {
-            "metric": each.name,
+            "metric": percent_title(each.name),
             "launch": 100 * math.sqrt(each.launch),
             "drift within a pair": 100 * math.sqrt(each.drift),
             "within run": 100 * math.sqrt(each.within),

@@ -147,7 +147,7 @@ PER_RUN = (
     RunMetric(
         "requests_per_s",
         "Requests",
-        "req/s",
+        "requests/s",
         Direction.HIGHER,
         "successful completions in the window / its length",
         run_throughput,
@@ -155,7 +155,7 @@ PER_RUN = (
     RunMetric(
         "offered_rate",
         "Offered",
-        "req/s",
+        "requests/s",
         Direction.NONE,
         "intended sends in the window / its length",
         lambda m: m.batches(m.requests["t_intended_ns"] / 1e9),
@@ -163,7 +163,7 @@ PER_RUN = (
     RunMetric(
         "sent_rate",
         "Sent",
-        "req/s",
+        "requests/s",
         Direction.NONE,
         "actual sends in the window / its length",
         lambda m: m.batches(m.requests["t_sent_ns"] / 1e9),
@@ -195,7 +195,7 @@ PER_RUN = (
     RunMetric(
         "goodput_rps",
         "Goodput",
-        "req/s",
+        "requests/s",
         Direction.HIGHER,
         "requests started in the window that meet every objective / its length",
         _goodput,
@@ -218,7 +218,7 @@ PER_RUN = (
     ),
     RunMetric(
         "error_rate",
-        "Errors",
+        "Failed",
         "fraction",
         Direction.LOWER,
         "requests started in the window that failed / all",

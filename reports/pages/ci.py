@@ -22,8 +22,10 @@ from reports.pages.comparison_page import (
     build_comparison_report,
     change_text,
     metric_sentence,
+    title,
     verdict_line,
 )
+from reports.pages.history_page import full_change_sentence
 from reports.renderers import markdown
 from reports.text import plain_text
 
@@ -169,7 +171,7 @@ def _noise_warning(comparison: Comparison) -> list[str]:
     """A warning if the noise is high in undecided metrics."""
     bound = 100 * max(comparison.options.min_effect, MIN_EFFECT)
     beyond = [
-        f"{metric.name} {format_number(metric.smallest_effect)} %"
+        f"{title(metric)} {format_number(metric.smallest_effect)} %"
         for metric in comparison.gated
         if metric.decision is GateDecision.INCONCLUSIVE
         and not metric.is_fraction
@@ -187,10 +189,10 @@ def _noise_warning(comparison: Comparison) -> list[str]:
 
 def change_annotations(changes: Sequence[LevelChange]) -> str:
     """GitHub workflow commands for changes in the history: warnings, and notices for improvements."""
-    lines = [
-        f"::{'warning' if change.is_worse else 'notice'} title=Performance history::{_escape(change.sentence)}"
-        for change in changes
-    ]
+    lines = []
+    for change in changes:
+        command = "warning" if change.is_worse else "notice"
+        lines.append(f"::{command} title=Performance history::{_escape(full_change_sentence(change))}")
     return "".join(f"{line}\n" for line in lines[-MAX_ANNOTATIONS:])
 
 
@@ -231,7 +233,7 @@ def dot_plot(comparison: Comparison, columns: int = 41) -> str:
     `|` marks the place of no change.
     """
     lines = []
-    width = max((len(metric.name) for metric in comparison.gated), default=0)
+    width = max((len(title(metric)) for metric in comparison.gated), default=0)
     for metric in comparison.gated:
         if not metric.d:
             continue
@@ -240,7 +242,7 @@ def dot_plot(comparison: Comparison, columns: int = 41) -> str:
         cells = ["|" if place == columns // 2 else " " for place in range(columns)]
         for place, count in places.items():
             cells[place] = "•" if count == 1 else str(count) if count < 10 else "+"
-        lines.append(f"{metric.name:<{width}}  better [{''.join(cells)}] worse  {change_text(metric)}")
+        lines.append(f"{title(metric):<{width}}  better [{''.join(cells)}] worse  {change_text(metric)}")
     return "\n".join(lines)
 
 

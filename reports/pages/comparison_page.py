@@ -11,7 +11,7 @@ from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, Comparison, MetricRes
 from reports.gate.decide import GateDecision
 from reports.gate.noise_split import components_table
 from reports.gate.pairs_needed import pairs_needed
-from reports.metrics.titles import metric_title
+from reports.metrics.titles import limits_text, metric_heading, percent_title
 from reports.pages.comparison_runs import DIFFERENCE
 from reports.plots import comparison_plots
 
@@ -71,7 +71,8 @@ def verdict_line(comparison: Comparison) -> VerdictLine:
     notable = [metric for metric in comparison.gated if metric.decision is not GateDecision.PASS]
     reasons = tuple(metric_sentence(metric) for metric in notable)
     reasons += tuple(
-        f"Required {result.requirement}, measured {'nothing' if result.value is None else format_number(result.value)}."
+        f"Required {limits_text([str(result.requirement)])}, "
+        f"measured {'nothing' if result.value is None else format_number(result.value)}."
         for result in comparison.requirements
         if not result.is_met
     )
@@ -81,7 +82,8 @@ def verdict_line(comparison: Comparison) -> VerdictLine:
 
 
 def _sentence(comparison: Comparison) -> str:
-    names = ", ".join(title(metric) for metric in comparison.gated if metric.decision is comparison.verdict)
+    found = [title(metric) for metric in comparison.gated if metric.decision is comparison.verdict]
+    names = " and ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))
     bound = _percent(comparison)
     match comparison.verdict:
         case GateDecision.REGRESSION:
@@ -123,7 +125,7 @@ def metric_sentence(metric: MetricResult) -> str:
 
 def title(metric: MetricResult) -> str:
     """The title of a metric without its unit, for sentences: `TTFT p95`."""
-    return metric_title(metric.name).partition(", ")[0]
+    return metric_heading(metric.name)
 
 
 def change_text(metric: MetricResult) -> str:
@@ -156,7 +158,7 @@ def metrics_table(comparison: Comparison) -> pd.DataFrame:
 
 def _row_title(metric: MetricResult) -> str:
     """The title of a metric with its unit and direction: `TTFT p95, ms ↓`. Fractions are in percent."""
-    return f"{f'{title(metric)}, %' if metric.is_fraction else metric_title(metric.name)} {metric.direction.mark}"
+    return f"{percent_title(metric.name)} {metric.direction.mark}"
 
 
 def _shown(metric: MetricResult, value: float | None) -> float | None:
@@ -166,7 +168,11 @@ def _shown(metric: MetricResult, value: float | None) -> float | None:
 def requirements_table(comparison: Comparison) -> pd.DataFrame:
     """A row per fixed limit on side B."""
     return pd.DataFrame(
-        {"requirement": str(each.requirement), "B, median": each.value, "met": "yes" if each.is_met else "no"}
+        {
+            "requirement": limits_text([str(each.requirement)]),
+            "B, median": each.value,
+            "met": "yes" if each.is_met else "no",
+        }
         for each in comparison.requirements
     )
 
@@ -277,7 +283,7 @@ def _design(comparison: Comparison) -> Facts:
         ("runs", comparison.size),
         *((("order", INTERLEAVED),) if comparison.slices > 1 else ()),
         ("tested", tested),
-        ("gated", ", ".join(options.gated)),
+        ("gated", ", ".join(map(metric_heading, options.gated))),
         ("smallest effect", f"{_percent(comparison)} %; error rate {100 * options.error_points:g} points"),
         ("statistic", _statistic(comparison)),
         ("exit code", str(comparison.exit_code)),

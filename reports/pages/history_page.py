@@ -7,7 +7,7 @@ import pandas as pd
 from reports.document import Block, Plot, Report, Section, Table, VerdictLine
 from reports.gate.history import MAX_P, MIN_SEGMENT, CommitPoint, LevelChange
 from reports.gate.side_run import FRACTIONS
-from reports.metrics.titles import better_direction, metric_title
+from reports.metrics.titles import better_direction, metric_heading, metric_title
 from reports.plots import noise_plots
 from reports.plots.comparison_plots import signed_percent
 
@@ -65,9 +65,18 @@ def change_sentence(change: LevelChange) -> str:
     return f"{_short(change.metric)}: {_size(change)} ({word}) between {change.before} and {change.first}."
 
 
+def full_change_sentence(change: LevelChange) -> str:
+    """A change in one sentence, with its p value, the commits around it and the device."""
+    word = "worse" if change.is_worse else "better"
+    return (
+        f"{_short(change.metric)}: {_size(change)} ({word}) between {change.before} and {change.first}, "
+        f"p = {change.p:.4f}, {change.points[0]} commits before and {change.points[1]} after, on {change.device}."
+    )
+
+
 def _short(name: str) -> str:
     """The title of a metric for sentences: `TPOT p50`, without the unit."""
-    return metric_title(name).partition(", ")[0]
+    return metric_heading(name)
 
 
 def _size(change: LevelChange) -> str:

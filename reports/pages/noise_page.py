@@ -11,7 +11,7 @@ from reports.gate.noise import PAIRS, MetricNoise, gated_speeds
 from reports.gate.noise_split import NoiseSplit, components_table
 from reports.gate.side_run import FRACTIONS, SideRun, median_of, setting_of
 from reports.metrics.summary import Analysis
-from reports.metrics.titles import better_direction, metric_title
+from reports.metrics.titles import better_direction, metric_heading, metric_title, percent_title
 from reports.pages.run_pages import runs_section
 from reports.plots import noise_plots
 from reports.saved_run import load_run
@@ -37,7 +37,7 @@ def build_noise_report(
     """The report of a noise measurement. reproduce: command lines that repeat it."""
     sections = [Section("Noise", _noise_blocks(runs, found, options))]
     if splits:
-        sections.append(Section("Where the noise is", (Table("", _components(splits), COMPONENTS_NOTE),)))
+        sections.append(Section("Where the noise is", (Table("", components_table(splits), COMPONENTS_NOTE),)))
     directories = [run.directory for run in runs if run.directory is not None]
     if directories:
         sections.append(runs_section(_analyses(directories)))
@@ -63,7 +63,7 @@ def noise_verdict(runs: Sequence[SideRun], found: Sequence[MetricNoise], options
         sentence = f"With {enough} pairs, 80 % of comparisons find a regression of {clear:g} % in any gated metric."
         return VerdictLine("valid", "Quiet enough", sentence)
     worst = max(gated, key=lambda each: each.effects[most])
-    smallest = ", ".join(f"{metric_title(each.name)} {format_number(100 * each.effects[most])} %" for each in gated)
+    smallest = ", ".join(f"{metric_heading(each.name)} {format_number(100 * each.effects[most])} %" for each in gated)
     return VerdictLine(
         "degraded",
         "Too noisy",
@@ -114,7 +114,7 @@ def _table(found: Sequence[MetricNoise]) -> pd.DataFrame:
     for each in found:
         scale = 100 if each.name in FRACTIONS else 1
         row: dict[str, object] = {
-            "metric": f"{metric_title(each.name)} {better_direction(each.name).mark}",
+            "metric": f"{percent_title(each.name)} {better_direction(each.name).mark}",
             "gated": "yes" if each.is_gated else "no",
             "median": None if each.median is None else format_number(scale * each.median),
             "run to run": _percent(each.deviation, each.name),
@@ -141,11 +141,6 @@ def _deviations(runs: Sequence[SideRun], names: Sequence[str]) -> pd.DataFrame:
             if value is not None:
                 rows.append({"metric": metric_title(name), "run": number, "change": 100 * (value / median - 1)})
     return pd.DataFrame(rows)
-
-
-def _components(splits: Sequence[NoiseSplit]) -> pd.DataFrame:
-    frame = components_table(splits)
-    return frame.assign(metric=[metric_title(name) for name in frame["metric"]])
 
 
 def _analyses(directories: Sequence[Path]) -> list[tuple[str, Analysis]]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from reports.document import Block, Facts, Plot, Report, Section, Table, VerdictLine, format_number, format_percent
 from reports.metrics.per_request import Direction
-from reports.metrics.titles import better_direction, limits_text, metric_title
+from reports.metrics.titles import better_direction, in_percent, limits_text, metric_title, percent_title
 from reports.pages.study.course import pareto
 from reports.pages.study.importance import importances
 from reports.pages.study.settings import importance
@@ -62,7 +62,7 @@ def _best(study: StudyData) -> Table:
             "number": str(each.number),
             f"{metric_title(study.objective)} {study.direction.mark}": each.value,
             **{
-                f"{metric_title(name)} {better_direction(name).mark}": value
+                f"{percent_title(name)} {better_direction(name).mark}": in_percent(name, value)
                 for name, value in each.metrics.items()
                 if name != study.objective
             },
@@ -168,8 +168,8 @@ DETAILS = {
     "met, at least": "attainment_at_least",
     "with one lost": "attainment_one_lost",
     "verdict on one lost": "one_lost",
-    "TTFT p95 ms ↓": "ttft_p95_ms",
-    "TPOT mean ms ↓": "tpot_mean_ms",
+    "TTFT p95, ms ↓": "ttft_p95_ms",
+    "TPOT mean, ms ↓": "tpot_mean_ms",
     "utilisation": "utilisation",
     "per million tokens": "cost_per_mtok",
 }
@@ -222,13 +222,13 @@ def _costs(plan: PlanData) -> tuple[Block, ...]:
 
 def _rate_profile(plan: PlanData, profile: pd.DataFrame) -> tuple[Block, ...]:
     totals = {name: float(profile[name].sum()) for name in ("running", "static", "needed")}
-    text = ", ".join(f"{name} {format_number(hours)} replica-hours" for name, hours in totals.items())
+    text = ", ".join(f"{name} {format_number(hours)}" for name, hours in totals.items())
     return (
         Plot(
             "day_profile",
             "Replicas over the day",
-            f"{text}.",
-            f"Steps of replicas over 24 hours: {text}.",
+            f"Replica-hours: {text}.",
+            f"Steps of replicas over 24 hours: {text} replica-hours.",
             lambda size: simulation_plots.day_profile(profile, totals, size),
             is_full_width=True,
         ),

@@ -105,4 +105,4 @@ def test_pages_2_a_series_without_a_load_shows_its_own_word(monkeypatch):
     progress.place(None)
 
     assert "fleet 1 of 2: simulating, 0:00" in stream.getvalue()
-    assert "no load now" not in stream.getvalue()
+    assert "between loads" not in stream.getvalue()

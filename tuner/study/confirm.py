@@ -6,7 +6,7 @@ The best value of a search is biased because it was chosen as the largest. The v
 import shutil
 from collections.abc import Callable, Sequence
 
-from loadgen.terminal.progress_line import Position
+from loadgen.terminal.progress_line import LAUNCHING, Position
 from tuner.errors import CannotMeasureError
 from tuner.study.search import StudySearch
 from tuner.study.statistics.judgement import Confirmation, judge
@@ -59,7 +59,7 @@ def _relaunch(search: StudySearch, measurer: Measurer, trial: TrialResult, turn:
     name = "the defaults" if trial.number == 0 else f"trial {trial.number}"
     search.setup.progress.show(f"confirmation round {turn + 1}: {name}")
     done = len(search.files.results(CONFIRM))
-    search.setup.progress.place(Position("confirmation", done + 1, count))
+    search.setup.progress.place(Position("confirmation", done + 1, count, idle=LAUNCHING))
     result = measurer.measure(trial.settings, directory, trial.number, "confirm", {"round": turn + 1})
     search.setup.progress.show("  " + describe(result, search.objective))
     if result.outcome == "failed":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.terminal.progress_line import Position
+from loadgen.terminal.progress_line import LAUNCHING, Position
 from tuner.config import TuneConfig
 from tuner.errors import CannotMeasureError, TunerError
 from tuner.proposers.proposal import Proposer
@@ -130,7 +130,7 @@ class StudySearch:
         count = self.config.study.noise_runs if origin == "noise" else None if is_extra else self.trials
         name = origin.replace("_", " ") if is_extra else "launch"
         note = "" if is_extra else best_so_far(launched, self.objective)
-        self.setup.progress.place(Position(name, number + 1, count, note))
+        self.setup.progress.place(Position(name, number + 1, count, note, LAUNCHING))
 
     def check_drift(self) -> None:
         """After every `drift_check_every` trials, measure the configuration of the first drift check again.

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
+from reports.document import format_percent
+from reports.metrics.titles import limits_text, metric_title
 from tuner.config import TuneConfig
 from tuner.errors import SpaceError
 from tuner.servers.select import server_of
@@ -132,19 +134,37 @@ def headline(plan: Mapping[str, Any]) -> str:
 
 def render_plan(plan: Mapping[str, Any]) -> str:
     """The plan as text of at most 80 columns, except the table and the command of a profile."""
-    lines = [headline(plan), f"objective {' and '.join(plan['objective'])}"]
-    lines += [f"  limit {limit}" for limit in plan["limits"]]
+    objectives = (f"{metric_title(name)} ({name})" for name in plan["objective"])
+    lines = [headline(plan), f"objective: {' and '.join(objectives)}"]
+    lines += [f"  limit: {limits_text([limit])} ({limit.partition(' ')[0]})" for limit in plan["limits"]]
     lines.append(f"search: {plan['search']}")
     size = plan["configurations"]
     lines.append(
-        f"space: {f'{size:,} configurations' if size else 'continuous'}, {plan['impossible_share']:.0%} impossible"
+        f"space: {f'{size:,} configurations' if size else 'continuous'}, "
+        f"{format_percent(plan['impossible_share'])} impossible"
     )
-    for name, section in plan["space"].items():
-        known = {key: value for key, value in section.items() if key != "type"}
-        lines.append(f"  {name}: {section['type']} " + ", ".join(f"{key} {value}" for key, value in known.items()))
-    lines += [f"  {share:.0%} impossible: {reason}" for reason, share in plan["refused"].items()]
+    lines += [f"  {name}: {values_text(section)}" for name, section in plan["space"].items()]
+    lines += [f"  {format_percent(share)} impossible: {reason}" for reason, share in plan["refused"].items()]
     lines += [f"`{name}` has no effect and is not searched: {why}" for name, why in plan["cannot_act"].items()]
     return "\n".join([*map(_wrapped, lines), *_profile_lines(plan["profile"])])
+
+
+def values_text(section: Mapping[str, Any]) -> str:
+    """The values of a searched setting.
+
+    >>> values_text({"type": "int", "low": 64.0, "high": 4096.0, "log": True, "multiple_of": 64})
+    '64 to 4,096, logarithmic, multiples of 64'
+    >>> values_text({"type": "bool", "when": "not sharded"}), values_text({"type": "choice", "values": ["none", "fp8"]})
+    ('true or false; only when not sharded', 'none, fp8')
+    """
+    parts = ["true or false"] if section["type"] == "bool" else []
+    if "low" in section:
+        parts.append(f"{section['low']:,.10g} to {section['high']:,.10g}")
+    parts += [str(each["value"] if isinstance(each, dict) else each) for each in section.get("values", ())]
+    parts += ["logarithmic"] if section.get("log") else []
+    parts += [f"in steps of {section['step']:g}"] if "step" in section else []
+    parts += [f"multiples of {section['multiple_of']}"] if "multiple_of" in section else []
+    return ", ".join(parts) + (f"; only when {section['when']}" if section.get("when") else "")
 
 
 def _wrapped(line: str) -> str:

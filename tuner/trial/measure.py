@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.metrics.summary import metric_value
+from reports.metrics.titles import limits_text, value_text
 from tuner.errors import SpaceError
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.objective import VIOLATION_CAP, Objective
@@ -152,10 +153,10 @@ def describe(result: TrialResult, objective: Objective) -> str:
     if result.value is None:
         return f"infeasible at {result.phase} ({result.cause}): {result.reason}"
     missed = [name for name, violation in result.violations.items() if violation > 0]
-    text = f"{objective.maximize} {result.value:,.1f}"
-    if result.second is not None:
-        text += f", {objective.second} {result.second:,.1f}"
-    return f"{text}, misses {', '.join(missed)}" if missed else text
+    text = value_text(objective.maximize, result.value)
+    if result.second is not None and objective.second is not None:
+        text += f", {value_text(objective.second, result.second)}"
+    return f"{text}, misses {limits_text(missed)}" if missed else text
 
 
 def _reported(summary: Mapping[str, Any], is_open_loop: bool) -> dict[str, float | None]:

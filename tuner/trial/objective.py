@@ -1,11 +1,13 @@
 """The objective of a study: metrics to improve, and violations of limits."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.gate.side_run import direction_of
 from reports.metrics.per_request import Direction
+from reports.metrics.titles import metric_heading
+from reports.stats.estimators import Interval
 from tuner.config import ObjectiveSection
 from tuner.errors import SpaceError
 
@@ -104,11 +106,27 @@ class Objective:
         return other if self.choose == "second" else math.sqrt(first * other)
 
     @property
-    def title(self) -> str:
-        """The name of the quantity that `merit` measures."""
+    def judged(self) -> tuple[str, ...]:
+        """The one or two metrics that `merit` measures."""
         if self.second is None or self.choose == "first":
-            return self.maximize
-        return self.second if self.choose == "second" else f"{self.maximize} and {self.second}, geometric mean"
+            return (self.maximize,)
+        return (self.second,) if self.choose == "second" else (self.maximize, self.second)
+
+    @property
+    def title(self) -> str:
+        """The identifier of the quantity that `merit` measures."""
+        return _mean_of(self.judged)
+
+    @property
+    def heading(self) -> str:
+        """The quantity that `merit` measures, in words of the pages."""
+        return _mean_of([metric_heading(name) for name in self.judged])
+
+    def change(self, gain: Interval) -> Interval:
+        """The relative change of the judged metric in percent; negative for a gain of a latency."""
+        if len(self.judged) == 1 and is_lower_better(self.judged[0]):
+            gain = Interval(1 / gain.value, 1 / gain.hi, 1 / gain.lo)
+        return Interval(100 * (gain.value - 1), 100 * (gain.lo - 1), 100 * (gain.hi - 1))
 
     def score(self, measure: Measure) -> Score:
         """The score of one measurement; `measure` returns the value of a metric."""
@@ -122,6 +140,10 @@ class Objective:
             {str(limit): limit.violation(measured[limit.metric]) for limit in self.limits},
             second,
         )
+
+
+def _mean_of(names: Sequence[str]) -> str:
+    return " and ".join(names) + (", geometric mean" if len(names) > 1 else "")
 
 
 def is_lower_better(metric: str) -> bool:

@@ -12,7 +12,9 @@ from typing import Any
 
 from reports.document import Estimate, format_percent
 from reports.gate.saved_comparison import COMPARISON_FILE, load_comparison
+from reports.metrics.per_request import Direction
 from reports.metrics.summary import metric_value
+from reports.metrics.titles import better_direction, metric_heading
 from reports.pages.comparison_page import metric_sentence
 from reports.pages.facts import load_sentence
 from reports.pages.sweep_page import LOAD_NAMES
@@ -134,11 +136,18 @@ def _series(bare: SavedResult) -> SavedResult:
 
 
 def _capacity(content: Mapping[str, Any], unit: str) -> str:
-    """The capacity, such as `41.0 (38–43) requests/s within objectives`; empty if the sweep was not a search."""
+    """The capacity, such as `41.0 requests/s (38–43) within objectives`; empty if the sweep was not a search."""
     found = content.get("capacity")
     if not found or found["value"] is None:
         return ""
-    return f"{Estimate(found['value'], found['lo'], found['hi'])} {unit} within objectives"
+    value, lo, hi = (_count(found[name]) if unit == "users" else found[name] for name in ("value", "lo", "hi"))
+    capacity = Estimate(value, lo, hi)
+    interval = f" ({capacity.interval})" if capacity.interval else ""
+    return f"{capacity.text} {unit}{interval} within objectives"
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _comparison(bare: SavedResult) -> SavedResult:
@@ -159,7 +168,7 @@ def _noise(bare: SavedResult) -> SavedResult:
     for name, metric in content["metrics"].items():
         effects = {int(pairs): effect for pairs, effect in metric["smallest_effect"].items()}
         if metric["gated"] and effects:
-            parts.append(f"{max(effects)} pairs find {format_percent(effects[max(effects)])} of {name}")
+            parts.append(f"{max(effects)} pairs find {format_percent(effects[max(effects)])} of {metric_heading(name)}")
     return replace(bare, label=str(content["side"]), verdict=f"{content['runs']} runs", found="; ".join(parts))
 
 
@@ -171,9 +180,12 @@ def _study(bare: SavedResult) -> SavedResult:
     gain = verdict.get("gain")
     parts = [f"{verdict.get('trials', 0):,} launches"]
     if gain and None not in gain:
+        metric = verdict.get("gain_of", verdict["objective"])
+        if better_direction(metric) is Direction.LOWER:
+            gain = (1 / gain[0], 1 / gain[2], 1 / gain[1])
         value, lo, hi = (100 * (each - 1) for each in gain)
         change = Estimate(value, lo, hi, is_change=True)
-        parts.insert(0, f"{verdict['objective']} {change.text} % ({change.interval})")
+        parts.insert(0, f"{metric_heading(metric)} {change.text} % ({change.interval})")
     return replace(bare, verdict=_advice(verdict), found=", ".join(parts))
 
 

@@ -46,7 +46,9 @@ class Cost:
 
     def __str__(self) -> str:
         title, _, unit = metric_title(self.metric).partition(", ")
-        values = f"{title} {format_number(float(self.before))} → {format_number(float(self.after))} {unit}".rstrip()
+        scale = 100 if unit == "fraction" else 1
+        before, after = (format_number(scale * float(each)) for each in (self.before, self.after))
+        values = f"{title} {before} → {after} {'%' if unit == 'fraction' else unit}".rstrip()
         return values if self.change is None else f"{values} ({_percent(self.change)})"
 
 
@@ -96,7 +98,7 @@ def settings_blocks(study: StudyData) -> tuple[Block, ...]:
             **({"contribution, %": _contribution(contributions.get(knob.name))} if contributions else {}),
         }
         for knob in study.knobs
-        if winner.settings.get(knob.name) != baseline.settings.get(knob.name)
+        if knob.value_of(winner) != knob.value_of(baseline)
     ]
     if not rows:
         return ()

@@ -6,7 +6,7 @@ import pandas as pd
 
 from reports.document import Block, Estimate, Facts, Link, Report, Section, Table, Text
 from reports.metrics.per_request import Direction
-from reports.metrics.titles import better_direction, limits_text, metric_title
+from reports.metrics.titles import better_direction, in_percent, limits_text, metric_title, percent_title
 from reports.pages.study.answer import answer_verdict, settings_blocks
 from reports.pages.study.course import history, pareto, times
 from reports.pages.study.predictions import predictions_of
@@ -64,7 +64,7 @@ def _comparison(study: StudyData) -> tuple[Block, ...]:
     for name in names:
         mark = metric_direction(study, name).mark
         row: dict[str, object] = {
-            "metric": f"{metric_title(name)} {mark}".strip(),
+            "metric": f"{percent_title(name)} {mark}".strip(),
             f"baseline, n = {len(a)}": _range(a, name, study),
         }
         if b:
@@ -151,7 +151,7 @@ def _range(launches: Sequence[StudyTrial], name: str, study: StudyData) -> Estim
     found = median_of(launches, name, study.objective)
     if found is None:
         return None
-    value, lo, hi = found
+    value, lo, hi = (in_percent(name, each) for each in found)
     return Estimate(value, lo, hi) if len(launches) > 1 else Estimate(value)
 
 

@@ -53,7 +53,7 @@ def test_pages_2_a_missed_objective_exits_1_and_is_named(
 ) -> None:
     assert run_of("ttft_p95_ms < 60000", "ttft_p95_ms < 0.01", load=LONG) == 1
 
-    assert "objectives missed: ttft_p95_ms ≤ 0.01" in capsys.readouterr().err
+    assert "objectives missed: TTFT p95 ≤ 0.01 ms" in capsys.readouterr().err
     results = json.loads((tmp_path / "r/summary.json").read_text())["slo"]["results"]
     assert [each["decision"] for each in results] == ["met", "missed"]
 
@@ -62,7 +62,7 @@ def test_pages_2_an_objective_that_the_run_cannot_decide_exits_3(
     run_of: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_of("ttft_p95_ms < 60000", load=SHORT) == 3
-    assert "objectives undecided: ttft_p95_ms ≤ 60000; run longer" in capsys.readouterr().err
+    assert "objectives undecided: TTFT p95 ≤ 60000 ms; run longer" in capsys.readouterr().err
 
 
 def test_pages_2_without_the_flag_a_missed_objective_is_printed_and_exits_0(

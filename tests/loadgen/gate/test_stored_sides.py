@@ -143,7 +143,7 @@ def test_history_stores_a_commits_medians_and_finds_where_they_changed(runs, tmp
 
     assert cli.main(["history", "check"]) == 0
     shown = capsys.readouterr().out
-    assert "tpot_p50_ms: +30" in shown
+    assert "TPOT p50: +30" in shown
     assert "between c13 and c14" in shown
     assert "::warning title=Performance history::" in shown
     assert cli.main(["history", "check", "--fail"]) == 1
@@ -164,7 +164,7 @@ def test_noise_measures_one_side_and_reports_the_regression_that_is_found(tmp_pa
     assert cli.main(["noise", "command:serve", "--runs", "4", "--out", "n", "--label", "mine"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("mine: 4 runs, in n")
-    assert "With 12 pairs, 80 % of comparisons find a regression of this size: output_tokens_per_s 3.0 %" in shown
+    assert "With 12 pairs, 80 % of comparisons find a regression of this size: Output tokens/s 3.0 %" in shown
     assert json.loads((tmp_path / "n/noise.json").read_text())["metrics"]["tpot_p50_ms"]["gated"] is True
     assert cli.main(["noise", "command:serve", "--out", "n"]) == 2
 

@@ -28,7 +28,7 @@ def test_sentence_states_the_regression_and_warns_of_high_noise() -> None:
     quiet, noisy = (noise_of(runs(*values), OPTIONS) for values in ((20.0, 20.1, 20.2), (20.0, 24.0, 22.0)))
 
     assert noise_sentence(quiet, OPTIONS) == (
-        "With 12 pairs, 80 % of comparisons find a regression of this size: tpot_p50_ms 3.2 %."
+        "With 12 pairs, 80 % of comparisons find a regression of this size: TPOT p50 3.2 %."
     )
     assert "more than 1.5 times the smallest effect of interest (3 %)" in noise_sentence(noisy, OPTIONS)
 
@@ -36,5 +36,5 @@ def test_sentence_states_the_regression_and_warns_of_high_noise() -> None:
 def test_table_and_json_have_a_row_per_metric() -> None:
     found = noise_of(runs(20.0, 21.0), OPTIONS)
 
-    assert list(noise_table(found)["metric"]) == ["tpot_p50_ms", "error_rate", "ttft_p50_ms"]
+    assert list(noise_table(found)["metric"]) == ["TPOT p50, ms", "Failed, %", "TTFT p50, ms"]
     assert noise_json("x", runs(20.0, 21.0), found)["metrics"]["ttft_p50_ms"]["deviation"] is None

@@ -60,7 +60,7 @@ def test_the_table_has_standard_deviations_in_percent() -> None:
 
     assert table.iloc[0].to_dict() == pytest.approx(
         {
-            "metric": METRIC,
+            "metric": "TPOT p50, ms",
             "launch": 2.0,
             "drift within a pair": 3.0,
             "within run": 4.0,

@@ -81,7 +81,7 @@ def test_the_sentence_of_noise_states_the_regression_that_80_percent_of_comparis
 
     sentence = noise_sentence(noise_of(equal_runs(noise), options), options)
 
-    stated = float(re.findall(r"ttft_p50_ms ([\d.]+) %", sentence)[0])
+    stated = float(re.findall(r"TTFT p50 ([\d.]+) %", sentence)[0])
     assert 0.77 <= share_found(options, noise, stated) <= 0.90
 
 

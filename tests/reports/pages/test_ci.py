@@ -123,7 +123,7 @@ def test_tuning_12_6_annotations_are_escaped_and_limited(regression: Comparison)
     lines = annotations(regression).splitlines()
 
     assert [line.split("::")[1].split(" ")[0] for line in lines] == ["error", "error", "warning", "warning", "notice"]
-    assert "and this noise, 80 %25 of comparisons find only a regression of this size: ttft_p50_ms" in lines[3]
+    assert "and this noise, 80 %25 of comparisons find only a regression of this size: TTFT p50" in lines[3]
     assert "+10.00 %25" in lines[0]
     assert not any("% " in line for line in lines)
 
@@ -153,7 +153,7 @@ def test_step_summary_has_verdict_table_dots_and_commands(regression: Comparison
 
 
 def test_dots_of_a_slower_side_lie_on_the_worse_half(regression: Comparison) -> None:
-    [line] = [line for line in dot_plot(regression).splitlines() if line.startswith("tpot_p50_ms")]
+    [line] = [line for line in dot_plot(regression).splitlines() if line.startswith("TPOT p50")]
     plot = line[line.index("[") + 1 : line.index("]")]
 
     assert plot[:20].strip() == ""

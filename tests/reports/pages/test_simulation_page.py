@@ -102,7 +102,7 @@ def test_a_plan_shows_rates_costs_and_the_rate_profile() -> None:
     assert [plot.name for plot in report.plots] == ["replicas_over_rate", "cost_over_attainment", "day_profile"]
     assert report.verdicts[0].sentence.startswith("7 + 1 spare replicas (6–8), 9.60 per hour for 16 requests/s")
     day = report.plots[-1]
-    assert day.caption == "running 126 replica-hours, static 192 replica-hours, needed 120 replica-hours."
+    assert day.caption == "Replica-hours: running 126, static 192, needed 120."
     for plot in report.plots:
         assert plot.draw(HALF).axes[0].lines
     assert markdown.render(report)

@@ -30,7 +30,7 @@ def test_a_clear_gain_is_confirmed_with_its_interval():
     assert confirmation.winner is BEST
     assert confirmation.gain is not None
     assert confirmation.gain.lo > 1.15
-    assert confirmation.sentence.startswith("trial 1 is better than the defaults: +20.")
+    assert confirmation.sentence.startswith("trial 1 is better than the defaults: Output tokens/s +20.")
 
 
 def test_a_gain_within_noise_keeps_the_defaults():

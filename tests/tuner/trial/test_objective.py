@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from reports.stats.estimators import Interval
 from tuner.config import LimitSection, ObjectiveSection
 from tuner.trial.objective import Limit, Objective
 
@@ -36,3 +37,21 @@ def test_a_score_is_feasible_only_within_every_limit():
     assert objective.score(fast.get).is_feasible
     assert not objective.score({"ttft_p95_ms": 50.0}.get).is_feasible
     assert list(objective.score(slow.get).violations) == ["ttft_p95_ms <= 100"]
+
+
+def test_a_gain_of_a_latency_is_shown_as_its_fall():
+    change = Objective("ttft_p95_ms").change(Interval(1.25, 1.0, 2.0))
+
+    assert (change.value, change.lo, change.hi) == pytest.approx((-20.0, -50.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("objective", "heading"),
+    [
+        (Objective("output_tokens_per_s"), "Output tokens/s"),
+        (Objective("requests_per_s", second="ttft_p95_ms", choose="second"), "TTFT p95"),
+        (Objective("requests_per_s", second="ttft_p95_ms"), "Requests/s and TTFT p95, geometric mean"),
+    ],
+)
+def test_an_objective_has_the_titles_of_the_pages(objective, heading):
+    assert objective.heading == heading

@@ -81,16 +81,21 @@ def judge(
     comparison = RoundComparison(np.array([_logs(each, objective) for each in runs]).T)
     best = max(eligible, key=lambda each: comparison.gains[numbers.index(each.number)])
     gain = _ratio(comparison.chosen_gain(numbers.index(best.number)))
-    gain_text = f"{100 * (gain.value - 1):+.1f} % {objective.title}"
+    change = objective.change(gain)
+    gain_text = f"{objective.heading} {_signed(change.value)} %"
     if math.isnan(gain.lo):
-        sentence = f"keep the defaults: one round gives no interval for the {gain_text} of trial {best.number}"
+        sentence = f"keep the defaults: one round gives no interval for trial {best.number}, {gain_text}"
         return confirmed(baseline, sentence, gain, best)
-    gain_text += f" (95 % interval {100 * (gain.lo - 1):+.1f} to {100 * (gain.hi - 1):+.1f} %)"
+    gain_text += f" (95 % interval {_signed(change.lo)} to {_signed(change.hi)} %)"
     if gain.lo <= 1.0:
         return confirmed(
             baseline, f"no gain over the defaults is shown: trial {best.number} has {gain_text}", gain, best
         )
     return confirmed(best, f"trial {best.number} is better than the defaults: {gain_text}", gain, best)
+
+
+def _signed(percent: float) -> str:
+    return f"{percent:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def limit_probabilities(runs: Sequence[TrialResult]) -> dict[str, float]:

@@ -87,13 +87,13 @@ def test_pages_1_every_result_is_listed_with_its_verdict_load_and_numbers(result
         "old": ("run", "valid", "closed loop, 16 users", 123.4, "5 of 100 requests failed"),
         "more/new": ("run", "valid", "closed loop, 16 users", 123.4, "5 of 100 requests failed"),
         "a sweep": ("sweep", "valid", "1 to 16 users", 500.0, "at 16 users"),
-        "search": ("search", "valid", "1 to 16 users", 500.0, "41.0 (38.0–43.0) users within objectives"),
+        "search": ("search", "valid", "1 to 16 users", 500.0, "41 users (38–43) within objectives"),
         "studies/tuned": (
             "study",
             "change the settings",
             "",
             None,
-            "output_tokens_per_s +18.0 % (+12 to +24), 15 launches",
+            "Output tokens/s +18.0 % (+12 to +24), 15 launches",
         ),
     }
     assert found["old"].ttft_p95_ms == 25.0

@@ -243,7 +243,7 @@ def test_the_page_has_the_probability_that_each_limit_is_kept(study: StudyData) 
     text = markdown.render(build_study_report(dataclasses.replace(study, limits_kept=kept))).decode().replace("\\", "")
 
     assert "| TTFT p95 ≤ 500 ms | > 99.9 % | 93.4 % |" in text
-    assert "| Failed, fraction ≤ 0.01 | unknown | unknown |" in text
+    assert "| Failed ≤ 1 % | unknown | unknown |" in text
 
 
 def test_the_change_of_the_objective_is_the_gain_with_the_interval_of_the_choice(study: StudyData) -> None:
@@ -286,7 +286,9 @@ def test_the_settings_show_the_values_of_defaults_and_a_command_to_copy(study: S
 
     assert isinstance(table, Table)
     rows = table.frame.set_index("setting")
-    assert rows.loc["max_batch_prefill_tokens", "default"] == "4,096 (from the model)"
+    assert list(rows.loc["cpu_memory_gib", ["default", "best"]]) == ["4", "6.44"]
+    # Its best value is the default from the model.
+    assert "max_batch_prefill_tokens" not in rows.index
     assert isinstance(command, Text)
     assert command.text == study.command
     page = html.render(report, draw_all(report)).decode()
