@@ -1,10 +1,12 @@
 """The result of a search as a sentence and an exit code."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.capacity.point_time import independent_requests_needed
 from loadgen.capacity.search_policy import CapacitySearch, SearchGoal
+from reports.metrics.titles import limits_text
 from reports.stats.estimators import Interval
 
 PASS, FAIL, INCONCLUSIVE = 0, 1, 3
@@ -20,52 +22,65 @@ class SearchResult:
 
     @property
     def level(self) -> str:
-        return "valid" if self.exit_code == PASS else "invalid"
+        return {PASS: "valid", FAIL: "invalid"}.get(self.exit_code, "inconclusive")
 
 
-def search_result(search: CapacitySearch, quantity: str, seconds: float) -> SearchResult:
-    goal, interval, unit = search.goal, search.capacity.interval, UNITS[quantity]
-    objective = f"{100 * goal.target:g} % of requests within the objectives"
+def search_result(
+    search: CapacitySearch, quantity: str, seconds: float, objectives: Sequence[str] = ("the objectives",)
+) -> SearchResult:
+    """The result of a search for the highest load that keeps `objectives`, such as `ttft_p95_ms ≤ 500`."""
+    goal, interval = search.goal, search.capacity.interval
+    kept = f"{' and '.join(limits_text([each]) for each in objectives)} for {100 * goal.target:g} % of requests"
     took = f"{len(search.runs)} runs in {format_time(seconds)}"
     has_lo, has_hi = not math.isnan(interval.lo), not math.isnan(interval.hi)
     if has_lo and has_hi:
-        found = f"{format_capacity(interval, goal)} {unit} kept {objective}"
+        found = f"{format_capacity(interval, goal, UNITS[quantity])} keep {kept}"
         if search.is_narrow:
             return SearchResult(PASS, f"{found}; {took}.")
         remedy = f"wider than ±{100 * goal.tolerance:g} %: raise --max-runs or --max-point-time"
         return SearchResult(INCONCLUSIVE, f"{found}; {took}. The interval is {remedy}.")
     if has_lo:
         if interval.lo >= goal.high:
-            return SearchResult(PASS, f"Even the highest load, {goal.high:g} {unit}, kept {objective}; {took}.")
-        return SearchResult(INCONCLUSIVE, f"At least {interval.lo:g} {unit} kept {objective}; {took}.")
+            return SearchResult(PASS, f"Even the highest load, {load_text(goal.high, quantity)}, keeps {kept}; {took}.")
+        return SearchResult(INCONCLUSIVE, f"At least {load_text(interval.lo, quantity)} keep {kept}; {took}.")
     if has_hi:
         if interval.hi <= goal.low:
-            return SearchResult(FAIL, f"Even the lowest load, {goal.low:g} {unit}, did not keep {objective}; {took}.")
-        return SearchResult(INCONCLUSIVE, f"Less than {interval.hi:g} {unit} kept {objective}; {took}.")
-    return SearchResult(INCONCLUSIVE, f"{_too_few(search, unit)}; {took}.")
+            lowest = load_text(goal.low, quantity)
+            return SearchResult(FAIL, f"Even the lowest load, {lowest}, does not keep {kept}; {took}.")
+        return SearchResult(INCONCLUSIVE, f"Less than {load_text(interval.hi, quantity)} keep {kept}; {took}.")
+    return SearchResult(INCONCLUSIVE, f"{_too_few(search, quantity)}; {took}. Raise --max-point-time.")
 
 
-def _too_few(search: CapacitySearch, unit: str) -> str:
+def load_text(load: float, quantity: str) -> str:
+    """A load with its unit.
+
+    >>> load_text(1, "concurrency"), load_text(64, "concurrency"), load_text(2.5, "rate")
+    ('1 user', '64 users', '2.5 requests/s')
+    """
+    unit = UNITS[quantity]
+    return f"{load:g} {unit.removesuffix('s') if unit == 'users' and load == 1 else unit}"
+
+
+def _too_few(search: CapacitySearch, quantity: str) -> str:
     needed = {run.load: run.requests_for(independent_requests_needed(search.goal.target)) for run in search.runs}
     load = min(needed, key=lambda load: needed[load])
-    return (
-        f"Not shown at any load: too few requests; about {needed[load]:,} are needed at {load:g} {unit}. "
-        "Raise --max-point-time"
-    )
+    return f"Not shown at any load: too few requests; about {needed[load]:,} are needed at {load_text(load, quantity)}"
 
 
-def format_capacity(interval: Interval, goal: SearchGoal) -> str:
-    """`41 (38–43)`: with as many decimals as the width of the interval supports; users are whole.
+def format_capacity(interval: Interval, goal: SearchGoal, unit: str) -> str:
+    """`41 requests/s (38–43)`: with as many decimals as the width of the interval supports; users are whole.
 
     >>> goal = SearchGoal(1, 64, 0.95, 0.05)
-    >>> format_capacity(Interval(41.23, 38.2, 43.4), goal), format_capacity(Interval(3.312, 3.27, 3.36), goal)
-    ('41 (38–43)', '3.31 (3.27–3.36)')
+    >>> format_capacity(Interval(41.23, 38.2, 43.4), goal, "users")
+    '41 users (38–43)'
+    >>> format_capacity(Interval(3.312, 3.27, 3.36), goal, "requests/s")
+    '3.31 requests/s (3.27–3.36)'
     """
     width = max(interval.hi - interval.lo, 1e-9)
     decimals = 0 if goal.is_whole else max(0, -math.floor(math.log10(width / 2.5)))
     round_down = math.floor if goal.is_whole else float
     value, lo, hi = (f"{round_down(each):,.{decimals}f}" for each in (interval.value, interval.lo, interval.hi))
-    return f"{value} ({lo}–{hi})"
+    return f"{value} {unit} ({lo}–{hi})"
 
 
 def format_time(seconds: float) -> str:

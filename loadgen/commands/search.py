@@ -10,10 +10,13 @@ from loadgen.capacity.point_load import Point
 from loadgen.capacity.search_policy import CapacitySearch, SearchGoal
 from loadgen.capacity.search_result import search_result
 from loadgen.commands.load_series import LoadSeries, add_series_flags, open_series, series_load
+from loadgen.config.objectives import objectives_of
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.progress import progress_of
 from loadgen.terminal.progress_line import Position
+from reports.document import format_percent
 from reports.metrics.checks.findings import Level
+from reports.metrics.judged_objectives import objective_text
 from reports.metrics.summary import Analysis, metric_value
 from reports.metrics.sweep import SHORT_OF_REQUESTS, LoadPoint, Sweep
 from reports.stats.capacity import RunEvidence
@@ -47,7 +50,8 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         measured = MeasuredSearch(series, CapacitySearch(goal, series.time))
         began_s = time.monotonic()
         measured.run()
-        result = search_result(measured.search, quantity, time.monotonic() - began_s)
+        texts = [objective_text(each) for each in objectives_of(config.slo)]
+        result = search_result(measured.search, quantity, time.monotonic() - began_s, texts)
         sweep = Sweep(
             quantity,
             measured.points,
@@ -104,7 +108,7 @@ class MeasuredSearch:
         self.series.progress.place(Position("run", number, note=note))
 
     def _show(self, evidence: RunEvidence) -> None:
-        share = f"{evidence.share:.1%} of {evidence.count} requests within the objectives"
+        share = f"{format_percent(evidence.share)} of {evidence.count:,} requests within the objectives"
         interval = self.search.capacity.interval
         is_bounded = math.isfinite(interval.hi - interval.lo)
         found = f"; the capacity is {interval.lo:.4g}–{interval.hi:.4g}" if is_bounded else ""

@@ -80,7 +80,7 @@ def verdict(sweep: Sweep) -> VerdictLine:
         for reason in analysis.summary["verdict"]["reasons"]
         if reason["level"] == "invalid"
     )
-    level = "invalid" if reasons else "valid"
+    level = "invalid" if reasons else "valid" if sweep.search is None else sweep.search[0]
     sentences = [_answer(sweep) if sweep.search is None else sweep.search[1]]
     knee = sweep.knee
     if knee is not None:
@@ -90,8 +90,14 @@ def verdict(sweep: Sweep) -> VerdictLine:
         sentences.append(_within_sentence(sweep))
     if sweep.search is None and _still_grows(sweep):
         sentences.append(f"The server is not saturated: try more than {_load(sweep, sweep.points[-1].load)}.")
-    words = {"valid": "Valid measurements", "invalid": "Some points are not valid measurements"}
-    return VerdictLine(level, words[level], " ".join(sentences), reasons)
+    return VerdictLine(level, _word(level, has_reasons=bool(reasons)), " ".join(sentences), reasons)
+
+
+def _word(level: str, *, has_reasons: bool) -> str:
+    if has_reasons:
+        return "Some points are not valid measurements"
+    words = {"inconclusive": "Inconclusive", "invalid": "Objectives missed at every load"}
+    return words.get(level, "Valid measurements")
 
 
 def _answer(sweep: Sweep) -> str:
@@ -153,7 +159,7 @@ def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
         _unit(sweep): f"{point.load:g}",
         "Output tokens/s ↑": rates["output_tokens_per_s"],
         "Requests/s ↑": rates["requests_per_s"].value,
-        **{f"{title} ms ↓": point.value(name) for title, name in LATENCIES.items()},
+        **{f"{title}, ms ↓": point.value(name) for title, name in LATENCIES.items()},
         "failed ↓": f"{failed_requests(point.first):,} of {sum(summary['counts'].values()):,}",
     }
     attainment = point.attainment

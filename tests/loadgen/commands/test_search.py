@@ -32,7 +32,7 @@ def test_a_search_finds_the_last_load_within_the_objectives(tmp_path, capsys):
 
     shown = capsys.readouterr().out
     assert code == 0, shown
-    assert "3 (3–4) users kept 50 % of requests within the objectives; " in shown
+    assert "3 users (3–4) keep TTFT p95 ≤ 100 ms for 50 % of requests; " in shown
     content = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert content["capacity"] == {"value": 3.0, "lo": 3.0, "hi": 4.0}
 
@@ -48,7 +48,7 @@ def test_trust_W7_a_search_on_a_slow_server_measures_until_it_has_its_requests(t
 
     shown = capsys.readouterr().out
     assert code == 0, shown
-    assert "Even the highest load, 2 users, kept 60 % of requests" in shown
+    assert "Even the highest load, 2 users, keeps TTFT p95 ≤ 5000 ms for 60 % of requests" in shown
     runs = [load_run(path.parent) for path in (tmp_path / "s").glob("*/manifest.json")]
     assert {run.manifest.stop_reason for run in runs} == {"enough_requests"}
     assert min(len(run.records) for run in runs) >= 31

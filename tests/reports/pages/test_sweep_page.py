@@ -181,6 +181,21 @@ def test_the_report_of_a_search_draws_the_curve_and_the_interval(search: Sweep) 
     assert curve_frame(search.capacity)["value"].is_monotonic_decreasing
 
 
+@pytest.mark.parametrize(
+    ("level", "word"),
+    [
+        ("valid", "Valid measurements"),
+        ("inconclusive", "Inconclusive"),
+        ("invalid", "Objectives missed at every load"),
+    ],
+)
+def test_pages_1_a_search_has_its_own_verdict(search: Sweep, level: str, word: str) -> None:
+    [line] = build_sweep_report(replace(search, search=(level, "12 users (11–13)"))).verdicts
+
+    assert (line.level, line.word) == (level, word)
+    assert line.sentence.startswith("12 users (11–13)")
+
+
 def test_the_report_of_a_sweep_has_no_curve(sweep: Sweep) -> None:
     [plot] = [plot for plot in build_sweep_report(sweep).plots if plot.name == "attainment_by_load"]
 

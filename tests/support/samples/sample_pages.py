@@ -60,7 +60,7 @@ def search_report() -> Report:
     shares = {4.0: 0.999, 8.0: 0.98, 12.0: 0.95, 16.0: 0.88}
     runs = [RunEvidence(load, share, 300.0, 33.0, 1_000) for load, share in shares.items()]
     runs.append(RunEvidence(32.0, 0.1, 50.0, 33.0, 500, is_overloaded=True))
-    sentence = "12 requests/s (11–13) keep ttft_p95_ms < 400 for 95 % of the requests."
+    sentence = "12 requests/s (11–13) keep TTFT p95 ≤ 400 ms for 95 % of requests; 5 runs in 3 min 2 s."
     return build_sweep_report(replace(_sweep(), search=("valid", sentence), capacity=Capacity(tuple(runs), 0.95)))
 
 
@@ -161,8 +161,8 @@ def index_report() -> Report:
     root = Path("/data/runs")
     at = datetime.datetime(2026, 11, 20, 13, 59, tzinfo=datetime.UTC)
     result = SavedResult(root / "20261120-1359", "run", at, "before", "valid", "closed loop, 16 users", 1234.5, 87.3)
-    search = replace(result, path=root / "search", kind="search", found="41.0 (38.0–43.0) requests/s within objectives")
-    tpot = "tpot_p50_ms: +8.47 % (+3.20 to +14.00), regression."
+    search = replace(result, path=root / "search", kind="search", found="41 requests/s (38–43) within the objectives")
+    tpot = "TPOT p50: +8.47 % (+3.20 to +14.00), regression."
     gate = replace(result, path=root / "gate", kind="comparison", verdict="regression", found=tpot)
     torn = replace(result, path=root / "torn", problem="/data/runs/torn/manifest.json: not JSON (Expecting value)")
     return build_index(root, [result, search, gate, torn])
