@@ -9,7 +9,7 @@ from loadgen.program import Program, command_in
 
 EXIT_CODES = """exit codes:
   0         done, or pass
-  1         the judged thing failed
+  1         the check failed: a regression, or an objective missed
   2         wrong usage, or a file that is missing or wrong
   3         inconclusive
   4         could not measure: invalid run, start failed, disk full

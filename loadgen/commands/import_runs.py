@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.commands.load_series import SWEEP_FILE
-from loadgen.commands.present import render_table, show_runs
+from loadgen.commands.load_series import SWEEP_FILE, render_series
+from loadgen.commands.present import show_runs
 from loadgen.errors import UsageError
 from loadgen.imports.aiperf import is_aiperf, is_aiperf_total, read_aiperf, refuse_total
 from loadgen.imports.guidellm import is_guidellm, read_guidellm
@@ -146,7 +146,6 @@ def _show_sweep(
         write_run_page(point.first)
     report = write_report(build_sweep_report(sweep), out)
     print(f"report: {report.html}", file=sys.stderr)
-    line = verdict(sweep)
-    text = "\n".join((f"{line.word}. {line.sentence}", *line.reasons, "", render_table(points_table(sweep))))
+    text = render_series(verdict(sweep), points_table(sweep))
     print(json.dumps(content, indent=2, allow_nan=False) if is_json else text)
     return 0

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import functools
 import json
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pandas as pd
 
 from loadgen.capacity.point_load import Point
 from loadgen.capacity.point_time import PointTime
-from loadgen.commands.present import render_table
+from loadgen.commands.present import COLUMNS, render_table
 from loadgen.commands.shared_flags import add_load_flags, load_config
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
@@ -112,8 +113,14 @@ class LoadSeries:
         self.progress.show(f"report: {report.html}")
         if is_json:
             return json.dumps(content, indent=2, allow_nan=False)
-        line = result.verdict
-        return "\n".join((f"{line.word}. {line.sentence}", *line.reasons, "", render_table(result.table)))
+        return render_series(result.verdict, result.table)
+
+
+def render_series(verdict: VerdictLine, points: pd.DataFrame) -> str:
+    """The verdict and the table of the points, as text."""
+    lines = (f"{verdict.word}. {verdict.sentence}", *verdict.reasons)
+    table = points.drop(columns="Requests/s ↑", errors="ignore")
+    return "\n".join((*(textwrap.fill(line, COLUMNS) for line in lines), "", render_table(table)))
 
 
 def series_load(args: argparse.Namespace, first: float) -> tuple[BenchConfig, str]:

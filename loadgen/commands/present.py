@@ -13,7 +13,7 @@ import pandas as pd
 
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
-from reports.document import Estimate, Link, format_number
+from reports.document import Estimate, Link, format_number, format_percent
 from reports.metrics.checks.findings import finding_messages, latencies_grow
 from reports.metrics.summary import Analysis, analyse_run
 from reports.pages import tables
@@ -26,7 +26,7 @@ from reports.run_store import RunDirectoryError
 from reports.text import legible
 
 NOTHING = "-"
-NOTE_COLUMNS = 100
+COLUMNS = 80
 
 
 def show_runs(directories: Sequence[Path], out: Path, *, is_json: bool) -> int:
@@ -62,7 +62,7 @@ def export_runs(directories: Sequence[Path], formats: Sequence[str]) -> None:
 def render_summary(analyses: Sequence[Analysis]) -> str:
     """Verdict, latencies and totals of runs, as text."""
     parts = ["\n".join(_verdict(analysis, len(analyses) > 1) for analysis in analyses)]
-    notes = textwrap.fill(tables.unsupported_note(analyses), NOTE_COLUMNS)
+    notes = textwrap.fill(tables.unsupported_note(analyses), COLUMNS)
     parts.append("\n".join((render_table(tables.summary_table(analyses)), *([notes] if notes else []))))
     parts.append("\n".join(_totals(analysis, len(analyses) > 1) for analysis in analyses))
     parts += [objectives for analysis in analyses if (objectives := _objectives(analysis, len(analyses) > 1))]
@@ -116,10 +116,10 @@ def _cost(analysis: Analysis) -> list[tuple[str, str]]:
 def _cached(cached: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The measured share of cached prompt tokens, and the planned one; nothing for a run without prompt tokens."""
     measured, planned = (
-        "unknown" if cached[name] is None else f"{100 * cached[name]:.1f}" for name in ("measured", "planned")
+        "unknown" if cached[name] is None else format_percent(cached[name]) for name in ("measured", "planned")
     )
     known = cached["measured"] is not None or cached["planned"] is not None
-    return [("cached", f"{measured} ({planned} planned), % of prompt tokens")] if known else []
+    return [("cached", f"{measured} of prompt tokens ({planned} planned)")] if known else []
 
 
 def _clipped(analysis: Analysis) -> list[tuple[str, str]]:
@@ -133,18 +133,38 @@ def _clipped(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def render_table(frame: pd.DataFrame) -> str:
-    """A frame with aligned columns: the first to the left, numbers to the right."""
-    cells = [[str(name) for name in frame.columns]]
-    cells += [[_value(value) for value in row] for row in frame.itertuples(index=False)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = []
-    for row in cells:
-        padded = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    """A frame with aligned columns: the first to the left, numbers to the right.
+
+    A table that is wider than a terminal has headings of several lines, and intervals are left out from the left.
+    """
+    names = [[str(name)] for name in frame.columns]
+    columns = [[_value(value) for value in frame[name]] for name in frame.columns]
+    if _width(names, columns) > COLUMNS:
+        names = [_stacked(name, cells) for [name], cells in zip(names, columns, strict=True)]
+    for index, column in enumerate(frame.columns):
+        if _width(names, columns) > COLUMNS and any(isinstance(value, Estimate) for value in frame[column]):
+            columns[index] = [value.text if isinstance(value, Estimate) else _value(value) for value in frame[column]]
+            names[index] = _stacked(str(column), columns[index])
+    height = max(map(len, names))
+    padded = [[*[""] * (height - len(lines)), *lines, *cells] for lines, cells in zip(names, columns, strict=True)]
+    widths = [max(map(len, cells)) for cells in padded]
+    rows = zip(*padded, strict=True)
+    return "\n".join(
+        "  ".join(
+            (row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _width(names: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, (*lines, *cells))) + 2 for lines, cells in zip(names, columns, strict=True)) - 2
+
+
+def _stacked(name: str, cells: Sequence[str]) -> list[str]:
+    """A heading on as many lines as its cells are wide; a word is not broken."""
+    width = max(map(len, (*name.split(), *cells)))
+    return textwrap.wrap(name, width)
 
 
 def _value(value: Any) -> str:

@@ -1,8 +1,9 @@
 """A stored comparison: its report, rendered again, and its verdict as text."""
 
+import textwrap
 from pathlib import Path
 
-from loadgen.commands.present import render_table
+from loadgen.commands.present import COLUMNS, render_table
 from loadgen.errors import UsageError
 from reports.gate.compare import Comparison
 from reports.gate.noise_split import components_table
@@ -44,7 +45,8 @@ def report_again(directory: Path, out: Path, *, is_json: bool) -> str:
 def render(comparison: Comparison) -> str:
     """The verdict and the table of metrics, as text."""
     line = verdict_line(comparison)
-    parts = [f"{line.word}: {line.sentence}", *(f"  {reason}" for reason in line.reasons)]
+    parts = [textwrap.fill(f"{line.word}: {line.sentence}", COLUMNS)]
+    parts += [textwrap.fill(reason, COLUMNS, initial_indent="  ", subsequent_indent="    ") for reason in line.reasons]
     if comparison.options.equal_contention:
         parts += [f"  {note}" for note in comparison.notes if "contention" in note]
     if comparison.slices > 1:

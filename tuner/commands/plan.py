@@ -91,6 +91,10 @@ class PlanSection(BaseModel):
         return (*self.rates, *hourly), pairs
 
     @property
+    def limit_texts(self) -> tuple[str, ...]:
+        return tuple(f"{limit.metric} <= {limit.max:g}" for limit in self.limit)
+
+    @property
     def slo(self) -> LatencySlo:
         limits = {limit.metric.split("_")[0]: float(limit.max or 0) for limit in self.limit}
         return LatencySlo(limits, self.attainment)
@@ -162,9 +166,9 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
             content["rate_profile"] = {**asdict(schedule), **hours}
         print(json.dumps(content, indent=2))
     else:
-        import pandas as pd
+        from tuner.commands.plan_text import plan_text
 
-        print(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+        print(plan_text(rows, section.limit_texts, section.attainment))
         if schedule is not None:
             print(
                 f"a day: {schedule.hours:.1f} replica-hours; {schedule.static_hours:.0f} with a fleet of constant size"
@@ -250,7 +254,7 @@ def write_plan_report(
         pd.DataFrame(fleets),
         "replicas" if price is None else "cost per hour",
         section.attainment,
-        tuple(f"{limit.metric} <= {limit.max:g}" for limit in section.limit),
+        section.limit_texts,
         hours,
         facts,
         note,

@@ -10,6 +10,8 @@ from typing import Any
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
+from reports.document import format_number
+from reports.metrics.titles import metric_title
 from tuner.errors import NotSimulatedError
 from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
@@ -111,6 +113,16 @@ def exit_code(costs: Costs, *, is_forced: bool) -> int:
 
 
 def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows with the titles of the metrics; a single row as one line for each value."""
     import pandas as pd
 
-    return str(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    titled = [{metric_title(name): value for name, value in row.items()} for row in rows]
+    if len(titled) == 1:
+        [row] = titled
+        width = max(map(len, row))
+        return "\n".join(f"{name:<{width}}  {_shown(value):>10}" for name, value in row.items())
+    return str(pd.DataFrame(titled).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+
+
+def _shown(value: Any) -> str:
+    return format_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

@@ -5,6 +5,7 @@ import datetime
 import io
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tuner.trial.outcome import TrialResult
 
 TRIALS_FILE, PARQUET_FILE = "trials.csv", "trials.parquet"
 VERDICT_FILE = "verdict.json"
+COLUMNS = 80
+"""Width of the table of the trials."""
 REPRODUCE = "reproduce.sh"
 
 
@@ -143,13 +146,13 @@ def comments_of(verdict: Mapping[str, Any]) -> list[str]:
 
 def render_table(search: StudySearch, results: Sequence[TrialResult], confirmation: Confirmation) -> str:
     """The verdict, then one line for each trial."""
-    lines = [confirmation.sentence, "", f"{'trial':>5}  {'confirmed':>10}  settings and result"]
+    verdict = textwrap.fill(confirmation.sentence, COLUMNS)
+    lines = [verdict, "", f"{'trial':>5}  {'confirmed':>10}  settings and result"]
     for result in results:
         confirmed = confirmation.medians.get(result.number)
         shown = f"{confirmed:,.1f}" if confirmed is not None else ""
-        lines.append(
-            f"{result.number:>5}  {shown:>10}  {changes(search, result)}: {describe(result, search.objective)}"
-        )
+        line = f"{result.number:>5}  {shown:>10}  {changes(search, result)}: {describe(result, search.objective)}"
+        lines.append(textwrap.fill(line, COLUMNS, subsequent_indent=19 * " ", break_on_hyphens=False))
     return "\n".join(lines)
 
 

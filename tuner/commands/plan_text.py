@@ -1,0 +1,41 @@
+"""The result of a plan as text of at most 80 columns: limits, a row for each rate and policy, notes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadgen.commands.present import render_table
+from reports.metrics.titles import limits_text
+
+RANGE_NOTE = "In brackets: the range from the error of the cost model. --json and plan.csv have every column."
+
+
+def plan_text(rows: Sequence[Mapping[str, Any]], limits: Sequence[str], attainment: float) -> str:
+    """The table of `rows`, of `tgi-tune plan --json`, under a line with the limits."""
+    import pandas as pd
+
+    table = pd.DataFrame(
+        {
+            "requests/s": f"{row['rate']:g}",
+            "policy": row["policy"],
+            "replicas": replicas_text(row),
+            "TTFT p95, ms": f"{row['ttft_p95_ms']:,.0f}",
+            "TPOT mean, ms": f"{row['tpot_mean_ms']:,.1f}",
+            **({"per hour": f"{row['cost_per_hour']:,.2f}"} if "cost_per_hour" in row else {}),
+        }
+        for row in rows
+    )
+    heading = f"{100 * attainment:g} % of requests within {limits_text(limits)}:"
+    return "\n".join((heading, "", render_table(table), "", RANGE_NOTE))
+
+
+def replicas_text(row: Mapping[str, Any]) -> str:
+    """The size of a fleet: `4 + 1 spare (3–5)`.
+
+    >>> replicas_text({"replicas": 4, "with_spare": 5, "range": "3-5"})
+    '4 + 1 spare (3–5)'
+    >>> replicas_text({"replicas": 1, "with_spare": 1, "range": "1-1"})
+    '1'
+    """
+    count, spare = row["replicas"], row["with_spare"] - row["replicas"]
+    low, high = row["range"].split("-")
+    return f"{count}{f' + {spare} spare' if spare else ''}{f' ({low}–{high})' if low != high else ''}"
