@@ -235,15 +235,15 @@ def _load_axis(axes: Axes, loads: "pd.Series[float]", label: str, size: Size) ->
 
 
 def _name_point(axes: Axes, row: Any, max_throughput: float) -> None:
-    """Write the load beside its dot: left of a dot near the right edge, else right of it."""
-    is_rightmost = float(row.output_tokens_per_s) > 0.85 * max_throughput
+    """Write the load above its dot at the left, where a rising curve leaves room; right of a dot near the axis."""
+    is_left = float(row.output_tokens_per_s) > 0.15 * max_throughput
     text = f"{row.load:g}" + ("  knee" if row.is_knee else "")
     axes.annotate(
         text,
         (float(row.output_tokens_per_s), float(row.value_ms)),
-        xytext=(-6 if is_rightmost else 6, 4),
+        xytext=(-5 if is_left else 6, 5),
         textcoords="offset points",
-        ha="right" if is_rightmost else "left",
+        ha="right" if is_left else "left",
         color=PALETTE["ink"] if row.is_knee else PALETTE["muted"],
         fontweight="bold" if row.is_knee else "normal",
     )

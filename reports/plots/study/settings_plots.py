@@ -1,6 +1,6 @@
 """Figures of the trials of a study over their settings; each takes a frame and returns a `Figure`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -117,9 +117,9 @@ def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: s
             colour = PALETTE["ink"] if is_winner else PALETTE["series-0"]
             width, alpha = (2.4, 1.0) if is_winner else (1.2, 0.12 + 0.6 * float(rank))
             axes.plot(range(lines.shape[1]), lines[row], color=colour, alpha=alpha, linewidth=width)
-        # The text of a launch is over its ends: where lines meet at a setting, it would be that of one of many.
-        for place in (0, lines.shape[1] - 1):
-            add_hovers(axes, [place] * len(lines), lines[:, place], frame["text"])
+        for place in range(lines.shape[1]):
+            marks = _texts_by_height(lines[:, place], frame["text"])
+            add_hovers(axes, [place] * len(marks), list(marks), list(marks.values()))
         names = [*(knob.name for knob in knobs), quantity]
         axes.set_xticks(range(len(names)), [shorten(name, 22) for name in names], rotation=90 if size.is_narrow else 20)
         for label in axes.get_xticklabels():
@@ -131,6 +131,23 @@ def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: s
             for text, y, side in ((low, -0.02, "top"), (high, 1.02, "bottom")):
                 axes.text(place, y, shorten(text, 10), ha="center", va=side, color=PALETTE["muted"], fontsize=7.5)
         return figure
+
+
+MAX_TEXTS = 8
+"""Most launches that the text over one point of parallel coordinates names."""
+
+
+def _texts_by_height(heights: Array, texts: Iterable[str]) -> dict[float, str]:
+    """One text for each height of an axis: the texts of all lines that pass it; empty without texts."""
+    found: dict[float, list[str]] = {}
+    for height, text in zip(heights.round(3).tolist(), texts, strict=True):
+        found.setdefault(height, []).extend([text] if text else [])
+    return {
+        height: "\n".join(
+            [*each[:MAX_TEXTS], *([f"and {len(each) - MAX_TEXTS} more"] if len(each) > MAX_TEXTS else [])]
+        )
+        for height, each in found.items()
+    }
 
 
 def bars(frame: pd.DataFrame, quantity: str, size: Size) -> Figure:

@@ -1,0 +1,39 @@
+"""Figures of trials over settings: the texts over their points."""
+
+import pandas as pd
+
+from reports.plots.figure import WIDE, Hovers
+from reports.plots.study.settings_plots import MAX_TEXTS, parallel_coordinates
+from reports.study import Knob
+
+BUDGET = Knob("budget", low=1, high=4)
+CHUNKING = Knob("chunking", scale="category")
+
+
+def texts_at(place: int, count: int) -> list[str]:
+    """The texts over one axis of launches with different budgets and the same choice."""
+    frame = pd.DataFrame(
+        {
+            "budget": range(count),
+            "chunking": pd.Series([True] * count, dtype=object),
+            "value": [10.0 * number for number in range(count)],
+            "rank": [number / count for number in range(count)],
+            "is_winner": [False] * count,
+            "text": [f"trial {number}" for number in range(count)],
+        }
+    )
+    [axes] = parallel_coordinates(frame, (BUDGET, CHUNKING), "speed", WIDE).axes
+    hovers = [each for each in axes.artists if isinstance(each, Hovers)]
+    return [text for each in hovers for x, _, text in each.points if x == place]
+
+
+def test_pages_1_parallel_coordinates_name_every_launch_at_every_setting() -> None:
+    assert texts_at(0, 3) == ["trial 0", "trial 1", "trial 2"]
+    assert texts_at(1, 3) == ["trial 0\ntrial 1\ntrial 2"]
+    assert texts_at(2, 3) == ["trial 0", "trial 1", "trial 2"]
+
+
+def test_a_point_of_many_launches_names_the_first_and_counts_the_others() -> None:
+    [text] = texts_at(1, MAX_TEXTS + 5)
+
+    assert text.splitlines()[-2:] == [f"trial {MAX_TEXTS - 1}", "and 5 more"]
