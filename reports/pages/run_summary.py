@@ -41,7 +41,8 @@ def _tiles(analysis: Analysis) -> tuple[Tile, ...]:
 
 def _rate(analysis: Analysis, name: str, title: str) -> Tile:
     found = tables.scaled(analysis.summary["rates"][name], 1.0)
-    return Tile(title, found.text, "↑", (found.interval,) if found.interval else ())
+    details = found.interval if found.needed is None else f"{found.interval} requests"
+    return Tile(title, found.text, "↑", (details,) if details else ())
 
 
 def _latency(analysis: Analysis, name: str, title: str, percentiles: Sequence[str]) -> Tile:

@@ -22,8 +22,8 @@ from reports.document import Block, Estimate, Link, Plot, Report, Section, Table
 from reports.plots.figure import PALETTE, Drawn
 from reports.renderers.markdown import cell_text, is_numeric
 
-SHORT_TEXT, SHORT_SORTABLE_TEXT = 16, 28
-"""Longest text of a cell without a line break; longer in a sortable table, which has many rows."""
+SHORT_TEXT = 16
+"""Longest text of a cell without a line break."""
 
 
 def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
@@ -148,18 +148,15 @@ def _columns(table: Table) -> list[Column]:
 def _rows(table: Table) -> Iterator[list[Cell]]:
     columns = _columns(table)
     for row in table.frame.itertuples(index=False):
-        yield [
-            _cell(value, column, SHORT_SORTABLE_TEXT if table.is_sortable else SHORT_TEXT)
-            for value, column in zip(row, columns, strict=True)
-        ]
+        yield [_cell(value, column) for value, column in zip(row, columns, strict=True)]
 
 
-def _cell(value: Any, column: Column, max_unbroken: int) -> Cell:
+def _cell(value: Any, column: Column) -> Cell:
     if isinstance(value, Estimate) and value.value is not None:
         style = "n" if value.is_supported else "n doubtful"
         return Cell(value.text, style, value.interval, key=repr(float(value.value)))
     text = cell_text(value)
-    style = "n" if column.is_numeric else "short" if len(text) <= max_unbroken else ""
+    style = "n" if column.is_numeric else "short" if len(text) <= SHORT_TEXT else ""
     is_number = isinstance(value, int | float) and value == value
     return Cell(text, style, "", value.href if isinstance(value, Link) else "", repr(float(value)) if is_number else "")
 

@@ -60,12 +60,12 @@ def results_table(root: Path, results: Sequence[SavedResult], out: Path) -> pd.D
         {
             "name": _name(root, each, out),
             "kind": each.kind,
-            "started (UTC)": f"{each.started:%Y-%m-%d %H:%M}",
             "verdict": each.verdict,
+            "result": each.found,
             "load": each.load,
             "Output tokens/s ↑": each.output_tokens_per_s,
             "TTFT p95, ms ↓": each.ttft_p95_ms,
-            "result": each.found,
+            "started (UTC)": f"{each.started:%Y-%m-%d %H:%M}",
         }
         for each in results
     ]
