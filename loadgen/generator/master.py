@@ -172,7 +172,8 @@ class Master:
     def _open_page(self, address: Address | None) -> WebPage | None:
         if address is None:
             return None
-        page = WebPage(self._environment, address, lambda: self._group.stop("interrupted"))
+        report = self._directory.absolute() / "report.html"
+        page = WebPage(self._environment, address, lambda: self._group.stop("interrupted"), report)
         print_message(type="notice", text=f"locust's web UI is at {page.start()} during the load")
         return page
 

@@ -5,6 +5,7 @@ loopback interface only. Requests from pages of other sites are refused.
 """
 
 import contextlib
+import html
 import json
 import time
 from collections import deque
@@ -20,6 +21,12 @@ from loadgen.config.distribution import Address
 from loadgen.errors import MeasurementError
 
 CHARTS = Path(__file__).with_name("llm_charts.html")
+# Until the load starts, locust's page would have a form for a new load and would stay there.
+WAITING = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">
+<meta name="color-scheme" content="light dark"><title>tgi-bench</title></head>
+<body style="font-family: system-ui, sans-serif; margin: 2rem"><p>The load is being prepared. This page opens the charts
+when it starts.</p></body></html>
+"""
 START_S = 5.0
 HISTORY = 3_600
 
@@ -39,10 +46,13 @@ TABLE = [
 
 
 class WebPage:
-    """The page of one run. `on_stop` ends the load."""
+    """The page of one run. `on_stop` ends the load; `report` is written after it."""
 
-    def __init__(self, environment: locust.env.Environment, address: Address, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self, environment: locust.env.Environment, address: Address, on_stop: Callable[[], None], report: Path
+    ) -> None:
         self._address = address
+        self._report = report
         self._on_stop = on_stop
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._previous: tuple[float, int] = (0.0, 0)
@@ -99,6 +109,8 @@ class WebPage:
         if request.path == "/stop":
             self._on_stop()
             return flask.jsonify(success=True, message="Test stopped")
+        if request.path == "/" and not self._history:
+            return flask.Response(WAITING, mimetype="text/html")
         if request.path in ("/swarm", "/user"):
             return flask.jsonify(success=False, message="The command line defines the load; it is running.")
         return None
@@ -111,9 +123,10 @@ class WebPage:
             response.set_data(
                 json.dumps(response.get_json() | {"extended_stats": [{"key": "llm", "data": self._rows()}]})
             )
-        elif flask.request.path == "/" and (page := response.get_data(as_text=True)):
+        elif flask.request.path == "/" and self._history and (page := response.get_data(as_text=True)):
             lines = {key: {"title": title, "lines": lines} for key, (title, lines) in CHART_LINES.items()}
             charts = CHARTS.read_text(encoding="utf-8").replace("__CHARTS__", json.dumps(lines))
+            charts = charts.replace("__REPORT__", html.escape(str(self._report)))
             head, end, tail = page.rpartition("</body>")
             response.set_data(head + charts + end + tail)
         return response

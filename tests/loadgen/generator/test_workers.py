@@ -163,14 +163,17 @@ def test_reliability_F39_the_web_ui_shows_llm_metrics_and_an_interrupt_stops_all
     out = tmp_path / "r"
     command = start("--url", url, *LONG_RUN, "--web", "127.0.0.1:0", "--out", str(out))
     address = next(line.split()[5] for line in command.stderr if "web UI" in line)
+    early = get(address, "/")
     wait_for(lambda: len(json.loads(get(address, "/llm/history"))) >= 2)
 
+    assert "The load is being prepared" in early
     # locust keeps an answer for two seconds.
     wait_for(lambda: {"TTFT", "TPOT"} <= {row["name"] for row in json.loads(get(address, "/stats/requests"))["stats"]})
 
     page, statistics = get(address, "/"), json.loads(get(address, "/stats/requests"))
     assert '"extended_tabs": [{"key": "llm", "title": "LLM"}]' in page
     assert 'id="llm-charts"' in page
+    assert f'data-report="{out / "report.html"}"' in page
     assert "Running streams" in page
     assert statistics["user_count"] == 4
     assert statistics["worker_count"] == 2
