@@ -26,6 +26,7 @@ help:  ## list the targets
 
 install: $(STAMP)  ## create .venv and install everything the other targets need
 $(STAMP): pyproject.toml constraints.txt
+	@echo 'Installing into $(VENV): a few minutes, mostly torch.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt $(TORCH)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'

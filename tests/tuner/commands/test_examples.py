@@ -31,9 +31,9 @@ def test_the_example_plan_names_a_fleet_for_each_policy(
     costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (EXAMPLES / "plan.toml").read_text()
-    assert "rates = [5, 20, 60] " in text
+    assert "rates = [2, 5, 10] " in text
     # A slow server has a low capacity, so that the simulation of its plan takes a second.
-    (tmp_path / "plan.toml").write_text(text.replace("rates = [5, 20, 60] ", "rates = [2] "))
+    (tmp_path / "plan.toml").write_text(text.replace("rates = [2, 5, 10] ", "rates = [2] "))
     words = ["--cost", str(costs), "--load", str(EXAMPLES / "chat.toml"), "--effort", "0.03", *ROOM]
 
     assert main(["plan", str(tmp_path / "plan.toml"), *words, "--json"]) == 0
