@@ -98,9 +98,10 @@ def limits_text(limits: Sequence[str]) -> str:
 
 
 def _limit_text(limit: str) -> str:
-    name, sign, value = (*re.split(r" (<=|>=|≤|≥|<|>) ", limit, maxsplit=1), "", "")[:3]
-    if not sign:
+    found = re.fullmatch(r"(.+?) (<=|>=|≤|≥|<|>) (.+)", limit)
+    if found is None:
         return limit
+    name, sign, value = found.groups()
     title, _, unit = metric_title(name).partition(", ")
     mark = {"<=": "≤", ">=": "≥"}.get(sign, sign)
     number = re.fullmatch(r"[0-9.eE+-]+", value)

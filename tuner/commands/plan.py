@@ -5,6 +5,7 @@ import csv
 import itertools
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -166,6 +167,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
             content["rate_profile"] = {**asdict(schedule), **hours}
         print(json.dumps(content, indent=2))
     else:
+        from loadgen.commands.present import COLUMNS
         from tuner.commands.plan_text import plan_text
 
         print(plan_text(rows, section.limit_texts, section.attainment))
@@ -174,7 +176,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
                 f"a day: {schedule.hours:.1f} replica-hours; {schedule.static_hours:.0f} with a fleet of constant size"
             )
         if note:
-            print(note)
+            print(textwrap.fill(note, COLUMNS))
     return 0
 
 

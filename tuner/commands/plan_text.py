@@ -1,12 +1,14 @@
 """The result of a plan as text of at most 80 columns: limits, a row for each rate and policy, notes."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadgen.commands.present import render_table
+from loadgen.commands.present import COLUMNS, render_table
 from reports.metrics.titles import limits_text
 
-RANGE_NOTE = "In brackets: the range from the error of the cost model. --json and plan.csv have every column."
+COLUMNS_NOTE = "--json and plan.csv have every column."
+RANGE_NOTE = f"In brackets: the range from the error of the cost model.\n{COLUMNS_NOTE}"
 
 
 def plan_text(rows: Sequence[Mapping[str, Any]], limits: Sequence[str], attainment: float) -> str:
@@ -25,7 +27,8 @@ def plan_text(rows: Sequence[Mapping[str, Any]], limits: Sequence[str], attainme
         for row in rows
     )
     heading = f"{100 * attainment:g} % of requests within {limits_text(limits)}:"
-    return "\n".join((heading, "", render_table(table), "", RANGE_NOTE))
+    note = RANGE_NOTE if table["replicas"].str.contains("(", regex=False).any() else COLUMNS_NOTE
+    return "\n".join((textwrap.fill(heading, COLUMNS), "", render_table(table), "", note))
 
 
 def replicas_text(row: Mapping[str, Any]) -> str:
