@@ -21,7 +21,7 @@ from reports.metrics.checks.findings import finding_messages
 from reports.metrics.per_request import primary_latency
 from reports.metrics.replicas import replicas_table
 from reports.metrics.server_replicas import server_replicas_table
-from reports.metrics.summary import Analysis
+from reports.metrics.summary import Analysis, metric_value
 from reports.pages import health, request_tables, run_figures, tables
 from reports.pages.across_runs import across_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time
@@ -54,7 +54,7 @@ def build_run_report(analyses: Sequence[Analysis]) -> Report:
         Section("Reproduce", _repeat_blocks(analyses), is_closed=True),
         Section("Definitions", (Table("", tables.definitions_table()), Text(READING)), is_closed=True),
     )
-    return Report(title, _subtitle(analyses), tuple(_verdict(analysis, analyses) for analysis in analyses), sections)
+    return Report(title, _subtitle(analyses), _verdicts(analyses), sections)
 
 
 def _with_unique_labels(analyses: Sequence[Analysis]) -> list[Analysis]:
@@ -98,6 +98,36 @@ def _distinct(values: Iterable[str], plural: str) -> str:
 
 
 WORDS = {"valid": "Valid run", "degraded": "Degraded run", "invalid": "Not a valid measurement"}
+
+
+def _verdicts(analyses: Sequence[Analysis]) -> tuple[VerdictLine, ...]:
+    """A verdict for each run that is not simply valid, and one for all valid runs."""
+    valid = [each for each in analyses if not _has_findings(each)]
+    if len(valid) < 2:
+        return tuple(_verdict(each, analyses) for each in analyses)
+    doubtful = (_verdict(each, analyses) for each in analyses if _has_findings(each))
+    return (*doubtful, VerdictLine("valid", f"{len(valid)} valid runs", _best_of(valid)))
+
+
+def _has_findings(analysis: Analysis) -> bool:
+    verdict = analysis.summary["verdict"]
+    return bool(verdict["status"] != "valid" or verdict["reasons"] or finding_messages(analysis.summary))
+
+
+BEST_OF = (("output_tokens_per_s", "Most output tokens/s", "{}"), ("ttft_p95_ms", "Lowest TTFT p95", "{} ms"))
+
+
+def _best_of(analyses: Sequence[Analysis]) -> str:
+    """The run with the most output tokens/s and that with the lowest TTFT, with their values."""
+    parts = []
+    for name, text, form in BEST_OF:
+        sign = -1 if name.endswith("_ms") else 1
+        found = [(metric_value(each.summary, name, each.run.manifest.is_open_loop), each.label) for each in analyses]
+        known = [(sign * value, label) for value, label in found if value is not None]
+        if known:
+            value, label = max(known)
+            parts.append(f"{text}: {label}, {form.format(format_number(sign * value))}.")
+    return " ".join(parts)
 
 
 def _verdict(analysis: Analysis, analyses: Sequence[Analysis]) -> VerdictLine:

@@ -1,6 +1,7 @@
 """A written report: one self-contained page, figures beside it, rebuilt from the saved run alone."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -325,3 +326,18 @@ def test_constant_lengths_have_no_figure() -> None:
 
     assert "ttft_by_prompt" not in names
     assert "e2e_by_output" in names
+
+
+def test_pages_1_several_valid_runs_have_one_verdict_with_the_best_of_them() -> None:
+    loads = (SampleLoad(label="first"), SampleLoad(label="slower", slowdown=1.5), SampleLoad(label="third", seed=2))
+    found = [Analysis.of(sample_run(dataclasses.replace(load, duration_s=10, mode="closed"))) for load in loads]
+
+    [line] = build_run_report(found[:2]).verdicts
+    bad = dataclasses.replace(found[2], summary=found[2].summary | {"verdict": {"status": "degraded", "reasons": []}})
+    lines = build_run_report([bad, *found[:2]]).verdicts
+
+    assert line.word == "2 valid runs"
+    assert line.sentence.startswith("Most output tokens/s: first, ")
+    assert "Lowest TTFT p95: first, " in line.sentence
+    assert [each.word for each in lines] == ["Degraded run", "2 valid runs"]
+    assert lines[0].label == "third"
