@@ -189,7 +189,8 @@ def test_trust_C5_gate_an_interleaved_comparison_explains_its_slices_and_is_repo
 
     shown = capsys.readouterr().out
     assert "3 pairs of launches with 3 interleaved slices a side: both servers of a pair are launched once" in shown
-    assert "drift within a pair" in shown
+    assert "noise, standard deviations in %:" in shown
+    assert all(word in shown for word in ("launch", "drift", "within", "separate"))
     page = (tmp_path / "gate/report.md").read_text()
     assert "slices alternate A B B A" in page
     assert "## Noise" in page

@@ -14,7 +14,7 @@ def test_pages_1_history_check_writes_a_page_and_prints_the_changes(tmp_path, ca
 
     written = capsys.readouterr()
     assert code == 1
-    assert "TPOT p50: +15.0 % (worse) between c7 and c8" in written.out
+    assert "TPOT p50: +15 % (worse) between c7 and c8" in written.out
     page = (tmp_path / "report.html").read_text()
     assert "Became worse" in page
     assert f"report: {tmp_path / 'report.html'}" in written.err

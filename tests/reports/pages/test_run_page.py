@@ -330,7 +330,7 @@ def test_constant_lengths_have_no_figure() -> None:
 
 def test_pages_1_several_valid_runs_have_one_verdict_with_the_best_of_them() -> None:
     loads = (SampleLoad(label="first"), SampleLoad(label="slower", slowdown=1.5), SampleLoad(label="third", seed=2))
-    found = [Analysis.of(sample_run(dataclasses.replace(load, duration_s=10, mode="closed"))) for load in loads]
+    found = [Analysis.of(sample_run(dataclasses.replace(load, duration_s=30, mode="closed"))) for load in loads]
 
     [line] = build_run_report(found[:2]).verdicts
     bad = dataclasses.replace(found[2], summary=found[2].summary | {"verdict": {"status": "degraded", "reasons": []}})
