@@ -4,16 +4,18 @@
                                             [--concurrency 1 8 32] [--rounds 5] [--json FILE]
 
 All engines are in this process, with one compute thread, and only one works at a time; rounds are interleaved and start
-with another engine each. One measurement: C prompts of 64 tokens are prefilled together, then decoded to 96 new tokens
-each, end-of-sequence ignored; tokens/s of the decodes. Every engine must give the ids of the one without drafts.
+with another engine each. One measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence
+ignored, until the first of them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time.
+Tokens per second of processor time of this process are measured too: other programs on the machine change them less.
+Every engine must give the ids of the one without drafts.
 
     copy   a passage, and the start of the same passage again; greedy
     code   calls and records of one form; greedy
     free   other text, sampled at temperature 1
 
 `adaptive` is the default of `--speculate N`; `fixed` drafts N tokens whenever there is a match. The table has the
-medians of the ratios to N = 0 in the same round with their ranges, the share of drafted tokens that was accepted, and
-tokens for each sequence and step.
+medians of the ratios to N = 0 in the same round with their ranges, by time and by processor time, the share of drafted
+tokens that was accepted, and tokens for each sequence and step.
 """
 
 import argparse
@@ -76,6 +78,7 @@ class MeasuredDrafts:
     concurrency: int
     contender: str
     tokens_per_s: list[float] = field(default_factory=list)
+    tokens_per_cpu_s: list[float] = field(default_factory=list)
     steps: int = 0
     tokens: int = 0
     proposed: list[int] = field(default_factory=lambda: [0] * 8)
@@ -170,37 +173,46 @@ async def run(
     """Generate all requests as one batch; returns each one's ids."""
     ids: dict[int, list[int]] = {request.id: [] for request in requests}
     result = await shard.prefill(Batch(1, tuple(requests)))
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     num_first = sum(len(generation.tokens) for generation in result.generations)
+    is_full = True
     while True:
         for generation in result.generations:
             ids[generation.request_id].extend(generation.tokens.ids)
+        if is_full and any(generation.generated_text is not None for generation in result.generations):
+            is_full = False
+            if counts:
+                tokens = sum(map(len, ids.values())) - num_first
+                measured.tokens_per_s.append(tokens / (time.perf_counter() - started))
+                measured.tokens_per_cpu_s.append(tokens / (time.process_time() - cpu_started))
         if result.batch is None:
-            break
+            return ids
         result = await shard.decode([result.batch])
-        if counts:
+        if is_full and counts:
             measured.add(result)
-    spent = time.perf_counter() - started
-    if counts:
-        measured.tokens_per_s.append((sum(map(len, ids.values())) - num_first) / spent)
-    return ids
 
 
 def table(measured: Sequence[MeasuredDrafts]) -> str:
     lines = [f"\n{measured[0].model}; {machine()}; medians of {len(measured[0].tokens_per_s)} rounds"]
-    plain = {(each.text, each.concurrency): each.tokens_per_s for each in measured if each.contender == "no drafts"}
+    plain = {(each.text, each.concurrency): each for each in measured if each.contender == "no drafts"}
     for each in measured:
-        base = plain.get((each.text, each.concurrency), each.tokens_per_s)
-        ratios = [own / other for own, other in zip(each.tokens_per_s, base, strict=True)]
+        base = plain.get((each.text, each.concurrency), each)
+        by_time = ratio(each.tokens_per_s, base.tokens_per_s)
+        by_cpu = ratio(each.tokens_per_cpu_s, base.tokens_per_cpu_s)
         proposed, accepted = sum(each.proposed), sum(each.accepted)
         share = f"{accepted / proposed:4.0%} of {proposed} accepted" if proposed else "no drafts verified"
         lines.append(
             f"  {each.text:<5} C={each.concurrency:<3} {each.contender:<13}"
             f"{statistics.median(each.tokens_per_s):>9.1f} tok/s"
-            f"  x {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+            f"  x {by_time}, cpu x {by_cpu}"
             f"  {each.tokens / max(1, each.steps):.2f} a step, {share}"
         )
     return "\n".join(lines)
+
+
+def ratio(own: Sequence[float], others: Sequence[float]) -> str:
+    ratios = [mine / other for mine, other in zip(own, others, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
 
 
 if __name__ == "__main__":

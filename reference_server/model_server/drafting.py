@@ -5,7 +5,7 @@ from typing import Protocol
 
 from reference_server.messages import DraftCounts
 from reference_server.model_server.sequence import Sequence
-from reference_server.model_server.speculation.acceptance import DraftHistory
+from reference_server.model_server.speculation.acceptance import DraftHistory, overall_rates
 from reference_server.model_server.speculation.draft_lengths import DraftCandidate, can_pay, draft_lengths
 from reference_server.model_server.speculation.ngram import NgramDraft, NgramRule, SuffixIndex, first_match
 from reference_server.model_server.speculation.step_cost import StepCost
@@ -13,6 +13,9 @@ from reference_server.model_server.step_state import Draft
 
 MOST_VERIFIED_ROWS = 128
 """Rows of a step with drafts, as in TGI: beyond, the logits would need memory that no warm-up has measured."""
+
+
+NO_CANDIDATE = DraftCandidate(0.0, 0)
 
 
 class DraftSource(Protocol):
@@ -40,6 +43,7 @@ class Drafter:
         self._kv_border = kv_border
         self._cost: StepCost | None = None
         self._can_pay: dict[int, bool] = {}
+        self._overall = overall_rates()
 
     @property
     def cost(self) -> StepCost | None:
@@ -63,14 +67,15 @@ class Drafter:
         """A draft for each sequence, whose ids are all on the host; empty if no sequence has one."""
         if not self.can_pay(len(rows)):
             return ()
-        drafts = [self._draft(sequence) for sequence in rows]
-        if self._cost is None:
-            lengths = _in_order(drafts, MOST_VERIFIED_ROWS - len(rows))
-        else:
-            lengths = self._paying_lengths(rows, drafts, self._cost)
-        if not any(lengths):
-            return ()
-        return tuple([tuple(draft.ids[:length]) for draft, length in zip(drafts, lengths, strict=True)])
+        if self._cost is not None:
+            return self._paying_drafts(rows, self._cost)
+        room = MOST_VERIFIED_ROWS - len(rows)
+        drafts: list[Draft] = []
+        for sequence in rows:
+            draft = tuple(self._draft(sequence).ids[:room])
+            room -= len(draft)
+            drafts.append(draft)
+        return tuple(drafts) if any(drafts) else ()
 
     def verified(self, sequence: Sequence, num_accepted: int, num_verified: int) -> None:
         """Report the result of a sequence's draft."""
@@ -90,24 +95,39 @@ class Drafter:
             count = min(count, self._kv_border - sequence.cache_len - 1)
         return count
 
-    def _paying_lengths(self, rows: SequenceOf[Sequence], drafts: list[NgramDraft], cost: StepCost) -> list[int]:
-        """Lengths by the cost of the step; the first token of a draft that is left out is compared all the same."""
-        candidates, histories = [], []
-        for sequence, draft in zip(rows, drafts, strict=True):
-            history = sequence.draft_history
-            if history is None:
-                history = sequence.draft_history = DraftHistory()
+    def _paying_drafts(self, rows: SequenceOf[Sequence], cost: StepCost) -> tuple[Draft, ...]:
+        """Drafts of the lengths that pay; the first token of a draft that is left out is compared all the same."""
+        looked_at = [row for row, sequence in enumerate(rows) if self._is_due(sequence)]
+        if not looked_at:
+            return ()
+        candidates = [NO_CANDIDATE] * len(rows)
+        drafts = {row: self._draft(rows[row]) for row in looked_at}
+        for row, draft in drafts.items():
+            sequence, history = rows[row], rows[row].draft_history
+            assert history is not None
             history.settle(sequence.ids)
-            histories.append(history)
             rate, samples = history.rate(draft.match_len), sequence.request.parameters.samples
-            candidates.append(DraftCandidate(rate, len(draft.ids), sequence.cache_len, samples))
+            candidates[row] = DraftCandidate(rate, len(draft.ids), sequence.cache_len, samples)
         lengths = draft_lengths(candidates, cost)
-        for sequence, draft, history, length in zip(rows, drafts, histories, lengths, strict=True):
-            if length:
-                history.match_len = draft.match_len
-            elif draft.ids:
-                history.guess(sequence.ids, draft.ids[0], draft.match_len)
-        return lengths
+        for row, draft in drafts.items():
+            history, num_ids = rows[row].draft_history, len(rows[row].ids)
+            assert history is not None
+            if lengths[row]:
+                history.drafted(draft.match_len)
+                continue
+            history.pause(num_ids)
+            if draft.ids:
+                history.guess(num_ids, draft.ids[0], draft.match_len)
+        if not any(lengths):
+            return ()
+        return tuple([tuple(drafts[row].ids[:length]) if length else () for row, length in enumerate(lengths)])
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        history = sequence.draft_history
+        if history is None:
+            sequence.draft_history = DraftHistory(self._overall)
+            return True
+        return len(sequence.ids) >= history.look_at
 
 
 def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:
@@ -121,15 +141,6 @@ def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:
         proposed=tuple(sum(length > place for _, length in verified) for place in places),
         accepted=tuple(sum(accepted > place for accepted, _ in verified) for place in places),
     )
-
-
-def _in_order(drafts: list[NgramDraft], room: int) -> list[int]:
-    """Whole drafts, from the first sequence on, while there is room."""
-    lengths = []
-    for draft in drafts:
-        lengths.append(min(len(draft.ids), room))
-        room -= lengths[-1]
-    return lengths
 
 
 class NgramSource:

@@ -97,10 +97,10 @@ async def test_batching_chunking_and_the_prefix_cache_change_no_token(
 @pytest.mark.parametrize(
     ("rule", "is_adaptive", "run_ahead", "at_once"),
     [
-        (NgramRule.SUFFIX, False, True, 8),
+        (NgramRule.SUFFIX, False, True, 2),
         pytest.param(NgramRule.SUFFIX, True, True, 4, marks=pytest.mark.slow),
-        pytest.param(NgramRule.SUFFIX, False, False, 16, marks=pytest.mark.slow),
-        pytest.param(NgramRule.TGI, False, True, 16, marks=pytest.mark.slow),
+        pytest.param(NgramRule.SUFFIX, False, False, 2, marks=pytest.mark.slow),
+        pytest.param(NgramRule.TGI, False, True, 2, marks=pytest.mark.slow),
         pytest.param(NgramRule.SUFFIX, True, True, 1, marks=pytest.mark.slow),
     ],
 )
@@ -117,8 +117,9 @@ async def test_drafts_change_no_token(
     shard.close()
 
     assert together == alone
-    assert verified > accepted > 0
-    assert f"tgi_request_skipped_tokens_sum {accepted:.0f}" in skipped
+    # An adaptive drafter may find that nothing pays here.
+    assert is_adaptive or verified > accepted > 0
+    assert f"tgi_request_skipped_tokens_sum {accepted:.0f}" in skipped.splitlines()
 
 
 @pytest.mark.slow
@@ -131,7 +132,7 @@ async def test_drafts_change_no_token_behind_a_wire(
     with model_servers(MODEL, *flags, num_shards=num_shards) as started:
         group = await started.connect(version, transport)
         async with router_over(group, version) as router:
-            together = await answers(router, CALLS, at_once=8)
+            together = await answers(router, CALLS, at_once=2)
             accepted = router.metrics.accepted_tokens.value()
         await group.close()
 

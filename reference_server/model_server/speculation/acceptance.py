@@ -1,9 +1,14 @@
 """How often the drafts of one request are accepted, estimated from its last ones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DECAY = 0.85
 """Weight of a token's outcome once the next one is known: the estimate follows the last six or so."""
+OVERALL_DECAY = 0.98
+"""The same of all requests together, where a new request starts."""
+LONGEST_PAUSE = 8
+"""Tokens after which a request without drafts is looked at again, at most."""
 PRIOR_WEIGHT = 1.0
 PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
 """By the length of the match, of at most 4 tokens: a longer one is a better guess."""
@@ -12,10 +17,10 @@ PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
 class AcceptanceRate:
     """The estimated probability that the next token of a draft is accepted, if those before it are."""
 
-    __slots__ = ("_accepted", "_tried")
+    __slots__ = ("_accepted", "_decay", "_tried")
 
-    def __init__(self, prior: float) -> None:
-        self._accepted, self._tried = prior * PRIOR_WEIGHT, PRIOR_WEIGHT
+    def __init__(self, prior: float, decay: float = DECAY) -> None:
+        self._accepted, self._tried, self._decay = prior * PRIOR_WEIGHT, PRIOR_WEIGHT, decay
 
     @property
     def value(self) -> float:
@@ -24,8 +29,13 @@ class AcceptanceRate:
     def add(self, num_accepted: int, num_verified: int) -> None:
         """Count a verified draft: its accepted tokens, and the first refused one if there is one."""
         for place in range(min(num_accepted + 1, num_verified)):
-            self._accepted = self._accepted * DECAY + (place < num_accepted)
-            self._tried = self._tried * DECAY + 1
+            self._accepted = self._accepted * self._decay + (place < num_accepted)
+            self._tried = self._tried * self._decay + 1
+
+
+def overall_rates() -> list[AcceptanceRate]:
+    """The rates of all requests together, by the length of the match."""
+    return [AcceptanceRate(prior, OVERALL_DECAY) for prior in PRIORS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +51,55 @@ class Guess:
 
 
 class DraftHistory:
-    """The estimates of one request, by the length of the match that a draft follows."""
+    """The estimates of one request, by the length of the match that a draft follows; and when to draft for it again.
 
-    __slots__ = ("_guess", "_rates", "match_len")
+    overall: the rates of all requests, which this one starts from and adds to. A request that had no draft to verify is
+    left alone for twice as many tokens as the last time; a right guess ends the pause.
+    """
 
-    def __init__(self) -> None:
-        self._rates = [AcceptanceRate(prior) for prior in PRIORS]
+    __slots__ = ("_guess", "_overall", "_pause", "_rates", "look_at", "match_len")
+
+    def __init__(self, overall: Sequence[AcceptanceRate]) -> None:
+        self._overall = overall
+        self._rates = [AcceptanceRate(each.value) for each in overall]
         self._guess: Guess | None = None
+        self._pause = 1
+        self.look_at = 0
+        """The number of ids from which on a draft is looked for."""
         self.match_len = 0
         """Of the draft in the step in progress."""
 
     def rate(self, match_len: int) -> float:
         return self._rates[match_len].value
 
+    def drafted(self, match_len: int) -> None:
+        """A draft after a match of this length is being verified."""
+        self.match_len = match_len
+        self._pause = 1
+
     def verified(self, num_accepted: int, num_verified: int) -> None:
         """Count the draft of a step."""
-        self._rates[self.match_len].add(num_accepted, num_verified)
+        self._add(self.match_len, num_accepted, num_verified)
 
-    def guess(self, ids: list[int], token_id: int, match_len: int) -> None:
-        """Compare the next token of `ids` with `token_id` once it is known."""
-        self._guess = Guess(len(ids), token_id, match_len)
+    def pause(self, num_ids: int) -> None:
+        """Look for no draft for some tokens."""
+        self.look_at = num_ids + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
-    def settle(self, ids: list[int]) -> None:
+    def guess(self, num_ids: int, token_id: int, match_len: int) -> None:
+        """Compare the token after `num_ids` ids with `token_id` once it is known."""
+        self._guess = Guess(num_ids, token_id, match_len)
+
+    def settle(self, ids: Sequence[int]) -> None:
         """Count the guess whose token is known by now."""
         guess = self._guess
         if guess is not None and len(ids) > guess.position:
-            self._rates[guess.match_len].add(int(ids[guess.position] == guess.token_id), 1)
+            is_right = ids[guess.position] == guess.token_id
+            self._add(guess.match_len, int(is_right), 1)
             self._guess = None
+            if is_right:
+                self._pause = 1
+
+    def _add(self, match_len: int, num_accepted: int, num_verified: int) -> None:
+        self._rates[match_len].add(num_accepted, num_verified)
+        self._overall[match_len].add(num_accepted, num_verified)

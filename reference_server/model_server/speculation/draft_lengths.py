@@ -1,18 +1,17 @@
 """How many tokens of each draft a step verifies: as many as raise the expected tokens for each ns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from reference_server.model_server.speculation.step_cost import StepCost
 
-MIN_GAIN = 1.02
+MIN_GAIN = 1.05
 """Drafts whose expected speed is not above this, as a ratio to a plain step, are left out: estimates are not exact."""
 BEST_RATE = 0.9
 """The acceptance of drafts that are as good as they get, when only the batch is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftCandidate:
+class DraftCandidate(NamedTuple):
     """One row of a step and its draft: `length` tokens, of which each is accepted after the others with `rate`.
 
     num_keys: tokens that the row attends to. is_sampled: its tokens are not chosen greedily.
