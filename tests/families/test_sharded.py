@@ -1,10 +1,12 @@
 """Sharded families, over gloo on one machine: the ranks together generate the ids that one rank generates."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from reference_server.model_server.models.families import FAMILIES
 from reference_server.model_server.models.parallel import PLANS
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.quantized_checkpoints import save_quantized
-from tests.support.models.rank_process import run_load
+from tests.support.models.rank_process import run_load, run_rank
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import save_tiny_model
 
@@ -44,7 +46,7 @@ RankResults = list[dict[str, Any]]
 
 
 def run_ranks(world_size: int, directories: dict[Any, Path], rendezvous: Path) -> dict[Any, RankResults]:
-    """Run the scripted load on each model in `world_size` processes; results by the keys of `directories`."""
+    """Run the scripted load on each model with rank 0 here and the others as processes; results by the keys."""
     command = [sys.executable, "-m", "tests.support.models.rank_process"]
     arguments = [str(world_size), str(rendezvous), *map(str, directories.values())]
     processes = [
@@ -55,19 +57,23 @@ def run_ranks(world_size: int, directories: dict[Any, Path], rendezvous: Path) -
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        for rank in range(world_size)
+        for rank in range(1, world_size)
     ]
-    outputs = []
     try:
-        for process in processes:
-            output, errors = process.communicate()
-            assert process.returncode == 0, errors[-2000:]
-            outputs.append(json.loads(output.splitlines()[-1]))
+        # In a thread, because the test may run in an event loop.
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(asyncio.run, run_rank(0, world_size, rendezvous, directories.values()))
+            outputs = []
+            for process in processes:
+                output, errors = process.communicate()
+                assert process.returncode == 0, errors[-2000:]
+                outputs.append(json.loads(output.splitlines()[-1]))
+            results = zip(first.result(), *outputs, strict=True)
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-    return dict(zip(directories, map(list, zip(*outputs, strict=True)), strict=True))
+    return dict(zip(directories, map(list, results), strict=True))
 
 
 def save_plain(directory: Path, names: Iterable[str]) -> dict[Any, Path]:

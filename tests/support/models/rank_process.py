@@ -6,6 +6,7 @@ python -m tests.support.models.rank_process RANK WORLD_SIZE RENDEZVOUS_FILE MODE
 import asyncio
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,15 @@ async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any
     }
 
 
-async def main(rank: int, world_size: int, rendezvous: Path, directories: list[Path]) -> None:
+async def run_rank(rank: int, world_size: int, rendezvous: Path, directories: Iterable[Path]) -> list[dict[str, Any]]:
+    """The results of one rank on each model."""
     group = open_group(rank, world_size, Rendezvous(file=rendezvous), "cpu")
-    results = [await run_load(directory, rank, world_size) for directory in directories]
-    group.close()
-    print(json.dumps(results))
+    try:
+        return [await run_load(directory, rank, world_size) for directory in directories]
+    finally:
+        group.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), [Path(each) for each in sys.argv[4:]]))
+    rank, world_size, rendezvous, *directories = sys.argv[1:]
+    print(json.dumps(asyncio.run(run_rank(int(rank), int(world_size), Path(rendezvous), map(Path, directories)))))
