@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,12 @@ def place_compiler(directory: Path, script: str) -> None:
 
 
 def test_only_one_of_two_processes_builds(tmp_path: Path, fake_compiler: Path) -> None:
-    command = [sys.executable, "-c", BUILD, str(tmp_path / "cache")]
+    """Two threads stand for the processes: each opens the file of the lock, and the lock belongs to the open file."""
+    with ThreadPoolExecutor(2) as pool:
+        libraries = list(pool.map(build.build, [tmp_path / "cache"] * 2))
 
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = [process.communicate()[0] for process in processes]
-
-    assert answers[0] == answers[1]
-    assert Path(answers[0].strip()).read_text() == "library\n"
+    assert libraries[0] == libraries[1]
+    assert libraries[0].read_text() == "library\n"
     # One run for each source, and one that links.
     assert fake_compiler.read_text() == "started\n" * (len(build.SOURCES) + 1)
 
