@@ -7,6 +7,7 @@ from loadgen.cli import main
 from reports.document import Link
 from reports.pages.run_pages import run_link, way_up
 from tests.support.samples.sample_run import SampleLoad, write_sample_run
+from tests.support.undrawn_figures import undrawn_figures
 
 
 def test_pages_1_a_run_of_a_series_links_back_and_one_of_no_series_does_not(tmp_path: Path) -> None:
@@ -34,11 +35,13 @@ def test_pages_1_the_pages_of_a_series_runs_are_written_on_demand(tmp_path: Path
     shutil.copytree(tmp_path / "run-1", tmp_path / "run-2")
     (tmp_path / "run-2" / "manifest.json").write_text("{")
 
-    assert main(["report", str(tmp_path), "--runs"]) == 2
+    with undrawn_figures():
+        assert main(["report", str(tmp_path), "--runs"]) == 2
     (tmp_path / "noise.json").write_text("{}")
     assert main(["report", str(tmp_path)]) == 2
     assert "is a noise measurement: its report is written with it; --runs" in capsys.readouterr().err
-    assert main(["report", str(tmp_path), "--runs"]) == 0
+    with undrawn_figures():
+        assert main(["report", str(tmp_path), "--runs"]) == 0
 
     page = (tmp_path / "run-1" / "report.html").read_text(encoding="utf-8")
     assert f'<a href="../report.html">← noise measurement {tmp_path.name}</a>' in page

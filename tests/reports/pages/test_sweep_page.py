@@ -1,5 +1,6 @@
 """The knee, the highest load within objectives, and the report of several loads."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from reports.stats.capacity import Capacity, RunEvidence
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 
+@functools.cache
 def point(rate: float, limit_ms: float = 400.0, runs: int = 1, duration_s: float = 60.0) -> LoadPoint:
+    """A load whose runs are analysed once; no test changes them."""
     analyses = []
     for seed in range(runs):
         run = sample_run(replace(SampleLoad(), rate=rate, seed=seed, failure_share=0.0, duration_s=duration_s))
@@ -95,8 +98,7 @@ def test_sweep_json_has_the_values_of_every_point(sweep: Sweep) -> None:
     ("label", "title"), [("rate 4", "Sweep over rate"), ("", "Sweep over rate"), ("new batching", "new batching")]
 )
 def test_the_title_is_the_label_or_the_varied_quantity(label: str, title: str) -> None:
-    one = point(4.0)
-    one.first.run.manifest.label = label
+    one = LoadPoint(4.0, (point(4.0).first.named(label),))
 
     report = build_sweep_report(Sweep("rate", (one,), 0.95, ("tgi-bench", "sweep", "--slo", "ttft_p95_ms < 500")))
 
