@@ -1,11 +1,16 @@
 """Isolates the suite from the environment it is started in, before anything reads that; sets limits of slow tests."""
 
 import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.support import environment
+
+if TYPE_CHECKING:
+    from tests.support.forked_loads import LoadForker
 
 environment.isolate()
 # Imports and collected tests live until the end: not one garbage collection is spent on them.
@@ -33,3 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def load_forker() -> "Iterator[LoadForker]":
+    """Starts load processes for the tests that measure in their own process."""
+    from tests.support.forked_loads import LoadForker
+
+    forker = LoadForker()
+    yield forker
+    forker.close()

@@ -1,12 +1,14 @@
 import pytest
 
 from loadgen.errors import TargetError
+from loadgen.generator import load_process
 from loadgen.progress import SilentProgress
 from loadgen.selftest import client_check
 from loadgen.selftest.client_capacity import StoredCapacity, store_capacity, stored_capacity
 from reports.metrics.summary import summarize
 from reports.run_schema import RequestRecord
 from reports.run_store import RunManifest, RunResult
+from tests.support.forked_loads import START_LOAD
 from tests.support.samples.sample_run import sample_run
 
 MS = 1_000_000
@@ -182,11 +184,13 @@ def test_a_capacity_is_stored_per_machine_and_marks_runs_beyond_seven_tenths(tmp
 
 
 @pytest.mark.slow
-def test_trust_3a_a_starved_generator_reports_when_data_arrived():
+def test_trust_3a_a_starved_generator_reports_when_data_arrived(monkeypatch):
     """It is stopped for half of the time: reads are late by turns of 5 ms, arrival times are not.
 
-    The bursts come at another interval than the turns, so that some meet a stop.
+    The bursts come at another interval than the turns, so that some meet a stop. The process is found by its command.
     """
+    monkeypatch.setattr(load_process, "start_load", START_LOAD)
+
     level = client_check.measure_level(16, 1.0, first_s=0.02, gap_s=0.013, sends_bursts=True, is_starved=True)
 
     assert (level.lost_events, level.is_starved) == (0, True)

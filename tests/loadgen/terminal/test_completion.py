@@ -12,12 +12,13 @@ from loadgen.terminal.completion import candidates
 from tuner import cli as tune_cli
 
 BIN = Path(sys.executable).parent
+PROGRAMS = ("tgi-bench", "tgi-tune")
 # A value after `=`, a word below a command, a file.
-LINES = [
-    ("tgi-bench run --mode=poi", "tgi-bench run --mode=poisson"),
-    ("tgi-tune simulate val", "tgi-tune simulate validate"),
-    ("tgi-bench report run_of_to", "tgi-bench report run_of_today"),
-]
+LINES = {
+    "tgi-bench run --mode=poi": "tgi-bench run --mode=poisson",
+    "tgi-tune simulate val": "tgi-tune simulate validate",
+    "tgi-bench report run_of_to": "tgi-bench report run_of_today",
+}
 
 
 @pytest.mark.parametrize(
@@ -61,24 +62,26 @@ def test_pages_2_bash_completes_after_the_documented_line():
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on the PATH")
-@pytest.mark.parametrize(("typed", "completed"), LINES)
-def test_pages_2_zsh_completes_after_the_documented_line(tmp_path, typed, completed):
+def test_pages_2_zsh_completes_after_the_documented_line(tmp_path):
     (tmp_path / "run_of_today").write_text("")
-    program = typed.partition(" ")[0]
-    # The tab completes the line; then `print` is typed at its start, so that the shell prints it.
-    keys = f'PS1=; eval "$({program} completion zsh)"\n{typed}\t\x01print -r -- "\x05"\nexit\n'
+    # The tab completes a line; then `print` is typed at its start, so that the shell prints it.
+    keys = "".join(
+        ["PS1=\n", *(f'eval "$({program} completion zsh)"\n' for program in PROGRAMS)]
+        + [f'{typed}\t\x01print -r -- "\x05"\n' for typed in LINES]
+        + ["exit\n"]
+    )
 
     written = in_terminal(["zsh", "-f", "-i"], keys, tmp_path)
 
-    assert completed in [line.strip() for line in written.splitlines()]
+    assert set(LINES.values()) <= {line.strip() for line in written.splitlines()}
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="no fish on the PATH")
-@pytest.mark.parametrize(("typed", "completed"), LINES)
-def test_pages_2_fish_completes_after_the_documented_line(tmp_path, typed, completed):
+def test_pages_2_fish_completes_after_the_documented_line(tmp_path):
     (tmp_path / "run_of_today").write_text("")
-    program = typed.partition(" ")[0]
-    script = f"{program} completion fish | source; complete -C '{typed}'"
+    script = "; ".join(
+        [f"{program} completion fish | source" for program in PROGRAMS] + [f"complete -C '{typed}'" for typed in LINES]
+    )
 
     done = subprocess.run(
         ["fish", "--no-config", "-c", script],
@@ -89,8 +92,8 @@ def test_pages_2_fish_completes_after_the_documented_line(tmp_path, typed, compl
         timeout=120,
     )
 
-    [candidate] = [line.partition("\t")[0] for line in done.stdout.splitlines()]
-    assert candidate == completed.split()[-1], done.stderr
+    candidates = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert candidates == [completed.split()[-1] for completed in LINES.values()], done.stderr
 
 
 def environment(home: Path) -> dict[str, str]:

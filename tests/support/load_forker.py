@@ -1,0 +1,81 @@
+"""`python -m tests.support.load_forker FD`: imports locust once, and forks a load process for each message on a socket.
+
+A message is JSON, the working directory and the environment of the load, with four descriptors: its stdin, stdout and
+stderr, and a socket that receives its process id and its exit code.
+"""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import traceback
+from typing import Any
+
+NUMBER = struct.Struct("i")
+MAX_MESSAGE_BYTES = 1 << 20
+NUM_DESCRIPTORS = 4
+
+
+def main(descriptor: int) -> None:
+    """Fork loads until the other end of the socket closes."""
+    # locust replaces these by cooperative ones when it is imported.
+    fork, waitpid, close, poller, blocking_socket = os.fork, os.waitpid, os.close, select.poll(), socket.socket
+    control = blocking_socket(fileno=descriptor)
+    import loadgen.generator.worker  # noqa: F401
+
+    poller.register(control, select.POLLIN)
+    loads: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        for ready, _ in poller.poll():
+            if ready in loads:
+                pid, report = loads.pop(ready)
+                _, status = waitpid(pid, 0)
+                with contextlib.suppress(OSError), report:  # The test may have closed its end.
+                    report.send(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+                poller.unregister(ready)
+                close(ready)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, NUM_DESCRIPTORS)
+            if not message:
+                return
+            pid = fork()
+            if pid == 0:
+                os._exit(run_load(json.loads(message), descriptors))
+            report = blocking_socket(fileno=descriptors.pop())
+            for each in descriptors:
+                close(each)
+            report.send(NUMBER.pack(pid))
+            ended = os.pidfd_open(pid)
+            loads[ended] = (pid, report)
+            poller.register(ended, select.POLLIN)
+
+
+def run_load(start: dict[str, Any], descriptors: list[int]) -> int:
+    """Become the load process; returns its exit code."""
+    import gevent
+
+    from loadgen.generator import worker
+
+    os.setsid()
+    for standard, each in enumerate(descriptors[:3]):
+        os.dup2(each, standard)
+    os.chdir(start["directory"])
+    os.environ.clear()
+    os.environ.update(start["environ"])
+    sys.path[:0] = filter(None, start["environ"].get("PYTHONPATH", "").split(os.pathsep))
+    gevent.reinit()
+    try:
+        return worker.main()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,14 @@
+"""Runs and reports of tests in their own process are cheap: loads are forked, figures are not saved."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.forked_loads import LoadForker
+from tests.support.undrawn_figures import undrawn_figures
+
+
+@pytest.fixture(scope="package", autouse=True)
+def cheap_runs(load_forker: LoadForker) -> Iterator[None]:
+    with load_forker.in_use(), undrawn_figures():
+        yield
