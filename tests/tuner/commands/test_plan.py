@@ -1,7 +1,10 @@
 """`tgi-tune plan` from its file."""
 
+import contextlib
+import io
 import json
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,29 +31,43 @@ def files(tmp_path: Path, limit: str = "3000", more: str = "") -> list[str]:
     return ["plan", str(tmp_path / "plan.toml"), "--cost", str(tmp_path / "hand.json"), *ROOM, "--effort", "0.03"]
 
 
-def test_a_plan_has_replicas_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    code = main([*files(tmp_path), "--json", "--out", str(tmp_path)])
+@dataclass(frozen=True)
+class Planned:
+    """A finished command: its exit code, its output and the folder of its report."""
 
-    found = json.loads(capsys.readouterr().out)
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    folder = tmp_path_factory.mktemp("plan")
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main([*files(folder), "--json", "--out", str(folder)])
+    return Planned(code, out.getvalue(), err.getvalue(), folder)
+
+
+def test_a_plan_has_replicas_and_cost(planned: Planned):
+    found = json.loads(planned.out)
     row = found["rows"][0]
-    assert code == 0
+    assert planned.code == 0
     assert "not measured" in found["note"]
     assert row["with_spare"] == row["replicas"] + 1
     assert row["attainment"] > 0.95
     assert row["cost_per_hour"] == pytest.approx(1.2 * row["with_spare"])
-    assert (tmp_path / "plan.csv").read_text().startswith("rate,policy,replicas")
-    page = (tmp_path / "report.md").read_text()
+    assert (planned.folder / "plan.csv").read_text().startswith("rate,policy,replicas")
+    page = (planned.folder / "report.md").read_text()
     assert f"{row['replicas']} + 1 spare replicas" in page
     assert f"{row['cost_per_hour']:.2f} per hour for 20 requests/s" in page
     assert "cost_over_attainment" in page
 
 
-def test_pages_2_a_plan_shows_each_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([*files(tmp_path), "--json"]) == 0
+def test_pages_2_a_plan_shows_each_fleet(planned: Planned):
+    replicas = json.loads(planned.out)["rows"][0]["replicas"]
 
-    shown = capsys.readouterr()
-    replicas = json.loads(shown.out)["rows"][0]["replicas"]
-    assert shown.err.splitlines() == [
+    assert planned.err.splitlines()[:2] == [
         "sizing 1 fleets by simulation",
         f"fleet 1 of 1, 20 requests/s, round_robin: {replicas} replicas",
     ]

@@ -21,24 +21,32 @@ from tuner.study.samplers import without_experimental_warnings
 from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 
-@pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    port = free_port()
-    words = [sys.executable, "-m", "tuner.cli", "storage", f"sqlite:{tmp_path}/studies.db", "--port", str(port)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("storage") / "studies.db"
+
+
+@pytest.fixture(scope="module")
+def served(database: Path) -> Iterator[str]:
+    """The address of one proxy for all tests; its token is in the environment."""
+    words = [sys.executable, "-m", "tuner.cli", "storage", f"sqlite:{database}", "--port", str(free_port())]
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             token = re.search(rf"{TOKEN_VARIABLE}=(\S{{32}}) ", line)
             assert token is not None
-            monkeypatch.setenv(TOKEN_VARIABLE, token[1])
+            patch.setenv(TOKEN_VARIABLE, token[1])
             yield line.rpartition(" ")[2].strip()
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=30) == 143
 
 
-def test_two_workers_on_one_proxy_share_trials(served: str, tmp_path: Path):
+def test_two_workers_on_one_proxy_share_trials(served: str, database: Path, tmp_path: Path):
     one, other = (OptunaStudy(tmp_path / name, seed=0, storage=served, name="shared") for name in ("a", "b"))
 
     asked = [worker.ask() for worker in (one, other, one)]
@@ -47,7 +55,7 @@ def test_two_workers_on_one_proxy_share_trials(served: str, tmp_path: Path):
 
     assert [trial.number for trial in asked] == [0, 1, 2]
     assert [each.number for each in other.results()] == [0, 1, 2]
-    assert (tmp_path / "studies.db").exists()
+    assert database.exists()
 
 
 @pytest.mark.parametrize(
