@@ -11,7 +11,7 @@ from reports.gate.noise import PAIRS, MetricNoise, gated_speeds
 from reports.gate.noise_split import NoiseSplit, components_table
 from reports.gate.side_run import FRACTIONS, SideRun, median_of, setting_of
 from reports.metrics.summary import Analysis
-from reports.metrics.titles import better_direction, metric_heading, metric_title, percent_title
+from reports.metrics.titles import better_direction, metric_heading, percent_title
 from reports.pages.run_pages import runs_section
 from reports.plots import noise_plots
 from reports.saved_run import load_run
@@ -81,7 +81,7 @@ def _noise_blocks(runs: Sequence[SideRun], found: Sequence[MetricNoise], options
     with_effects = gated_speeds(found)
     if with_effects:
         effects = pd.DataFrame(
-            {"metric": metric_title(each.name), "pairs": pairs, "effect": 100 * effect}
+            {"metric": metric_heading(each.name), "pairs": pairs, "effect": 100 * effect}
             for each in with_effects
             for pairs, effect in each.effects.items()
         )
@@ -139,7 +139,7 @@ def _deviations(runs: Sequence[SideRun], names: Sequence[str]) -> pd.DataFrame:
         for number, run in enumerate(runs, 1):
             value = run.values.get(name)
             if value is not None:
-                rows.append({"metric": metric_title(name), "run": number, "change": 100 * (value / median - 1)})
+                rows.append({"metric": metric_heading(name), "run": number, "change": 100 * (value / median - 1)})
     return pd.DataFrame(rows)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
-from reports.document import format_percent
+from reports.document import format_duration, format_percent
 from reports.metrics.titles import limits_text, metric_title
 from tuner.config import TuneConfig
 from tuner.errors import SpaceError
@@ -48,7 +48,7 @@ class StudyCost:
     def __str__(self) -> str:
         return (
             f"{self.launches} launches: {self.noise} for noise, {self.search} to search, {self.confirming} to confirm; "
-            f"about {self.seconds_each:.0f} s each, {self.hours:.2f} hours"
+            f"about {self.seconds_each:.0f} s each, {format_duration(3600 * self.hours)} in all"
         )
 
 
