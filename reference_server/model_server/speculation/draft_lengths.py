@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from reference_server.model_server.speculation.step_cost import StepCost
 
-MIN_GAIN = 1.05
+MIN_GAIN = 1.15
 """Drafts whose expected speed is not above this, as a ratio to a plain step, are left out: estimates are not exact."""
 BEST_RATE = 0.9
 """The acceptance of drafts that are as good as they get, when only the batch is known."""
