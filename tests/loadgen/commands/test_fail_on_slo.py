@@ -35,7 +35,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return main
 
 
-LONG = SampleLoad(mode="closed", duration_s=60, failure_share=0.0)
+LONG = SampleLoad(mode="closed", duration_s=30, failure_share=0.0)
 SHORT = SampleLoad(mode="closed", duration_s=8, concurrency=4, failure_share=0.0)
 
 

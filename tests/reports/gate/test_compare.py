@@ -73,9 +73,9 @@ def test_tuning_12_5_at_most_5_percent_false_alarms_in_200_comparisons_of_equal_
 def test_tuning_12_5_a_ten_percent_slowdown_is_detected_in_95_percent() -> None:
     random = np.random.default_rng(12)
 
-    verdicts = Counter(gate(random, 1.1)[0] for _ in range(200))
+    verdicts = Counter(gate(random, 1.1)[0] for _ in range(100))
 
-    assert verdicts[GateDecision.REGRESSION] >= 190
+    assert verdicts[GateDecision.REGRESSION] >= 95
 
 
 def test_small_noise_and_a_large_effect_need_few_pairs() -> None:
