@@ -99,6 +99,11 @@ class Batcher:
         """Whether the last step or probe succeeded."""
         return self._is_healthy and not self._is_over
 
+    @property
+    def now_ns(self) -> int:
+        """The time of the batcher's clock."""
+        return self._now_ns()
+
     def submit(self, request: ValidGenerateRequest) -> GenerationStream:
         """Queue a request. Raises `ValidationError` if it can never be admitted."""
         if self._is_over:
@@ -239,6 +244,7 @@ class Batcher:
         if self._step is not None and isinstance(reply, StepResult):
             self._step.answered_ns = self._now_ns()
             self._step.timings = reply.timings
+            self._step.tokens = sum(len(each.tokens) for each in reply.generations)
         deliveries = self._scheduler.on_reply(call, reply)
         if isinstance(reply, StepResult):
             self._is_healthy, self._proven_ns = True, self._now_ns()
@@ -287,7 +293,7 @@ class Batcher:
         self._deliver(pending)
 
     def _deliver(self, deliveries: Deliveries) -> None:
-        num_single = 0
+        num_single, now_ns = 0, self._now_ns()
         for entry, generation in deliveries.generations:
             if len(generation.tokens) == 1:
                 num_single += 1
@@ -296,6 +302,8 @@ class Batcher:
             is_last = generation.generated_text is not None
             stream = self._streams.get(entry.id)
             if stream is not None:
+                if stream.on_tokens is not None:
+                    stream.on_tokens(len(generation.tokens), now_ns)
                 stream.push(events_of(entry, generation), is_last=is_last)
                 if is_last:
                     del self._streams[entry.id]
@@ -344,7 +352,8 @@ class Batcher:
             return
         if self._step is not None:
             step = self._step
-            observer.on_call_done(step.method, step.timings, now_ns - step.sent_ns, now_ns - step.answered_ns)
+            total_ns, filter_ns = now_ns - step.sent_ns, now_ns - step.answered_ns
+            observer.on_call_done(step.method, step.timings, total_ns, filter_ns, step.tokens)
             self._step = None
         observer.on_queue(scheduler.queue_size)
         if scheduler.queue.num_discarded > self._num_discarded:
@@ -352,9 +361,9 @@ class Batcher:
             self._num_discarded = scheduler.queue.num_discarded
         running = scheduler.running
         observer.on_running(*((0, 0) if running is None else (running.size, running.max_tokens)))
-        free_blocks = scheduler.queue.admission.num_free_blocks
-        if free_blocks is not None:
-            observer.on_free_blocks(free_blocks)
+        blocks = scheduler.queue.admission.blocks
+        if blocks is not None:
+            observer.on_blocks(*blocks)
         if isinstance(call, Prefill):
             prompt_tokens = sum(entry.request.input_len for entry in call.entries)
             cached_tokens = sum(entry.cached_input_tokens for entry in call.entries)
@@ -365,14 +374,15 @@ class Batcher:
 
 
 class _Step:
-    """When a step was sent and answered."""
+    """When a step was sent and answered, and the tokens that it generated."""
 
-    __slots__ = ("answered_ns", "method", "sent_ns", "timings")
+    __slots__ = ("answered_ns", "method", "sent_ns", "timings", "tokens")
 
     def __init__(self, method: str, sent_ns: int) -> None:
         self.method = method
         self.sent_ns = self.answered_ns = sent_ns
         self.timings = Timings()
+        self.tokens = 0
 
 
 def generation_error(error: ShardError) -> GenerationError:

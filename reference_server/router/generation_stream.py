@@ -51,10 +51,10 @@ class GenerationStream:
 
     Raises `GenerationError` if the batch failed and `IncompleteGenerationError` if the batching loop ended. `close`
     cancels the request and frees its blocks, at any time. One reader. `on_last` is called with the last event when it
-    arrives, however late the reader takes it.
+    arrives, however late the reader takes it, and `on_tokens` with the number of tokens of each step and the time.
     """
 
-    __slots__ = ("_close", "_events", "_is_over", "_waiter", "on_last")
+    __slots__ = ("_close", "_events", "_is_over", "_waiter", "on_last", "on_tokens")
 
     def __init__(self, close: Callable[[], None]) -> None:
         self._close = close
@@ -62,6 +62,7 @@ class GenerationStream:
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
         self.on_last: Callable[[Event | RequestError], None] | None = None
+        self.on_tokens: Callable[[int, int], None] | None = None
 
     def __aiter__(self) -> "GenerationStream":
         return self

@@ -23,6 +23,7 @@ from reference_server.router.generation_stream import (
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SegmentProgress
 from reference_server.router.telemetry.metrics import Metrics
+from reference_server.router.telemetry.token_times import TokenTimes
 from reference_server.router.validation.request_rules import check_best_of
 from reference_server.router.validation.validator import Continuation, GenerateCall, Validator
 
@@ -88,12 +89,18 @@ class RunningGeneration:
     """
 
     def __init__(
-        self, infer: "Infer", call: GenerateCall, first: ValidGenerateRequest, release: Callable[[], None]
+        self,
+        infer: "Infer",
+        call: GenerateCall,
+        first: ValidGenerateRequest,
+        times: TokenTimes,
+        release: Callable[[], None],
     ) -> None:
         self.input_len = first.input_len
         self._infer = infer
         self._call = call
         self._first = first
+        self._times = times
         self._release = release
         self._progress = SegmentProgress(first.requested_tokens)
         self._stream = self._submit(first)
@@ -134,6 +141,7 @@ class RunningGeneration:
     def _submit(self, request: ValidGenerateRequest) -> GenerationStream:
         stream = self._infer.batcher.submit(request)
         stream.on_last = self._on_last
+        stream.on_tokens = self._times.on_tokens
         return stream
 
     def _on_last(self, event: Event | RequestError) -> None:
@@ -151,16 +159,18 @@ class Infer:
         self._metrics = metrics
 
     @asynccontextmanager
-    async def start(self, call: GenerateCall) -> AsyncIterator[RunningGeneration]:
+    async def start(self, call: GenerateCall, arrived_ns: int | None = None) -> AsyncIterator[RunningGeneration]:
         """Take a permit, validate and queue a generation. Leaving the block cancels it if it has not ended.
 
+        `arrived_ns`: when its request arrived, by the batcher's clock; by default now.
         Raises `OverloadedError` before the request is validated, then `ValidationError`.
         """
+        times = TokenTimes(self._metrics, self.batcher.now_ns if arrived_ns is None else arrived_ns)
         with ExitStack() as held:
             permit = held.enter_context(ExitStack())
             try:
                 permit.enter_context(self.permits.take(call.context.client))
-                running = RunningGeneration(self, call, await self.validate(call), permit.close)
+                running = RunningGeneration(self, call, await self.validate(call), times, permit.close)
             except (OverloadedError, ValidationError) as error:
                 self._metrics.request_failure.add(label=error.error_type)
                 raise
@@ -174,9 +184,9 @@ class Infer:
         self._metrics.request_max_new_tokens.observe(request.wire.stopping.max_new_tokens)
         return request
 
-    async def generate(self, call: GenerateCall) -> CompletedGeneration:
+    async def generate(self, call: GenerateCall, arrived_ns: int | None = None) -> CompletedGeneration:
         """Run one generation to its end."""
-        async with self.start(call) as running:
+        async with self.start(call, arrived_ns) as running:
             done = CompletedGeneration(running.input_len)
             async for event in running:
                 match event:
@@ -190,11 +200,13 @@ class Infer:
                     done.end = event
             return done
 
-    async def generate_best(self, call: GenerateCall) -> tuple[CompletedGeneration, list[CompletedGeneration]]:
+    async def generate_best(
+        self, call: GenerateCall, arrived_ns: int | None = None
+    ) -> tuple[CompletedGeneration, list[CompletedGeneration]]:
         """The most likely of `best_of` generations, and the others in start order."""
         best_of = call.parameters.best_of or 1
         check_best_of(best_of, self.validator.limits)
-        generations = await all_or_nothing([self.generate(call) for _ in range(best_of)])
+        generations = await all_or_nothing([self.generate(call, arrived_ns) for _ in range(best_of)])
         best = max(generations, key=lambda each: each.mean_logprob)
         return best, [each for each in generations if each is not best]
 

@@ -90,6 +90,7 @@ SERVER_METRICS = (
         "s",
         "histogram",
         (
+            "tgi_request_first_token_duration",
             "vllm:time_to_first_token_seconds",
             "sglang:time_to_first_token_seconds",
             "trtllm_time_to_first_token_seconds",
@@ -120,6 +121,7 @@ SERVER_METRICS = (
             "dynamo_frontend_inter_token_latency_seconds",
         ),
     ),
+    ServerMetric("itl_s", "ITL (server)", "s", "histogram", ("tgi_request_inter_token_duration",)),
     ServerMetric(
         "prefill_step_s", "Prefill call", "s", "histogram", ('tgi_batch_inference_duration{method="prefill"}',)
     ),

@@ -56,7 +56,7 @@ class StreamedChoice:
 
     async def __aenter__(self) -> "StreamedChoice":
         """Start it. Raises `OverloadedError` and `ValidationError`."""
-        self._running = await self._held.enter_async_context(self._services.infer.start(self.call))
+        self._running = await self._held.enter_async_context(self._services.infer.start(self.call, self.arrived_ns))
         return self
 
     async def __aexit__(self, *_: object) -> None:

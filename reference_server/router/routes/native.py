@@ -62,7 +62,7 @@ class NativeRoutes:
         async with http.stream(services.stream_headers(len(request.inputs))) as stream:
             try:
                 self._check_stream(request)
-                async with services.infer.start(call) as running:
+                async with services.infer.start(call, arrived_ns) as running:
                     index = 0
                     async for event in running:
                         if isinstance(event, TokenArrived):
@@ -92,7 +92,7 @@ class NativeRoutes:
         arrived_ns = services.clock_ns()
         services.metrics.request_count.add()
         call = GenerateCall(request.inputs, parameters, context=http.context)
-        best, others = await services.infer.generate_best(call)
+        best, others = await services.infer.generate_best(call, arrived_ns)
         times = services.observe_success(call, arrived_ns, best.finished)
         prefix = request.inputs if parameters.return_full_text else ""
         body: dict[str, Any] = {"generated_text": prefix + best.generated.text}

@@ -193,7 +193,7 @@ class OpenAiRoutes:
 
     async def _run(self, calls: Sequence[GenerateCall], arrived_ns: int) -> list[ChoiceResult]:
         services = self._services
-        generations = await all_or_nothing([services.infer.generate(call) for call in calls])
+        generations = await all_or_nothing([services.infer.generate(call, arrived_ns) for call in calls])
         return [
             ChoiceResult(call, generation, services.observe_success(call, arrived_ns, generation.finished))
             for call, generation in zip(calls, generations, strict=True)

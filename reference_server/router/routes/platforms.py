@@ -112,7 +112,7 @@ class PlatformRoutes:
     async def _generate(self, call: GenerateCall) -> str:
         services = self._services
         arrived_ns = services.clock_ns()
-        generation = await services.infer.generate(call)
+        generation = await services.infer.generate(call, arrived_ns)
         services.observe_success(call, arrived_ns, generation.finished)
         return generation.generated.text
 

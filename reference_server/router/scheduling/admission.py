@@ -67,8 +67,8 @@ class Admission(Protocol):
         ...
 
     @property
-    def num_free_blocks(self) -> int | None:
-        """K/V blocks on the free list or in the prefix cache; None if the shard allocates them."""
+    def blocks(self) -> tuple[int, int] | None:
+        """K/V blocks on the free list or in the prefix cache, and all blocks; None if the shard allocates them."""
         ...
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
@@ -95,7 +95,7 @@ class PaddedAdmission:
         """Nothing is cached."""
 
     @property
-    def num_free_blocks(self) -> None:
+    def blocks(self) -> None:
         """The router allocates no blocks."""
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
@@ -149,7 +149,7 @@ class RoundedAdmission:
         """Nothing is cached."""
 
     @property
-    def num_free_blocks(self) -> None:
+    def blocks(self) -> None:
         """The router allocates no blocks."""
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
@@ -222,8 +222,8 @@ class PagedAdmission:
         self.allocator.forget_prefixes()
 
     @property
-    def num_free_blocks(self) -> int:
-        return self.allocator.num_free
+    def blocks(self) -> tuple[int, int]:
+        return self.allocator.num_free, self.allocator.capacity
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         need, capacity = self.allocator.blocks_needed(self._slots(request)), self.allocator.capacity

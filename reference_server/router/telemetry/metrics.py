@@ -18,6 +18,7 @@ class MetricSeries(Protocol):
     name: str
     kind: str
     help: str
+    label: str | None
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
         """(suffix, rendered labels, value) of everything observed so far."""
@@ -30,7 +31,7 @@ class Counter:
     kind = "counter"
 
     def __init__(self, name: str, help: str, label: str | None = None) -> None:
-        self.name, self.help, self._label = name, help, label
+        self.name, self.help, self.label = name, help, label
         self._values: dict[str, float] = {}
 
     def add(self, amount: float = 1, label: str = "") -> None:
@@ -41,13 +42,14 @@ class Counter:
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
         for label, value in self._values.items():
-            yield "", _labels(self._label, label), value
+            yield "", _labels(self.label, label), value
 
 
 class Gauge:
     """A number that goes up and down."""
 
     kind = "gauge"
+    label = None
 
     def __init__(self, name: str, help: str) -> None:
         self.name, self.help = name, help
@@ -67,33 +69,34 @@ class Histogram:
     kind = "histogram"
 
     def __init__(self, name: str, help: str, bounds: Sequence[float], label: str | None = None) -> None:
-        self.name, self.help, self._label = name, help, label
+        self.name, self.help, self.label = name, help, label
         self._bounds = list(bounds)
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
-    def observe(self, value: float, label: str = "") -> None:
+    def observe(self, value: float, label: str = "", times: int = 1) -> None:
         counts = self._counts.get(label)
         if counts is None:
             counts = self._counts[label] = [0] * (len(self._bounds) + 1)
             self._sums[label] = 0.0
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[label] += value
+        counts[bisect_left(self._bounds, value)] += times
+        self._sums[label] += value * times
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
         for label, counts in self._counts.items():
             total = 0
             for bound, count in zip((*map(_number, self._bounds), "+Inf"), counts, strict=True):
                 total += count
-                yield "_bucket", _labels(self._label, label, ("le", bound)), total
-            yield "_sum", _labels(self._label, label), self._sums[label]
-            yield "_count", _labels(self._label, label), total
+                yield "_bucket", _labels(self.label, label, ("le", bound)), total
+            yield "_sum", _labels(self.label, label), self._sums[label]
+            yield "_count", _labels(self.label, label), total
 
 
 class Summary:
     """Exact quantiles of small whole numbers."""
 
     kind = "summary"
+    label = None
     QUANTILES = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 
     def __init__(self, name: str, help: str) -> None:
@@ -138,6 +141,11 @@ def share_bounds(limit: int) -> list[float]:
     return [limit * (percent / 100) for percent in range(1, 101)]
 
 
+def powers_of_two(largest: int) -> list[float]:
+    """1, 2, 4, …, 2^largest."""
+    return [float(2**exponent) for exponent in range(largest + 1)]
+
+
 class Metrics:
     """Every series of the router. The `on_*` methods implement `BatchObserver`."""
 
@@ -161,6 +169,14 @@ class Metrics:
         self.request_mean_time_per_token_duration = Histogram(
             "tgi_request_mean_time_per_token_duration", "Inference time by generated tokens, seconds.", seconds
         )
+        self.request_first_token_duration = Histogram(
+            "tgi_request_first_token_duration", "Arrival to first token (TTFT), seconds.", seconds
+        )
+        self.request_inter_token_duration = Histogram(
+            "tgi_request_inter_token_duration",
+            "Time between tokens (ITL), seconds; a step's gap is divided by its tokens.",
+            seconds,
+        )
         self.request_generated_tokens = Histogram(
             "tgi_request_generated_tokens", "Generated tokens of a request.", totals
         )
@@ -175,8 +191,12 @@ class Metrics:
         self.batch_current_size = Gauge("tgi_batch_current_size", "Requests in the running batch.")
         self.batch_current_max_tokens = Gauge("tgi_batch_current_max_tokens", "Token budget of the running batch.")
         self.free_blocks = Gauge("tgi_free_blocks", "Blocks of K/V on the free list or in the prefix cache.")
+        self.total_blocks = Gauge("tgi_total_blocks", "Blocks of K/V that requests can hold.")
         self.batch_max_total_tokens = Gauge("tgi_batch_max_total_tokens", "Tokens that fit in memory.")
         self.batch_next_size = Histogram("tgi_batch_next_size", "Requests in a newly formed batch.", sizes)
+        self.batch_generated_tokens = Histogram(
+            "tgi_batch_generated_tokens", "Tokens that one model server call generated.", powers_of_two(12), "method"
+        )
         self.batch_inference_count = Counter("tgi_batch_inference_count", "Model server calls.", "method")
         self.batch_inference_success = Counter("tgi_batch_inference_success", "Calls that returned.", "method")
         self.batch_inference_failure = Counter("tgi_batch_inference_failure", "Calls that failed.", "method")
@@ -220,8 +240,9 @@ class Metrics:
     def on_call(self, method: str) -> None:
         self.batch_inference_count.add(label=method)
 
-    def on_call_done(self, method: str, timings: Timings, total_ns: int, filter_ns: int) -> None:
+    def on_call_done(self, method: str, timings: Timings, total_ns: int, filter_ns: int, tokens: int) -> None:
         self.batch_inference_success.add(label=method)
+        self.batch_generated_tokens.observe(tokens, method)
         self.batch_inference_duration.observe(total_ns / 1e9, method)
         self.batch_forward_duration.observe(timings.forward_ns / 1e9, method)
         self.batch_decode_duration.observe(timings.decode_ns / 1e9, method)
@@ -237,8 +258,9 @@ class Metrics:
         self.batch_current_size.set(size)
         self.batch_current_max_tokens.set(max_tokens)
 
-    def on_free_blocks(self, count: int) -> None:
-        self.free_blocks.set(count)
+    def on_blocks(self, free: int, total: int) -> None:
+        self.free_blocks.set(free)
+        self.total_blocks.set(total)
 
     def on_tokens(self, skipped: int, times: int) -> None:
         self.request_skipped_tokens.observe(skipped, times)
@@ -253,9 +275,14 @@ class Metrics:
     def on_failures(self, err: str, count: int) -> None:
         self.request_failure.add(count, err)
 
+    @property
+    def series(self) -> list[MetricSeries]:
+        """Every series, in the order of `/metrics`."""
+        return list(vars(self).values())
+
     def render(self) -> bytes:
         """The text of `/metrics`."""
-        return render_series(list(vars(self).values()))
+        return render_series(self.series)
 
 
 def _labels(name: str | None, value: str, *more: tuple[str, str]) -> str:

@@ -42,10 +42,11 @@ class Recorder(NullObserver):
     def on_call(self, method):
         self.counts[f"call {method}"] += 1
 
-    def on_call_done(self, method, timings, total_ns, filter_ns):
+    def on_call_done(self, method, timings, total_ns, filter_ns, tokens):
         assert 0 <= filter_ns <= total_ns
         assert timings.forward_ns == 1000
         self.counts[f"done {method}"] += 1
+        self.counts[f"tokens of {method}"] += tokens
 
     def on_call_failed(self, method):
         self.counts[f"failed {method}"] += 1
@@ -53,8 +54,8 @@ class Recorder(NullObserver):
     def on_running(self, size, max_tokens):
         self.running.append((size, max_tokens))
 
-    def on_free_blocks(self, count):
-        self.free_blocks.append(count)
+    def on_blocks(self, free, total):
+        self.free_blocks.append(free)
 
     def on_tokens(self, skipped, times):
         self.counts[f"skipped {skipped}"] += times
@@ -706,6 +707,7 @@ async def test_the_observer_gets_batches_calls_and_tokens():
     assert observer.batches == [(2, None, 8, 0)]
     assert observer.counts == {
         "call prefill": 1, "done prefill": 1, "call decode": 2, "done decode": 2, "skipped 0": 6,
+        "tokens of prefill": 2, "tokens of decode": 4,
     }  # fmt: skip
     assert observer.queue[:2] == [1, 2]
     assert observer.queue[-1] == 0

@@ -104,10 +104,10 @@ def test_metrics_record_the_batching_loops_events():
     observer.on_queue(3)
     observer.on_batch(2, "chunking", 30, 16)
     observer.on_call("prefill")
-    observer.on_call_done("prefill", Timings(forward_ns=10**9, concat_ns=5 * 10**8), 2 * 10**9, 10**6)
+    observer.on_call_done("prefill", Timings(forward_ns=10**9, concat_ns=5 * 10**8), 2 * 10**9, 10**6, 3)
     observer.on_call_failed("decode")
     observer.on_running(2, 64)
-    observer.on_free_blocks(7)
+    observer.on_blocks(7, 63)
     observer.on_tokens(0, 5)
     observer.on_failures("dropped", 2)
     observer.on_drafts(DraftCounts((3, 2), (2, 0)))
@@ -129,6 +129,10 @@ def test_metrics_record_the_batching_loops_events():
         "tgi_batch_current_size 2",
         "tgi_batch_current_max_tokens 64",
         "tgi_free_blocks 7",
+        "tgi_total_blocks 63",
+        'tgi_batch_generated_tokens_bucket{method="prefill",le="2"} 0',
+        'tgi_batch_generated_tokens_bucket{method="prefill",le="4"} 1',
+        'tgi_batch_generated_tokens_sum{method="prefill"} 3',
         "tgi_request_skipped_tokens_count 5",
         'tgi_request_failure{err="dropped"} 2',
         "tgi_draft_tokens 6",
