@@ -272,6 +272,12 @@ class BatchingConfig(CommonConfig):
         None,
         description="Largest number of requests of one client (the API key, else an address); others get 429.",
     )
+    max_queue_time: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Longest time in the queue, in seconds; a request that waited longer gets 429. Unset: no limit.",
+    )
     grpc_schema: Literal["v3", "v2"] = Field("v3", description="Version of the gRPC schema of the model server.")
     step_timeout: float | None = Field(
         None,
@@ -305,9 +311,18 @@ class HttpConfig(CommonConfig):
     port: Annotated[Port, FieldSource(short="p")] = Field(3000, description="HTTP port.")
     prometheus_port: Port | None = Field(None, description="Additional port that serves /metrics only.")
     api_key: Annotated[Secret | None, FieldSource()] = Field(None, description="Bearer key that clients must send.")
-    auth_all_routes: bool = Field(False, description="Require the key on all routes except /health and /ping.")
+    api_key_file: Path | None = Field(
+        None, description="File of bearer keys, one on each line; each is valid, as is --api-key."
+    )
+    auth_all_routes: bool = Field(False, description="Require the key on all routes except /health, /ping and /ready.")
     cors_allow_origin: Annotated[Strings, FieldSource(repeated=True)] = Field(
         (), description="Allowed CORS origin; repeat for several. Unset: any."
+    )
+    shutdown_delay: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds after SIGTERM in which requests are still accepted while /ready is 503.",
     )
     payload_limit: NonNegative = Field(2_000_000, description="Largest request body, in bytes.")
     tokenizer_name: str | None = Field(

@@ -14,7 +14,8 @@ ServerError
     ├── GenerationError                 424 generation
     ├── OverloadedError                 429 overloaded
     ├── IncompleteGenerationError       500 incomplete_generation
-    └── UnhealthyError                  503 healthcheck
+    ├── UnhealthyError                  503 healthcheck
+    └── DrainingError                   503 draining
 """
 
 from typing import ClassVar
@@ -105,13 +106,13 @@ class GenerationError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """No permit is free."""
+    """No permit is free, or the request waited too long."""
 
     status = 429
     error_type = "overloaded"
 
-    def __init__(self) -> None:
-        super().__init__("Model is overloaded")
+    def __init__(self, detail: str = "Model is overloaded") -> None:
+        super().__init__(detail)
 
 
 class IncompleteGenerationError(RequestError):
@@ -131,3 +132,13 @@ class UnhealthyError(RequestError):
 
     def __init__(self) -> None:
         super().__init__("unhealthy")
+
+
+class DrainingError(RequestError):
+    """The router stops: it finishes its requests and takes no more."""
+
+    status = 503
+    error_type = "draining"
+
+    def __init__(self) -> None:
+        super().__init__("draining")

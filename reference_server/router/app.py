@@ -16,7 +16,7 @@ from starlette import routing
 from starlette.exceptions import HTTPException
 
 from reference_server.errors import RequestError
-from reference_server.router.api_key import ApiKey
+from reference_server.router.api_key import ApiKeys
 from reference_server.router.http_call import AsgiScope, ClientGoneError, HttpCall, HttpError, Receive, Route
 from reference_server.router.routes.native import NativeRoutes
 from reference_server.router.routes.openai import OpenAiRoutes
@@ -34,7 +34,7 @@ _PREFLIGHT: list[Header] = [
     (b"access-control-allow-methods", b"GET,POST"),
     (b"access-control-allow-headers", b"content-type"),
 ]
-_PROBES = ("/health", "/ping")
+_PROBES = ("/health", "/ping", "/ready")
 _TGI_NAMES = {"chat": "chat_completions", "vertex": "vertex_compatibility"}
 #: Key of the `HttpCall` in a request's scope.
 _HTTP_CALL = "reference_server.http_call"
@@ -45,7 +45,7 @@ class TransportOptions:
     """Settings that apply before a handler runs."""
 
     payload_limit: int = 2_000_000
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     cors_allow_origin: tuple[str, ...] = ()
     plain_text_decode_errors: bool = False
     auth_all_routes: bool = False
@@ -104,7 +104,7 @@ class PathRoute(routing.Route):
 
     def __init__(self, path: str, methods: Mapping[str, Route], options: TransportOptions) -> None:
         super().__init__(path, Endpoint(methods, options), methods=list(methods))
-        self._key = ApiKey(options.api_key)
+        self._keys = ApiKeys(options.api_keys)
         self._locked = {method for method, route in methods.items() if route.needs_key}
         if options.auth_all_routes and path not in _PROBES:
             self._locked = {*methods, "HEAD"}
@@ -113,7 +113,7 @@ class PathRoute(routing.Route):
     async def handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         http: HttpCall = scope[_HTTP_CALL]
         is_locked = self._locks_any_method or http.method in self._locked
-        if self._key.is_set and is_locked and not self._key.matches(http.header(b"authorization")):
+        if self._keys.is_set and is_locked and self._keys.match(http.header(b"authorization")) is None:
             await http.answer(401)
         else:
             await super().handle(scope, receive, send)
@@ -126,7 +126,7 @@ class Endpoint:
         self._methods = {"HEAD": methods["GET"], **methods} if "GET" in methods else methods
         self._payload_limit = options.payload_limit
         self._tracing = options.tracing
-        self._key = ApiKey(options.api_key)
+        self._keys = ApiKeys(options.api_keys)
 
     async def __call__(self, scope: AsgiScope, _receive: Receive, _send: Send) -> None:
         http: HttpCall = scope[_HTTP_CALL]
@@ -156,7 +156,8 @@ class Endpoint:
         """Set the call's context; with tracing, inside the request's spans."""
         name = route.handler.__name__
         handler = _TGI_NAMES.get(name, name)
-        client = "key" if self._key.matches(http.header(b"authorization")) else http.client_address
+        key = self._keys.match(http.header(b"authorization"))
+        client = http.client_address if key is None else f"key {key}"
         if self._tracing is None:
             http.context = RequestContext(handler, client)
             yield

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from reference_server.errors import (
     GenerationError,
     IncompleteGenerationError,
+    OverloadedError,
     RequestError,
     ShardConnectionError,
     ShardError,
@@ -104,8 +105,11 @@ class Batcher:
         """The time of the batcher's clock."""
         return self._now_ns()
 
-    def submit(self, request: ValidGenerateRequest) -> GenerationStream:
-        """Queue a request. Raises `ValidationError` if it can never be admitted."""
+    def submit(self, request: ValidGenerateRequest, max_queue_s: float | None = None) -> GenerationStream:
+        """Queue a request. Raises `ValidationError` if it can never be admitted.
+
+        After `max_queue_s` in the queue its stream raises `OverloadedError`.
+        """
         if self._is_over:
             raise IncompleteGenerationError
         entry = self._scheduler.append(request, self._now_ns())
@@ -113,6 +117,8 @@ class Batcher:
         self._streams[entry.id] = stream
         self._observer.on_queue(self._scheduler.queue_size)
         self._arrival.set()
+        if max_queue_s is not None:
+            asyncio.get_running_loop().call_later(max_queue_s, self._refuse_waiting, entry, max_queue_s)
         return stream
 
     async def health(self) -> bool:
@@ -328,6 +334,16 @@ class Batcher:
         if self._streams.pop(entry.id, None) is not None:
             self._scheduler.cancel(entry)
             self._observer.on_queue(self._scheduler.queue_size)
+
+    def _refuse_waiting(self, entry: Entry, waited_s: float) -> None:
+        if not self._scheduler.refuse(entry):
+            return
+        error = OverloadedError(
+            f"Model is overloaded: the request waited {waited_s:g} s in the queue, the limit of `max_queue_time`"
+        )
+        self._streams.pop(entry.id).push((error,), is_last=True)
+        self._observer.on_queue(self._scheduler.queue_size)
+        self._observer.on_failures("overloaded", 1)
 
     def _end_all(self) -> None:
         self._is_over = True

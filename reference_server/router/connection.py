@@ -28,7 +28,7 @@ MAX_CHUNK_OVERHEAD = 16
 SHORT_PAUSE_S = 10.0
 #: Connections beyond the limit that may still request a health probe.
 RESERVE = 16
-PROBES = (b"/health", b"/ping")
+PROBES = (b"/health", b"/ping", b"/ready")
 
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 

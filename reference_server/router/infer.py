@@ -103,7 +103,7 @@ class RunningGeneration:
         self._times = times
         self._release = release
         self._progress = SegmentProgress(first.requested_tokens)
-        self._stream = self._submit(first)
+        self._stream = self._submit(first, infer.max_queue_s)
 
     def close(self) -> None:
         """Cancel the generation if it has not ended; frees its blocks."""
@@ -138,8 +138,9 @@ class RunningGeneration:
         self._stream = stream
         return True
 
-    def _submit(self, request: ValidGenerateRequest) -> GenerationStream:
-        stream = self._infer.batcher.submit(request)
+    def _submit(self, request: ValidGenerateRequest, max_queue_s: float | None = None) -> GenerationStream:
+        """Queue a segment. Only the first has a limit: the client has already read the tokens of the others."""
+        stream = self._infer.batcher.submit(request, max_queue_s)
         stream.on_last = self._on_last
         stream.on_tokens = self._times.on_tokens
         return stream
@@ -150,12 +151,20 @@ class RunningGeneration:
 
 
 class Infer:
-    """Entry point of the routes."""
+    """Entry point of the routes. `max_queue_s`: the longest time of a request in the queue."""
 
-    def __init__(self, batcher: Batcher, validator: Validator, permits: Permits, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        validator: Validator,
+        permits: Permits,
+        metrics: Metrics,
+        max_queue_s: float | None = None,
+    ) -> None:
         self.batcher = batcher
         self.validator = validator
         self.permits = permits
+        self.max_queue_s = max_queue_s
         self._metrics = metrics
 
     @asynccontextmanager

@@ -250,6 +250,7 @@ def openapi_document(version: str, platforms: Platforms | None = None) -> JsonSc
         "/info": _get("Properties of the server", _json(_ref("Info"))),
         "/health": healthy,
         "/ping": healthy,
+        "/ready": _get("Readiness", {}, {"503": "The router stops, or the model server is unhealthy"}),
         "/metrics": _get("Prometheus text", {"text/plain": {"schema": _TEXT}}),
         "/v1/models": _get("The model and its adapters", _json(_ref("ModelsInfo"))),
         "/config": _get(

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from reference_server.errors import UnhealthyError
+from reference_server.errors import DrainingError, UnhealthyError
 from reference_server.router.chat.tools import ToolOffer
 from reference_server.router.generation_stream import Finished
 from reference_server.router.infer import Infer
@@ -14,6 +14,13 @@ from reference_server.router.sse import Header
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.telemetry.times import RequestTimes
 from reference_server.router.validation.validator import GenerateCall
+
+
+@dataclass(slots=True)
+class Drain:
+    """Whether the router stops: it finishes its requests, and `/ready` is 503."""
+
+    has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Services:
     render: Callable[[Sequence[ChatMessage], ToolOffer | None], Awaitable[str]] | None = None
     clock_ns: Callable[[], int] = time.perf_counter_ns
     wall_s: Callable[[], float] = time.time
+    drain: Drain = field(default_factory=Drain)
 
     @property
     def compute_type(self) -> Header:
@@ -39,6 +47,12 @@ class Services:
         """Probe the model server. Raises `UnhealthyError`."""
         if not await self.infer.batcher.health():
             raise UnhealthyError
+
+    async def check_ready(self) -> None:
+        """Whether new requests are welcome. Raises `DrainingError` and `UnhealthyError`."""
+        if self.drain.has_begun:
+            raise DrainingError
+        await self.check_health()
 
     def observe_success(self, call: GenerateCall, arrived_ns: int, end: Finished) -> RequestTimes:
         """Count and log a generation that ends now; returns its times."""

@@ -17,6 +17,7 @@ from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, ServerError, ShardError, StepTimeoutError
 from reference_server.listening import is_loopback, listening_address
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
+from reference_server.router.api_key import read_keys
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.chat.prompts import RenderingPool, TemplateSource
@@ -28,7 +29,7 @@ from reference_server.router.routes.ops import OpsRoutes
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.server_info import ServerInfo, server_info
-from reference_server.router.services import Services
+from reference_server.router.services import Drain, Services
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.telemetry.step_trace import StepTrace
 from reference_server.router.telemetry.tracing import Tracing
@@ -72,24 +73,36 @@ async def serve(loaded: Loaded[RouterConfig]) -> None:
 
 
 class _Stop:
-    """On a signal, cancels the start or stops the servers gracefully; a second signal stops them at once."""
+    """On a signal, cancels the start or stops the servers gracefully; a second signal stops them at once.
+
+    `delay_s`: the time in which the servers still accept requests, while `drain` has begun.
+    """
 
     def __init__(self) -> None:
         self.is_requested = False
         self.starting: asyncio.Future[None] | None = None
         self.servers: list[HttpServer] = []
+        self.drain = Drain()
+        self.delay_s = 0.0
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         logger.info("signal received, starting graceful shutdown")
-        for server in self.servers:
-            server.force_exit = self.is_requested
-            server.should_exit = True
+        self.drain.has_begun = True
         if not self.servers and self.starting is not None:
             self.starting.cancel()
+        if self.is_requested or not self.delay_s:
+            self._stop_servers(is_forced=self.is_requested)
+        else:
+            asyncio.get_running_loop().call_later(self.delay_s, self._stop_servers)
         self.is_requested = True
+
+    def _stop_servers(self, *, is_forced: bool = False) -> None:
+        for server in self.servers:
+            server.force_exit = server.force_exit or is_forced
+            server.should_exit = True
 
 
 async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
@@ -127,12 +140,13 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
                 )
 
         services = await _services(config, files, info_page, timed, options, info.accepts_schemas, warm_up, held)
+        services = replace(services, drain=stop.drain)
         limits_of_connections = ConnectionLimits(body_bytes=config.payload_limit)
         servers = [HttpServer(create_app(services, transport), listener, limits_of_connections)]
         if config.prometheus_port is not None:
             extra = held.enter_context(bind(config.hostname, config.prometheus_port))
             servers.append(HttpServer(_metrics_app(services), extra))
-        stop.servers = servers
+        stop.servers, stop.delay_s = servers, config.shutdown_delay
         # A full collection over all imported objects blocks every stream for 66 ms: exclude these objects from now on.
         gc.collect()
         gc.freeze()
@@ -143,13 +157,14 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
 def warn_of_open_routes(config: RouterConfig) -> None:
     """Warn of routes that need no API key although one is set, and of a server without a key that others can reach."""
     address = listening_address(config.hostname)
-    if config.api_key is None and not is_loopback(address):
+    has_key = config.api_key is not None or config.api_key_file is not None
+    if not has_key and not is_loopback(address):
         logger.warning(
             "listening on %s without an API key: every client that reaches the port may use the server; "
             "set `--api-key`, or `--hostname 127.0.0.1` to serve this machine only",
             address,
         )
-    if config.api_key is not None and not config.auth_all_routes:
+    if has_key and not config.auth_all_routes:
         routes = ["/chat_tokenize"]
         if config.vertex and config.aip_predict_route:
             routes.append(config.aip_predict_route)
@@ -229,7 +244,7 @@ async def _services(
     # A tokenizer's first call builds its tables; do it before a client waits for it.
     await validator.encode("warm-up", add_special_tokens=True)
     permits = Permits(config.max_concurrent_requests, config.max_requests_per_client)
-    infer = Infer(batcher, validator, permits, metrics)
+    infer = Infer(batcher, validator, permits, metrics, config.max_queue_time)
     return Services(infer, metrics, info, None if rendering is None else rendering.render)
 
 
@@ -309,11 +324,16 @@ def _transport_options(config: RouterConfig) -> TransportOptions:
         raise ArgumentError("`cors_allow_origin` cannot hold *; leave it out to allow any origin")
     return TransportOptions(
         payload_limit=config.payload_limit,
-        api_key=None if config.api_key is None else config.api_key.get_secret_value(),
+        api_keys=_api_keys(config),
         cors_allow_origin=config.cors_allow_origin,
         plain_text_decode_errors=config.plain_text_decode_errors,
         auth_all_routes=config.auth_all_routes,
     )
+
+
+def _api_keys(config: RouterConfig) -> tuple[str, ...]:
+    given = () if config.api_key is None else (config.api_key.get_secret_value(),)
+    return given if config.api_key_file is None else (*given, *read_keys(config.api_key_file))
 
 
 def step_timeout_s(configured_s: float | None, device_type: str) -> float:

@@ -1,4 +1,4 @@
-"""/info /config /health /ping /metrics /v1/models /docs /api-doc/openapi.json, and GET of /."""
+"""/info /config /health /ping /ready /metrics /v1/models /docs /api-doc/openapi.json, and GET of /."""
 
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class OpsRoutes:
             Route("GET", "/", self.health),
             Route("GET", "/health", self.health),
             Route("GET", "/ping", self.health),
+            Route("GET", "/ready", self.ready),
             Route("GET", "/info", self.info),
             Route("GET", "/metrics", self.metrics),
             Route("GET", "/v1/models", self.models),
@@ -40,6 +41,10 @@ class OpsRoutes:
 
     async def health(self, http: HttpCall, _: Any) -> None:
         await self._services.check_health()
+        await http.answer(200)
+
+    async def ready(self, http: HttpCall, _: Any) -> None:
+        await self._services.check_ready()
         await http.answer(200)
 
     async def info(self, http: HttpCall, _: Any) -> None:

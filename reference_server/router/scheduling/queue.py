@@ -73,6 +73,10 @@ class Queue:
         if self._waiting.pop(entry.id, None) is not None:
             self.num_discarded += 1
 
+    def refuse(self, entry: Entry) -> bool:
+        """Remove an entry that still waits; False if it does not wait. It does not count as discarded."""
+        return self._waiting.pop(entry.id, None) is not None
+
     def next_batch(
         self, budget: TokenBudget, now_ns: int, *, min_size: int | None = None, max_size: int | None = None
     ) -> FormedBatch | None:

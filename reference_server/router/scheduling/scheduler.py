@@ -188,6 +188,10 @@ class Scheduler:
         entry.abandoned = True
         self.queue.discard(entry)
 
+    def refuse(self, entry: Entry) -> bool:
+        """End an entry that still waits; False if it does not wait."""
+        return self.queue.refuse(entry)
+
     def next_call(self, now_ns: int) -> Call:
         """The next call to send."""
         if self._cleanups:

@@ -6,8 +6,9 @@ from reference_server.router.telemetry.metrics import Metrics
 
 INTRODUCTION = """# Metrics of the server
 
-`GET /metrics` of the router has these series in Prometheus' text format. Names that TGI has mean the same here. A series
-appears with its first sample; a name has no `_total`. [operations.md](operations.md) describes the series to watch.
+`GET /metrics` of the router has these series in Prometheus' text format. Names that TGI has mean the same here. A
+series appears with its first sample; a name has no `_total`. [operations.md](operations.md) describes the series to
+watch.
 
 Histograms of durations have 35 buckets from 0.15 ms to 146 s, each 1.5 times as wide as the one before. `make docs`
 generates this page.

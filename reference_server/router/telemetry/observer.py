@@ -43,7 +43,7 @@ class BatchObserver(Protocol):
         ...
 
     def on_failures(self, err: str, count: int) -> None:
-        """`count` requests failed; `err` is `generation`, `dropped` or `incomplete`."""
+        """`count` requests failed; `err` is `generation`, `dropped`, `overloaded` or `incomplete`."""
         ...
 
 

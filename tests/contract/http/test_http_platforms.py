@@ -100,7 +100,7 @@ async def test_vertex_instances_take_a_permit_each():
 
 async def test_the_paths_that_vertex_names_need_no_key():
     platforms = Platforms(vertex=True, predict_route="/predict", health_route="/alive")
-    async with serve(facts={"platforms": platforms}, transport=TransportOptions(api_key="k")) as served:
+    async with serve(facts={"platforms": platforms}, transport=TransportOptions(api_keys=("k",))) as served:
         body = {"instances": [{"inputs": "x", "parameters": {"max_new_tokens": 1}}]}
         predicted = await served.client.post("/predict", json=body)
         alive = await served.client.get("/alive")

@@ -19,7 +19,7 @@ INFO_KEYS = {
 
 
 async def test_http_H59_routes_that_generate_need_the_api_key():
-    async with serve(transport=TransportOptions(api_key="Secret")) as served:
+    async with serve(transport=TransportOptions(api_keys=("Secret",))) as served:
         client = served.client
         without = await client.post("/generate", json=BODY)
         wrong_method = await client.get("/generate")
@@ -40,7 +40,7 @@ async def test_http_H59_routes_that_generate_need_the_api_key():
 
 
 async def test_auth_all_routes_leaves_only_the_probes_open():
-    options = TransportOptions(api_key="Secret", auth_all_routes=True)
+    options = TransportOptions(api_keys=("Secret",), auth_all_routes=True)
     platforms = Platforms(vertex=True, kserve=True, predict_route="/predict", health_route="/alive")
     async with serve(transport=options, facts={"platforms": platforms}) as served:
         calls = [
@@ -54,7 +54,7 @@ async def test_auth_all_routes_leaves_only_the_probes_open():
         }
 
     assert len(calls) > 35
-    assert is_open == {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping")}
+    assert is_open == {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping", "/ready")}
 
 
 async def test_http_H60_offsets_are_bytes():
@@ -163,7 +163,7 @@ async def test_routes_that_do_not_exist(path: str):
 
 
 async def test_hardening_R10_a_key_is_compared_exactly_in_any_script():
-    async with serve(transport=TransportOptions(api_key="Schlüssel-ÄÖ")) as served:
+    async with serve(transport=TransportOptions(api_keys=("Schlüssel-ÄÖ",))) as served:
         sent = {key: {b"authorization": f"BEARER {key}".encode()} for key in ("Schlüssel-ÄÖ", "schlüssel-äö")}
         statuses = [
             (await served.client.post("/generate", json=BODY, headers=headers)).status_code for headers in sent.values()
@@ -185,7 +185,7 @@ async def test_hardening_R13_a_new_authorization_value_is_no_new_client():
 
 
 async def test_hardening_R13_the_configured_key_is_one_client():
-    async with serve(transport=TransportOptions(api_key="k")) as served:
+    async with serve(transport=TransportOptions(api_keys=("k",))) as served:
         served.services.infer.permits = Permits(10, per_client=1)
         with served.services.infer.permits.take("127.0.0.1"):
             answer = await served.client.post("/generate", json=BODY, headers={"authorization": "Bearer k"})

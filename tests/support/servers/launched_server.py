@@ -70,9 +70,11 @@ def is_running(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def serve(*flags: str, program: str = "reference_server.launcher.cli", **environ: str) -> Iterator[Server]:
+def serve(
+    *flags: str, program: str = "reference_server.launcher.cli", port: int | None = None, **environ: str
+) -> Iterator[Server]:
     """Launch `preset:tiny-llama` and wait until it answers; `environ` is added to this process's."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", program, "--model-id", "preset:tiny-llama"]
     command += ["--hostname", "127.0.0.1", "--port", str(port), "--cpu-memory-gib", "0.5", *flags]
     # A file: a pipe without a reader blocks the router once it is full.
