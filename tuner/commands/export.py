@@ -14,7 +14,14 @@ from tuner.servers.select import server_of
 from tuner.study.prepare import PreparedStudy, stored
 
 # Flags of some forms only. `image` belongs to all forms.
-OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = ("trial", "infeasible"), ("workers", "out"), ("url",), ("storage",)
+OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = (
+    ("trial", "infeasible", "plan", "prometheus"),
+    ("workers", "out"),
+    ("url",),
+    ("storage",),
+)
+
+PROMETHEUS = "http://prometheus.monitoring:9090"
 
 FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "k8s", "load-jobs", "study-jobs"))
 
@@ -38,6 +45,15 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="If no configuration meets the limits, export the one with the smallest violation.",
     )
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="k8s: output of `tgi-tune plan --json`. Adds a KEDA ScaledObject with its numbers of replicas.",
+    )
+    parser.add_argument(
+        "--prometheus", metavar="URL", help=f"k8s with --plan: address of Prometheus. Default: {PROMETHEUS}."
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="Jobs: number of pods that send load or search.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Jobs: folder for the kustomization.")
     parser.add_argument("--url", metavar="URL", help="load-jobs: address of the server inside the cluster.")
@@ -56,9 +72,15 @@ def export(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 
 def _export_settings(args: argparse.Namespace, prepared: PreparedStudy) -> int:
+    from tuner.servers.profiled_server import ProfiledServer
+    from tuner.servers.scaled_object import read_plan, scaled_object
     from tuner.study.artefacts import comments_of, read_verdict
     from tuner.study.study_folder import TRIALS, StudyFolder
 
+    if args.plan is not None and args.form != "k8s":
+        raise UsageError(f"--plan is not a flag of --as {args.form}: remove it")
+    if args.prometheus is not None and args.plan is None:
+        raise UsageError("--prometheus needs --plan")
     server = server_of(prepared.config.server)
     if args.form not in server.forms:
         raise UsageError(f"--as is {args.form}, but must be one of {', '.join((*server.forms, *JOBS))} for this server")
@@ -77,6 +99,9 @@ def _export_settings(args: argparse.Namespace, prepared: PreparedStudy) -> int:
     origin = {"tuned_by": verdict["tuned_by"]} if number == verdict["winner"] else {}
     comments = comments_of({**verdict, "winner": number})
     text = server.export(args.form, {**trial.settings, **origin}, comments, args.image)
+    if args.plan is not None:
+        name = server.profile.name if isinstance(server, ProfiledServer) else "tgi"
+        text += scaled_object(name, read_plan(args.plan), args.prometheus or PROMETHEUS)
     if args.json:
         print(json.dumps({"format": args.form, "text": text}))
     else:
@@ -133,5 +158,5 @@ JOBS: Mapping[str, Callable[[argparse.Namespace, PreparedStudy], Mapping[str, st
     "study-jobs": _study_jobs,
 }
 
-EXAMPLES = ("--as docker", "--study nightly --as k8s", "--as env --trial 7")
+EXAMPLES = ("--as docker", "--study nightly --as k8s --plan plan.json", "--as env --trial 7")
 COMMAND = Command("Print settings for another launcher, or write Jobs.", add_export_flags, export, EXAMPLES)

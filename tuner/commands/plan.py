@@ -294,6 +294,7 @@ def _row(sized: SizedFleet, price: float | None, level: float) -> dict[str, Any]
         "ttft_p95_ms": round(at.ttft_p95_ms, 2),
         "tpot_mean_ms": round(at.tpot_mean_ms, 3),
         "utilisation": round(at.utilisation, 3),
+        "requests_per_replica": round(at.requests_per_replica, 2),
     }
     if price is not None:
         per_hour = price * sized.with_spare

@@ -11,6 +11,8 @@ from typing import Any
 from tuner.errors import SpaceError
 
 CONTAINER_PORT = 80
+# Until a pod is ready, and until a stopping pod has finished its requests.
+START_LIMIT_S, GRACE_S = 1800, 120
 
 
 def render_toml(settings: Mapping[str, Any], defaults: Mapping[str, Any], comments: Sequence[str]) -> str:
@@ -116,7 +118,7 @@ def k8s_manifest(
     command: Sequence[str] = (),
     gpus: int = 1,
 ) -> str:
-    """A Deployment and its Service. Strings are quoted as in JSON, so YAML cannot parse them as another type."""
+    """A Deployment with probes, and its Service. Strings are quoted as in JSON: YAML cannot read another type."""
     variables = [
         line
         for variable, value in environment.items()
@@ -125,6 +127,7 @@ def k8s_manifest(
             f"              value: {json.dumps(k8s_text(value))}",
         )
     ]
+    probe = f"httpGet: {{path: {json.dumps(ready)}, port: {port}}}"
     lines = [
         *comment_lines(comments),
         "apiVersion: apps/v1",
@@ -137,6 +140,7 @@ def k8s_manifest(
         "  template:",
         f"    metadata: {{labels: {{app: {name}}}}}",
         "    spec:",
+        f"      terminationGracePeriodSeconds: {GRACE_S}",
         "      containers:",
         f"        - name: {name}",
         f"          image: {json.dumps(image)}",
@@ -144,7 +148,13 @@ def k8s_manifest(
         f"          args: {json.dumps([k8s_text(word) for word in words])}",
         *(["          env:", *variables] if variables else []),
         f"          ports: [{{containerPort: {port}}}]",
-        f"          readinessProbe: {{httpGet: {{path: {json.dumps(ready)}, port: {port}}}, periodSeconds: 5}}",
+        # Loading the weights takes minutes; until then the other probes do not run.
+        f"          startupProbe: {{{probe}, periodSeconds: 5, failureThreshold: {START_LIMIT_S // 5}}}",
+        f"          readinessProbe: {{{probe}, periodSeconds: 5}}",
+        # A busy server answers late: it is restarted after a minute without an answer.
+        f"          livenessProbe: {{{probe}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}}",
+        # Requests arrive until all nodes know that the pod stops.
+        '          lifecycle: {preStop: {exec: {command: ["sleep", "5"]}}}',
         *([f"          resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}"] if gpus else []),
         "          volumeMounts: [{name: shm, mountPath: /dev/shm}, {name: data, mountPath: /data}]",
         "      volumes:",

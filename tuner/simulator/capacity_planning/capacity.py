@@ -34,7 +34,10 @@ class LatencySlo:
 
 @dataclass(frozen=True, slots=True)
 class FleetPoint:
-    """A fleet of one size: attainment with bounds, verdict, and metrics of `requests` after the transient."""
+    """A fleet of one size: attainment with bounds, verdict, and metrics of `requests` after the transient.
+
+    requests_per_replica: mean number of requests, running and waiting, of a replica.
+    """
 
     replicas: int
     attained: Attainment
@@ -45,6 +48,7 @@ class FleetPoint:
     tpot_mean_ms: float
     utilisation: float
     output_tokens_per_s: float
+    requests_per_replica: float
 
     @property
     def attainment(self) -> float:
@@ -128,6 +132,7 @@ def _point(
         np.concatenate([getattr(each, name)[start:] for each in served])
         for name in ("ttft_ms", "tpot_ms", "output_tokens")
     )
+    in_system = np.concatenate([each.in_system[start:] for each in served])
     seconds = sum(float(each.sent_s[-1] - each.sent_s[start]) for each in served)
     p50, p95 = np.nanquantile(ttft_ms, (0.5, 0.95)) if np.isfinite(ttft_ms).any() else (math.nan, math.nan)
     tpot = float(np.nanmean(tpot_ms)) if np.isfinite(tpot_ms).any() else 0.0
@@ -141,4 +146,5 @@ def _point(
         tpot,
         utilisation,
         float(tokens.sum()) / max(seconds, 1e-9),
+        float(in_system.mean()) / replicas,
     )

@@ -79,6 +79,23 @@ def test_tuning_6_the_deployment_parses_back(served):
     assert service["kind"] == "Service"
 
 
+def test_the_deployment_has_probes_and_time_to_finish_its_requests():
+    yaml = pytest.importorskip("yaml")
+    deployment, _ = yaml.safe_load_all(render("k8s", CHOSEN, [], image="tgi:3"))
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert {name: each["httpGet"] for name, each in probes.items()} == {
+        name: {"path": "/health", "port": 80} for name in probes
+    }
+    # A model of minutes is loaded before the liveness probe may restart the pod.
+    assert probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"] == 1800
+    # The launcher waits 90 s for its requests.
+    assert pod["terminationGracePeriodSeconds"] > 90 + 5
+    assert container["lifecycle"] == {"preStop": {"exec": {"command": ["sleep", "5"]}}}
+
+
 def test_settings_that_tgi_lacks_are_listed_and_left_out():
     text = render("docker", {**CHOSEN, "cpu_memory_gib": 0.5, "tuned_by": "s/1"}, [])
 

@@ -99,6 +99,15 @@ def test_a_policy_reaches_every_replica(policy: str):
     assert point.attainment > 0.5
 
 
+def test_the_requests_of_a_replica_follow_littles_law():
+    point = attained(FLEET, SLO, 30, 4, "two_choices", effort=0.3)
+    served = FleetRun(FLEET, SLO.limits_ms, 30, 4, "two_choices", seed=99).first(4000)
+
+    mean_s = float((served.end_s - served.sent_s).mean())
+    # 2,700 requests of other seeds: their mean is within a quarter, far from a factor of 4.
+    assert point.requests_per_replica == pytest.approx(30 * mean_s / 4, rel=0.25)
+
+
 def test_least_loaded_has_a_lower_ttft_than_random():
     by_chance = attained(FLEET, SLO, 45, 5, "random", effort=0.03)
     by_load = attained(FLEET, SLO, 45, 5, "least_loaded", effort=0.03)
