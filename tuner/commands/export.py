@@ -23,7 +23,7 @@ OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = (
 
 PROMETHEUS = "http://prometheus.monitoring:9090"
 
-FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "k8s", "load-jobs", "study-jobs"))
+FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "compose", "k8s", "load-jobs", "study-jobs"))
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +33,12 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         dest="form",
         metavar=FORM,
         default="toml",
-        help="Settings: toml (default), env, cli, docker or k8s. Kubernetes Jobs: load-jobs sends the study's load "
-        "from several pods; study-jobs runs several workers of the study.",
+        help="Settings: toml (default), env, cli, docker, compose or k8s. Kubernetes Jobs: load-jobs sends the study's "
+        "load from several pods; study-jobs runs several workers of the study.",
     )
     parser.add_argument("--trial", type=int, metavar="N", help="Export this trial. Default: the winner.")
     parser.add_argument(
-        "--image", metavar="IMAGE", help="Image for docker and k8s, default the server's. Required for Jobs."
+        "--image", metavar="IMAGE", help="Image for docker, compose and k8s, default the server's. Required for Jobs."
     )
     parser.add_argument(
         "--infeasible",

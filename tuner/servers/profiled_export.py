@@ -7,6 +7,7 @@ from pathlib import Path
 
 from loadgen.target.launch import split_command
 from tuner.errors import SpaceError
+from tuner.servers.compose_file import compose_file
 from tuner.servers.exported_text import comment_lines, docker_script, image_note, k8s_manifest
 from tuner.servers.server_profile import ServerProfile
 
@@ -55,6 +56,11 @@ class ProfiledExport:
             options = [*entrypoint, *gpus, "--shm-size 1g", f"-p {LOOPBACK}:{port}:{port}", '-v "$PWD/data:/data"']
             return docker_script(image, words, self.environment, comments, options)
         command = () if program is None else (program,)
+        if form == "compose":
+            return compose_file(
+                name, image, words, self.environment, comments,
+                published=port, port=port, ready=self.profile.ready, command=command, has_gpus=bool(self.num_gpus),
+            )  # fmt: skip
         return k8s_manifest(
             name, image, words, self.environment, comments,
             port=port, ready=self.profile.ready, command=command, gpus=self.num_gpus,

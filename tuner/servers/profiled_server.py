@@ -28,7 +28,7 @@ from tuner.trial.outcome import Cause, cause_of
 
 # Settings that are not in a profile: the model, and the provenance of an exported configuration.
 MODEL, PROVENANCE = "model_id", "tuned_by"
-FORMS = ("toml", "env", "cli", "docker", "k8s", "script")
+FORMS = ("toml", "env", "cli", "docker", "compose", "k8s", "script")
 NUMBERS = ("int", "float")
 
 

@@ -174,7 +174,7 @@ def test_the_script_starts_the_server_on_the_port_of_its_environment(llamacpp, t
 
 
 @pytest.mark.parametrize("profile", ["llamacpp", "sglang", "vllm"])
-@pytest.mark.parametrize("form", ["cli", "docker", "env", "k8s", "script", "toml"])
+@pytest.mark.parametrize("form", ["cli", "compose", "docker", "env", "k8s", "script", "toml"])
 def test_no_export_has_a_flag_of_another_server(profile, form):
     server = server_of(ServerSection(profile=profile, model_id="m"))
     text = server.export(form, {"model_id": "m"}, ["why"])
@@ -202,6 +202,8 @@ def test_a_container_starts_the_program_of_the_profile(profile, expected):
     assert words[words.index(expected[0]) :][:3] == expected
     assert (f"--entrypoint {program}" in " ".join(words)) is (program is not None)
     assert (f'command: ["{program}"]' in manifest) is (program is not None)
+    compose = server.export("compose", {"model_id": "org/m"}, [])
+    assert (f'entrypoint: ["{program}"]' in compose) is (program is not None)
 
 
 def test_the_command_of_the_study_replaces_that_of_the_profile():

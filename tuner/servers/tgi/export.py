@@ -1,4 +1,4 @@
-"""Exports a TGI configuration: TOML file, variables, command line, launcher script, container, or deployment."""
+"""Exports a TGI configuration: TOML file, variables, command line, launcher script, containers, or deployment."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 from reference_server.config import ServerConfig
 from reference_server.config_fields import text_of, variables_of
 from tuner.errors import SpaceError
+from tuner.servers.compose_file import compose_file
 from tuner.servers.exported_text import (
     CONTAINER_PORT,
     check_values,
@@ -19,7 +20,7 @@ from tuner.servers.exported_text import (
 from tuner.servers.tgi.launch_command import BUNDLED_ONLY, tgi_words
 from tuner.space.configuration import without_unset
 
-FORMS = ("toml", "env", "cli", "docker", "k8s", "launcher")
+FORMS = ("toml", "env", "cli", "docker", "compose", "k8s", "launcher")
 IMAGE = "ghcr.io/huggingface/text-generation-inference:latest"
 LENGTHS = ("max_input_tokens", "max_total_tokens")
 # Shared memory, and the volume for weights.
@@ -53,6 +54,11 @@ def render(
                 *(f"-p 127.0.0.1:8080:{CONTAINER_PORT}", f'-v "{VOLUME}"'),
             ]
             return docker_script(image, words, environment, [*comments, *notes], options)
+        case "compose":
+            words, environment, notes = _for_tgi(chosen, image, has_gpus=has_gpus)
+            return compose_file(
+                "tgi", image, words, environment, [*comments, *notes], published=8080, has_gpus=has_gpus
+            )
         case "k8s":
             words, environment, notes = _for_tgi(chosen, image, has_gpus=has_gpus)
             return k8s_manifest("tgi", image, words, environment, [*comments, *notes], gpus=int(has_gpus))

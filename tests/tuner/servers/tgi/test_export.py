@@ -79,6 +79,24 @@ def test_tuning_6_the_deployment_parses_back(served):
     assert service["kind"] == "Service"
 
 
+def test_tuning_6_the_compose_file_parses_back(served):
+    yaml = pytest.importorskip("yaml")
+    [service] = yaml.safe_load(render("compose", CHOSEN, ["found"], image="tgi:3"))["services"].values()
+
+    assert load(service["command"], service.get("environment", {})) == served
+    assert (service["image"], service["ports"]) == ("tgi:3", ["127.0.0.1:8080:80"])
+    assert service["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+
+
+def test_a_compose_file_keeps_dollars_and_has_no_gpus_after_a_study_without_them():
+    yaml = pytest.importorskip("yaml")
+    text = render("compose", {**CHOSEN, "revision": "$HF_TOKEN"}, [], image="tgi:3", has_gpus=False)
+    [service] = yaml.safe_load(text)["services"].values()
+
+    assert "$$HF_TOKEN" in service["command"]
+    assert "deploy" not in service
+
+
 def test_the_deployment_has_probes_and_time_to_finish_its_requests():
     yaml = pytest.importorskip("yaml")
     deployment, _ = yaml.safe_load_all(render("k8s", CHOSEN, [], image="tgi:3"))
@@ -148,7 +166,7 @@ def test_the_launcher_reads_the_written_settings(settings):
 HOSTILE = "found\nrm -rf x\r\x1b[2J\u2028echo"
 
 
-@pytest.mark.parametrize("form", ["toml", "env", "docker", "k8s"])
+@pytest.mark.parametrize("form", ["toml", "env", "docker", "compose", "k8s"])
 def test_hardening_S5_a_comment_stays_a_comment(form):
     plain, hostile = (render(form, CHOSEN, [each]).splitlines() for each in ("found", HOSTILE))
 
@@ -158,7 +176,7 @@ def test_hardening_S5_a_comment_stays_a_comment(form):
     ]
 
 
-@pytest.mark.parametrize("form", ["toml", "env", "cli", "docker", "k8s"])
+@pytest.mark.parametrize("form", ["toml", "env", "cli", "docker", "compose", "k8s"])
 @pytest.mark.parametrize("value", ["a\nHF_TOKEN=x", "a\rb", "a\x00", "a\x1b[2J"])
 def test_hardening_S5_a_setting_with_control_characters_is_refused(form, value):
     with pytest.raises(SpaceError, match="control characters cannot be exported"):
@@ -174,13 +192,13 @@ def test_hardening_S5_kubernetes_replaces_no_variable_in_a_setting():
     assert [word for word in words if "HF_TOKEN" in word] == ["$$(HF_TOKEN)"]
 
 
-@pytest.mark.parametrize("form", ["docker", "k8s"])
+@pytest.mark.parametrize("form", ["docker", "compose", "k8s"])
 def test_hardening_S6_a_preset_is_not_exported_to_tgi(form):
     with pytest.raises(SpaceError, match="a preset of this package"):
         render(form, {**CHOSEN, "model_id": "preset:tiny-llama"}, [])
 
 
-@pytest.mark.parametrize("form", ["docker", "k8s"])
+@pytest.mark.parametrize("form", ["docker", "compose", "k8s"])
 def test_hardening_S6_an_export_states_what_it_assumes(form):
     text = render(form, CHOSEN, [], image="ghcr.io/x/tgi:latest", has_gpus=False)
 
