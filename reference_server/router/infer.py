@@ -23,7 +23,7 @@ from reference_server.router.generation_stream import (
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SegmentProgress
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.telemetry.token_times import TokenTimes
+from reference_server.router.telemetry.token_clock import TokenClock
 from reference_server.router.validation.request_rules import check_best_of
 from reference_server.router.validation.validator import Continuation, GenerateCall, Validator
 
@@ -93,7 +93,7 @@ class RunningGeneration:
         infer: "Infer",
         call: GenerateCall,
         first: ValidGenerateRequest,
-        times: TokenTimes,
+        times: TokenClock,
         release: Callable[[], None],
     ) -> None:
         self.input_len = first.input_len
@@ -174,7 +174,7 @@ class Infer:
         `arrived_ns`: when its request arrived, by the batcher's clock; by default now.
         Raises `OverloadedError` before the request is validated, then `ValidationError`.
         """
-        times = TokenTimes(self._metrics, self.batcher.now_ns if arrived_ns is None else arrived_ns)
+        times = TokenClock(self._metrics, self.batcher.now_ns if arrived_ns is None else arrived_ns)
         with ExitStack() as held:
             permit = held.enter_context(ExitStack())
             try:

@@ -3,7 +3,7 @@
 from reference_server.router.telemetry.metrics import Metrics
 
 
-class TokenTimes:
+class TokenClock:
     """Observes the tokens of one generation, over all its segments. Times are nanoseconds of the batcher's clock."""
 
     __slots__ = ("_has_token", "_last_ns", "_metrics")

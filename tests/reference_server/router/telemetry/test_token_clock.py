@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.telemetry.token_times import TokenTimes
+from reference_server.router.telemetry.token_clock import TokenClock
 from reference_server.router.validation.request_rules import GenerationLimits
 from tests.support.servers.serving import Served, serve
 from tests.support.wire.scripted_shard import Reply, ScriptedShard
@@ -23,7 +23,7 @@ async def counts(served: Served) -> list[str | None]:
 
 def test_the_first_token_counts_from_arrival_and_each_later_one_from_the_one_before():
     metrics = Metrics(1024, 2048)
-    times = TokenTimes(metrics, arrived_ns=100 * MS)
+    times = TokenClock(metrics, arrived_ns=100 * MS)
 
     times.on_tokens(1, 350 * MS)
     times.on_tokens(1, 360 * MS)
@@ -35,7 +35,7 @@ def test_the_first_token_counts_from_arrival_and_each_later_one_from_the_one_bef
 
 def test_the_gap_before_a_step_is_divided_by_the_tokens_of_the_step():
     metrics = Metrics(1024, 2048)
-    times = TokenTimes(metrics, arrived_ns=0)
+    times = TokenClock(metrics, arrived_ns=0)
 
     times.on_tokens(3, 50 * MS)
     times.on_tokens(4, 90 * MS)
