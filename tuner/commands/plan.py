@@ -190,7 +190,8 @@ def _size_fleets(fleet: Fleet, section: PlanSection, effort: float, progress: Pr
             position = Position("fleet", number, len(pairs), f"{rate:g} requests/s", idle="simulating")
             progress.place(position)
             sized.append(size_fleet(fleet, section.slo, rate, policy, spare=section.spare, effort=effort))
-            progress.show(f"{position}, {policy}: {sized[-1].at.replicas} replicas")
+            count = sized[-1].at.replicas
+            progress.show(f"{position}, {policy}: {count} {'replica' if count == 1 else 'replicas'}")
     finally:
         progress.place(None)
     return sized

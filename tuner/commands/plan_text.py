@@ -21,7 +21,7 @@ def plan_text(rows: Sequence[Mapping[str, Any]], limits: Sequence[str], attainme
             "policy": row["policy"],
             "replicas": replicas_text(row),
             "TTFT p95, ms": f"{row['ttft_p95_ms']:,.0f}",
-            "TPOT mean, ms": f"{row['tpot_mean_ms']:,.1f}",
+            "TPOT, ms": f"{row['tpot_mean_ms']:,.1f}",
             **({"per hour": f"{row['cost_per_hour']:,.2f}"} if "cost_per_hour" in row else {}),
         }
         for row in rows

@@ -11,7 +11,7 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from reports.document import format_number
-from reports.metrics.titles import metric_title
+from reports.metrics.titles import in_percent, percent_title
 from tuner.errors import NotSimulatedError
 from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
@@ -116,7 +116,7 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows with the titles of the metrics; a single row as one line for each value."""
     import pandas as pd
 
-    titled = [{metric_title(name): value for name, value in row.items()} for row in rows]
+    titled = [{percent_title(name): in_percent(name, value) for name, value in row.items()} for row in rows]
     if len(titled) == 1:
         [row] = titled
         width = max(map(len, row))

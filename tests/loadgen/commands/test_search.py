@@ -46,7 +46,7 @@ def test_trust_W7_a_search_on_a_slow_server_measures_until_it_has_its_requests(t
         rest = ["--input-tokens", "8", "--output-tokens", "2", "--cool-down", "0s"]
         code = cli.main(["search", "--url", url, *ends, *load, *rest])
 
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert code == 0, shown
     assert "Even the highest load, 2 users, keeps TTFT p95 ≤ 5000 ms for 60 % of requests" in shown
     runs = [load_run(path.parent) for path in (tmp_path / "s").glob("*/manifest.json")]
