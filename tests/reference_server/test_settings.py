@@ -28,7 +28,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "cpu_memory_gib": st.floats(0.001, 1e6), "wiggle_room": fractions, "rope_factor": st.floats(1e-9, 1e9),
     "rope_scaling": st.sampled_from(["linear", "dynamic"]), "watermark_gamma": fractions,
     "watermark_delta": st.floats(-1e9, 1e9), "enable_prefill_logprobs": switches, "disable_custom_kernels": switches,
-    "compiled_walk": switches,
+    "compiled_walk": switches, "speculate_adaptive": switches, "ngram_rule": st.sampled_from(["suffix", "tgi"]),
     "huggingface_hub_cache": words.map(Path), "weights_cache_override": words.map(Path), "config_file": st.none(),
     "revision": texts, "trust_remote_code": switches, "hub_token": texts, "json_output": switches, "log_level": texts,
     "max_input_tokens": positive, "max_total_tokens": positive, "max_batch_size": positive,

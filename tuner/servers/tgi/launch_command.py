@@ -19,7 +19,7 @@ BUNDLED_ONLY = frozenset(
     (
         *("cpu_memory_gib", "compute_threads", "run_ahead", "load_format", "step_trace", "tuned_by", "grpc_schema"),
         *("check_invariants", "step_timeout", "disable_custom_kernels", "transport"),
-        *("max_queue_time", "api_key_file", "shutdown_delay"),
+        *("max_queue_time", "api_key_file", "shutdown_delay", "speculate_adaptive", "ngram_rule"),
     )
 )
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
