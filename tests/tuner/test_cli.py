@@ -124,6 +124,17 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
     # The study's model is a preset, which a TGI does not have.
     assert cli.main(["export", "--study", "s", "--as", "k8s"]) == 2
     assert "a preset of this package, which TGI cannot load" in capsys.readouterr().err
+    plan = ["export", "--study", "s", "--plan", "plan.json"]
+    for words, message in (
+        ([*plan, "--as", "env"], "--plan is not a flag of --as env"),
+        (
+            [*plan, "--as", "load-jobs", "--workers", "1", "--image", "i", "--out", "jobs"],
+            "--plan is not a flag of --as load-jobs",
+        ),
+        (["export", "--study", "s", "--as", "k8s", "--prometheus", "http://p:9090"], "--prometheus needs --plan"),
+    ):
+        assert cli.main(words) == 2
+        assert message in capsys.readouterr().err
     jobs = ["export", "--study", "s", "--workers", "2", "--image", "tgi-bench:1", "--out", "jobs"]
     assert cli.main([*jobs, "--as", "load-jobs", "--url", "http://server"]) == 0
     names = {"kustomization.yaml", "load.toml", "master.yaml", "runs.yaml", "service.yaml", "workers.yaml"}
