@@ -31,17 +31,18 @@ def test_a_locked_device_is_refused_with_the_pid_of_its_holder(tmp_path):
 
 
 def test_hardening_S2_a_planted_link_is_neither_followed_nor_truncated(tmp_path):
-    victim, locks = tmp_path / "victim", tmp_path / "locks"
-    victim.write_text("precious")
+    linked, shared, locks = tmp_path / "linked", tmp_path / "shared", tmp_path / "locks"
+    for victim in (linked, shared):
+        victim.write_text("precious")
     locks.mkdir(mode=0o700)
-    (locks / "cpu.lock").symlink_to(victim)
-    (locks / "gpu0.lock").hardlink_to(victim)
+    (locks / "cpu.lock").symlink_to(linked)
+    (locks / "gpu0.lock").hardlink_to(shared)
 
     for gpus in ((), (0,)):
         with pytest.raises(DeviceBusyError, match="the lock file"), device_lock(gpus, print, folder=locks):
             pass
 
-    assert victim.read_text() == "precious"
+    assert [victim.read_text() for victim in (linked, shared)] == ["precious"] * 2
 
 
 @pytest.mark.parametrize("plant", ["link", "writable", "file"])
