@@ -42,6 +42,16 @@ def test_a_gain_within_noise_keeps_the_defaults():
     assert confirmation.sentence.startswith("no gain over the defaults is shown")
 
 
+def test_two_rounds_that_disagree_are_too_few_for_an_interval():
+    fresh = {0: runs(0, 100.0, 130.0), 1: runs(1, 110.0, 60.0)}
+
+    confirmation = judge(TOKENS, BASE, [BEST], fresh)
+
+    assert confirmation.winner is BASE
+    assert confirmation.sentence.startswith("no gain over the defaults is shown: 2 rounds are too few")
+    assert "interval" not in confirmation.sentence
+
+
 def test_one_round_confirms_nothing():
     unlimited = {
         number: [TrialResult(number, {}, "measured", value=value)] for number, value in ((0, 100.0), (1, 150.0))

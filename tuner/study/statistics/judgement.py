@@ -19,6 +19,8 @@ from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 
 MET, MISSED = 0.9, 0.1
+WIDEST = 4.0
+"""An interval of a gain whose ends differ by a larger factor is not stated: it excludes nothing of interest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,11 @@ def judge(
     if math.isnan(gain.lo):
         sentence = f"keep the defaults: one round gives no interval for trial {best.number}, {gain_text}"
         return confirmed(baseline, sentence, gain, best)
+    if gain.lo <= 1.0 and gain.hi > WIDEST * gain.lo:
+        sentence = (
+            f"no gain over the defaults is shown: {len(runs[0])} rounds are too few to compare trial {best.number}"
+        )
+        return confirmed(baseline, f"{sentence}; raise `confirm.rounds`", gain, best)
     gain_text += f" (95 % interval {_signed(change.lo)} to {_signed(change.hi)} %)"
     if gain.lo <= 1.0:
         return confirmed(
