@@ -6,7 +6,7 @@ import pytest
 from loadgen.errors import UsageError
 from tuner.config import ServerSection
 from tuner.servers.launch_command import remove_container
-from tuner.servers.tgi.launch_command import docker_command, launch_command_of
+from tuner.servers.tgi.launch_command import docker_command, launch_command_of, tgi_words
 from tuner.servers.tgi.settings import server_config
 
 CONFIG = server_config({"model_id": "m", "max_batch_prefill_tokens": 512, "prefill_chunking": False})
@@ -58,3 +58,13 @@ def test_a_command_gets_settings_as_words_and_as_environment_variables(tmp_path)
     assert launch.environment["PREFILL_CHUNKING"] == "false"
     with pytest.raises(UsageError, match="no_such"):
         launch_command_of(ServerSection(kind="command", command="serve {no_such}"), CONFIG, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"compiled_walk": False}, {"auth_all_routes": True}, {"max_requests_per_client": 4}, {"step_timeout": 5}],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_a_setting_that_tgi_does_not_have_is_refused_by_name(setting):
+    with pytest.raises(UsageError, match=f"TGI has no `{next(iter(setting))}`"):
+        tgi_words(server_config({"model_id": "m", **setting}))
