@@ -10,8 +10,6 @@ from typing import Any
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
-from reports.document import format_number
-from reports.metrics.titles import in_percent, percent_title
 from tuner.errors import NotSimulatedError
 from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
@@ -116,6 +114,8 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows with the titles of the metrics; a single row as one line for each value."""
     import pandas as pd
 
+    from reports.metrics.titles import in_percent, percent_title
+
     titled = [{percent_title(name): in_percent(name, value) for name, value in row.items()} for row in rows]
     if len(titled) == 1:
         [row] = titled
@@ -125,4 +125,6 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shown(value: Any) -> str:
+    from reports.document import format_number
+
     return format_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

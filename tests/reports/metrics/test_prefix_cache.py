@@ -45,7 +45,7 @@ def test_trust_W1_planned_share_of_cached_tokens_bounds_the_measured_one(
 def test_trust_W1_planned_and_measured_share_are_in_the_summary() -> None:
     text = render_summary([Analysis.of(run_with(0.3, 0.3))])
 
-    assert "cached           30.0 (30.0 planned), % of prompt tokens" in text
+    assert "cached           30.0 % of prompt tokens (30.0 % planned)" in text
 
 
 def test_trust_W1_planned_shares_are_compared_with_counters_if_responses_have_no_count() -> None:
