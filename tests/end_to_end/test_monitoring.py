@@ -85,12 +85,12 @@ def test_every_query_of_the_board_has_data_and_every_alert_is_evaluated(server: 
 
 
 def test_a_stopped_replica_is_down_for_prometheus(server: Server, tmp_path: Path):
-    nobody = "127.0.0.1:9"
-    with prometheus(tmp_path, [f"127.0.0.1:{server.port}", nobody], GRAFANA / "alerts.yml") as found:
+    unreachable = "127.0.0.1:9"
+    with prometheus(tmp_path, [f"127.0.0.1:{server.port}", unreachable], GRAFANA / "alerts.yml") as found:
         deadline_s = time.monotonic() + 30
         while not (alerts := found.api("alerts")["alerts"]):
             assert time.monotonic() < deadline_s, "no alert is pending"
             time.sleep(0.5)
 
-    assert [(each["labels"]["alertname"], each["labels"]["instance"]) for each in alerts] == [("TgiDown", nobody)]
+    assert [(each["labels"]["alertname"], each["labels"]["instance"]) for each in alerts] == [("TgiDown", unreachable)]
     assert {each["state"] for each in alerts} == {"pending"}
