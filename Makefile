@@ -11,6 +11,7 @@ NUM_SHARD ?= 8
 BLOOM  ?= bigscience/bloom
 BASE   ?= HEAD~1
 MINUTES ?= 30
+SOAK_SECONDS ?= 1800
 # Three test processes, since many tests wait for servers; the first to end takes tests from the others.
 SIDE_BY_SIDE ?= -n 3 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -52,7 +53,7 @@ clients: $(STAMP)  ## run real clients, each in an environment of its own, again
 
 soak: $(STAMP)  ## an hour: misbehaving clients, then memory, blocks and answers of an engine (MINUTES=30, SOAK_SECONDS=1800)
 	$(BIN)/python -m benchmarks.robustness.soak --minutes $(MINUTES)
-	$(BIN)/python -m pytest -q -s -m slow tests/end_to_end/test_soak.py
+	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q -s -m slow tests/end_to_end/test_soak.py
 
 check: $(STAMP)  ## format, lint, types, import contracts, import cycles
 	$(BIN)/ruff format --check .
