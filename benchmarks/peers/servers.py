@@ -51,9 +51,10 @@ class PeerKind:
 
 
 def own_server(model: str, threads: int, *, quantize: str | None = None) -> list[str]:
-    words = ["--model-id", model, "--port", "{port}", "--dtype", "bfloat16", "--compute-threads", str(threads)]
+    """The command of our server. A quantized model sets its own dtype, so the launcher refuses both flags together."""
+    words = ["--model-id", model, "--port", "{port}", "--compute-threads", str(threads)]
     words += ["--prefix-caching", "false", "--cpu-memory-gib", "4", "--max-batch-prefill-tokens", str(PREFILL_TOKENS)]
-    words += [] if quantize is None else ["--quantize", quantize]
+    words += ["--dtype", "bfloat16"] if quantize is None else ["--quantize", quantize]
     return [sys.executable, "-m", "reference_server.launcher.cli", *words]
 
 
@@ -65,7 +66,7 @@ def own_int4_server(model: str, threads: int) -> list[str]:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         save_rounded(model, "gptq", unfinished).rename(directory)
-    return own_server(str(directory), threads)
+    return own_server(str(directory), threads, quantize="gptq")
 
 
 def transformers_server(mode: str) -> Callable[[str, int], list[str]]:
