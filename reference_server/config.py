@@ -8,7 +8,8 @@ docs/settings.md. `settings.py` reads these sources; this module imports pydanti
        │                       ├─ HttpConfig ──────┼──┘
        │                       └─ ProcessConfig ───┴──────── ServerConfig      text-generation-launcher
        ├─ DownloadConfig                                        text-generation-server download-weights
-       └─ QuantizeConfig                                                text-generation-server quantize
+       ├─ QuantizeConfig                                                text-generation-server quantize
+       └─ BenchmarkConfig, in config_benchmark.py                       text-generation-benchmark
 
 A default that depends on the command is `None` here and is listed in `COMMAND_DEFAULTS`; one that depends on the model
 or the device is resolved in `launcher/plan.py`.
@@ -50,7 +51,7 @@ Attention = Literal[
 BITSANDBYTES = ("bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4")
 DEFAULT_SOCKET_PREFIX = "/tmp/text-generation-server"
 
-Command = Literal["launcher", "router", "serve", "download-weights", "quantize"]
+Command = Literal["launcher", "router", "serve", "download-weights", "quantize", "benchmark"]
 
 # Defaults that differ by command. Other fields stay `None`, which means "computed" or "none".
 COMMAND_DEFAULTS: Mapping[str, Mapping[str, object]] = {
@@ -86,6 +87,8 @@ class HubConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
     command: ClassVar[Command]
+    # Command lines at the end of `--help`.
+    examples: ClassVar[tuple[str, ...]] = ()
 
     config_file: Path | None = Field(None, description="TOML file of settings; variables and flags override it.")
     revision: str | None = Field(None, description="Branch, tag, PR ref or commit of the hub repository.")

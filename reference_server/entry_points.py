@@ -18,6 +18,10 @@ def server() -> int:
     return _run("text-generation-server", "reference_server.model_server.cli")
 
 
+def benchmark() -> int:
+    return _run("text-generation-benchmark", "reference_server.benchmark.cli")
+
+
 def _run(command: str, module: str) -> int:
     try:
         main = importlib.import_module(module).main

@@ -41,6 +41,10 @@ class ShardError(ServerError):
     """A shard answered a call with an error; the text is the shard's message."""
 
 
+NOT_WARMED_UP = "Prefill before Warmup"
+"""Start of the error of a prefill on a model server without a warm-up; the wire carries no kinds of errors."""
+
+
 class ShardConnectionError(ShardError):
     """A shard could not be reached."""
 

@@ -27,6 +27,7 @@ from reference_server.config import (
     ServerConfig,
     ShardConfig,
 )
+from reference_server.config_benchmark import BenchmarkConfig
 from reference_server.config_fields import flag_of, is_switch, no_flag_of, source_of, text_of, variables_of
 from reference_server.errors import ArgumentError
 from reference_server.settings_help import describe, epilog, groups
@@ -40,6 +41,7 @@ COMMANDS: Mapping[str, type[HubConfig]] = {
     "serve": ShardConfig,
     "download-weights": DownloadConfig,
     "quantize": QuantizeConfig,
+    "benchmark": BenchmarkConfig,
 }
 PROGRAMS = {
     "launcher": "text-generation-launcher",
@@ -47,6 +49,7 @@ PROGRAMS = {
     "serve": "text-generation-server serve",
     "download-weights": "text-generation-server download-weights",
     "quantize": "text-generation-server quantize",
+    "benchmark": "text-generation-benchmark",
 }
 
 
@@ -210,6 +213,8 @@ def _validate(
         if not first["loc"]:
             raise ArgumentError(_message(first)) from None
         name = str(first["loc"][0])
+        if first["type"] == "missing":
+            parser.error(f"the flag '{flag_of(name)}' is required")
         parser.error(f"{_place(config_class, name, values.get(name), sources.get(name))}: {_message(first)}")
     return config
 

@@ -69,8 +69,9 @@ def epilog(config_class: type[HubConfig]) -> str:
         for name, field in config_class.model_fields.items()
         if not source_of(field).flag
     ]
+    examples = "".join(f"  {line}\n" for line in config_class.examples)
     return (
-        "Variables without a flag:\n" + "\n".join(hidden) + "\n\n"
+        (f"Examples:\n{examples}\n" if examples else "") + "Variables without a flag:\n" + "\n".join(hidden) + "\n\n"
         "A flag overrides its variable, which overrides the key in --config-file (TOML), which overrides the\n"
         "default. Lists are comma-separated. Exit codes: 0 done, 1 failed, 2 usage."
     )

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from reference_server.errors import ShardError
+from reference_server.errors import NOT_WARMED_UP, ShardError
 from reference_server.messages import (
     Batch,
     CachedBatch,
@@ -59,7 +59,7 @@ class RankCalls:
 
     def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
         if self._engine.state.cache is None:
-            raise ShardError("Prefill before Warmup: the K/V cache has no size yet")
+            raise ShardError(f"{NOT_WARMED_UP}: the K/V cache has no size yet")
         started = time.perf_counter_ns()
         concat_ns = None
         # The cached batch is removed first, so that an error leaves nothing under its id.

@@ -109,7 +109,7 @@ def test_the_wheels_metadata_is_the_projects(wheel):
     }
 
 
-def test_the_wheel_has_the_five_commands(wheel):
+def test_the_wheel_has_the_six_commands(wheel):
     names, read = wheel
 
     entry_points = read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
@@ -119,4 +119,5 @@ def test_the_wheel_has_the_five_commands(wheel):
         "text-generation-launcher",
         "text-generation-router",
         "text-generation-server",
+        "text-generation-benchmark",
     }

@@ -175,6 +175,7 @@ def test_pages_2_output_files_are_checked_before_a_server_starts(tmp_path: Path,
         ("reference_server.entry_points", "launcher", "", 1),
         ("reference_server.entry_points", "router", "", 1),
         ("reference_server.entry_points", "server", "", 1),
+        ("reference_server.entry_points", "benchmark", "", 1),
         ("loadgen.cli", "main", "['run', '--duration', '1']", 2),
     ],
 )

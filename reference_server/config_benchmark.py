@@ -1,0 +1,78 @@
+"""The settings of `text-generation-benchmark`: TGI's flags and variables, and the files to write."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from reference_server.config import DEFAULT_SOCKET_PREFIX, Command, HubConfig
+from reference_server.config_fields import FieldSource, NonNegative, Positive
+
+DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def _split_each(value: object) -> object:
+    return [part for word in value for part in str(word).split(",")] if isinstance(value, list) else value
+
+
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(sizes)))
+
+
+BatchSizes = Annotated[tuple[Positive, ...], BeforeValidator(_split_each), AfterValidator(_ascending)]
+
+
+class BenchmarkConfig(HubConfig):
+    """Benchmark of steps
+
+    Times prefill and decode of one model server by batch size, without a router and without HTTP. Starts a model server
+    (--serve), or uses the one at --master-shard-uds-path, which has to be idle.
+    """
+
+    command: ClassVar[Command] = "benchmark"
+    examples: ClassVar[tuple[str, ...]] = (
+        "text-generation-benchmark --tokenizer-name preset:tiny-llama --serve",
+        "text-generation-benchmark -t preset:bloom-560m --serve -b 1 -b 8 -s 128 -d 32 -- --dtype bfloat16",
+        "text-generation-benchmark -t ./model -m /run/tgi/shard-0 --html-file page.html --json-file steps.json",
+    )
+
+    tokenizer_name: Annotated[str, FieldSource(short="t")] = Field(
+        min_length=1, description="Model of the server: hub repository, local directory, or a built-in `preset:NAME`."
+    )
+    batch_size: Annotated[BatchSizes, FieldSource(short="b", env=(), repeated=True)] = Field(
+        DEFAULT_BATCH_SIZES, description="Requests of a batch; repeat the flag for several sizes."
+    )
+    sequence_length: Annotated[Positive, FieldSource(short="s")] = Field(10, description="Tokens of each prompt.")
+    decode_length: Annotated[int, FieldSource(short="d")] = Field(
+        8, ge=2, description="Tokens that each request generates; the prefill generates the first."
+    )
+    runs: Annotated[Positive, FieldSource(short="r")] = Field(10, description="Timed batches of each size.")
+    warmups: Annotated[NonNegative, FieldSource(short="w")] = Field(1, description="Batches of each size before them.")
+    master_shard_uds_path: Annotated[str, FieldSource(short="m")] = Field(
+        f"{DEFAULT_SOCKET_PREFIX}-0",
+        min_length=1,
+        description="Socket of the first model server; the others are found through it.",
+    )
+    serve: Annotated[bool, FieldSource(env=())] = Field(
+        False,
+        description="Serve --tokenizer-name for the time of the benchmark, on a socket of its own. Words after `--` are"
+        " flags of `text-generation-server serve`.",
+    )
+    overwrite_prefix_cache: Annotated[bool, FieldSource(env=())] = Field(
+        False,
+        description="Use a model server with a prefix cache: restart its router afterwards, since the benchmark"
+        " overwrites the cached prefixes.",
+    )
+    temperature: float | None = Field(None, gt=0, allow_inf_nan=False, description="Sampling temperature.")
+    top_k: Positive | None = Field(None, description="Sample from the k most probable tokens.")
+    top_p: float | None = Field(None, gt=0, lt=1, description="Sample from the tokens of this probability.")
+    typical_p: float | None = Field(None, gt=0, lt=1, description="Sample from the typical tokens.")
+    repetition_penalty: float | None = Field(None, gt=0, allow_inf_nan=False, description="Penalty of repeated tokens.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Penalty of frequent tokens.")
+    watermark: bool = Field(False, description="Add the watermark.")
+    do_sample: bool = Field(False, description="Sample instead of the most probable token.")
+    top_n_tokens: NonNegative | None = Field(None, description="Most probable tokens to return with each token.")
+    json_file: Annotated[Path | None, FieldSource(env=())] = Field(
+        None, description="File for every time, with settings and versions."
+    )
+    html_file: Annotated[Path | None, FieldSource(env=())] = Field(None, description="File for a page of the results.")
