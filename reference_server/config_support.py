@@ -6,18 +6,17 @@ A setting takes effect or is refused by name; none is ignored.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from reference_server.config import Command, HubConfig
+from reference_server.config import HubConfig
 from reference_server.config_fields import flag_of, text_of
 from reference_server.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedSetting:
-    """`serves`: whether a value works, for `commands` or for all; `instead`: the remedy for other values."""
+    """`serves`: whether a value works; `instead`: the remedy for other values."""
 
     serves: Callable[[object], bool]
     instead: str
-    commands: tuple[Command, ...] | None = None
 
 
 def _only(*values: object) -> Callable[[object], bool]:
@@ -33,7 +32,6 @@ UNSUPPORTED_SETTINGS: Mapping[str, UnsupportedSetting] = {
         lambda value: value != "flashdecoding-ipex",
         "it needs Intel's extension of torch; auto selects the fastest available kernel",
     ),
-    "otlp_endpoint": UnsupportedSetting(_UNSET, "set it on the router, which creates the spans", commands=("serve",)),
     "ngrok": UnsupportedSetting(_UNSET, "run the ngrok agent beside the server"),
     "allow_image_fetch": UnsupportedSetting(_UNSET, "no model with images is served"),
     "max_image_fetch_size": UnsupportedSetting(_only(33_554_432), "no model with images is served"),
@@ -47,9 +45,7 @@ def unsupported_settings(config: HubConfig) -> list[str]:
     return [
         f"`{flag_of(name)} {text_of(value)}` is not served yet: {setting.instead}"
         for name, setting in UNSUPPORTED_SETTINGS.items()
-        if name in type(config).model_fields
-        and (setting.commands is None or config.command in setting.commands)
-        and not setting.serves(value := getattr(config, name))
+        if name in type(config).model_fields and not setting.serves(value := getattr(config, name))
     ]
 
 

@@ -93,7 +93,7 @@ class Request:
     `blocks` are K/V pages in order of token position; if empty, the shard chooses (warm-up). `num_slots` is the
     number of token slots of the request, prompt + max_new_tokens + speculate - 1; the codec expands both to the wire's
     slot list. `cache_len` leading prompt tokens already have K/V; `chunk_len`, if set, is the
-    number of tokens after them in the first prefill.
+    number of tokens after them in the first prefill. `traceparent`: the parent of the shard's spans, if it is traced.
     """
 
     id: int
@@ -109,6 +109,7 @@ class Request:
     chunk_len: int | None = None
     adapter_id: str | None = None
     add_special_tokens: bool = True
+    traceparent: str | None = None
 
     @property
     def text(self) -> str:

@@ -102,8 +102,6 @@ def shard_command(
         shard_addr=config.shard_addr if several else (),
         listen=config.shard_addr[rank] if several else None,
         cpu_memory_gib=memory_gib,
-        # Only the router creates spans.
-        otlp_endpoint=None,
         json_output=True,
         uds_path=uds_path,
         sharded=plan.world_size > 1,

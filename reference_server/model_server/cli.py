@@ -33,6 +33,7 @@ from reference_server.transport.shard import Shard
 
 if TYPE_CHECKING:
     from reference_server.model_server.local_shard import LocalShard
+    from reference_server.model_server.traced_calls import StepTracing
 
 # `__name__` is `__main__` under `python -m`.
 logger = logging.getLogger("reference_server.model_server.cli")
@@ -166,12 +167,26 @@ def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:
     urls = group_urls(config, rank)
     # `urls` are the addresses that routers connect to; this rank may listen on 0.0.0.0.
     url = urls[rank.rank] if config.listen is None else tcp_url(config.listen)
-    shard = _load(config, rank)
+    tracing = None if config.otlp_endpoint is None else _start_tracing(config, config.otlp_endpoint)
+    shard = _load(config, rank, tracing)
     freeze_collector()
     code = uvloop.run(serve_until_stopped(shard, url, urls, shard.thread if offers_link(config, url) else None))
+    if tracing is not None:
+        tracing.flush()
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _start_tracing(config: ShardConfig, endpoint: str) -> "StepTracing":
+    try:
+        from reference_server.model_server.traced_calls import StepTracing
+
+        return StepTracing.to(endpoint, config.otlp_service_name or "")
+    except ImportError as error:
+        raise StartupError(
+            f"`--otlp-endpoint` needs packages that are not installed ({error.name}): pip install 'tgi-bench[otlp]'"
+        ) from error
 
 
 def freeze_collector() -> None:
@@ -259,7 +274,7 @@ async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str], link
         return 1
 
 
-def _load(config: ShardConfig, rank: RankConfig) -> "LocalShard":
+def _load(config: ShardConfig, rank: RankConfig, tracing: "StepTracing | None") -> "LocalShard":
     try:
         from reference_server.model_server.device import choose_device
         from reference_server.model_server.distributed import Rendezvous, open_group
@@ -271,7 +286,8 @@ def _load(config: ShardConfig, rank: RankConfig) -> "LocalShard":
             Rendezvous(rank.master_addr, rank.master_port, rank.rendezvous_file),
             device_type=choose_device(rank.rank).type,
         )
-        return LocalShard.load(engine_options(config), rank.rank, rank.world_size)
+        traced = None if tracing is None else functools.partial(tracing.traced, rank.rank, rank.world_size)
+        return LocalShard.load(engine_options(config), rank.rank, rank.world_size, traced)
     except StartupError:
         raise
     except Exception as error:

@@ -5,31 +5,42 @@ All work on the model runs in one thread of the shard, one call at a time, so th
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.model_server.engine import Engine
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.rank_calls import RankCalls
 from reference_server.transport.compute_thread import ComputeThread
+from reference_server.transport.shard import BlockingShard
 
 
 class LocalShard:
-    """A model in this process, made by `load`. Its thread can serve the link too. Errors as in `RankCalls`."""
+    """A model in this process, made by `load`. Its thread can serve the link too. Errors as in `RankCalls`.
 
-    def __init__(self, engine: Engine) -> None:
+    traced: wraps the calls of the thread, to record spans.
+    """
+
+    def __init__(self, engine: Engine, traced: Callable[[BlockingShard], BlockingShard] | None = None) -> None:
         self.engine = engine
-        self.thread = ComputeThread(RankCalls(engine))
+        calls = RankCalls(engine)
+        self.thread = ComputeThread(calls if traced is None else traced(calls))
         # A shard that is not closed frees its model with its last reference.
         weakref.finalize(self, self.thread.close, wait=False)
 
     @classmethod
-    def load(cls, options: EngineOptions, rank: int = 0, world_size: int = 1) -> "LocalShard":
+    def load(
+        cls,
+        options: EngineOptions,
+        rank: int = 0,
+        world_size: int = 1,
+        traced: Callable[[BlockingShard], BlockingShard] | None = None,
+    ) -> "LocalShard":
         """Load the model; raises StartupError for what is not served.
 
         With more than one rank the process group must be open.
         """
-        return cls(Engine.load(options, rank, world_size))
+        return cls(Engine.load(options, rank, world_size), traced)
 
     def close(self) -> None:
         """Wait for the step in progress, then end the thread."""

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy
@@ -23,6 +23,7 @@ from reference_server.router.generation_stream import (
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SegmentProgress
 from reference_server.router.telemetry.metrics import Metrics
+from reference_server.router.telemetry.request_context import GenerationSpan, StageTimes
 from reference_server.router.telemetry.token_clock import TokenClock
 from reference_server.router.validation.request_rules import check_best_of
 from reference_server.router.validation.validator import Continuation, GenerateCall, Validator
@@ -99,8 +100,12 @@ class RunningGeneration:
         self.input_len = first.input_len
         self._infer = infer
         self._call = call
-        self._first = first
+        self._span: GenerationSpan | None = None
+        if call.context.span is not None:
+            self._span = call.context.span.generation()
+        self._first = first = self._traced(first)
         self._times = times
+        self._queued_ns = infer.batcher.now_ns
         self._release = release
         self._progress = SegmentProgress(first.requested_tokens)
         self._stream = self._submit(first, infer.max_queue_s)
@@ -108,6 +113,7 @@ class RunningGeneration:
     def close(self) -> None:
         """Cancel the generation if it has not ended; frees its blocks."""
         self._stream.close()
+        self._end_span(started_ns=None)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         start: Finished | None = None
@@ -123,6 +129,7 @@ class RunningGeneration:
             start = start or end
             self._progress = progress = self._progress.add(end.generated_text)
             if not progress.wants_more or not await self._continue(progress):
+                self._end_span(start.started_ns)
                 yield _joined(start, end, progress)
                 return
             yield TokenArrived(end.token, end.top_tokens)
@@ -131,7 +138,7 @@ class RunningGeneration:
         """Queue the next segment; returns False if its longer prompt exceeds a limit, which ends the generation."""
         try:
             following = await self._infer.validate(self._call, Continuation(self._first, progress))
-            stream = self._submit(following)
+            stream = self._submit(self._traced(following))
         except ValidationError:
             return False
         self._stream.close()
@@ -144,6 +151,19 @@ class RunningGeneration:
         stream.on_last = self._on_last
         stream.on_tokens = self._times.on_tokens
         return stream
+
+    def _traced(self, request: ValidGenerateRequest) -> ValidGenerateRequest:
+        """A segment with the parent of the shards' spans, if its trace is recorded."""
+        if self._span is None:
+            return request
+        return replace(request, wire=replace(request.wire, traceparent=self._span.traceparent))
+
+    def _end_span(self, started_ns: int | None) -> None:
+        """Add the stages to the trace, once."""
+        span, self._span = self._span, None
+        if span is not None:
+            times, now_ns = self._times, self._infer.batcher.now_ns
+            span.end(StageTimes(times.arrived_ns, self._queued_ns, started_ns, times.first_token_ns, now_ns))
 
     def _on_last(self, event: Event | RequestError) -> None:
         if not isinstance(event, Finished) or not self._progress.add(event.generated_text).wants_more:

@@ -255,6 +255,7 @@ class WireCodec:
             cache_len=request.cache_len,
             add_special_tokens=request.add_special_tokens,
             chunk_len=request.chunk_len,
+            traceparent=request.traceparent,
         )
         if "input_chunks" in self._fields["Request"]:
             message.input_chunks.chunks.extend(self._encode_chunk(chunk) for chunk in request.chunks)
@@ -271,6 +272,7 @@ class WireCodec:
             "stopping": _decode_stopping(message.stopping_parameters),
             "prefill_logprobs": message.prefill_logprobs,
             "top_n_tokens": message.top_n_tokens,
+            "traceparent": _optional(message, "traceparent"),
         }
         if "input_chunks" in self._fields["Request"]:
             chunks = tuple(_decode_chunk(chunk) for chunk in message.input_chunks.chunks)

@@ -4,11 +4,36 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class RequestSpan(Protocol):
-    """A trace span to which the stages of a request are added."""
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Times of one generation in nanoseconds of the batcher's clock.
 
-    def add_stage(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Add a stage that has ended, in Unix nanoseconds."""
+    started_ns: when its first batch was formed; None if it was cancelled or failed.
+    """
+
+    arrived_ns: int
+    queued_ns: int
+    started_ns: int | None
+    first_token_ns: int | None
+    finished_ns: int
+
+
+class GenerationSpan(Protocol):
+    """The part of a trace that belongs to one generation. `traceparent` is sent to the shards with its requests."""
+
+    @property
+    def traceparent(self) -> str: ...
+
+    def end(self, times: StageTimes) -> None:
+        """Add the stages of the generation, which ends now."""
+        ...
+
+
+class RequestSpan(Protocol):
+    """The trace span of a request."""
+
+    def generation(self) -> GenerationSpan | None:
+        """The spans of one more generation; None if the trace is not recorded."""
         ...
 
 

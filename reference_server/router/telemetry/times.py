@@ -1,17 +1,15 @@
-"""The stages of a request in time: response headers, histograms, trace spans and the log line of a success."""
+"""The stages of a request in time: response headers, histograms and the log line of a success."""
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from reference_server.router.generation_stream import Finished
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.sse import Header
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.telemetry.request_context import RequestContext, RequestSpan
+from reference_server.router.telemetry.request_context import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class RequestTimes:
     def observe(
         self, metrics: Metrics, context: RequestContext, parameters: GenerateParameters, seed: int | None
     ) -> None:
-        """Count a success, log it for debugging, and add its stages to its trace."""
+        """Count a success, and log it for debugging."""
         metrics.request_success.add()
         metrics.request_duration.observe(self.total_ns / 1e9)
         metrics.request_validation_duration.observe(self.validation_ns / 1e9)
@@ -68,15 +66,6 @@ class RequestTimes:
         if logger.isEnabledFor(logging.DEBUG):
             span = {**self._fields(parameters, seed), "name": context.handler}
             logger.debug("Success", extra={"span": span, "spans": [span]})
-        if context.span is not None:
-            self._add_stages(context.span)
-
-    def _add_stages(self, span: RequestSpan) -> None:
-        """The stages of a generation that ends now, converted from the batcher's clock to Unix time."""
-        offset_ns = time.time_ns() - self.finished_ns
-        moments = [self.arrived_ns, self.queued_ns, self.started_ns, self.finished_ns]
-        for name, (start_ns, end_ns) in zip(("validate", "queued", "infer"), pairwise(moments), strict=True):
-            span.add_stage(name, start_ns + offset_ns, end_ns + offset_ns)
 
     def _fields(self, parameters: GenerateParameters, seed: int | None) -> dict[str, Any]:
         times = {

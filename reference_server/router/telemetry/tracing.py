@@ -1,21 +1,22 @@
 """OpenTelemetry spans of requests, exported over OTLP to `--otlp-endpoint`.
 
 The server span contains the handler's span, which contains the stages `validate`, `queued` and `infer` of each
-generation. Stages are added when a generation has ended, so a token costs nothing. `traceparent` sets the parent.
+generation. Stages are added when a generation has ended, so a token costs nothing. Spans of the shards are inside
+`infer`, whose id is chosen before the request is sent. `traceparent` sets the parent, and whether to record.
 """
 
-import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from reference_server.errors import UnsupportedError
-from reference_server.router.telemetry.request_context import RequestSpan
+from reference_server.router.telemetry.request_context import RequestSpan, StageTimes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-_TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+    from reference_server.trace_export import ChosenIds
 
 
 class Tracing:
@@ -23,26 +24,26 @@ class Tracing:
 
     def __init__(self, service_name: str, exporter: "SpanExporter") -> None:
         from opentelemetry import trace
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+        from reference_server.trace_export import ChosenIds, make_provider, parent_context
 
         self._trace = trace
-        self._provider = TracerProvider(resource=Resource({"service.name": service_name}), sampler=ALWAYS_ON)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._ids = ChosenIds()
+        self._provider = make_provider(exporter, service_name, self._ids)
         self._tracer = self._provider.get_tracer("reference_server.router")
+        self._parent = parent_context
 
     @classmethod
     def to(cls, endpoint: str, service_name: str) -> "Tracing":
         """Export to an OTLP collector over gRPC. Raises `UnsupportedError` if the packages are missing."""
         try:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from reference_server.trace_export import otlp_exporter
+
+            return cls(service_name, otlp_exporter(endpoint))
         except ImportError as error:
             raise UnsupportedError(
                 f"`--otlp-endpoint` needs packages that are not installed ({error.name}): pip install 'tgi-bench[otlp]'"
             ) from error
-        return cls(service_name, OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https")))
 
     @contextmanager
     def request(self, method: str, path: str, handler: str, traceparent: bytes | None) -> Iterator[RequestSpan]:
@@ -55,40 +56,51 @@ class Tracing:
             ),
             self._tracer.start_as_current_span(handler) as span,
         ):
-            yield _HandlerSpan(self._tracer, self._trace.set_span_in_context(span))
+            yield _HandlerSpan(self._tracer, self._ids, span)
 
     def close(self) -> None:
         self._provider.shutdown()
 
-    def _parent(self, traceparent: bytes | None) -> Any:
-        """The context of a `traceparent` header; empty if the header is missing or malformed."""
-        from opentelemetry.context import Context
-
-        ids = parse_traceparent(traceparent)
-        if ids is None:
-            return Context()
-        trace_id, span_id, flags = ids
-        parent = self._trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=self._trace.TraceFlags(flags))
-        return self._trace.set_span_in_context(self._trace.NonRecordingSpan(parent), Context())
-
 
 class _HandlerSpan:
-    def __init__(self, tracer: Any, context: Any) -> None:
+    def __init__(self, tracer: Any, ids: "ChosenIds", span: Any) -> None:
         self._tracer = tracer
-        self._context = context
+        self._ids = ids
+        self._span = span
 
-    def add_stage(self, name: str, start_ns: int, end_ns: int) -> None:
+    def generation(self) -> "_GenerationSpan | None":
+        if not self._span.get_span_context().trace_flags.sampled:
+            return None
+        return _GenerationSpan(self._tracer, self._ids, self._span)
+
+
+class _GenerationSpan:
+    """The stages of one generation, below the handler's span."""
+
+    def __init__(self, tracer: Any, ids: "ChosenIds", parent: Any) -> None:
+        from opentelemetry import trace
+
+        self._tracer = tracer
+        self._ids = ids
+        self._context = trace.set_span_in_context(parent)
+        self._infer_id = ids.generate_span_id()
+        self.traceparent = f"00-{parent.get_span_context().trace_id:032x}-{self._infer_id:016x}-01"
+
+    def end(self, times: StageTimes) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        offset_ns = time.time_ns() - times.finished_ns
+        started_ns = times.queued_ns if times.started_ns is None else times.started_ns
+        self._add("validate", times.arrived_ns + offset_ns, times.queued_ns + offset_ns)
+        if times.started_ns is not None:
+            self._add("queued", times.queued_ns + offset_ns, started_ns + offset_ns)
+        self._ids.next_span_id = self._infer_id
+        infer = self._tracer.start_span("infer", self._context, start_time=started_ns + offset_ns)
+        if times.first_token_ns is not None:
+            infer.add_event("first token", timestamp=times.first_token_ns + offset_ns)
+        if times.started_ns is None:
+            infer.set_status(Status(StatusCode.ERROR, "cancelled or failed"))
+        infer.end(times.finished_ns + offset_ns)
+
+    def _add(self, name: str, start_ns: int, end_ns: int) -> None:
         self._tracer.start_span(name, self._context, start_time=start_ns).end(end_ns)
-
-
-def parse_traceparent(value: bytes | None) -> tuple[int, int, int] | None:
-    """(trace id, span id, flags); None if the value is not a W3C `traceparent`.
-
-    >>> parse_traceparent(b"00-0000000000000000000000000000000a-000000000000000b-01")
-    (10, 11, 1)
-    """
-    match = _TRACEPARENT.fullmatch(value or b"")
-    if match is None or match[1] == b"ff":
-        return None
-    trace_id, span_id, flags = (int(match[index], 16) for index in (2, 3, 4))
-    return (trace_id, span_id, flags) if trace_id and span_id else None

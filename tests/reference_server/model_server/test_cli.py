@@ -168,7 +168,6 @@ def test_a_model_without_weights_cannot_be_loaded(tmp_path, capfd):
             "`--quantize gptq` needs a checkpoint that is quantized",
         ),
         (["serve", "preset:tiny-llama", "--kv-cache-dtype", "fp8_e5m2"], "`--kv-cache-dtype fp8_e5m2` is not served"),
-        (["serve", "preset:tiny-llama", "--otlp-endpoint", "http://c:4317"], "`--otlp-endpoint http://c:4317` is not"),
         (["serve", "preset:tiny-llama", "--logger-level", "loud"], "log level 'loud'"),
         (["serve", "preset:tiny-llama", "--sharded"], "RANK"),
         (["serve", "preset:tiny-llama", "--listen", "nowhere"], "'nowhere' is not host:port"),

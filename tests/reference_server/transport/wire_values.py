@@ -76,6 +76,7 @@ def requests(draw):
         chunk_len=draw(st.none() | uint32),
         adapter_id=draw(st.none() | texts),
         add_special_tokens=draw(st.booleans()),
+        traceparent=draw(st.none() | texts),
     )
 
 

@@ -12,9 +12,13 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from reference_server.errors import ShardError
 from reference_server.router.app import TransportOptions
-from reference_server.router.telemetry.tracing import Tracing, parse_traceparent
+from reference_server.router.telemetry.request_context import StageTimes
+from reference_server.router.telemetry.tracing import Tracing
+from reference_server.trace_export import parse_traceparent
 from tests.support.servers.serving import serve
+from tests.support.wire.scripted_shard import ScriptedShard
 
 PARENT = "00-000000000000000000000000000000aa-00000000000000bb-01"
 
@@ -52,6 +56,46 @@ async def test_a_request_has_a_span_for_each_of_its_parts():
     assert spans["validate"].end_time == spans["queued"].start_time
     assert server.resource.attributes["service.name"] == "a-router"
     assert "traceparent" not in response.headers
+
+
+async def test_the_shard_receives_the_span_of_its_generation_as_parent():
+    exporter = InMemorySpanExporter()
+    tracing = Tracing("a-router", exporter)
+    async with serve(transport=TransportOptions(tracing=tracing)) as served:
+        body = {"prompt": ["one", "two"], "max_tokens": 2}
+        await served.client.post("/v1/completions", json=body, headers={"traceparent": PARENT})
+    tracing.close()
+
+    parents = {request.traceparent for request in served.requests}
+    infer = [span.context for span in exporter.get_finished_spans() if span.name == "infer"]
+    assert parents == {f"00-{0xAA:032x}-{context.span_id:016x}-01" for context in infer}
+    assert len(parents) == 2
+
+
+async def test_a_trace_that_its_caller_does_not_record_is_not_recorded_here():
+    exporter = InMemorySpanExporter()
+    tracing = Tracing("a-router", exporter)
+    async with serve(transport=TransportOptions(tracing=tracing)) as served:
+        body = {"inputs": "hello", "parameters": {"max_new_tokens": 2}}
+        await served.client.post("/generate", json=body, headers={"traceparent": PARENT[:-1] + "0"})
+    tracing.close()
+
+    assert exporter.get_finished_spans() == ()
+    assert [request.traceparent for request in served.requests] == [None]
+
+
+async def test_a_generation_that_fails_has_its_span_with_an_error():
+    exporter = InMemorySpanExporter()
+    tracing = Tracing("a-router", exporter)
+    shard = ScriptedShard()
+    shard.failures["prefill"] = ShardError("no device")
+    async with serve(transport=TransportOptions(tracing=tracing), shard=shard) as served:
+        await served.generate(max_new_tokens=2)
+    tracing.close()
+
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {"POST /generate", "generate", "validate", "infer"}
+    assert spans["infer"].status.description == "cancelled or failed"
 
 
 async def test_spans_end_with_streams_and_without_a_parent():
@@ -102,8 +146,10 @@ def test_spans_reach_a_collector_over_grpc():
         server.start()
         tracing = Tracing.to(f"http://127.0.0.1:{port}", "a-router")
         with tracing.request("POST", "/generate", "generate", None) as trace:
-            trace.add_stage("infer", 1, 2)
+            generation = trace.generation()
+            assert generation is not None
+            generation.end(StageTimes(1, 2, 3, 4, 5))
         tracing.close()
         server.stop(None).wait()
 
-    assert names == ["infer", "generate", "POST /generate"]
+    assert names == ["validate", "queued", "infer", "generate", "POST /generate"]
