@@ -185,11 +185,6 @@ class TokenEvents:
         """The number of events of each request, [requests]."""
         return np.where(np.isnan(self.first_ns), 0, self.gaps.sizes + 1)
 
-    @property
-    def is_one_token_each(self) -> bool:
-        """Whether every event has at most one token."""
-        return not len(self.counts.values) and bool(np.all(np.rint(self.tokens[self.num_events > 0]) <= 1))
-
     def part(self, first: int, last: int) -> "TokenEvents":
         """The events of the requests in [first, last)."""
         return TokenEvents(

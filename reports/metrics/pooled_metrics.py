@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from reports.metrics.bursts import inter_token_times
 from reports.metrics.measured import Array, Measured
 from reports.metrics.per_request import (
     Direction,
@@ -33,20 +34,12 @@ def _gaps(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
 
 
 def _itl(measured: Measured) -> tuple[Array, npt.NDArray[np.int64]]:
-    events = measured.counted_events
-    if events.is_one_token_each:
-        return _gaps(measured)
-    values: list[Array] = []
-    sizes = np.zeros(len(events.first_ns))
-    for batch in events.batches():
-        later = ~np.isnan(batch.gap_s)
-        tokens = np.maximum(np.rint(batch.tokens[later]), 1).astype(np.int64)
-        sizes += np.bincount(batch.request[later], weights=tokens, minlength=len(sizes))
-        values.append(np.repeat(batch.gap_s[later] / tokens, tokens))
-    return np.concatenate(values or [np.empty(0)]), sizes.astype(np.int64)
+    return inter_token_times(measured.counted_events)
 
 
 POOLED = (
     PooledMetric("gap_s", "Gap", "s", Direction.LOWER, "t_event[i] - t_event[i-1]", _gaps),
-    PooledMetric("itl_s", "ITL", "s", Direction.LOWER, "each gap split evenly over the tokens of its event", _itl),
+    PooledMetric(
+        "itl_s", "ITL", "s", Direction.LOWER, "time before a burst of events, split evenly over its tokens", _itl
+    ),
 )

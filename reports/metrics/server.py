@@ -259,6 +259,7 @@ SERVER_METRICS = (
             "trtllm_kv_cache_reused_blocks / trtllm_kv_cache_reused_blocks + trtllm_kv_cache_missed_blocks",
         ),
     ),
+    ServerMetric("skipped_tokens", "Skipped tokens of a step", "tokens", "histogram", ("tgi_request_skipped_tokens",)),
     ServerMetric(
         "accepted_drafts",
         "Draft acceptance rate",
@@ -314,6 +315,28 @@ def ratio_series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[flo
         if spans:
             return [b for _, b in spans], [(part[b] - part[a]) / (whole[b] - whole[a]) for a, b in spans]
     return [], []
+
+
+def counter_changes(rows: Iterable[Mapping[str, Any]], name: str, label: str, window: Window) -> dict[str, float]:
+    """The growth of a counter over the window by the value of one label; "" for series without this label.
+
+    A server may send a series only once it has counted something: at earlier scrapes its value is 0.
+    """
+    samples = _by_series(rows)
+    found = samples.get(name) or samples.get(_other_name(name), [])
+    server = re.match(r"[a-z0-9]+[:_]", name)
+    times = {t_s for other, own in samples.items() if server and other.startswith(server[0]) for _, t_s, _ in own}
+    pattern = re.compile(rf'(?:^|,){re.escape(label)}="([^"]*)"')
+    points: dict[str, dict[float, float]] = {}
+    for labels, t_s, value in found:
+        match = pattern.search(labels) if label else None
+        own = points.setdefault(match[1] if match else "", {})
+        own[t_s] = own.get(t_s, 0.0) + value
+    changes = {
+        key: _difference(dict.fromkeys((t_s for t_s in times if t_s < min(own)), 0.0) | own, window)
+        for key, own in points.items()
+    }
+    return {key: change for key, change in changes.items() if change is not None}
 
 
 Samples = Mapping[str, list[tuple[str, float, float]]]

@@ -27,6 +27,7 @@ from reports.metrics.prefix_cache import cached_share
 from reports.metrics.request_series import RequestSeries
 from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.server import server_summary
+from reports.metrics.speculation import speculation_summary
 from reports.metrics.structured import structured_summary
 from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import SCHEMA_VERSION, SUMMARY_FILE, RunResult, write_json
@@ -100,6 +101,7 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
         "client": facts,
         "server": server,
         "cached": cached.to_json(),
+        "speculation": speculation_summary(run.server_metrics, measured.window),
         "structured": structured_summary(measured),
         "workload": _workload(measured),
     }

@@ -27,6 +27,7 @@ from reports.pages.across_runs import across_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time
 from reports.pages.objectives import objectives_table
 from reports.pages.run_summary import summary_blocks
+from reports.pages.speculation import speculation_section
 from reports.pages.structured import structured_section
 from reports.pages.time_split import time_section
 from reports.plots import run_plots
@@ -46,6 +47,7 @@ def build_run_report(analyses: Sequence[Analysis]) -> Report:
         Section("Requests", _request_blocks(analyses)),
         *_objective_section(analyses),
         *structured_section(analyses),
+        *speculation_section(analyses),
         *_replica_section(analyses),
         *_server_section(analyses),
         *time_section(analyses),

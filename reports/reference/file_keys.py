@@ -176,6 +176,8 @@ SUMMARY_KEYS = {
     "cached.measured": "Cached fraction of the prompt tokens; null if unknown.",
     "cached.planned": "The cached fraction that the workload plans.",
     "cached.source": "`responses` or `counters`.",
+    "speculation": "Null, or the drafts of the window: drafted tokens (`proposed`), those `accepted`, rows of `steps` "
+    "with output, `tokens_per_step`, and `proposed` and `accepted` of each of the `positions` in a draft.",
     "structured": "Empty, or a row for each kind of answer, unconstrained answers first: requests, validity with its "
     "interval, causes of invalid answers, latencies, and their ratios to those of unconstrained answers.",
     "workload.lengths.COLUMN.count": "Requests with a value in this column.",

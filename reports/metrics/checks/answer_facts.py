@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from reports.metrics.bursts import burst_size
 from reports.metrics.measured import Measured
 from reports.run_schema import Status, TokensSource
 
@@ -15,21 +16,19 @@ TEMPLATE_TOKENS = {"openai-chat": 64, "anthropic": 64, "ollama-chat": 64}
 """Tokens that a chat template may add to a prompt, by API."""
 SPECIAL_TOKENS = 4
 """Tokens that may be added to a prompt without a chat template."""
-INSIDE_BURST = 0.1
-"""A gap below this fraction of the mean gap is inside a burst."""
 
 
 def answer_facts(measured: Measured) -> dict[str, Any]:
     """Facts about the requests that started in the window."""
     population = measured.population
     succeeded = population[population["status"] == Status.OK]
-    events, interval_s = _bursts(measured)
+    burst = burst_size(measured.started_events)
     return {
         "usage_mismatch_median": _median(_usage_mismatch(succeeded)),
         "unfinished_answers": _unfinished(succeeded),
         "answers": len(succeeded),
-        "burst_events": events,
-        "burst_interval_s": interval_s,
+        "burst_events": None if burst is None else burst.events,
+        "burst_interval_s": None if burst is None else burst.interval_s,
         "planned_input_tokens": _median(succeeded["planned_input_tokens"]),
         "input_tokens_excess": _input_excess(measured, succeeded),
         "other_length_share": _other_length_share(measured, succeeded),
@@ -50,18 +49,6 @@ def _unfinished(answers: pd.DataFrame) -> int:
     streamed = answers[answers["events"] > 0]
     missing = int(streamed["finish_reason"].isna().sum())
     return missing if missing < len(streamed) else 0
-
-
-def _bursts(measured: Measured) -> tuple[float | None, float | None]:
-    """Mean number of events in a burst, and the median time in seconds between two bursts of an answer."""
-    gaps = measured.started_events.gaps.values / 1e9
-    if not len(gaps):
-        return None, None
-    between = gaps[gaps >= INSIDE_BURST * gaps.mean()]
-    streams = int((measured.started_events.gaps.sizes > 0).sum())
-    if not len(between):
-        return None, None
-    return (len(gaps) + streams) / (len(between) + streams), float(np.median(between))
 
 
 def _input_excess(measured: Measured, answers: pd.DataFrame) -> float | None:
