@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reference_server.config import HubConfig, RouterConfig, Secret, ServerConfig, ShardConfig
 from reference_server.config_fields import argv_of, environ_of, text_of, variables_of
+from reference_server.ignored_variables import without_ignored
 from reference_server.launcher.plan import LaunchPlan
 from reference_server.model_server.weights.files import (
     SAFETENSORS,
@@ -228,7 +229,8 @@ def _inherited(environ: Mapping[str, str], config_class: type[HubConfig]) -> dic
     """The launcher's variables without those of settings, which are passed on resolved."""
     fields = config_class.model_fields.items()
     read = {variable for name, field in fields for variable in variables_of(name, field)}
-    return {name: value for name, value in environ.items() if name not in read and name not in _READ_BY_LAUNCHER}
+    kept = without_ignored(environ).items()
+    return {name: value for name, value in kept if name not in read and name not in _READ_BY_LAUNCHER}
 
 
 def _as_json(value: object) -> object:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from reference_server.config import ServerConfig
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import StartupError
+from reference_server.ignored_variables import ignored_variables
 from reference_server.launcher.children import Programs
 from reference_server.launcher.devices import probe_devices
 from reference_server.launcher.environment import environment_report
@@ -62,7 +63,7 @@ def resolve(loaded: Loaded[ServerConfig], environ: Mapping[str, str]) -> LaunchP
     for setting in plan.resolved:
         logger.info("`%s` is %s: %s", setting.field, setting.value, setting.reason)
     logger.info("Attention %s (TGI: %s)", config.attention, plan.requested_attention)
-    for warning in plan.warnings:
+    for warning in (*plan.warnings, *filter(None, (ignored_variables(environ),))):
         logger.warning("%s", warning)
     refuse_unsupported(plan.config)
     return plan

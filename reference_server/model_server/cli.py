@@ -19,6 +19,7 @@ import uvloop
 from reference_server.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, StartupError
+from reference_server.ignored_variables import ignored_variables
 from reference_server.model_server.options import WIGGLE_ROOM, EngineOptions, RopeOverride
 from reference_server.model_server.speculation.ngram import NgramRule
 from reference_server.model_server.weights.download import Downloader, Weights
@@ -68,6 +69,8 @@ def _run(command: str, argv: Sequence[str]) -> int:
     config = load(COMMANDS[command], argv, environ).config
     assert isinstance(config, ShardConfig | DownloadConfig | QuantizeConfig)
     set_up_logging(config.logger_level, LogFormat.RECORD if config.json_output else LogFormat.TEXT)
+    if (warning := ignored_variables(environ)) is not None:
+        logger.warning("%s", warning)
     try:
         refuse_unsupported(config)
         if isinstance(config, ShardConfig):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -10,10 +11,14 @@ import uvloop
 
 from reference_server.config import RouterConfig
 from reference_server.errors import ArgumentError, ServerError
+from reference_server.ignored_variables import ignored_variables
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.router.openapi import openapi_document
 from reference_server.router.startup import serve
 from reference_server.settings import load, process_environment
+
+# `__name__` is `__main__` under `python -m`.
+logger = logging.getLogger("reference_server.router.cli")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,8 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(openapi_document(metadata.version("tgi-bench")), indent=2))
         return 0
     try:
-        loaded = load(RouterConfig, args, process_environment())
+        environ = process_environment()
+        loaded = load(RouterConfig, args, environ)
         set_up_logging(loaded.config.log_level, LogFormat.JSON if loaded.config.json_output else LogFormat.TEXT)
+        if (warning := ignored_variables(environ)) is not None:
+            logger.warning("%s", warning)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(loaded))
     except ArgumentError as error:

@@ -125,6 +125,12 @@ def test_a_group_with_an_address_meets_there() -> None:
     assert "RENDEZVOUS_FILE" not in environ
 
 
+def test_child_processes_do_not_repeat_the_warning_about_variables_without_effect() -> None:
+    environ = {"FLASH_INFER": "1", "PATH": "/bin"}
+
+    assert "FLASH_INFER" not in {**shard(environ=environ).environ, **router(environ=environ).environ}
+
+
 def test_a_shard_inherits_what_the_launcher_did_not_read() -> None:
     environ = shard(
         environ={"PATH": "/bin", "LOG_LEVEL": "debug", "API_KEY": "k", "HF_HUB_ENABLE_HF_TRANSFER": "1",

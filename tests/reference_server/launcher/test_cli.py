@@ -84,3 +84,13 @@ def test_the_log_format_is_chosen_by_the_flag(monkeypatch: pytest.MonkeyPatch) -
     launch("--json-output", "--quantize", "awq", LOG_LEVEL="warn")
 
     assert formats == [("warn", observability.LogFormat.JSON)]
+
+
+def test_variables_of_tgi_without_effect_are_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "reference_server.launcher.cli"):
+        launch("--port", "0", DISABLE_EXLLAMA="True", FLASH_INFER="1")
+
+    warnings = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "DISABLE_EXLLAMA (" in warnings[0]
+    assert "FLASH_INFER (" in warnings[0]
