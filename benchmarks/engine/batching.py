@@ -1,127 +1,146 @@
-"""Compare static with continuous batching: the load-test table of the first TGI release, on the bloom-560m shape.
+"""Compare static with continuous batching under the load test of TGI's first release, beside its published table.
 
-    python -m benchmarks.engine.batching [--model preset:bloom-560m] [--users 16] [--requests 48] [--batch-size 8]
-                                  [--rounds 3] [--threads 1] [--json FILE]
+    python -m benchmarks.engine.batching [--model preset:bloom-560m] [--stages 1m:50,2m:100,1m:0] [--batch-size 32]
+                                  [--rounds 1] [--threads 1] [--json FILE]
 
-Two of our servers run at the same time: `static` finishes a batch before it starts the next one, `continuous` lets
-requests join and leave between steps. Each user sends its next request when the last one has ended. Prompts have 64
-tokens, output lengths are random between 4 and 64; both servers get the same requests in alternating rounds. Latencies
-are of whole requests, over all rounds; RPS is the median of the rounds, with its range.
+One of our servers at a time gets the load of `tgi-bench run --profile bloom-k6`: 50, then 100 users in four minutes,
+blocking calls, a pause of 1 s. `static` starts the next batch when every request of the current one has ended;
+`continuous` lets requests join and leave between steps. Both have the same largest batch, and whole prefills. A round
+takes ten minutes; its order alternates. The published table is of BLOOM (176B) on 8 A100s. Here a small model of its
+family with random weights runs on a CPU: only the ratio of the two policies compares.
 """
 
 import argparse
-import asyncio
-import functools
 import json
 import os
-import random
 import statistics
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.engine import in_process
 from benchmarks.engine.over_http import machine, prompts
-from benchmarks.peers.http_load import WavePrompt, stream
 from benchmarks.peers.servers import PeerKind, PeerServer, own_server
+from reports.metrics.summary import Analysis
+from reports.pages.tables import k6_table
+from reports.saved_run import load_run
 
-PROMPT_TOKENS = 64
-NEW_TOKENS = (4, 64)
 NEVER = str(10**6)
-POLICIES = {
-    "static": ["--waiting-served-ratio", NEVER, "--max-waiting-tokens", NEVER, "--prefill-chunking", "false"],
-    "continuous": [],
-}
+POLICIES = {"static": ["--waiting-served-ratio", NEVER, "--max-waiting-tokens", NEVER], "continuous": []}
+WHOLE_PREFILLS = ("--prefill-chunking", "false")
+"""With chunks, `--max-batch-size` limits the first batch only."""
+COLUMNS = ("avg", "min", "med", "max", "p(90)", "p(95)")
 
 
-@dataclass
-class PolicyResult:
-    """One policy: latencies from the send to the last token, and requests/s of each round."""
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """E2E latencies in seconds by the columns of k6, and requests/s, of one run of one policy.
+
+    requests: those that ended in the window. verdict: of the run.
+    """
 
     policy: str
-    latencies_s: list[float] = field(default_factory=list)
-    rps: list[float] = field(default_factory=list)
+    round_: int
+    latencies_s: dict[str, float]
+    rps: float
+    requests: int
+    failed: int
+    verdict: str
+
+
+def _published(policy: str, latencies_s: Sequence[float], rps: float) -> LoadResult:
+    return LoadResult(policy, 0, dict(zip(COLUMNS, latencies_s, strict=True)), rps, 0, 0, "published")
+
+
+PUBLISHED = (
+    _published("static", (8.9, 1.0, 9.12, 16.69, 13.7, 14.26), 5.9),
+    _published("continuous", (5.44, 0.95953, 5.28, 13.12, 7.78, 8.92), 9.08),
+)
+"""README of TGI's first release: "Original code" and "New batching logic"."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="preset:bloom-560m")
-    parser.add_argument("--users", type=int, default=16)
-    parser.add_argument("--requests", type=int, default=48, help="requests per round, for all users together")
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--stages", default="1m:50,2m:100,1m:0", help="length and users of each stage")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="compute threads of the server")
     parser.add_argument("--json", type=Path, help="also write the measurements here")
     args = parser.parse_args()
-    results = [PolicyResult(policy) for policy in POLICIES]
-    with tempfile.TemporaryDirectory() as logs, ExitStack() as running:
-        servers = []
-        for policy, flags in POLICIES.items():
-            command = functools.partial(limited_server, [*flags, "--max-batch-size", str(args.batch_size)])
-            peer = PeerKind(policy, "this server", "tgi", command)
-            server = PeerServer(peer, args.model, args.threads, prompts(args.model, 1, seed=-1)[0], Path(logs))
-            running.callback(server.stop)
-            servers.append(server)
-        for round_ in range(args.rounds + 1):
-            round_prompts = requests(args.model, args.requests, seed=round_)
-            for server, result in zip(servers, results, strict=True):
-                started = time.perf_counter()
-                latencies = asyncio.run(closed_loop(server.url, round_prompts, args.users))
-                elapsed = time.perf_counter() - started
-                print(f"round {round_} {result.policy}: {len(round_prompts) / elapsed:.2f} requests/s", file=sys.stderr)
-                if round_ > 0:
-                    result.latencies_s += latencies
-                    result.rps.append(len(round_prompts) / elapsed)
-    print(f"{machine()}; load average {os.getloadavg()[0]:.1f}; {in_process.DTYPE}, {args.threads} thread(s)")
-    print(f"{args.model}, {args.users} users, batches of up to {args.batch_size}")
+    results = []
+    for round_ in range(1, args.rounds + 1):
+        for policy in POLICIES if round_ % 2 else reversed(POLICIES):
+            results.append(measure(policy, round_, args))
+            print(f"round {round_} {policy}: {results[-1].rps:.2f} requests/s", file=sys.stderr, flush=True)
+    about = f"{machine()}; load average {os.getloadavg()[0]:.1f}; {args.threads} thread(s)"
+    print(f"{args.model}, {args.stages}, batches of up to {args.batch_size}; {about}")
     print(table(results))
     if args.json:
-        args.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+        content = {
+            "machine": about,
+            "settings": {name: str(value) for name, value in vars(args).items() if name != "json"},
+            "results": [asdict(each) for each in results],
+            "published": [asdict(each) for each in PUBLISHED],
+            "ratios": {"here": ratios(results), "published": ratios(PUBLISHED)},
+        }
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def limited_server(flags: Sequence[str], model: str, threads: int) -> list[str]:
-    return [*own_server(model, threads), *flags]
+def measure(policy: str, round_: int, args: argparse.Namespace) -> LoadResult:
+    """One run of the load on a new server."""
+
+    def command(model: str, threads: int) -> list[str]:
+        limits = ["--max-batch-size", str(args.batch_size), *WHOLE_PREFILLS]
+        return [*own_server(model, threads), *limits, *POLICIES[policy]]
+
+    peer = PeerKind(policy, "this server", "tgi", command)
+    with tempfile.TemporaryDirectory() as directory:
+        server = PeerServer(peer, args.model, args.threads, prompts(args.model, 1, seed=-1)[0], Path(directory))
+        try:
+            run = Path(directory) / "run"
+            flags = ["--profile", "bloom-k6", "--stages", args.stages, "--url", server.url, "--out", str(run)]
+            words = [sys.executable, "-m", "loadgen.cli", "run", *flags, "--label", policy]
+            subprocess.run(words, check=False, stdout=sys.stderr)
+        finally:
+            server.stop()
+        return result_of(Analysis.of(load_run(run)), policy, round_)
 
 
-def requests(model: str, count: int, seed: int) -> list[WavePrompt]:
-    """The prompts of a round, equal for both servers."""
-    rng = random.Random(seed)
-    return [
-        WavePrompt(prompt.text, prompt.ids[-PROMPT_TOKENS:], rng.randint(*NEW_TOKENS))
-        for prompt in prompts(model, count, seed)
-    ]
+def result_of(analysis: Analysis, policy: str, round_: int) -> LoadResult:
+    [row] = k6_table([analysis]).to_dict("records")
+    counts = analysis.summary["counts"]
+    return LoadResult(
+        policy,
+        round_,
+        {name: float(row[name]) for name in COLUMNS},
+        float(row["RPS ↑"]),
+        requests=sum(counts.values()),
+        failed=sum(count for status, count in counts.items() if status not in ("ok", "abandoned")),
+        verdict=str(analysis.summary["verdict"]["status"]),
+    )
 
 
-async def closed_loop(url: str, prompts: Sequence[WavePrompt], users: int) -> list[float]:
-    """Latencies of all requests in seconds. Raises FailedRequest if a request returns fewer tokens than requested."""
-    waiting = list(reversed(prompts))
-    latencies = []
-
-    async def user() -> None:
-        while waiting:
-            started = time.perf_counter()
-            await stream(url, "tgi", waiting.pop(), started)
-            latencies.append(time.perf_counter() - started)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(users):
-            group.create_task(user())
-    return latencies
+def ratios(results: Sequence[LoadResult]) -> list[float]:
+    """Requests/s of continuous by those of static batching, of each round."""
+    rounds = sorted({each.round_ for each in results})
+    rps = {(each.policy, each.round_): each.rps for each in results}
+    return [rps["continuous", each] / rps["static", each] for each in rounds]
 
 
-def table(results: Sequence[PolicyResult]) -> str:
-    lines = ["| | avg | min | med | max | p(90) | p(95) | RPS (range of rounds) |", "|---|---|---|---|---|---|---|---|"]
-    for result in results:
-        values = result.latencies_s
-        cuts = statistics.quantiles(values, n=20, method="inclusive")
-        seconds = [statistics.mean(values), min(values), statistics.median(values), max(values), cuts[17], cuts[18]]
-        cells = " | ".join(f"{value:.2f}s" for value in seconds)
-        rps = f"{statistics.median(result.rps):.2f} ({min(result.rps):.2f} - {max(result.rps):.2f})"
-        lines.append(f"| {result.policy} (n={len(values)}) | {cells} | {rps} |")
+def table(results: Sequence[LoadResult]) -> str:
+    """The columns of the published table, a row per run; then the ratios."""
+    lines = [f"| | {' | '.join(COLUMNS)} | RPS | failed | run |", f"|---|{'---|' * (len(COLUMNS) + 3)}"]
+    for each in (*results, *PUBLISHED):
+        cells = " | ".join(f"{each.latencies_s[name]:.2f}s" for name in COLUMNS)
+        failed = f"{each.failed} of {each.requests}" if each.requests else ""
+        lines.append(f"| {each.policy} | {cells} | {each.rps:.2f} | {failed} | {each.verdict} |")
+    found = ratios(results)
+    spread = f" ({min(found):.2f} - {max(found):.2f}, {len(found)} rounds)" if len(found) > 1 else " (one round)"
+    [published] = ratios(PUBLISHED)
+    lines.append(f"continuous / static: {statistics.median(found):.2f} x{spread}; published {published:.2f} x")
     return "\n".join(lines)
 
 

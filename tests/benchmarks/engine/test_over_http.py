@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine import over_http, roofline
-from benchmarks.engine.batching import PolicyResult
-from benchmarks.engine.batching import table as batching_table
 from benchmarks.peers import servers
 from benchmarks.peers.http_load import Dialect, FailedRequest, StreamTimes, WavePrompt, run_wave
 from loadgen.selftest.reference_timing_server import timing_server
@@ -70,15 +68,6 @@ def test_the_table_has_ratios_by_round_and_skipped_servers() -> None:
     assert "100.0/100.0" in lines[3]
     assert "10.0/10.0" in lines[3]
     assert lines[5] == "  skipped: vllm: cannot be installed: no network"
-
-
-def test_the_batching_table_has_the_columns_of_the_load_test() -> None:
-    text = batching_table([PolicyResult("static", latencies_s=[1.0, 2.0, 3.0], rps=[2.0])])
-
-    assert text.splitlines()[0] == "| | avg | min | med | max | p(90) | p(95) | RPS (range of rounds) |"
-    assert text.splitlines()[2] == (
-        "| static (n=3) | 2.00s | 1.00s | 2.00s | 3.00s | 2.80s | 2.90s | 2.00 (2.00 - 2.00) |"
-    )
 
 
 def test_a_peer_that_cannot_be_installed_is_skipped_with_the_reason(
