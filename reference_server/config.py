@@ -164,7 +164,8 @@ class ModelConfig(CommonConfig):
     speculate: Annotated[int | None, Tunable(0, 8)] = Field(
         None,
         ge=0,
-        description="Most draft tokens of a request and step, from n-gram lookup; a step verifies them. 0: no drafts.",
+        description="Most draft tokens of a request and step, which the step verifies: of the heads of a speculator, or"
+        " else from n-gram lookup. 0: no drafts. Unset: all heads of a speculator, otherwise none.",
     )
     speculate_adaptive: Annotated[bool, FieldSource(takes_value=True, digits=True)] = Field(
         True,

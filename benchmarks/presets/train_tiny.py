@@ -110,7 +110,7 @@ def train_model(
 
     torch.manual_seed(seed)
     tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
-    train = _corpus(tokenizer, TRAIN_SEED, num_documents=60_000)
+    train = corpus(tokenizer, TRAIN_SEED, num_documents=60_000)
     if resume:
         model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32).train()
     else:
@@ -124,7 +124,7 @@ def train_model(
         betas=(0.9, 0.95),
     )
     schedule = LearningRateSchedule(learning_rate, steps, minutes)
-    interrupted = _on_interrupt()
+    interrupted = on_interrupt()
     started = time.monotonic()
     for step in range(steps):
         elapsed_min = (time.monotonic() - started) / 60
@@ -149,14 +149,15 @@ def train_model(
     _show(model.eval(), tokenizer, seq_len)
 
 
-def _corpus(tokenizer: "Tokenizer", seed: int, num_documents: int) -> "Tensor":
+def corpus(tokenizer: "Tokenizer", seed: int, num_documents: int) -> "Tensor":
+    """The ids of generated documents, one after the other: [tokens] int64."""
     import torch
 
     encoded = tokenizer.encode_batch(list(islice(documents(seed), num_documents)))
     return torch.tensor([token for document in encoded for token in document.ids])
 
 
-def _on_interrupt() -> Callable[[], bool]:
+def on_interrupt() -> Callable[[], bool]:
     """Handle SIGINT and SIGTERM; the returned function is true after one of them. The process does not end."""
     seen: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -168,7 +169,7 @@ def _show(model: "LlamaForCausalLM", tokenizer: "Tokenizer", seq_len: int) -> No
     """Print the held-out loss and the continuation of three prompts."""
     import torch
 
-    held_out = _corpus(tokenizer, HELD_OUT_SEED, num_documents=400)
+    held_out = corpus(tokenizer, HELD_OUT_SEED, num_documents=400)
     with torch.inference_mode():
         windows = held_out[: len(held_out) // seq_len * seq_len].view(-1, seq_len)
         print(f"held-out loss {model(input_ids=windows, labels=windows).loss.item():.3f}")

@@ -9,6 +9,7 @@ from reference_server.config import HubConfig, RouterConfig, Secret, ServerConfi
 from reference_server.config_fields import argv_of, environ_of, text_of, variables_of
 from reference_server.ignored_variables import without_ignored
 from reference_server.launcher.plan import LaunchPlan
+from reference_server.model_files import config_of, is_speculator
 from reference_server.model_server.weights.files import (
     SAFETENSORS,
     file_names,
@@ -72,9 +73,12 @@ def needs_download(config: ServerConfig) -> bool:
     assert config.model_id is not None
     if config.load_format == "dummy" or find(config.model_id) is not None:
         return False
-    names = file_names(Path(config.model_id))
+    directory = Path(config.model_id)
+    names = file_names(directory)
     weights = weight_names(names, SAFETENSORS)
-    return is_adapter(names) or not weights or bool(missing_shards(weights))
+    # A speculator's base model may be missing.
+    has_base = is_speculator(config_of(directory))
+    return is_adapter(names) or has_base or not weights or bool(missing_shards(weights))
 
 
 def download_command(plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]) -> ChildCommand:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from reference_server.config import Quantize, Secret
-from reference_server.model_files import locate_local
+from reference_server.model_files import base_model, locate_local
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,16 @@ def read_model_config(
 ) -> Mapping[str, Any] | None:
     """The model's config.json, from a preset, a directory or the hub; None, with a warning, if it cannot be read.
 
-    Raises `UnsupportedError` for a preset that does not exist.
+    That of a speculator's base model for a speculator. Raises `UnsupportedError` for a preset that does not exist.
     """
+    content = _read_config(model_id, revision, cache, hub_token)
+    base = base_model(content) if content is not None else None
+    return content if base is None else _read_config(base, None, cache, hub_token)
+
+
+def _read_config(
+    model_id: str, revision: str | None, cache: Path | None, hub_token: Secret | None
+) -> Mapping[str, Any] | None:
     local = locate_local(model_id)
     try:
         if local is None:

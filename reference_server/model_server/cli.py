@@ -243,7 +243,7 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         fuse=not config.disable_custom_kernels,
         compiled_walk=config.compiled_walk,
         cuda_graphs=config.cuda_graphs,
-        speculate=config.speculate or 0,
+        speculate=config.speculate,
         ngram_rule=NgramRule(config.ngram_rule),
         speculate_adaptive=config.speculate_adaptive,
     )

@@ -5,9 +5,17 @@ from typing import Protocol
 
 from reference_server.messages import DraftCounts
 from reference_server.model_server.sequence import Sequence
-from reference_server.model_server.speculation.acceptance import DraftHistory, overall_rates
+from reference_server.model_server.speculation.acceptance import SHORTEST_LONGEST_PAUSE, DraftHistory, overall_rates
+from reference_server.model_server.speculation.draft_budget import DraftBudget
 from reference_server.model_server.speculation.draft_lengths import DraftCandidate, can_pay, draft_lengths
-from reference_server.model_server.speculation.ngram import NgramDraft, NgramRule, SuffixIndex, first_match
+from reference_server.model_server.speculation.ngram import (
+    NGRAM_PRIORS,
+    NgramDraft,
+    NgramRule,
+    SuffixIndex,
+    first_match,
+)
+from reference_server.model_server.speculation.proposed_draft import ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost
 from reference_server.model_server.step_state import Draft
 
@@ -15,14 +23,22 @@ MOST_VERIFIED_ROWS = 128
 """Rows of a step with drafts, as in TGI: beyond, the logits would need memory that no warm-up has measured."""
 
 
-NO_CANDIDATE = DraftCandidate(0.0, 0)
+NO_CANDIDATE = DraftCandidate(())
+LOOK_SHARE = 0.01
+"""Of the time of a request's steps, at most, is spent on looking for drafts that are not verified."""
+LONGEST_PAUSE = 128
 
 
 class DraftSource(Protocol):
-    """Guesses the next tokens of a sequence."""
+    """Guesses the next tokens of sequences."""
 
-    def draft(self, sequence: Sequence, count: int, /) -> NgramDraft:
-        """At most `count` ids that may follow the sequence's; none without a guess."""
+    @property
+    def priors(self) -> SequenceOf[float]:
+        """The chance of a token of each level to be accepted, before anything is known."""
+        ...
+
+    def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
+        """For each sequence at most `counts` ids that may follow; none without a guess. The same on every rank."""
         ...
 
 
@@ -33,17 +49,20 @@ class Drafter:
     that is not generated any more. kv_border: a request that grows past this length gets its K/V again
     (forward/long_rope.py), so no draft crosses it; None without such a border.
 
-    cost: with it, a draft is only as long as is expected to pay; None verifies every draft. The estimates are counts of
-    tokens, and the cost is the same on all ranks, so all ranks propose the same.
+    cost: with it, a draft is only as long as is expected to pay, and the time that drafts lose is limited; None
+    verifies every draft. The estimates are counts of tokens, and the cost is the same on all ranks, so all ranks
+    propose the same.
     """
 
     def __init__(self, source: DraftSource, speculate: int, kv_border: int | None = None) -> None:
-        self._source = source
-        self._speculate = speculate
+        self.source = source
+        self.speculate = speculate
         self._kv_border = kv_border
         self._cost: StepCost | None = None
         self._can_pay: dict[int, bool] = {}
-        self._overall = overall_rates()
+        self._overall = overall_rates(source.priors)
+        self._budget = DraftBudget()
+        self._saved_by_token_ns = 0.0
 
     @property
     def cost(self) -> StepCost | None:
@@ -53,81 +72,128 @@ class Drafter:
     def cost(self, cost: StepCost | None) -> None:
         self._cost = cost
         self._can_pay.clear()
+        self._overall = overall_rates(self.source.priors)
+        self._budget = DraftBudget()
 
-    def can_pay(self, num_rows: int) -> bool:
+    def pays(self, num_rows: int) -> bool:
         """Whether a step of so many sequences may have drafts."""
         if self._cost is None:
             return num_rows < MOST_VERIFIED_ROWS
         known = self._can_pay.get(num_rows)
         if known is None:
-            known = self._can_pay[num_rows] = can_pay(num_rows, self._speculate, self._cost)
+            known = self._can_pay[num_rows] = can_pay(num_rows, self.speculate, self._cost)
         return known
+
+    def skips_next(self, rows: SequenceOf[Sequence]) -> bool:
+        """Whether the next step of these sequences has no drafts, whatever their newest ids are; counts that step."""
+        if self._cost is None or not self.pays(len(rows)):
+            return not self.pays(len(rows))
+        num_due = sum(self._is_due(sequence) for sequence in rows)
+        if num_due and self._budget.allows(self._cost.proposing_ns(num_due)):
+            return False
+        self._budget.decoded(self._cost.plain_ns(len(rows)))
+        return True
 
     def propose(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
         """A draft for each sequence, whose ids are all on the host; empty if no sequence has one."""
-        if not self.can_pay(len(rows)):
+        if not self.pays(len(rows)):
             return ()
         if self._cost is not None:
             return self._paying_drafts(rows, self._cost)
         room = MOST_VERIFIED_ROWS - len(rows)
         drafts: list[Draft] = []
-        for sequence in rows:
-            draft = tuple(self._draft(sequence).ids[:room])
+        for proposal in self._proposals(rows):
+            draft = tuple(proposal.ids[:room])
             room -= len(draft)
             drafts.append(draft)
         return tuple(drafts) if any(drafts) else ()
 
     def verified(self, sequence: Sequence, num_accepted: int, num_verified: int) -> None:
         """Report the result of a sequence's draft."""
-        if sequence.draft_history is not None:
+        self._budget.add(num_accepted * self._saved_by_token_ns)
+        if self._cost is not None and sequence.draft_history is not None:
             sequence.draft_history.verified(num_accepted, num_verified)
 
-    def _draft(self, sequence: Sequence) -> NgramDraft:
-        draft = self._source.draft(sequence, max(0, self._most(sequence)))
-        if sequence.grammar is not None and draft.ids:
-            return NgramDraft(draft.ids[: sequence.grammar.count_allowed(draft.ids)], draft.match_len)
-        return draft
+    def _proposals(self, rows: SequenceOf[Sequence]) -> list[ProposedDraft]:
+        """A proposal for each sequence, as far as its grammar allows."""
+        counts = [max(0, self._most(sequence)) for sequence in rows]
+        proposals = self.source.propose(rows, counts)
+        for row, (sequence, (ids, levels)) in enumerate(zip(rows, proposals, strict=True)):
+            if sequence.grammar is not None and ids:
+                allowed = sequence.grammar.count_allowed(ids)
+                proposals[row] = ProposedDraft(ids[:allowed], levels[:allowed])
+        return proposals
 
     def _most(self, sequence: Sequence) -> int:
         """Tokens that can be accepted beside the one that the step chooses anyway."""
-        count = min(self._speculate, sequence.stopping.remaining_tokens - 1)
+        count = min(self.speculate, sequence.stopping.remaining_tokens - 1)
         if self._kv_border is not None and sequence.cache_len < self._kv_border:
             count = min(count, self._kv_border - sequence.cache_len - 1)
         return count
 
     def _paying_drafts(self, rows: SequenceOf[Sequence], cost: StepCost) -> tuple[Draft, ...]:
         """Drafts of the lengths that pay; the first token of a draft that is left out is compared all the same."""
-        looked_at = [row for row, sequence in enumerate(rows) if self._is_due(sequence)]
-        if not looked_at:
+        num_rows = len(rows)
+        plain_ns = cost.plain_ns(num_rows)
+        self._budget.decoded(plain_ns)
+        due = [row for row, sequence in enumerate(rows) if self._is_due(sequence)]
+        proposing_ns = cost.proposing_ns(len(due))
+        if not due or not self._budget.allows(proposing_ns):
             return ()
-        candidates = [NO_CANDIDATE] * len(rows)
-        drafts = {row: self._draft(rows[row]) for row in looked_at}
-        for row, draft in drafts.items():
-            sequence, history = rows[row], rows[row].draft_history
-            assert history is not None
+        self._budget.add(-proposing_ns)
+        found = self._proposals([rows[row] for row in due])
+        candidates = [NO_CANDIDATE] * num_rows
+        for row, (_, levels) in zip(due, found, strict=True):
+            sequence, history = rows[row], self._history(rows[row])
             history.settle(sequence.ids)
-            rate, samples = history.rate(draft.match_len), sequence.request.parameters.samples
-            candidates[row] = DraftCandidate(rate, len(draft.ids), sequence.cache_len, samples)
-        lengths = draft_lengths(candidates, cost)
-        for row, draft in drafts.items():
-            history, num_ids = rows[row].draft_history, len(rows[row].ids)
-            assert history is not None
-            if lengths[row]:
-                history.drafted(draft.match_len)
+            rates = [history.rate(level) for level in levels]
+            candidates[row] = DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
+        lengths = draft_lengths(candidates, cost, proposing_ns)
+        added_ns = self._added_ns(candidates, lengths, cost)
+        if not self._budget.allows(added_ns):
+            lengths = [0] * num_rows
+        longest = longest_pause(cost.proposing_ns(1), plain_ns)
+        drafts: list[Draft] = [()] * num_rows
+        for row, (ids, levels) in zip(due, found, strict=True):
+            history, length = self._history(rows[row]), lengths[row]
+            if length:
+                history.drafted(levels)
+                drafts[row] = tuple(ids[:length])
                 continue
-            history.pause(num_ids)
-            if draft.ids:
-                history.guess(num_ids, draft.ids[0], draft.match_len)
+            num_ids = len(rows[row].ids)
+            history.pause(num_ids, longest)
+            if ids:
+                history.guess(num_ids, ids[0], levels[0])
         if not any(lengths):
             return ()
-        return tuple([tuple(drafts[row].ids[:length]) if length else () for row, length in enumerate(lengths)])
+        self._budget.add(-added_ns)
+        self._saved_by_token_ns = plain_ns / num_rows
+        return tuple(drafts)
+
+    def _added_ns(self, candidates: SequenceOf[DraftCandidate], lengths: SequenceOf[int], cost: StepCost) -> float:
+        """The time of verifying these drafts, beside the step."""
+        drafted = list(zip(candidates, lengths, strict=True))
+        keys = sum(length * each.num_keys for each, length in drafted)
+        num_sampled = sum(length * each.is_sampled for each, length in drafted)
+        return cost.added_ns(len(candidates), sum(lengths), keys, num_sampled) if any(lengths) else 0.0
 
     def _is_due(self, sequence: Sequence) -> bool:
         history = sequence.draft_history
-        if history is None:
+        return history is None or sequence.known_len >= history.look_at
+
+    def _history(self, sequence: Sequence) -> DraftHistory:
+        if sequence.draft_history is None:
             sequence.draft_history = DraftHistory(self._overall)
-            return True
-        return len(sequence.ids) >= history.look_at
+        return sequence.draft_history
+
+
+def longest_pause(look_ns: float, step_ns: float) -> int:
+    """Tokens between two looks at a request whose drafts do not pay, so that looks take at most LOOK_SHARE of its time.
+
+    >>> longest_pause(5e3, 1e6), longest_pause(300e3, 1e6)
+    (8, 30)
+    """
+    return min(LONGEST_PAUSE, max(SHORTEST_LONGEST_PAUSE, round(look_ns / (LOOK_SHARE * step_ns))))
 
 
 def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:
@@ -144,12 +210,24 @@ def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:
 
 
 class NgramSource:
-    """Drafts from the request's own prompt and output."""
+    """Drafts from the request's own prompt and output. The level of a token is the length of the match."""
 
     def __init__(self, rule: NgramRule) -> None:
         self._rule = rule
 
-    def draft(self, sequence: Sequence, count: int) -> NgramDraft:
+    @property
+    def priors(self) -> SequenceOf[float]:
+        return NGRAM_PRIORS
+
+    def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
+        """The ids after an earlier occurrence of each sequence's last ones."""
+        return [self._of(sequence, count) for sequence, count in zip(sequences, counts, strict=True)]
+
+    def _of(self, sequence: Sequence, count: int) -> ProposedDraft:
+        draft = self._draft(sequence, count)
+        return ProposedDraft(draft.ids, [draft.match_len] * len(draft.ids))
+
+    def _draft(self, sequence: Sequence, count: int) -> NgramDraft:
         if self._rule is NgramRule.TGI:
             return first_match(sequence.ids, count)
         if sequence.suffixes is None:

@@ -26,6 +26,9 @@ from reference_server.model_server.device import (
 )
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.draft_cost import DraftCost
+from reference_server.model_server.draft_heads.base import BaseModel
+from reference_server.model_server.draft_heads.heads import DraftHeads, load_heads, num_drafted
+from reference_server.model_server.draft_heads.source import HeadsSource
 from reference_server.model_server.drafting import Drafter, NgramSource
 from reference_server.model_server.forward.cuda_graph import graph_sizes
 from reference_server.model_server.forward.prepare import prepare_model
@@ -42,6 +45,7 @@ from reference_server.model_server.models import loader
 from reference_server.model_server.models.families import max_positions
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.speculation.hidden_states import HiddenStates
 from reference_server.model_server.step_state import StepState
 from reference_server.model_server.stepper import RunAhead, Stepper
 from reference_server.model_server.token_choice import ChoosingOptions
@@ -63,7 +67,9 @@ class Engine:
         loaded: LoadedModel,
         tokenizer: Tokenizer,
         tokenizer_max_len: int | None,
+        speculator: Path | None = None,
     ) -> None:
+        """speculator: the directory of the heads that draft for the model."""
         self.options = options
         self.loaded = loaded
         self.state = StepState()
@@ -72,9 +78,13 @@ class Engine:
         self._tokenizer_max_len = tokenizer_max_len
         # Before fusing, which takes the weights out of the modules.
         weight_bytes = loaded.weight_bytes
+        self._speculate = num_drafted(speculator, options.speculate)
+        if speculator is not None and self._speculate:
+            self.state.hidden = HiddenStates()
         self.model = prepare_model(loaded, options, tokenizer, self.state)
         self._block_size = self.model.choice.block_size
-        self._weight_bytes = weight_bytes + self.model.added_bytes
+        heads = self._draft_heads(speculator)
+        self._weight_bytes = weight_bytes + self.model.added_bytes + (0 if heads is None else heads.weight_bytes)
         supports_chunking = self.model.choice.supports_chunking and not self.model.requires_padding
         self.info = ModelInfo(
             requires_padding=self.model.requires_padding,
@@ -85,9 +95,11 @@ class Engine:
             attention_impl=self.model.choice.impl,
             block_size=self._block_size,
             accepts_schemas=True,
-            speculate=options.speculate,
+            speculate=self._speculate,
         )
         self.backends = self.model.backends
+        if self._speculate:
+            self.backends["drafts"] = "n-gram" if heads is None else heads.name
         grammars = Grammars(tokenizer, loaded.eos_ids)
         grammars.prepare()
         self.intake = Intake(
@@ -102,7 +114,8 @@ class Engine:
             prompt_logprobs=options.request_logprobs or self.model.requires_padding,
         )
         self.stepper = Stepper(
-            self.model.forward, self.state, tokenizer, group, choosing, self._run_ahead(), self._drafter()
+            *(self.model.forward, self.state, tokenizer, group, choosing),
+            *(self._run_ahead(), self._drafter(heads)),
         )
 
     @classmethod
@@ -114,6 +127,7 @@ class Engine:
         prepare(device, options.memory_fraction)
         group = RankGroup(rank, world_size)
         files = loader.locate(options)
+        num_drafted(files.speculator, options.speculate)
         _refuse_too_large(options, loader.expected_weight_bytes(options, files), world_size, device)
         group.barrier()
         loaded = loader.load(options, files, group)
@@ -124,7 +138,8 @@ class Engine:
             revision=options.revision,
             trust_remote_code=options.trust_remote_code,
         )
-        engine = cls(options, group, loaded, tokenizer, _tokenizer_max_len(files.tokenizer_directory))
+        max_len = _tokenizer_max_len(files.tokenizer_directory)
+        engine = cls(options, group, loaded, tokenizer, max_len, files.speculator)
         logger.info(
             "loaded %s (%s, %s, %.2f GiB of weights); attention and kernels: %s",
             *(options.model_id, loaded.family.name, engine.info.dtype, engine._weight_bytes / GIB, engine.backends),
@@ -138,16 +153,28 @@ class Engine:
             return RunAhead.OFF
         return RunAhead.AFTER_REPLY if self.loaded.device.type == "cpu" else RunAhead.BEFORE_READ
 
-    def _drafter(self) -> Drafter | None:
-        speculate, rule = self.options.speculate, self.options.ngram_rule
-        if not speculate:
-            return None
-        if self.model.requires_padding:
+    def _draft_heads(self, speculator: Path | None) -> DraftHeads | None:
+        """The heads of a speculator; raises StartupError if there can be no drafts, or not with these heads."""
+        if self._speculate and self.model.requires_padding:
+            remedy = "leave it out" if speculator is None else "give `--speculate 0`"
             raise UnsupportedError(
-                f"`--speculate {speculate}` cannot be served with {type(self.loaded.model).__name__}: the "
-                f"{self.model.tier.replace('_', '-')} tier verifies no drafts; leave it out"
+                f"`--speculate {self._speculate}` cannot be served with {type(self.loaded.model).__name__}: the "
+                f"{self.model.tier.replace('_', '-')} tier verifies no drafts; {remedy}"
             )
-        return Drafter(NgramSource(rule), speculate, self.model.longest_prefix)
+        if speculator is None or not self._speculate:
+            return None
+        assert self.model.head is not None, "a ragged model has an output head"
+        config = self.loaded.config.get_text_config()
+        base = BaseModel(config.hidden_size, config.vocab_size, self.model.head)
+        heads = load_heads(speculator, base, self.loaded.dtype, self.loaded.device)
+        logger.info("drafts of up to %d tokens from the heads (%s) in %s", self._speculate, heads.name, speculator)
+        return heads
+
+    def _drafter(self, heads: DraftHeads | None) -> Drafter | None:
+        if not self._speculate:
+            return None
+        source = NgramSource(self.options.ngram_rule) if heads is None else HeadsSource(heads, self._group)
+        return Drafter(source, self._speculate, self.model.longest_prefix)
 
     def enter_thread(self) -> None:
         """Make the device current in the calling thread, which steps the model."""

@@ -29,7 +29,7 @@ class EngineOptions:
     wiggle_room: scales `memory_fraction` on accelerators only. compute_threads: None is cores - 1. tier: None is the
     family's own. cuda_graphs: the row counts to capture; (0,) captures none, None is the shard's list.
     compiled_walk: whether a decode step is one operator, where it can be. speculate: most tokens of a draft; 0 is no
-    drafts.
+    drafts, None all heads of a speculator and none without one.
     """
 
     model_id: str
@@ -58,6 +58,6 @@ class EngineOptions:
     seed: int = 0
     tier: Tier | None = None
     cuda_graphs: tuple[int, ...] | None = None
-    speculate: int = 0
+    speculate: int | None = None
     ngram_rule: NgramRule = NgramRule.SUFFIX
     speculate_adaptive: bool = True

@@ -1,4 +1,4 @@
-"""One request's mutable decoding state on this shard, without tensors."""
+"""One request's mutable decoding state on this shard, without K/V."""
 
 from dataclasses import dataclass, field
 
@@ -10,6 +10,7 @@ from reference_server.model_server.decoding.detokenize import IncrementalDetoken
 from reference_server.model_server.decoding.grammar import GrammarState
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.speculation.acceptance import DraftHistory
+from reference_server.model_server.speculation.hidden_states import HiddenRow
 from reference_server.model_server.speculation.ngram import SuffixIndex
 
 
@@ -25,6 +26,7 @@ class Sequence:
     With an encoder the prompt is `encoder_ids`, and `ids` begins with the decoder's start token. state: of a recurrent
     forward. grammar: the state of the output in its grammar.
     suffixes, draft_history: where the ids occur before, and how often drafts were accepted; once drafts need them.
+    hidden: from which draft heads guess the tokens after the newest one.
 
         ids     |---- prompt ----|-- generated --|- unread -|
         cache   |---- cache_len ---------------|- input_len -|
@@ -46,6 +48,7 @@ class Sequence:
     grammar: GrammarState | None = None
     suffixes: SuffixIndex | None = None
     draft_history: DraftHistory | None = None
+    hidden: HiddenRow | None = None
 
     @property
     def id(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from reference_server.model_server.kv_cache import KVCache
 from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.speculation.hidden_states import HiddenStates
 
 IntArray = NDArray[np.int64]
 
@@ -99,6 +100,8 @@ class StepState:
     def __init__(self) -> None:
         self.cache: KVCache | None = None
         self.step: Step | None = None
+        self.hidden: HiddenStates | None = None
+        """Written by the forward if it is set, for draft heads."""
 
     @contextmanager
     def use(self, step: Step) -> Iterator[None]:

@@ -28,6 +28,7 @@ from reference_server.model_server.drafting import Drafter, count_by_place
 from reference_server.model_server.forward.inputs import Forward, build_inputs, is_decode
 from reference_server.model_server.generations import Generations, joined
 from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.speculation.hidden_states import HiddenRow
 from reference_server.model_server.step_state import DecodePlan, Draft, LogitSpan, StepState
 from reference_server.model_server.token_choice import ChoiceRows, ChoosingOptions, TokenChoice
 from reference_server.tokenizer import Tokenizer
@@ -68,7 +69,8 @@ class Launched:
     """A forward and its choices, which the device may still be computing.
 
     rows: the sequences that it computes; sampled: those of them that get a token, in the order of `choice`. drafts: of
-    `sampled`; `choice` then has a row for each of their tokens too. forward_ns: the time of the launch.
+    `sampled`; `choice` then has a row for each of their tokens too. hidden: what the output head read for each row of
+    `choice`, if draft heads may need it. forward_ns: the time of the launch.
     """
 
     rows: tuple[Sequence, ...]
@@ -78,6 +80,7 @@ class Launched:
     choice: Choice | None
     chooser: RowChooser | None
     prompt_logprobs: tuple[tuple[Sequence, Tensor], ...]
+    hidden: Tensor | None
     forward_ns: int
     _pending: PendingChoice | None = None
     _host: HostChoice | None = None
@@ -200,10 +203,14 @@ class Stepper:
         drafts = self._drafts(rows) if newest is None else ()
         inputs = build_inputs(batch, self._prompt_logprobs, rows, newest, drafts)
         logits = self.forward(inputs)
-        choice = chooser = None
+        choice = chooser = hidden = None
         if inputs.sampled:
             sampled_rows = inputs.sampled_rows
-            sampled_logits = logits if sampled_rows is None else logits[to_device(sampled_rows, logits.device)]
+            index = None if sampled_rows is None else to_device(sampled_rows, logits.device)
+            sampled_logits = logits if index is None else logits[index]
+            if self._state.hidden is not None and self.drafter is not None and self.drafter.pays(len(inputs.sampled)):
+                states = self._state.hidden.rows
+                hidden = states if states is None or index is None else states[index]
             of_rows = ChoiceRows.with_drafts(inputs.sampled, drafts) if drafts else ChoiceRows.of(inputs.sampled)
             choice, chooser = self._choice.choose(batch.chooser, of_rows, sampled_logits, newest)
         # A decode step has no prompt tokens to predict.
@@ -215,7 +222,9 @@ class Stepper:
         for sequence in inputs.sampled:
             sequence.unread += 1
         launched_ns = time.perf_counter_ns() - started
-        return Launched(rows, inputs.sampled, drafts, inputs.plan, choice, chooser, prompt_logprobs, launched_ns)
+        return Launched(
+            rows, inputs.sampled, drafts, inputs.plan, choice, chooser, prompt_logprobs, hidden, launched_ns
+        )
 
     def read(self, batch: SequenceBatch, steps: SequenceOf[Launched]) -> StepOutput:
         """Append the tokens of launched steps to the batch's sequences; tokens of other sequences are ignored."""
@@ -262,7 +271,7 @@ class Stepper:
         """Launch n+1 from ids on the device, without the rows whose token n is their last by length."""
         if self.run_ahead is not RunAhead.BEFORE_READ or not self._may_run_ahead(batch):
             return ()
-        if self.drafter is not None and self.drafter.can_pay(len(live)):
+        if self.drafter is not None and not self.drafter.skips_next(live):
             # Drafts follow the newest ids, so the next step is launched after these are read.
             return ()
         if any(sequence.request.parameters.watermark for sequence in live):
@@ -297,10 +306,14 @@ class Stepper:
                 if chosen.failed[first]:
                     raise ArithmeticError("no token could be chosen: its logits are not finite, or its sampler failed")
                 generation = self._generations.append_choice(sequence, chosen, first)
+                last = first
                 if draft:
                     accepted = self._append_accepted(sequence, draft, chosen, first)
                     reading.verified.append((len(accepted), len(draft)))
                     generation = joined([generation, *accepted])
+                    last += len(accepted)
+                if step.hidden is not None:
+                    sequence.hidden = HiddenRow(step.hidden, last)
             except Exception:
                 logger.exception("request %d is dropped: its own work failed", sequence.id)
                 reading.dropped.append(sequence)

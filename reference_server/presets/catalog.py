@@ -1,7 +1,8 @@
 """The built-in models: `preset:NAME` -> the files of a model that needs no network.
 
-Each has a real architecture's published shapes. `tiny-llama` is trained and ships its weights; the others are loaded
-with seeded random ones. All share one tokenizer, which is smaller than most of their vocabularies.
+Each has a real architecture's published shapes. `tiny-llama` and the heads that draft for it are trained and ship their
+weights; the others are loaded with seeded random ones. All share one tokenizer, which is smaller than most of their
+vocabularies.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ CALIBRATION_TEXT = _ROOT / "calibration.txt"
 class Preset:
     """One built-in model.
 
-    `directory` holds config.json, generation_config.json and, if `has_weights`, model.safetensors;
+    `directory` holds config.json, generation_config.json and, if `has_weights`, the weights;
     `tokenizer_directory` holds tokenizer.json and tokenizer_config.json with a chat template.
     """
 
@@ -40,7 +41,7 @@ class Preset:
 
     @property
     def has_weights(self) -> bool:
-        return (self.directory / "model.safetensors").is_file()
+        return any(self.directory.glob("*.safetensors"))
 
 
 PRESETS = (
@@ -52,6 +53,9 @@ PRESETS = (
     Preset("qwen2.5-7b", "Qwen2.5 7B: 28 layers, hidden 3,584, 28 heads on 4 K/V heads"),
 )
 
+SPECULATORS = (Preset("tiny-llama-medusa", "four Medusa heads, trained to draft for tiny-llama; served with it"),)
+"""Heads, whose config names the model that they are served with."""
+
 
 def find(model_id: str) -> Preset | None:
     """The preset that `preset:NAME` names; None for any other kind of model id.
@@ -60,8 +64,8 @@ def find(model_id: str) -> Preset | None:
     """
     if not model_id.startswith(PREFIX):
         return None
-    for preset in PRESETS:
+    for preset in (*PRESETS, *SPECULATORS):
         if preset.model_id == model_id:
             return preset
-    names = ", ".join(preset.model_id for preset in PRESETS)
+    names = ", ".join(preset.model_id for preset in (*PRESETS, *SPECULATORS))
     raise UnsupportedError(f"there is no built-in model {model_id!r}; there are {names}")

@@ -57,3 +57,42 @@ def test_a_model_that_is_nowhere_is_refused(tmp_path: Path):
 def test_hardening_R23_a_path_without_a_directory_is_not_sought_on_the_hub(path: str):
     with pytest.raises(StartupError, match=f"'{path}' is neither a directory nor the name of a model"):
         locate(path, None, None, ["*.json"])
+
+
+def test_the_model_of_a_speculator_is_its_base_in_every_process(tmp_path: Path):
+    base = write_cached_model(tmp_path, "org/model", {"config.json": '{"model_type": "llama"}'})
+    heads = tmp_path / "heads"
+    heads.mkdir()
+    (heads / "config.json").write_text('{"medusa_num_heads": 3, "base_model_name_or_path": "org/model"}')
+
+    paths = locate(str(heads), None, tmp_path, ["*.json"])
+
+    assert (paths.directory, paths.tokenizer_directory, paths.speculator) == (base, base, heads)
+    assert find_tokenizer_files(str(heads), None, tmp_path).config_directory == base
+    assert read_model_config(str(heads), None, tmp_path) == {"model_type": "llama"}
+
+
+def test_a_speculator_of_a_preset_is_a_preset():
+    paths = locate("preset:tiny-llama-medusa", None, None, ["*.json"])
+
+    assert paths.directory == locate("preset:tiny-llama", None, None, ["*.json"]).directory
+    assert paths.speculator is not None
+    assert paths.speculator.name == "tiny-llama-medusa"
+
+
+@pytest.mark.parametrize("base", ["", "null", "3"])
+def test_a_speculator_that_names_no_base_model_is_refused(tmp_path: Path, base: str):
+    (tmp_path / "config.json").write_text(f'{{"model_type": "mlp_speculator", "base_model_name_or_path": {base or 0}}}')
+
+    with pytest.raises(StartupError, match="a speculator names its base model in `base_model_name_or_path`"):
+        locate(str(tmp_path), None, None, ["*.json"])
+
+
+def test_a_speculator_of_a_speculator_is_refused(tmp_path: Path):
+    for name, base in (("one", "two"), ("two", "three")):
+        (tmp_path / name).mkdir()
+        config = f'{{"model_type": "mlp_speculator", "base_model_name_or_path": "{tmp_path / base}"}}'
+        (tmp_path / name / "config.json").write_text(config)
+
+    with pytest.raises(UnsupportedError, match="which is a speculator too"):
+        locate(str(tmp_path / "one"), None, None, ["*.json"])

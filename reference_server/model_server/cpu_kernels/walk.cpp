@@ -138,10 +138,11 @@ const Record* records(const Tensor& bytes) {
 
 // hidden: [rows, size], overwritten. layers, end: bytes of the structures above, whose addresses stay valid during the
 // call; the caches of the layers are written. rotary: [positions, 2, rotary_dim]. positions, slots, seqlen_k: [rows]
-// int64. block_table: [rows, blocks] int64. Returns [rows, vocab_size], or [rows, size] without a head.
+// int64. block_table: [rows, blocks] int64. kept: [rows, size], gets the normed hidden states that the head reads.
+// Returns [rows, vocab_size], or [rows, size] without a head.
 Tensor walk(
     Tensor hidden, Tensor layers, Tensor end, std::optional<Tensor> rotary, Tensor positions, Tensor slots,
-    Tensor block_table, Tensor seqlen_k) {
+    Tensor block_table, Tensor seqlen_k, std::optional<Tensor> kept) {
   static thread_local Scratch scratch;
   const Layer* layer = records<Layer>(layers);
   const End* last = records<End>(end);
@@ -165,8 +166,9 @@ Tensor walk(
   for (int64_t i = 0; i < count; ++i) step.run(layer[i], i == 0);
   const bool has_head = last->head.packed;
   Tensor output = torch::stable::new_empty(hidden, {rows, has_head ? last->head.outputs : size});
-  step.add_norm(step.delta, last->norm, has_head ? step.normed : data<T>(output));
-  if (has_head) multiply_rows(last->head, step.normed, size, rows, data<T>(output));
+  T* normed = !has_head ? data<T>(output) : kept.has_value() ? data<T>(*kept) : step.normed;
+  step.add_norm(step.delta, last->norm, normed);
+  if (has_head) multiply_rows(last->head, normed, size, rows, data<T>(output));
   return output;
 }
 
@@ -175,7 +177,7 @@ Tensor walk(
 STABLE_TORCH_LIBRARY_FRAGMENT(reference_server_cpu, library) {
   library.def(
       "walk(Tensor(a!) hidden, Tensor layers, Tensor end, Tensor? rotary, Tensor positions, Tensor slots, Tensor "
-      "block_table, Tensor seqlen_k) -> Tensor");
+      "block_table, Tensor seqlen_k, Tensor(b!)? kept) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(reference_server_cpu, CPU, library) {

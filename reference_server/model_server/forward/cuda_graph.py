@@ -93,6 +93,8 @@ class GraphedForward:
         self._make_runner = runner
         self._block_size = block_size
         self._replays: dict[int, CapturedStep] = {}
+        # What draft heads read, where the graph of each size writes it.
+        self._hidden: dict[int, Tensor] = {}
         self.inputs: StaticInputs | None = None
         # The rows whose tables are on the device, the size that was replayed, and the positions after it.
         self._plan: DecodePlan | None = None
@@ -107,6 +109,7 @@ class GraphedForward:
     def release(self) -> None:
         """Free all graphs; they must go before the memory that they point at."""
         self._replays.clear()
+        self._hidden.clear()
         self.inputs = self._plan = None
 
     def capture(self, sizes: Sequence[int], max_total_tokens: int) -> None:
@@ -120,6 +123,8 @@ class GraphedForward:
         for size in sorted(sizes, reverse=True):
             try:
                 self._replays[size] = runner.capture(self.make_step(self.inputs, size, max_total_tokens))
+                if self._forward.hidden is not None and self._forward.hidden.rows is not None:
+                    self._hidden[size] = self._forward.hidden.rows
             except torch.OutOfMemoryError as error:
                 logger.warning("no memory for a CUDA graph of %d rows: %s", size, error)
             except RuntimeError as error:
@@ -136,6 +141,9 @@ class GraphedForward:
         self._upload(inputs, size)
         logits = self._replays[size]()
         self._plan, self._size, self._positions = inputs.plan, size, inputs.positions + 1
+        if self._forward.hidden is not None:
+            # A copy: it is read after the next replay too.
+            self._forward.hidden.rows = self._hidden[size][: len(inputs.positions)].clone()
         return logits[: len(inputs.positions)]
 
     def replay_of(self, inputs: RaggedInputs) -> CapturedStep | None:

@@ -1,9 +1,11 @@
 """Prepares a loaded model for its tier: hooks and fuses it, or wraps and tries it."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
+from torch import Tensor
 
 from reference_server.errors import UnsupportedError
 from reference_server.model_server.attention.kernel import AttentionNeeds
@@ -34,7 +36,8 @@ class PreparedModel:
     """A forward, the K/V geometry of its cache, and the facts that the server reports.
 
     added_bytes: memory that fusing adds to the weights. start_id: the first token of a decoder behind an encoder.
-    graphs: the forward, if its decode steps can be captured. longest_prefix: the longest request whose K/V does not
+    graphs: the forward, if its decode steps can be captured. head: the output head of a ragged model, hidden states to
+    logits. longest_prefix: the longest request whose K/V does not
     depend on its length; None without such a limit.
     """
 
@@ -47,6 +50,7 @@ class PreparedModel:
     added_bytes: int = 0
     start_id: int | None = None
     graphs: GraphedForward | None = None
+    head: Callable[[Tensor], Tensor] | None = None
     longest_prefix: int | None = None
 
     @property
@@ -108,6 +112,7 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
     added_bytes = 0
     decoder = fuse.fuse(loaded.model) if options.fuse else None
     if decoder is not None:
+        decoder.kept = state.hidden
         added_bytes = decoder.added_bytes
     elif options.fuse:
         swap_modules(loaded.model)
@@ -125,6 +130,7 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
         kernels=kernels,
         added_bytes=added_bytes,
         graphs=graphs,
+        head=loaded.model.get_output_embeddings() if decoder is None else decoder.head,
         longest_prefix=original,
     )
 

@@ -1,11 +1,15 @@
 """The packed forward: all sequences' new tokens as one row through the model and its registered attention."""
 
+import functools
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from reference_server.model_server.attention.staging import host_arrays, stage
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.models.fuse import Decoder
+from reference_server.model_server.speculation.hidden_states import HiddenStates
 from reference_server.model_server.step_state import Step, StepState, StepTensors
 
 
@@ -17,8 +21,9 @@ class RaggedForward:
 
     def __init__(self, model: nn.Module, state: StepState, device: torch.device, decoder: Decoder | None) -> None:
         self.device = device
+        self.hidden = state.hidden
         self._state = state
-        self._run: Decoder = decoder if decoder is not None else _ModelCall(model)
+        self._run: Decoder = decoder if decoder is not None else _ModelCall(model, state.hidden)
 
     def __call__(self, inputs: RaggedInputs) -> Tensor:
         """[logit rows, vocab_size], in the model's dtype."""
@@ -61,8 +66,10 @@ def _cuda(inputs: RaggedInputs, device: torch.device) -> Placed:
 class _ModelCall:
     """Transformers' own forward over a packed row."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any, hidden: HiddenStates | None) -> None:
         self._model = model
+        if hidden is not None:
+            model.get_output_embeddings().register_forward_pre_hook(functools.partial(_keep, hidden))
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, _: int) -> Tensor:
         output = self._model(
@@ -73,3 +80,9 @@ class _ModelCall:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+
+def _keep(hidden: HiddenStates, _head: nn.Module, inputs: tuple[Tensor]) -> None:
+    """A hook of the output head. Draft heads call it with other rows, [rows, hidden], which are not kept."""
+    if inputs[0].dim() == 3:
+        hidden.rows = inputs[0][0]

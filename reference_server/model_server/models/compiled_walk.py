@@ -88,8 +88,11 @@ class CompiledWalk:
         step = self._state.step
         return step is not None and step.metadata.num_single_rows == step.metadata.num_rows
 
-    def __call__(self, hidden: Tensor, rotary: Tensor | None, positions: Tensor) -> Tensor:
-        """[rows, vocab_size], or [rows, size] without a head. hidden: [rows, size], overwritten."""
+    def __call__(self, hidden: Tensor, rotary: Tensor | None, positions: Tensor, kept: Tensor | None = None) -> Tensor:
+        """[rows, vocab_size], or [rows, size] without a head. hidden: [rows, size], overwritten.
+
+        kept: [rows, size], gets what the head reads.
+        """
         step = self._state.step
         assert step is not None, "a decode step outside a step"
         cache = self._state.cache
@@ -98,7 +101,8 @@ class CompiledWalk:
             self._attach(cache)
         tensors = step.tensors
         result: Tensor = self._operator(
-            hidden, self._table, self._end, rotary, positions, tensors.slots, tensors.block_table, tensors.seqlen_k
+            *(hidden, self._table, self._end, rotary, positions),
+            *(tensors.slots, tensors.block_table, tensors.seqlen_k, kept),
         )
         return result
 

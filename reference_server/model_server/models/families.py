@@ -81,7 +81,6 @@ FAMILIES = (
 REFUSED = {
     "RefinedWeb": "an old name: convert the config to Transformers' `falcon`",
     "RefinedWebModel": "an old name: convert the config to Transformers' `falcon`",
-    "mlp_speculator": "serve its base model with `--speculate N`, which drafts by n-grams",
     "ssm": "use the model in Transformers' `mamba` format",
     **dict.fromkeys(
         (
@@ -115,9 +114,6 @@ def find_family(config: dict[str, Any], *, trust_remote_code: bool = False) -> M
     """The family of a raw `config.json`. Raises StartupError for a model or a number that is not supported."""
     _check_limits(config)
     model_type = config.get("model_type")
-    if "medusa_num_heads" in config:
-        base = config.get("base_model_name_or_path")
-        raise UnsupportedError(f"Medusa heads are not served: serve their base model, {base!r:.80}, with n-gram drafts")
     if "ssm_cfg" in config:
         raise UnsupportedError("this is Mamba's original format: use a checkpoint with `-hf` in its name")
     if model_type is None:

@@ -31,6 +31,7 @@ from reference_server.model_server.models.operators import Norm, known_norm, nor
 from reference_server.model_server.models.packed_linear import can_pack
 from reference_server.model_server.models.swap import activation_of
 from reference_server.model_server.models.walk import ROPE_TYPES, Activation, FusedLayer, Heads, RotaryTable, Walk
+from reference_server.model_server.speculation.hidden_states import HiddenStates
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +63,20 @@ class FusedDecoder:
         self._heads = heads
         self._walk = Walk(self._fused, heads, self._operators)
         self._compiled: CompiledWalk | None = None
+        self.kept: HiddenStates | None = None
+        """Gets what the head reads, if it is set."""
         self._norm = known_norm(getattr(inner, layout.final_norm))
         head = model.get_output_embeddings()
         is_tied = head.weight.data_ptr() == weight.data_ptr()
-        self._head = head if keep else take_weights(head, keep=is_tied)
+        self.head = head if keep else take_weights(head, keep=is_tied)
+        """[rows, hidden] -> [rows, vocab_size], before the logits are scaled."""
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._divisor: float = getattr(model.config, "logits_scaling", 1.0)
         self.added_bytes = weight.nbytes if is_tied and can_pack(weight) else 0
 
     def compile_walk(self) -> None:
         """Compute decode steps with one operator from here on; raises Undescribed if it cannot."""
-        self._compiled = CompiledWalk(self._fused, self._heads, self._norm, self._head)
+        self._compiled = CompiledWalk(self._fused, self._heads, self._norm, self.head)
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, max_position: int) -> Tensor:
         embedded = self.embed(input_ids) if self._table is None else F.embedding(input_ids, self._table)
@@ -82,7 +86,10 @@ class FusedDecoder:
         """The logits of the tokens `index`, all if None. inputs_embeds: [tokens, hidden], overwritten."""
         logits = self._decode(inputs_embeds, positions, index, max_position)
         if logits is None:
-            logits = self._head(self.hidden(inputs_embeds, positions, index, max_position, self._norm))
+            hidden = self.hidden(inputs_embeds, positions, index, max_position, self._norm)
+            if self.kept is not None:
+                self.kept.rows = hidden
+            logits = self.head(hidden)
         if self._divisor != 1:
             logits = logits / self._divisor
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
@@ -101,8 +108,15 @@ class FusedDecoder:
         if self._compiled is None or index is not None or not self._compiled.takes_step():
             return None
         hidden, table = self._first_hidden(inputs_embeds, positions), self._rotary_table(max_position)
-        result = self._compiled(hidden, table, positions)
-        return result if self._compiled.has_head else self._head(result)
+        if self.kept is None:
+            result = self._compiled(hidden, table, positions)
+            return result if self._compiled.has_head else self.head(result)
+        self.kept.rows = torch.empty_like(hidden) if self._compiled.has_head else None
+        result = self._compiled(hidden, table, positions, self.kept.rows)
+        if self._compiled.has_head:
+            return result
+        self.kept.rows = result
+        return self.head(result)
 
     def _first_hidden(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer."""

@@ -7,11 +7,9 @@ DECAY = 0.85
 """Weight of a token's outcome once the next one is known: the estimate follows the last six or so."""
 OVERALL_DECAY = 0.98
 """The same of all requests together, where a new request starts."""
-LONGEST_PAUSE = 8
-"""Tokens after which a request without drafts is looked at again, at most."""
+SHORTEST_LONGEST_PAUSE = 8
+"""Tokens after which a request without drafts is looked at again, at most, if a look costs nothing."""
 PRIOR_WEIGHT = 1.0
-PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
-"""By the length of the match, of at most 4 tokens: a longer one is a better guess."""
 
 
 class AcceptanceRate:
@@ -26,16 +24,15 @@ class AcceptanceRate:
     def value(self) -> float:
         return self._accepted / self._tried
 
-    def add(self, num_accepted: int, num_verified: int) -> None:
-        """Count a verified draft: its accepted tokens, and the first refused one if there is one."""
-        for place in range(min(num_accepted + 1, num_verified)):
-            self._accepted = self._accepted * self._decay + (place < num_accepted)
-            self._tried = self._tried * self._decay + 1
+    def add(self, is_accepted: bool) -> None:
+        """Count one token, verified after accepted ones only."""
+        self._accepted = self._accepted * self._decay + is_accepted
+        self._tried = self._tried * self._decay + 1
 
 
-def overall_rates() -> list[AcceptanceRate]:
-    """The rates of all requests together, by the length of the match."""
-    return [AcceptanceRate(prior, OVERALL_DECAY) for prior in PRIORS]
+def overall_rates(priors: Sequence[float]) -> list[AcceptanceRate]:
+    """The rates of all requests together, by the level of a token; before any, `priors`."""
+    return [AcceptanceRate(prior, OVERALL_DECAY) for prior in priors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,59 +44,59 @@ class Guess:
 
     position: int
     token_id: int
-    match_len: int
+    level: int
 
 
 class DraftHistory:
-    """The estimates of one request, by the length of the match that a draft follows; and when to draft for it again.
+    """The estimates of one request, by the level of a token; and when to draft for it again.
 
     overall: the rates of all requests, which this one starts from and adds to. A request that had no draft to verify is
     left alone for twice as many tokens as the last time; a right guess ends the pause.
     """
 
-    __slots__ = ("_guess", "_overall", "_pause", "_rates", "look_at", "match_len")
+    __slots__ = ("_guess", "_levels", "_overall", "_pause", "_rates", "look_at")
 
     def __init__(self, overall: Sequence[AcceptanceRate]) -> None:
         self._overall = overall
         self._rates = [AcceptanceRate(each.value) for each in overall]
         self._guess: Guess | None = None
         self._pause = 1
+        self._levels: Sequence[int] = ()
         self.look_at = 0
         """The number of ids from which on a draft is looked for."""
-        self.match_len = 0
-        """Of the draft in the step in progress."""
 
-    def rate(self, match_len: int) -> float:
-        return self._rates[match_len].value
+    def rate(self, level: int) -> float:
+        return self._rates[level].value
 
-    def drafted(self, match_len: int) -> None:
-        """A draft after a match of this length is being verified."""
-        self.match_len = match_len
+    def drafted(self, levels: Sequence[int]) -> None:
+        """A draft with tokens of these levels is being verified."""
+        self._levels = levels
         self._pause = 1
 
     def verified(self, num_accepted: int, num_verified: int) -> None:
-        """Count the draft of a step."""
-        self._add(self.match_len, num_accepted, num_verified)
+        """Count the draft of a step: its accepted tokens, and the first refused one if there is one."""
+        for place in range(min(num_accepted + 1, num_verified)):
+            self._add(self._levels[place], place < num_accepted)
 
-    def pause(self, num_ids: int) -> None:
+    def pause(self, num_ids: int, longest: int = SHORTEST_LONGEST_PAUSE) -> None:
         """Look for no draft for some tokens."""
-        self.look_at = num_ids + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self.look_at = num_ids + min(self._pause, longest)
+        self._pause = min(2 * self._pause, longest)
 
-    def guess(self, num_ids: int, token_id: int, match_len: int) -> None:
+    def guess(self, num_ids: int, token_id: int, level: int) -> None:
         """Compare the token after `num_ids` ids with `token_id` once it is known."""
-        self._guess = Guess(num_ids, token_id, match_len)
+        self._guess = Guess(num_ids, token_id, level)
 
     def settle(self, ids: Sequence[int]) -> None:
         """Count the guess whose token is known by now."""
         guess = self._guess
         if guess is not None and len(ids) > guess.position:
             is_right = ids[guess.position] == guess.token_id
-            self._add(guess.match_len, int(is_right), 1)
+            self._add(guess.level, is_right)
             self._guess = None
             if is_right:
                 self._pause = 1
 
-    def _add(self, match_len: int, num_accepted: int, num_verified: int) -> None:
-        self._rates[match_len].add(num_accepted, num_verified)
-        self._overall[match_len].add(num_accepted, num_verified)
+    def _add(self, level: int, is_accepted: bool) -> None:
+        self._rates[level].add(is_accepted)
+        self._overall[level].add(is_accepted)

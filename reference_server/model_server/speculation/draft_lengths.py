@@ -1,6 +1,7 @@
 """How many tokens of each draft a step verifies: as many as raise the expected tokens for each ns."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from reference_server.model_server.speculation.step_cost import StepCost
@@ -12,34 +13,33 @@ BEST_RATE = 0.9
 
 
 class DraftCandidate(NamedTuple):
-    """One row of a step and its draft: `length` tokens, of which each is accepted after the others with `rate`.
+    """One row of a step and its draft: the chance of each token to be accepted, if those before it are.
 
     num_keys: tokens that the row attends to. is_sampled: its tokens are not chosen greedily.
     """
 
-    rate: float
-    length: int
+    rates: Sequence[float]
     num_keys: int = 0
     is_sampled: bool = False
 
 
-def draft_lengths(candidates: Sequence[DraftCandidate], cost: StepCost) -> list[int]:
+def draft_lengths(candidates: Sequence[DraftCandidate], cost: StepCost, proposing_ns: float = 0.0) -> list[int]:
     """The tokens to verify of each candidate's draft; all 0 if no choice is expected to pay.
 
-    A draft's token at place j is accepted with probability rate^j, so its gains fall with each place, and taking the
-    largest gains first is the best choice for every number of rows.
+    The gains of a draft's tokens fall with each place, and taking the largest gains first is the best choice for every
+    number of rows. proposing_ns: the time in which these drafts were proposed, which they have to pay too.
     """
     gains = [
-        (candidate.rate ** (place + 1), row)
+        (gain, row)
         for row, candidate in enumerate(candidates)
-        for place in range(candidate.length)
+        for gain in accumulate(candidate.rates, lambda gain, rate: gain * rate)
     ]
     gains.sort(reverse=True)
     num_rows = len(candidates)
     extra_ns = sum(each.num_keys * cost.key_ns + each.is_sampled * cost.sampled_row_ns for each in candidates)
     tokens, best_count = float(num_rows), 0
     best = MIN_GAIN * num_rows / (cost.plain_ns(num_rows) + extra_ns)
-    extra_ns += cost.drafts_ns
+    extra_ns += cost.drafts_ns + proposing_ns
     for count, (gain, row) in enumerate(gains[: max(0, cost.most_rows - num_rows)], 1):
         candidate = candidates[row]
         tokens += gain
@@ -58,6 +58,8 @@ def can_pay(num_rows: int, speculate: int, cost: StepCost) -> bool:
 
     One good draft is enough: the others of the batch may have none.
     """
-    best = DraftCandidate(BEST_RATE, speculate)
-    alone = [best, *[DraftCandidate(0.0, 0)] * (num_rows - 1)]
-    return any(draft_lengths(alone, cost)) or any(draft_lengths([best] * num_rows, cost))
+    best = DraftCandidate((BEST_RATE,) * speculate)
+    alone = [best, *[DraftCandidate(())] * (num_rows - 1)]
+    return any(draft_lengths(alone, cost, cost.proposing_ns(1))) or any(
+        draft_lengths([best] * num_rows, cost, cost.proposing_ns(num_rows))
+    )

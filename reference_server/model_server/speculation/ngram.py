@@ -9,6 +9,9 @@ SHORTEST, LONGEST = 2, 4
 MOST_CANDIDATES = 32
 """Earlier occurrences of the last two tokens that are compared; the latest first."""
 
+NGRAM_PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
+"""Acceptance by the length of the match, before any is known: a longer one is a better guess."""
+
 
 class NgramRule(StrEnum):
     """suffix: after the longest match of the last 2 to 4 tokens. tgi: after the first occurrence of the last token."""

@@ -11,7 +11,7 @@ class StepCost:
 
     rows_ns: by number of rows, from 1 on, greedy and with few keys. key_ns: for each key that a row attends to.
     drafts_ns: for having drafts at all; draft_row_ns: for each of their tokens. sampled_row_ns: for each row that is
-    not greedy.
+    not greedy. proposal_ns: for finding drafts, by the number of sequences, from 1 on.
     """
 
     rows_ns: tuple[float, ...]
@@ -19,6 +19,7 @@ class StepCost:
     drafts_ns: float = 0.0
     draft_row_ns: float = 0.0
     sampled_row_ns: float = 0.0
+    proposal_ns: tuple[float, ...] = (0.0,)
 
     @property
     def most_rows(self) -> int:
@@ -27,6 +28,16 @@ class StepCost:
     def plain_ns(self, num_rows: int) -> float:
         """The step without drafts, as far as rows decide it."""
         return self.rows_ns[min(num_rows, self.most_rows) - 1]
+
+    def proposing_ns(self, num_sequences: int) -> float:
+        """Finding the drafts of so many sequences."""
+        return self.proposal_ns[min(num_sequences, len(self.proposal_ns)) - 1] if num_sequences else 0.0
+
+    def added_ns(self, num_rows: int, num_drafted: int, keys: int = 0, num_sampled: int = 0) -> float:
+        """A step that verifies drafts, beside the one without; keys, num_sampled: of the drafted rows."""
+        rows_ns = self.plain_ns(num_rows + num_drafted) - self.plain_ns(num_rows)
+        rest_ns = num_drafted * self.draft_row_ns + keys * self.key_ns + num_sampled * self.sampled_row_ns
+        return rows_ns + self.drafts_ns + rest_ns
 
 
 def by_rows(measured_ns: Mapping[int, float], most_rows: int) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from reference_server.errors import StartupError, UnsupportedError
-from reference_server.model_files import locate_local
+from reference_server.model_files import base_model, config_of, is_speculator, locate_local
 from reference_server.model_server.weights.files import (
     ADAPTER_FILES,
     INDEX_FILES,
@@ -90,6 +90,7 @@ class Downloader:
         names = file_names(directory)
         if is_adapter(names):
             return self._merge(wanted, _adapter(directory), directory)
+        self._ensure_base(wanted, directory)
         if _is_whole(wanted, directory, names):
             logger.info("Files are already present on the host. Skipping download.")
             return directory
@@ -104,6 +105,7 @@ class Downloader:
         listing = f"the file list of {wanted.model_id}"
         snapshot = self._retrying(listing, lambda: self._hub.snapshot(wanted.model_id, wanted.revision))
         self._fetch_small_files(wanted, snapshot)
+        self._ensure_base(wanted, snapshot.directory)
         if wanted.merge_lora and is_adapter(snapshot.names):
             return self._merge_cached(wanted, snapshot)
         self._fetch_parent(wanted, snapshot.directory)
@@ -162,8 +164,17 @@ class Downloader:
 
         convert(directory, pickled)
 
+    def _ensure_base(self, wanted: Weights, directory: Path) -> None:
+        """Get the model that a speculator drafts for."""
+        base = base_model(config_of(directory))
+        if base is not None:
+            logger.info("%s drafts for %s, which is downloaded too", wanted.model_id, base)
+            self.ensure(replace(wanted, model_id=base, revision=None, override=None, merge_lora=False))
+
     def _fetch_parent(self, wanted: Weights, directory: Path) -> None:
-        """Download the base model in config.json, as of a Medusa head; failures are only logged."""
+        """Download the base model in any other config.json; failures are only logged."""
+        if is_speculator(config_of(directory)):
+            return
         parent = _parent(directory / "config.json")
         if parent is None or parent in self._under_way or not _REPOSITORY.fullmatch(parent):
             return

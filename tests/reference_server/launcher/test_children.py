@@ -223,6 +223,8 @@ def test_what_needs_no_download(tmp_path: Path) -> None:
     assert needs_download(plan(model_id=str(tmp_path)).config)
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert not needs_download(plan(model_id=str(tmp_path)).config)
+    (tmp_path / "config.json").write_text('{"model_type": "mlp_speculator", "base_model_name_or_path": "a/b"}')
+    assert needs_download(plan(model_id=str(tmp_path)).config), "its base model may be missing"
 
 
 @pytest.mark.parametrize(

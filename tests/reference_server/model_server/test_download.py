@@ -364,6 +364,38 @@ def test_the_model_that_a_config_builds_upon_is_fetched_too(hub, cache, caplog):
     assert "model.safetensors" in fetched(hub)
 
 
+MEDUSA = {"medusa_num_heads": 3, "medusa_num_layers": 1, "base_model_name_or_path": "some/model"}
+MLP = {"model_type": "mlp_speculator", "n_predict": 3, "base_model_name_or_path": "some/model"}
+
+
+@pytest.mark.parametrize(("config", "file"), [(MEDUSA, "medusa_lm_head.safetensors"), (MLP, "model.safetensors")])
+def test_a_speculator_is_downloaded_with_its_base_model(hub, cache, config, file):
+    hub.add("some/heads", {"config.json": json.dumps(config).encode(), file: b"heads"})
+    hub.add("some/model", {"config.json": b"{}", **MODEL})
+
+    directory = downloader(hub, cache).ensure(Weights("some/heads"))
+
+    assert (directory / file).read_bytes() == b"heads"
+    assert fetched(hub).count("model.safetensors") == 1 + (file == "model.safetensors")
+
+
+def test_a_speculator_on_this_machine_is_completed_by_its_base_model_of_the_hub(hub, cache, tmp_path):
+    hub.add("some/model", {"config.json": b"{}", **MODEL})
+    (tmp_path / "config.json").write_text(json.dumps(MEDUSA))
+    (tmp_path / "medusa_lm_head.safetensors").write_bytes(b"heads")
+
+    assert downloader(hub, cache).ensure(Weights(str(tmp_path))) == tmp_path
+    assert "model.safetensors" in fetched(hub)
+
+
+def test_a_speculator_without_its_base_model_is_an_error(hub, cache, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MEDUSA, "base_model_name_or_path": "nobody/nothing"}))
+    (tmp_path / "medusa_lm_head.safetensors").write_bytes(b"heads")
+
+    with pytest.raises(StartupError, match="nobody/nothing"):
+        downloader(hub, cache).ensure(Weights(str(tmp_path)))
+
+
 @pytest.mark.parametrize("parent", ["nobody/nothing", "/somewhere/else"])
 def test_a_missing_parent_is_no_failure(hub, cache, parent):
     hub.add("some/head", {"config.json": json.dumps({"base_model_name_or_path": parent}).encode(), **MODEL})

@@ -7,6 +7,7 @@ from reference_server.model_server.decoding.detokenize import IncrementalDetoken
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter, NgramSource
 from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.speculation.draft_budget import LOSS_SHARE, MOST_STEPS
 from reference_server.model_server.speculation.ngram import NgramRule
 from reference_server.model_server.speculation.step_cost import StepCost, by_rows
 from reference_server.presets.catalog import find
@@ -108,3 +109,24 @@ def test_a_request_whose_drafts_fail_stops_drafting_and_starts_again_when_its_te
     assert stopped[0]
     assert not any(stopped[6:])
     assert any(proposed)
+
+
+def test_drafts_that_fail_against_all_estimates_lose_a_share_of_the_time_only() -> None:
+    made = drafter(2)
+    made.cost = StepCost(by_rows({1: 100.0, 2: 125.0, 3: 150.0, 128: 3300.0}, 128))
+    tokens, lost_ns, num_steps = tokenizer(), 0.0, 0
+
+    # Short requests, each of which starts with the hope of all: theirs is never fulfilled.
+    for _ in range(40):
+        sequence = decoding(LOOP, tokens=tokens)
+        for next_id in (7, 8, 9, 7, 8, 9):
+            drafts = made.propose([sequence])
+            num_steps += 1
+            if drafts:
+                lost_ns += 25.0 * len(drafts[0])
+                sequence.draft_history = None
+                made.verified(sequence, 0, len(drafts[0]))
+            sequence.ids.append(next_id)
+            sequence.cache_len += 1
+
+    assert 0 < lost_ns <= (MOST_STEPS + LOSS_SHARE * num_steps) * 100.0

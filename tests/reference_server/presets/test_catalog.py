@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reference_server.errors import UnsupportedError
-from reference_server.presets.catalog import PRESETS, find
+from reference_server.presets.catalog import PRESETS, SPECULATORS, find
 from reference_server.tokenizer import load_tokenizer
 
 # The published numbers of parameters; the tied ones count their embedding once.
@@ -17,6 +17,13 @@ PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
     "qwen2.5-7b": 7_615_616_512,
 }
+
+
+def test_speculators_are_found_and_ship_small_weights():
+    for preset in SPECULATORS:
+        assert find(preset.model_id) == preset
+        assert preset.has_weights
+        assert sum(path.stat().st_size for path in preset.directory.iterdir()) < 4_000_000
 
 
 def test_a_model_id_that_is_no_preset_is_not_found():

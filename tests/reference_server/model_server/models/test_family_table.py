@@ -31,17 +31,11 @@ def test_a_model_type_has_one_row() -> None:
         ("RefinedWebModel", "convert the config to Transformers' `falcon`"),
         ("qwen2_vl", "models with image input are not served"),
         ("ssm", "`mamba` format"),
-        ("mlp_speculator", "serve its base model with `--speculate N`"),
     ],
 )
 def test_an_unsupported_model_is_refused_with_the_reason(model_type: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"Unsupported model type {model_type}: .*{reason}"):
         find_family({"model_type": model_type})
-
-
-def test_medusa_heads_are_refused_with_the_name_of_their_base_model() -> None:
-    with pytest.raises(UnsupportedError, match="Medusa heads are not served: serve their base model, 'a/base'"):
-        find_family({"medusa_num_heads": 3, "medusa_num_layers": 1, "base_model_name_or_path": "a/base"})
 
 
 @pytest.mark.parametrize(

@@ -3,36 +3,53 @@
 import pytest
 
 from reference_server.model_server.speculation.acceptance import (
-    LONGEST_PAUSE,
-    PRIORS,
+    SHORTEST_LONGEST_PAUSE,
     AcceptanceRate,
     DraftHistory,
     overall_rates,
 )
 
+PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
+
+
+def rates() -> list[AcceptanceRate]:
+    return overall_rates(PRIORS)
+
 
 def test_the_estimate_follows_the_last_outcomes() -> None:
     rate = AcceptanceRate(0.5)
-    for _ in range(20):
-        rate.add(4, 4)
+    for _ in range(30):
+        rate.add(True)
     assert rate.value > 0.95
 
-    for _ in range(20):
-        rate.add(0, 4)
+    for _ in range(30):
+        rate.add(False)
     assert rate.value < 0.05
 
 
 def test_tokens_after_the_first_refused_one_do_not_count() -> None:
-    one, two = AcceptanceRate(0.5), AcceptanceRate(0.5)
-    one.add(1, 2)
-    two.add(1, 8)
+    short, long = DraftHistory(rates()), DraftHistory(rates())
+    short.drafted([2, 2])
+    short.verified(1, 2)
+    long.drafted([2] * 8)
+    long.verified(1, 8)
 
-    assert one.value == two.value
+    assert short.rate(2) == long.rate(2)
+
+
+def test_each_token_of_a_draft_counts_for_its_own_level() -> None:
+    history = DraftHistory(rates())
+    history.drafted([4, 1, 1])
+    history.verified(1, 3)
+
+    assert history.rate(4) > PRIORS[4]
+    assert history.rate(1) < PRIORS[1]
+    assert history.rate(0) == pytest.approx(PRIORS[0])
 
 
 def test_a_guess_is_settled_by_the_token_at_its_place() -> None:
-    history = DraftHistory(overall_rates())
-    history.guess(2, 3, match_len=2)
+    history = DraftHistory(rates())
+    history.guess(2, 3, level=2)
 
     history.settle([1, 2])
     assert history.rate(2) == pytest.approx(PRIORS[2])
@@ -42,10 +59,10 @@ def test_a_guess_is_settled_by_the_token_at_its_place() -> None:
 
 
 def test_a_new_request_starts_from_the_rates_of_all() -> None:
-    overall = overall_rates()
+    overall = rates()
     first = DraftHistory(overall)
     for _ in range(100):
-        first.drafted(4)
+        first.drafted([4] * 4)
         first.verified(0, 4)
 
     assert DraftHistory(overall).rate(4) < 0.1
@@ -53,15 +70,23 @@ def test_a_new_request_starts_from_the_rates_of_all() -> None:
 
 
 def test_a_request_without_drafts_is_left_alone_for_longer_each_time() -> None:
-    history, pauses = DraftHistory(overall_rates()), []
+    history, pauses = DraftHistory(rates()), []
     ids = [0] * 100
     for _ in range(6):
         before = history.look_at
         history.pause(history.look_at)
         pauses.append(history.look_at - before)
 
-    assert pauses == [1, 2, 4, 8, LONGEST_PAUSE, LONGEST_PAUSE]
-    history.guess(50, 0, match_len=2)
+    assert pauses == [1, 2, 4, 8, SHORTEST_LONGEST_PAUSE, SHORTEST_LONGEST_PAUSE]
+    history.guess(50, 0, level=2)
     history.settle(ids)
     history.pause(60)
     assert history.look_at == 61
+
+
+def test_a_longer_pause_is_allowed_where_looking_is_dear() -> None:
+    history = DraftHistory(rates())
+    for _ in range(6):
+        history.pause(history.look_at, longest=30)
+
+    assert history.look_at == 1 + 2 + 4 + 8 + 16 + 30

@@ -1,6 +1,7 @@
 """Lengths of drafts: the choice with the most expected tokens for each ns, and none if no choice pays."""
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ MEMORY_BOUND = StepCost(by_rows({1: 100.0, 32: 110.0}, 128))
 COMPUTE_BOUND = StepCost(by_rows({1: 10.0, 128: 1280.0}, 128))
 
 candidates_of_few = st.lists(
-    st.builds(DraftCandidate, st.floats(0, 1), st.integers(0, 4), st.integers(0, 100), st.booleans()),
+    st.builds(DraftCandidate, st.lists(st.floats(0, 1), max_size=4), st.integers(0, 100), st.booleans()),
     min_size=1,
     max_size=3,
 )
@@ -29,16 +30,16 @@ costs = st.builds(
 
 
 def test_a_step_whose_rows_cost_nothing_verifies_whole_drafts() -> None:
-    assert draft_lengths([DraftCandidate(0.9, 4), DraftCandidate(0.8, 2)], MEMORY_BOUND) == [4, 2]
+    assert draft_lengths([DraftCandidate((0.9,) * 4), DraftCandidate((0.8,) * 2)], MEMORY_BOUND) == [4, 2]
 
 
 def test_a_step_whose_rows_cost_as_much_as_a_step_verifies_none() -> None:
-    assert draft_lengths([DraftCandidate(0.99, 8)], COMPUTE_BOUND) == [0]
+    assert draft_lengths([DraftCandidate((0.99,) * 8)], COMPUTE_BOUND) == [0]
     assert not can_pay(1, 8, COMPUTE_BOUND)
 
 
 def test_a_row_whose_drafts_fail_is_left_out() -> None:
-    assert draft_lengths([DraftCandidate(0.9, 2), DraftCandidate(0.002, 2)], MEMORY_BOUND) == [2, 0]
+    assert draft_lengths([DraftCandidate((0.9,) * 2), DraftCandidate((0.002,) * 2)], MEMORY_BOUND) == [2, 0]
 
 
 def test_drafts_stop_paying_at_the_rows_at_which_the_step_is_compute_bound() -> None:
@@ -47,11 +48,18 @@ def test_drafts_stop_paying_at_the_rows_at_which_the_step_is_compute_bound() -> 
     assert [size for size in (1, 2, 4, 8, 16, 32) if can_pay(size, 4, cost)] == [1, 2, 4]
 
 
+def test_drafts_pay_for_the_time_in_which_they_were_proposed() -> None:
+    candidates = [DraftCandidate((0.9, 0.9))]
+
+    assert draft_lengths(candidates, MEMORY_BOUND, proposing_ns=50.0) == [2]
+    assert draft_lengths(candidates, MEMORY_BOUND, proposing_ns=150.0) == [0]
+
+
 @given(candidates_of_few, costs)
 def test_no_other_choice_is_expected_to_be_faster(candidates: list[DraftCandidate], cost: StepCost) -> None:
     def expected_speed(lengths: tuple[int, ...]) -> float:
         tokens = sum(
-            sum(each.rate**place for place in range(length + 1))
+            sum(math.prod(each.rates[:place]) for place in range(length + 1))
             for each, length in zip(candidates, lengths, strict=True)
         )
         extra_ns = cost.drafts_ns * any(lengths) + cost.draft_row_ns * sum(lengths)
@@ -65,6 +73,6 @@ def test_no_other_choice_is_expected_to_be_faster(candidates: list[DraftCandidat
     assert expected_speed(lengths) >= plain * (1 if not any(lengths) else MIN_GAIN * 0.999999)
     if len({(each.num_keys, each.is_sampled) for each in candidates}) == 1:
         # Rows that cost the same: the largest gains first is the best order.
-        choices = itertools.product(*(range(each.length + 1) for each in candidates))
+        choices = itertools.product(*(range(len(each.rates) + 1) for each in candidates))
         best = max(map(expected_speed, choices))
         assert expected_speed(lengths) == pytest.approx(best, rel=1e-6) or best < plain * MIN_GAIN * 1.000001

@@ -1,0 +1,36 @@
+"""Limits the time that drafts may lose: to a share of the decoding time, whatever the estimates say.
+
+All times are those of the cost model, so that all ranks decide the same. The estimates of single requests choose which
+drafts to verify; this limits what they may lose together, for example to many short requests without a history.
+"""
+
+LOSS_SHARE = 0.015
+"""Of the time of plain decoding."""
+MOST_STEPS = 2.0
+"""Plain steps whose time may be lost at once, after drafts that paid."""
+
+
+class DraftBudget:
+    """Time in ns that may still be lost. It grows with every step and with the time that accepted tokens save."""
+
+    __slots__ = ("_left_ns", "_most_ns")
+
+    def __init__(self) -> None:
+        self._most_ns = 0.0
+        self._left_ns = 0.0
+
+    def decoded(self, plain_ns: float) -> None:
+        """Count a step, which takes `plain_ns` without drafts."""
+        if not self._most_ns:
+            # Before the first step there is nothing to lose a share of.
+            self._left_ns = MOST_STEPS * plain_ns
+        self._most_ns = MOST_STEPS * plain_ns
+        self.add(LOSS_SHARE * plain_ns)
+
+    def add(self, saved_ns: float) -> None:
+        """Count time that is saved, or lost if negative."""
+        self._left_ns = min(self._left_ns + saved_ns, self._most_ns)
+
+    def allows(self, cost_ns: float) -> bool:
+        """Whether work of `cost_ns` may be lost."""
+        return self._left_ns >= cost_ns

@@ -1,0 +1,21 @@
+"""The hidden states that draft heads read: what the output head read for the newest chosen token."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class HiddenStates:
+    """Keeps the input of the output head in the last forward: [logit rows, hidden], in the model's dtype."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows: Tensor | None = None
+
+
+class HiddenRow(NamedTuple):
+    """One row of a step's hidden states: [rows, hidden]."""
+
+    states: Tensor
+    row: int

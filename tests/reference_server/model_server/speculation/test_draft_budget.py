@@ -1,0 +1,46 @@
+"""The budget of drafts: what they may lose is a share of the decoding time, whatever happened before."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_server.model_server.speculation.draft_budget import LOSS_SHARE, MOST_STEPS, DraftBudget
+
+STEP_NS = 1000.0
+
+
+@given(st.lists(st.floats(0, 3 * STEP_NS), max_size=60), st.integers(0, 3))
+def test_losses_are_a_share_of_the_decoding_time_and_two_steps(costs: list[float], saved_before: int) -> None:
+    budget = DraftBudget()
+    budget.decoded(STEP_NS)
+    budget.add(saved_before * STEP_NS)
+    lost = 0.0
+
+    for cost in costs:
+        budget.decoded(STEP_NS)
+        if budget.allows(cost):
+            budget.add(-cost)
+            lost += cost
+
+    assert lost <= (MOST_STEPS + LOSS_SHARE * len(costs)) * STEP_NS * 1.000001
+
+
+def test_drafts_that_pay_are_always_allowed() -> None:
+    budget = DraftBudget()
+    for _ in range(1000):
+        budget.decoded(STEP_NS)
+        assert budget.allows(0.5 * STEP_NS)
+        budget.add(-0.5 * STEP_NS)
+        budget.add(0.6 * STEP_NS)
+
+
+def test_after_a_loss_drafts_are_tried_again_at_the_rate_of_the_share() -> None:
+    budget = DraftBudget()
+    tried = []
+    for step in range(1000):
+        budget.decoded(STEP_NS)
+        if budget.allows(0.5 * STEP_NS):
+            budget.add(-0.5 * STEP_NS)
+            tried.append(step)
+
+    assert len(tried) == pytest.approx(MOST_STEPS / 0.5 + 1000 * LOSS_SHARE / 0.5, abs=1)
