@@ -337,8 +337,11 @@ class HttpConfig(CommonConfig):
     tokenizer_config_path: Path | None = Field(None, description="Local tokenizer_config.json (chat template).")
     validation_workers: int = Field(2, description="Tokenizer threads in the router.")
     disable_grammar_support: bool = Field(False, description="Refuse requests with a grammar.")
-    allow_image_fetch: bool = Field(False, description="Fetch images that requests name by URL.")
+    allow_image_fetch: bool = Field(
+        False, description="Fetch images that requests name by URL, from public addresses on ports 80 and 443."
+    )
     max_image_fetch_size: NonNegative = Field(33_554_432, description="Largest fetched image, in bytes.")
+    image_fetch_hosts: Words = Field((), description="The only hosts from which images are fetched. Unset: any public.")
     plain_text_decode_errors: bool = Field(
         False, description="Answer a body that cannot be decoded in plain text, as TGI does."
     )

@@ -33,8 +33,6 @@ UNSUPPORTED_SETTINGS: Mapping[str, UnsupportedSetting] = {
         "it needs Intel's extension of torch; auto selects the fastest available kernel",
     ),
     "ngrok": UnsupportedSetting(_UNSET, "run the ngrok agent beside the server"),
-    "allow_image_fetch": UnsupportedSetting(_UNSET, "no model with images is served"),
-    "max_image_fetch_size": UnsupportedSetting(_only(33_554_432), "no model with images is served"),
     "check_invariants": UnsupportedSetting(_UNSET, "leave it out"),
     "upload_to_model_id": UnsupportedSetting(_UNSET, "upload the directory with the hub's client"),
 }

@@ -10,6 +10,7 @@ import pydantic
 
 from reference_server.config import BITSANDBYTES, ServerConfig
 from reference_server.errors import ArgumentError, StartupError
+from reference_server.images.placeholder import PLACEHOLDERS
 from reference_server.launcher.devices import Devices, multiply_single
 from reference_server.launcher.model_facts import ModelFacts
 from reference_server.presets.catalog import find
@@ -151,7 +152,7 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
         prefix_off("long rope: the keys depend on whether the request is longer than the original maximum")
     if facts is not None:
         head_dim = facts.head_dim
-        if facts.has_vision:
+        if facts.has_vision and facts.model_type not in PLACEHOLDERS:
             prefix_off("vision model")
         if facts.is_encoder_decoder:
             prefix_off("encoder-decoder model")

@@ -15,6 +15,9 @@ from typing import TypeVar
 from reference_server.config import RouterConfig
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, ServerError, ShardError, StepTimeoutError
+from reference_server.images.fetch import ImageFetcher
+from reference_server.images.placeholder import VisionConfig, placeholder_of
+from reference_server.images.reader import ImageReader, worker_pool
 from reference_server.listening import is_loopback, listening_address
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.router.api_key import read_keys
@@ -43,7 +46,7 @@ from reference_server.router.validation.token_limits import (
 )
 from reference_server.router.validation.validator import Validator
 from reference_server.settings import Loaded
-from reference_server.tokenizer import SlowTokenizer
+from reference_server.tokenizer import SlowTokenizer, Tokenizer
 from reference_server.transport.address import tcp_url
 from reference_server.transport.client import connect
 from reference_server.transport.shard import Shard
@@ -240,12 +243,35 @@ async def _services(
         held.push_async_callback(grammars.close)
         grammars.start()
     compile_grammar = None if grammars is None else grammars.compile
-    validator = Validator(tokenizer, info.limits, executor, model_type=model_type, compile_grammar=compile_grammar)
+    images = image_reader(config, files, tokenizer)
+    if images is not None:
+        held.push_async_callback(images.close)
+        await images.start()
+    validator = Validator(
+        tokenizer, info.limits, executor, model_type=model_type, compile_grammar=compile_grammar, images=images
+    )
     # A tokenizer's first call builds its tables; do it before a client waits for it.
     await validator.encode("warm-up", add_special_tokens=True)
     permits = Permits(config.max_concurrent_requests, config.max_requests_per_client)
     infer = Infer(batcher, validator, permits, metrics, config.max_queue_time)
     return Services(infer, metrics, info, None if rendering is None else rendering.render)
+
+
+def image_reader(config: RouterConfig, files: TokenizerFiles, tokenizer: Tokenizer) -> ImageReader | None:
+    """Reads the images of prompts; None for a model that takes none."""
+    placeholder = placeholder_of(VisionConfig.read(files.read_json))
+    if placeholder is None:
+        if config.allow_image_fetch:
+            logger.warning("`--allow-image-fetch` has no effect: %s takes no images", files.model_id)
+        return None
+    ids = tokenizer.encode(placeholder.token, add_special_tokens=False)
+    if len(ids) != 1:
+        logger.warning("images are refused: the tokenizer has no token %r", placeholder.token)
+        return None
+    fetcher = None
+    if config.allow_image_fetch:
+        fetcher = ImageFetcher(config.max_image_fetch_size, config.image_fetch_hosts)
+    return ImageReader(placeholder, ids[0], worker_pool(), fetcher)
 
 
 def _open_trace(path: Path, info: ServerInfo, options: SchedulerOptions, held: AsyncExitStack) -> StepTrace:

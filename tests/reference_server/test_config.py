@@ -99,7 +99,6 @@ def test_a_part_takes_the_settings_of_another_command() -> None:
     "setting",
     [
         {"kv_cache_dtype": "fp8_e5m2"}, {"lora_adapters": "a/b"},
-        {"allow_image_fetch": True},
         {"check_invariants": True},
         {"attention": "flashdecoding-ipex"},
     ],

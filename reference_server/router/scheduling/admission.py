@@ -282,11 +282,13 @@ class _PagedBudget:
 def _prefix_key(request: ValidGenerateRequest) -> tuple[int, ...] | None:
     """The tokens that a cached prefix may match.
 
-    None with prompt logprobs, which need every logit, and with images, whose content the tokens do not show.
+    None with prompt logprobs, which need every logit, and with images whose content the tokens do not show.
     """
-    if request.wire.prefill_logprobs or any(isinstance(chunk, Image) for chunk in request.wire.chunks):
+    if request.wire.prefill_logprobs:
         return None
-    return request.input_ids
+    if request.prefix_ids is None and any(isinstance(chunk, Image) for chunk in request.wire.chunks):
+        return None
+    return request.prefix_ids or request.input_ids
 
 
 def _token_refusal(empty: BatchBudget, request: ValidGenerateRequest, limits: TokenBudget) -> str | None:

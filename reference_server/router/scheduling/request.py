@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from reference_server.images.prompt import PromptPart
 from reference_server.messages import Request
 
 
@@ -12,12 +13,15 @@ class ValidGenerateRequest:
     `wire` is the request that the shard receives, except its id and K/V blocks: those are set when it joins a batch.
     `wire.stopping.max_new_tokens` is the segment's part (segments.py) of `requested_tokens`.
     `input_ids` are the prompt's token ids, the key of the prefix cache; `truncate` removed `num_truncated` before them.
+    `parts` are the texts and images of a prompt with images; `prefix_ids` is then the key of the prefix cache.
     """
 
     wire: Request
     input_ids: tuple[int, ...]
     requested_tokens: int
     num_truncated: int = 0
+    parts: tuple[PromptPart, ...] = ()
+    prefix_ids: tuple[int, ...] | None = None
 
     @property
     def input_len(self) -> int:

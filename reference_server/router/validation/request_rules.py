@@ -3,12 +3,11 @@
 Each raises `ValidationError` with TGI's text for the first rule that is broken.
 """
 
-import base64
-import binascii
 from dataclasses import dataclass
 from typing import TypeVar
 
 from reference_server.errors import ValidationError
+from reference_server.images.markdown import ImageSource, image_of_data_url, split_prompt
 from reference_server.router.schemas.tgi import GenerateParameters
 
 T = TypeVar("T")
@@ -16,14 +15,12 @@ T = TypeVar("T")
 MAX_STOP_CHARACTERS = 1024
 MAX_ADAPTER_ID_CHARACTERS = 256
 
-#: `model_type` of the models whose prompts hold images as Markdown `![](…)`. This model server serves none of them, but
-#: the router may run before a foreign one that does: then images are refused instead of read as text.
+#: `model_type` of the models whose prompts hold images as Markdown `![](…)`. Those that are not served
+#: (images/placeholder.py) may run in a foreign model server: then images are refused instead of read as text.
 IMAGE_MODELS = frozenset({
     "idefics", "mllama", "idefics2", "idefics3", "gemma3", "llama4", "paligemma", "llava_next", "qwen2_vl",
     "qwen2_5_vl",
 })  # fmt: skip
-
-_SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +110,12 @@ def _rules(parameters: GenerateParameters, limits: GenerationLimits, presence_pe
 
 def refuse_images(prompt: str) -> None:
     """Refuse the first image of `prompt`, if there is one."""
-    # A regular expression would search the rest of the prompt from each opening.
-    _, opening, rest = prompt.partition("![](")
-    content, closing, _ = rest.partition(")")
-    if not opening or not closing:
+    source = next((part for part in split_prompt(prompt) if isinstance(part, ImageSource)), None)
+    if source is None:
         return
-    if content.startswith(("http://", "https://")):
+    if source.is_remote:
         raise ValidationError("Could not fetch image: remote images are disabled")
-    mime, separator, payload = content.removeprefix("data:").partition(";base64,")
-    if not content.startswith("data:") or not separator or ";" in mime + payload:
-        raise ValidationError(f"invalid image content: {content[:_SHOWN_CHARACTERS]}")
-    try:
-        base64.b64decode(payload, validate=True)
-    except binascii.Error as error:
-        raise ValidationError(f"base64 encoding is invalid: {error}") from None
+    image_of_data_url(source.url)
     raise ValidationError("invalid image: the model server does not take images")
 
 

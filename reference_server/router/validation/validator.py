@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from reference_server.errors import OverloadedError, RequestError, ValidationError
+from reference_server.images.prompt import PromptPart, chunks_of
+from reference_server.images.reader import ImageReader
 from reference_server.messages import ChooserParameters, Grammar, GrammarType, Request, StoppingParameters
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import (
@@ -67,7 +69,7 @@ class Continuation:
 class Validator:
     """Checks requests against `limits` and counts their tokens in `executor`'s threads.
 
-    compile_grammar: returns a grammar's wire form; None if grammars are refused.
+    compile_grammar: returns a grammar's wire form; None if grammars are refused. images: of a model that takes images.
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class Validator:
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
         model_type: str | None = None,
         compile_grammar: Callable[[RequestGrammar], Awaitable[Grammar]] | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         self.limits = limits
         self._tokenizer = tokenizer
         self._executor = executor
         self._draw_seed = draw_seed
-        self._sees_images = model_type in IMAGE_MODELS
+        self._refuses_images = model_type in IMAGE_MODELS and images is None
+        self._images = images
         self._compile_grammar = compile_grammar
         self._tokenizing: dict[object, int] = {}  # characters of each job of the tokenize routes
 
@@ -95,15 +99,23 @@ class Validator:
         if not prompt:
             raise ValidationError("`inputs` cannot be empty")
         self._check_truncate(parameters.truncate)
-        if self._sees_images:
-            refuse_images(prompt)
+        if self._refuses_images:
+            refuse_images(call.prompt)
+        parts: tuple[PromptPart, ...] = ()
+        if self._images is not None:
+            # Generated text is no address of an image.
+            parts = (*after.first.parts, after.text) if after else await self._images.read(call.prompt)
+            prompt = self._images.text(parts)
         if parameters.truncate is None:
             self._check_bytes(prompt)
         ids = await self.encode(prompt, call.add_special_tokens)
         num_truncated = max(0, len(ids) - parameters.truncate) if parameters.truncate is not None else 0
-        if num_truncated:
+        if self._images is not None:
+            self._images.check(parts, ids, num_truncated)
+        has_images = any(not isinstance(part, str) for part in parts)
+        if num_truncated and not has_images:
             prompt = await self._kept(call, prompt, ids, len(ids) - num_truncated, len(after.text) if after else 0)
-            ids = ids[num_truncated:]
+        ids = ids[num_truncated:]
         self._check_ids(ids)
         max_new_tokens, min_new_tokens = parameters.max_new_tokens, parameters.min_new_tokens or 0
         if after:
@@ -115,7 +127,7 @@ class Validator:
         grammar = None if parameters.grammar is None else await self._compiled(parameters.grammar)
         wire = Request(
             id=0,
-            chunks=(prompt,),
+            chunks=chunks_of(parts) if has_images else (prompt,),
             truncate=parameters.truncate if parameters.truncate is not None else self.limits.max_input_tokens,
             parameters=self._chooser(call, after, num_truncated, grammar),
             stopping=StoppingParameters(
@@ -129,7 +141,8 @@ class Validator:
             adapter_id=parameters.adapter_id,
             add_special_tokens=call.add_special_tokens,
         )
-        return ValidGenerateRequest(wire, tuple(ids), requested, num_truncated)
+        prefix_ids = self._images.prefix_ids(parts, ids) if self._images is not None and has_images else None
+        return ValidGenerateRequest(wire, tuple(ids), requested, num_truncated, parts, prefix_ids)
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Raises `ValidationError` where the tokenizer fails."""

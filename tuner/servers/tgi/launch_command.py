@@ -19,7 +19,13 @@ BUNDLED_ONLY = frozenset(
     (
         *("cpu_memory_gib", "compute_threads", "run_ahead", "load_format", "step_trace", "tuned_by", "grpc_schema"),
         *("check_invariants", "step_timeout", "disable_custom_kernels", "transport", "compiled_walk"),
-        *("auth_all_routes", "max_requests_per_client", "allow_image_fetch", "max_image_fetch_size"),
+        *(
+            "auth_all_routes",
+            "max_requests_per_client",
+            "allow_image_fetch",
+            "max_image_fetch_size",
+            "image_fetch_hosts",
+        ),
         *("vertex", "kserve", "plain_text_decode_errors", "num_nodes", "node_rank", "no_shards", "shard_addr"),
         *("max_queue_time", "api_key_file", "shutdown_delay", "speculate_adaptive", "ngram_rule"),
     )

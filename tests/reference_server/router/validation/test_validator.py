@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 
 from reference_server.errors import OverloadedError, ValidationError
-from reference_server.messages import FinishReason, GeneratedText
+from reference_server.images.prompt import digest_of
+from reference_server.images.reader import ImageReader
+from reference_server.messages import FinishReason, GeneratedText, Image
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SEED_STRIDE, SegmentProgress
 from reference_server.router.schemas.tgi import GenerateParameters
@@ -228,3 +231,84 @@ async def test_hardening_R11_tokenize_answers_that_are_not_delivered_are_bounded
             alone = len(body)
 
     assert alone > 5_000_000
+
+
+class OneTokenImages(ImageReader):
+    """Every image is 20 x 10 pixels, and its placeholder has four image tokens; nothing is decoded."""
+
+    def __init__(self, tokenizer: WordTokenizer) -> None:
+        (token_id,) = tokenizer.encode("<image>", add_special_tokens=False)
+        super().__init__(FourTokens(), token_id, NoWorkers(), None)  # type: ignore[arg-type]
+
+
+class FourTokens:
+    token = "<image>"
+
+    def text(self, height: int, width: int) -> str:
+        assert (height, width) == (10, 20)
+        return " <image> <image> <image> <image> "
+
+    def join(self, parts: Iterable[str]) -> str:
+        return "".join(parts)
+
+
+class NoWorkers:
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+
+    async def run(self, job: str) -> tuple[int, int]:
+        self.jobs.append(job)
+        return 10, 20
+
+
+PICTURE, ENCODED = Image(b"\0\1\2", "image/png"), "![](data:image/png;base64,AAEC)"
+
+
+async def validate_images(generate_call: GenerateCall, after: Continuation | None = None) -> ValidGenerateRequest:
+    tokenizer = WordTokenizer()
+    with ThreadPoolExecutor(1) as executor:
+        validator = Validator(
+            tokenizer, LIMITS, executor, draw_seed=lambda: 99, model_type="llava_next", images=OneTokenImages(tokenizer)
+        )
+        return await validator.validate(generate_call, after)
+
+
+async def test_an_image_counts_as_its_tokens_and_is_sent_as_a_chunk() -> None:
+    request = await validate_images(call(f"see {ENCODED} now", max_new_tokens=3))
+
+    assert request.wire.chunks == ("see ", PICTURE, " now")
+    # The special token, `see`, four of the image, `now`.
+    assert request.input_len == 7
+    digest = -1 - digest_of(PICTURE)
+    assert request.prefix_ids == (*request.input_ids[:2], *[digest] * 4, request.input_ids[6])
+
+
+async def test_the_tokens_of_images_count_towards_the_limits() -> None:
+    with pytest.raises(ValidationError, match=r"must be <= 2048. Given: 2056 `inputs` tokens"):
+        await validate_images(call(f"{ENCODED * 16}{' w' * 1991}", max_new_tokens=1))
+
+
+async def test_a_continued_generation_keeps_its_images_and_reads_none_from_generated_text() -> None:
+    generate_call = call(f"see {ENCODED}", max_new_tokens=1500)
+    first = await validate_images(generate_call)
+
+    request = await validate_images(generate_call, continued(first, " ![](http://host/a.png)", 1024))
+
+    assert request.wire.chunks == ("see ", PICTURE, " ![](http://host/a.png)")
+
+
+async def test_a_truncated_prompt_keeps_its_images_whole() -> None:
+    generate_call = call(f"one two {ENCODED}", truncate=5, max_new_tokens=3)
+
+    request = await validate_images(generate_call)
+
+    assert (request.input_len, request.num_truncated, request.wire.truncate) == (5, 2, 5)
+    assert request.wire.chunks == ("one two ", PICTURE)
+    with pytest.raises(ValidationError, match="`truncate` cuts an image"):
+        await validate_images(call(f"one two {ENCODED}", truncate=3, max_new_tokens=3))
+
+
+async def test_text_for_a_model_with_images_is_sent_as_it_is() -> None:
+    request = await validate_images(call("only text"))
+
+    assert (request.wire.chunks, request.prefix_ids) == (("only text",), None)

@@ -1,0 +1,116 @@
+"""The text that stands for an image in a prompt, by model family: as many image tokens as the image has embeddings.
+
+Pure. Router and model server both expand prompts with it; the model server compares the tokens with the embeddings.
+Source: the processors of Transformers, on which the tests compare every family.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Config = Mapping[str, Any]
+"""Contents of a JSON file."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """The files of a model that describe its images; empty where missing.
+
+    model: config.json. processor: preprocessor_config.json, or what processor_config.json has about images.
+    prompts: the other content of processor_config.json.
+    """
+
+    model: Config
+    processor: Config
+    prompts: Config
+
+    @classmethod
+    def read(cls, read_json: Callable[[str], Config]) -> "VisionConfig":
+        """read_json: returns the content of a file of the model, empty if it is missing."""
+        prompts = read_json("processor_config.json")
+        processor = read_json("preprocessor_config.json") or prompts.get("image_processor") or {}
+        return cls(read_json("config.json"), processor, prompts)
+
+
+class Placeholder(Protocol):
+    """How one model's images stand in its prompts. `token` is the text of the image token."""
+
+    @property
+    def token(self) -> str: ...
+
+    def text(self, height: int, width: int) -> str:
+        """The text of an image of this size, in pixels."""
+        ...
+
+    def join(self, parts: Iterable[str]) -> str:
+        """The prompt of these texts and placeholders, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """LLaVA-Next: the whole image, then its tiles without padding and a token after each row of patches.
+
+    grids: sizes of images made of tiles, as (height, width). tile, patch: sides in pixels.
+    """
+
+    grids: tuple[tuple[int, int], ...]
+    tile: int
+    patch: int
+    token: str = "<image>"
+
+    @classmethod
+    def of(cls, config: VisionConfig) -> "Tiled":
+        vision = config.model["vision_config"]
+        grids = config.processor.get("image_grid_pinpoints") or config.model["image_grid_pinpoints"]
+        return cls(
+            tuple((int(height), int(width)) for height, width in grids),
+            # The defaults of CLIP, which a config leaves out.
+            int(vision.get("image_size", 224)),
+            int(vision.get("patch_size", 32)),
+        )
+
+    def text(self, height: int, width: int) -> str:
+        return self.token * self.num_tokens(height, width)
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Embeddings of an image.
+
+        >>> Tiled(((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)), 336, 14).num_tokens(640, 640)
+        2928
+        """
+        side = self.tile // self.patch
+        grid_height, grid_width = self._best_grid(height, width)
+        rows, columns = side * (grid_height // self.tile), side * (grid_width // self.tile)
+        # The image fills one dimension of the grid; half of the padding of the other is cut at each end.
+        if width * rows > height * columns:
+            rows -= 2 * ((rows - int(round(height * (columns / width), 7))) // 2)
+        else:
+            columns -= 2 * ((columns - int(round(width * (rows / height), 7))) // 2)
+        return side * side + rows * columns + rows
+
+    def _best_grid(self, height: int, width: int) -> tuple[int, int]:
+        """The grid that keeps most pixels of the image and, of several, wastes least."""
+
+        def merit(grid: tuple[int, int]) -> tuple[int, int]:
+            scale = min(grid[0] / height, grid[1] / width)
+            kept = min(int(height * scale) * int(width * scale), height * width)
+            return kept, kept - grid[0] * grid[1]
+
+        return max(self.grids, key=merit)
+
+    def join(self, parts: Iterable[str]) -> str:
+        return "".join(parts)
+
+
+PLACEHOLDERS: Mapping[str, Callable[[VisionConfig], Placeholder]] = {"llava_next": Tiled.of}
+"""By `model_type`: the families whose images are served."""
+
+
+def placeholder_of(config: VisionConfig) -> Placeholder | None:
+    """The placeholders of a model; None if it takes no images, or its files do not describe them."""
+    make = PLACEHOLDERS.get(str(config.model.get("model_type")))
+    try:
+        return None if make is None else make(config)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
