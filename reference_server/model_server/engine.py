@@ -106,6 +106,7 @@ class Engine:
             *(self.model, self.state, tokenizer, grammars, loaded.eos_ids, self.info.support_chunking),
             vocab_size=loaded.config.vocab_size,
             max_positions=max_positions(loaded.config) if loaded.family.has_position_table else None,
+            vision=loaded.vision,
         )
         choosing = ChoosingOptions(
             loaded.eos_ids,
@@ -195,9 +196,12 @@ class Engine:
         if self.model.graphs is not None:
             self.model.graphs.release()
         self.state.cache = None
-        # TGI's router puts an image into every warm-up.
-        texts = [replace(each, chunks=(each.text,)) for each in request.batch.requests]
-        batch = self.intake.make_batch(replace(request.batch, requests=tuple(texts)))
+        prompts = request.batch
+        if self.loaded.vision is None:
+            # TGI's router puts an image into every warm-up.
+            texts = [replace(each, chunks=(each.text,)) for each in prompts.requests]
+            prompts = replace(prompts, requests=tuple(texts))
+        batch = self.intake.make_batch(prompts)
         prompt_tokens = sum(len(sequence.encoder_ids or sequence.ids) for sequence in batch.sequences)
         warmup_blocks = sum(len(sequence.blocks) for sequence in batch.sequences)
         too_much = (

@@ -98,6 +98,8 @@ def sharding_of(family: ModelFamily) -> str:
 
 def quantization_of(family: ModelFamily) -> str:
     """The table cell on `--quantize` and quantized checkpoints of a family."""
+    if family.has_images:
+        return "refused: with images"
     return "refused: recurrent" if family.tier == "recurrent" else "served"
 
 

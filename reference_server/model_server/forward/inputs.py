@@ -1,5 +1,6 @@
 """Plans one packed forward: its tokens, the slots of their K/V, the rows of its logits. Host arrays, no model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from reference_server.model_server.batch import SequenceBatch
+from reference_server.model_server.prompt_images import PromptImages
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import (
     DecodePlan,
@@ -19,6 +21,18 @@ from reference_server.model_server.step_state import (
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Packed tokens that are image tokens of one prompt: those of `images` in `part`, in order.
+
+    rows: [tokens] int64.
+    """
+
+    rows: IntArray
+    images: PromptImages
+    part: slice
+
+
+@dataclass(frozen=True, slots=True)
 class RaggedInputs:
     """Everything that one packed forward needs.
 
@@ -28,6 +42,7 @@ class RaggedInputs:
     sampled: the sequences whose next token is chosen, in batch order: those of `spans` whose last row predicts it.
     plan: what stays valid while the same rows decode; None if a sequence computes several tokens.
     drafts: one for each of `sampled`; empty without drafts. Each token of a draft is a row of its own.
+    images: the tokens whose embeddings are an image's.
     """
 
     input_ids: IntArray | Tensor
@@ -38,6 +53,7 @@ class RaggedInputs:
     metadata: StepMetadata
     plan: DecodePlan | None = None
     drafts: tuple[Draft, ...] = ()
+    images: tuple[ImageRows, ...] = ()
 
     @property
     def sampled_rows(self) -> IntArray | None:
@@ -79,8 +95,8 @@ def build_inputs(
 
 
 def is_decode(sequences: tuple[Sequence, ...]) -> bool:
-    """Whether every sequence computes its last token only."""
-    return all(sequence.input_len == 1 and sequence.is_sampled for sequence in sequences)
+    """Whether every sequence computes its last token only, and that is no image's."""
+    return all(sequence.input_len == 1 and sequence.is_sampled and sequence.images is None for sequence in sequences)
 
 
 def _one_token_each(batch: SequenceBatch, sequences: tuple[Sequence, ...], newest: Tensor | None) -> RaggedInputs:
@@ -174,7 +190,19 @@ def _mixed_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], prompt_
             num_single_rows=int((seqlen_q == 1).sum()),
             known_len=np.array([sequence.known_len for sequence in ordered], dtype=np.int64),
         ),
+        images=tuple(_image_rows(ordered, ends)),
     )
+
+
+def _image_rows(ordered: list[Sequence], ends: IntArray) -> Iterator[ImageRows]:
+    """ends: [sequences], the row after each one's last."""
+    for sequence, end in zip(ordered, ends, strict=True):
+        if sequence.images is None:
+            continue
+        images, computed_len = sequence.images, sequence.cache_len + sequence.input_len
+        part = images.between(sequence.cache_len, computed_len)
+        if part.start < part.stop:
+            yield ImageRows(images.positions[part] + (int(end) - computed_len), images, part)
 
 
 def _num_logits(sequence: Sequence, prompt_logprobs: bool) -> int:

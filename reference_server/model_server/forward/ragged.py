@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from reference_server.model_server.attention.staging import host_arrays, stage
-from reference_server.model_server.forward.inputs import RaggedInputs
+from reference_server.model_server.forward.inputs import ImageRows, RaggedInputs
 from reference_server.model_server.models.fuse import Decoder
 from reference_server.model_server.speculation.hidden_states import HiddenStates
 from reference_server.model_server.step_state import Step, StepState, StepTensors
@@ -23,19 +23,38 @@ class RaggedForward:
         self.device = device
         self.hidden = state.hidden
         self._state = state
-        self._run: Decoder = decoder if decoder is not None else _ModelCall(model, state.hidden)
+        self._decoder: Decoder = decoder if decoder is not None else _ModelCall(model, state.hidden)
 
     def __call__(self, inputs: RaggedInputs) -> Tensor:
         """[logit rows, vocab_size], in the model's dtype."""
         input_ids, positions, index, tensors = _cpu(inputs) if self.device.type == "cpu" else _cuda(inputs, self.device)
-        return self.run(input_ids, positions, index, Step(inputs.metadata, tensors), inputs.metadata.max_k - 1)
+        step = Step(inputs.metadata, tensors)
+        if inputs.images:
+            return self._run_with_images(inputs.images, input_ids, positions, index, step)
+        return self.run(input_ids, positions, index, step, inputs.metadata.max_k - 1)
 
     def run(
         self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, step: Step, max_position: int
     ) -> Tensor:
         """The same from tensors of the device: [tokens] int64 each, and [logit rows]."""
         with self._state.use(step):
-            return self._run(input_ids, positions, logits_index, max_position)
+            return self._decoder(input_ids, positions, logits_index, max_position)
+
+    def _run_with_images(
+        self,
+        images: tuple[ImageRows, ...],
+        input_ids: Tensor,
+        positions: Tensor,
+        logits_index: Tensor | None,
+        step: Step,
+    ) -> Tensor:
+        """The same, with images in place of the embeddings of their tokens."""
+        embeddings = self._decoder.embed(input_ids)
+        for each in images:
+            rows = torch.from_numpy(each.rows).to(embeddings.device)
+            embeddings.index_copy_(0, rows, each.images.embeddings[each.part].to(embeddings.dtype))
+        with self._state.use(step):
+            return self._decoder.logits(embeddings, positions, logits_index, step.metadata.max_k - 1)
 
 
 Placed = tuple[Tensor, Tensor, Tensor | None, StepTensors]
@@ -72,11 +91,23 @@ class _ModelCall:
             model.get_output_embeddings().register_forward_pre_hook(functools.partial(_keep, hidden))
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, _: int) -> Tensor:
+        return self._call(positions, logits_index, input_ids=input_ids[None])
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """[tokens, hidden]."""
+        embeddings: Tensor = self._model.get_input_embeddings()(input_ids)
+        return embeddings
+
+    def logits(self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, _: int) -> Tensor:
+        """The logits of the tokens `index`, all if None, from embeddings."""
+        return self._call(positions, index, inputs_embeds=inputs_embeds[None])
+
+    def _call(self, positions: Tensor, logits_index: Tensor | None, **inputs: Tensor) -> Tensor:
         output = self._model(
-            input_ids=input_ids[None],
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=0 if logits_index is None else logits_index,
+            **inputs,
         )
         logits: Tensor = output.logits[0]
         return logits

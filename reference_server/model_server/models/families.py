@@ -20,6 +20,7 @@ class ModelFamily:
     shim: replaces inline attention modules of a class without Transformers' attention interface.
     has_position_table: positions are (or may be) rows of a table, whose length limits a request.
     own_class: class name in the config's `auto_map`, for a model with its own code.
+    has_images: a language model of one of these families behind a vision tower.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ModelFamily:
     shim: Callable[[nn.Module], None] | None = None
     has_position_table: bool = False
     own_class: str | None = None
+    has_images: bool = False
 
 
 def _calls_the_interface(_: nn.Module) -> None:
@@ -66,6 +68,7 @@ FAMILIES = (
     ModelFamily("DBRX", "dbrx"),
     ModelFamily("DeepSeek-V2", "deepseek_v2"),
     ModelFamily("DeepSeek-V3", "deepseek_v3"),
+    ModelFamily("LLaVA-NeXT", "llava_next", has_images=True),
     ModelFamily("GPT-Neo", "gpt_neo", tier="padded", has_position_table=True),
     ModelFamily("CodeGen", "codegen", tier="padded", has_position_table=True),
     ModelFamily("T5", "t5", tier="encoder_decoder"),
@@ -84,10 +87,10 @@ REFUSED = {
     "ssm": "use the model in Transformers' `mamba` format",
     **dict.fromkeys(
         (
-            *("idefics", "idefics2", "idefics3", "llava", "llava_next", "paligemma", "qwen2_vl", "qwen2_5_vl"),
+            *("idefics", "idefics2", "idefics3", "llava", "paligemma", "qwen2_vl", "qwen2_5_vl"),
             *("mllama", "gemma3", "gemma3n", "llama4", "mistral3", "phi4_multimodal"),
         ),
-        "models with image input are not served",
+        "its images are not served",
     ),
 }
 

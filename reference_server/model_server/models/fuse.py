@@ -7,10 +7,10 @@ both ways: if the results differ, or the structure is unknown, the model keeps T
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,22 @@ from reference_server.model_server.speculation.hidden_states import HiddenStates
 
 logger = logging.getLogger(__name__)
 
-Decoder = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
-"""Ids, positions, logits index and the largest position -> logits."""
+
+class Decoder(Protocol):
+    """Computes logits of packed tokens: from their ids, or in two steps so that the embeddings can be replaced."""
+
+    def __call__(
+        self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, max_position: int, /
+    ) -> Tensor: ...
+
+    def embed(self, input_ids: Tensor, /) -> Tensor:
+        """[tokens, hidden], a new tensor."""
+        ...
+
+    def logits(self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, max_position: int, /) -> Tensor:
+        """The logits of the tokens `index`, all if None. inputs_embeds: overwritten."""
+        ...
+
 
 MULTIPLIERS = {"residual_multiplier", "embedding_multiplier"}
 
@@ -47,11 +61,10 @@ class FusedDecoder:
     def __init__(self, model: Any, layout: Layout, keep: bool = False) -> None:
         """The modules lose their weights unless `keep`."""
         inner = attrgetter(layout.inner)(model)
-        self.embed: nn.Module = getattr(inner, layout.embedding)
-        """Token ids -> [tokens, hidden], the `inputs_embeds` of `logits`."""
-        weight: Tensor = self.embed.weight.detach()
+        self._embedding: Any = getattr(inner, layout.embedding)
+        weight: Tensor = self._embedding.weight.detach()
         # The module's own call takes as long as the operator.
-        self._table = weight if _is_plain_embedding(self.embed) else None
+        self._table = weight if _is_plain_embedding(self._embedding) else None
         self._multiplier: float = getattr(inner, "embedding_multiplier", 1.0)
         self._positions = None if layout.positions is None else getattr(inner, layout.positions)
         self._embedding_norm = _norm(inner, layout.embedding_norm)
@@ -79,8 +92,12 @@ class FusedDecoder:
         self._compiled = CompiledWalk(self._fused, self._heads, self._norm, self.head)
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, max_position: int) -> Tensor:
-        embedded = self.embed(input_ids) if self._table is None else F.embedding(input_ids, self._table)
-        return self.logits(embedded, positions, logits_index, max_position)
+        return self.logits(self.embed(input_ids), positions, logits_index, max_position)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Token ids -> [tokens, hidden], the `inputs_embeds` of `logits`."""
+        embedded: Tensor = self._embedding(input_ids) if self._table is None else F.embedding(input_ids, self._table)
+        return embedded
 
     def logits(self, inputs_embeds: Tensor, positions: Tensor, index: Tensor | None, max_position: int) -> Tensor:
         """The logits of the tokens `index`, all if None. inputs_embeds: [tokens, hidden], overwritten."""

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    PretrainedConfig,
+)
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from reference_server import model_files
@@ -19,7 +25,7 @@ from reference_server.json_files import read_json
 from reference_server.model_files import ModelPaths
 from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.models import parallel, rotary, transformers_compat
+from reference_server.model_server.models import parallel, rotary, transformers_compat, vision
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.generation_defaults import ignored
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
@@ -31,6 +37,7 @@ from reference_server.model_server.models.quantizer import (
     quantized_bytes,
     round_head,
 )
+from reference_server.model_server.models.vision import VisionTower
 from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.model_server.quantization import schemes
 from reference_server.model_server.quantization.packed_checkpoint import PackedCheckpoint
@@ -42,7 +49,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory, with the facts that the engine needs."""
+    """A model in memory, with the facts that the engine needs.
+
+    vision: of a model with images, whose language model is `model`, and whose text config is `config`.
+    """
 
     model: Any
     config: PretrainedConfig
@@ -51,11 +61,13 @@ class LoadedModel:
     device: torch.device
     eos_ids: frozenset[int]
     quantization: Quantization | None = None
+    vision: VisionTower | None = None
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of this rank's parameters, shared ones counted once."""
-        seen = {parameter.data_ptr(): parameter for parameter in self.model.parameters()}
+        vision = [] if self.vision is None else self.vision.parameters()
+        seen = {parameter.data_ptr(): parameter for parameter in (*self.model.parameters(), *vision)}
         plain: int = sum(parameter.nbytes for parameter in seen.values())
         return plain + quantized_bytes(self.model)
 
@@ -99,16 +111,20 @@ def load(
     for name, value in ignored(_generation_config(files.directory), raw).items():
         logger.warning("`%s: %s` of the model's files is not applied: requests set their own parameters", name, value)
     quantization = _quantization(options, files, raw, tier, device)
+    if family.has_images:
+        _check_images(family, tier, quantization)
     dtype = resolve_dtype(options, device, config, quantization)
     if options.rope is not None:
-        rotary.override(config, options.rope)
+        rotary.override(config.get_text_config(), options.rope)
     model_class = _model_class(config, files, family, tier)
-    if tier == "ragged" and family.shim is None and not model_class.is_backend_compatible():
-        raise UnsupportedError(f"{model_class.__name__} does not support Transformers' attention interface")
+    text_class = vision.text_class(config) if family.has_images else model_class
+    if tier == "ragged" and family.shim is None and not text_class.is_backend_compatible():
+        raise UnsupportedError(f"{text_class.__name__} does not support Transformers' attention interface")
     model = transformers_compat.build_empty(model_class, config, dtype)
     if tier == "ragged":
         # This name stops Transformers from building a mask. Shimmed classes would reject it in the constructor.
-        model.config._attn_implementation = ATTENTION_NAME
+        attending = vision.inner_language_model(model) if family.has_images else model
+        attending.config._attn_implementation = ATTENTION_NAME
     else:
         model.set_attn_implementation("eager")
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
@@ -129,7 +145,23 @@ def load(
         parallel.finish(model, group)
     if quantization is not None:
         round_head(model, dtype, device)
-    return LoadedModel(model, config, family, dtype, device, _eos_ids(files.directory, config), quantization)
+    eos_ids = _eos_ids(files.directory, config)
+    if family.has_images:
+        tower = VisionTower(model, files.directory, dtype, device)
+        model, config = vision.language_model(model, dtype), vision.text_config(config)
+        return LoadedModel(model, config, family, dtype, device, eos_ids, vision=tower)
+    return LoadedModel(model, config, family, dtype, device, eos_ids, quantization)
+
+
+def _check_images(family: ModelFamily, tier: Tier, quantization: Quantization | None) -> None:
+    """Raise UnsupportedError for options with which models with images are not served."""
+    if tier != "ragged":
+        raise UnsupportedError(f"{family.name} takes images, which the {tier.replace('_', '-')} tier does not")
+    if quantization is not None:
+        raise UnsupportedError(
+            f"{family.name} takes images and is not served quantized ({quantization.scheme.name}): leave out "
+            "`--quantize`, or use a checkpoint that is not quantized"
+        )
 
 
 def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
@@ -169,6 +201,8 @@ def _config(files: ModelPaths, family: ModelFamily) -> PretrainedConfig:
 def _model_class(config: PretrainedConfig, files: ModelPaths, family: ModelFamily, tier: Tier) -> Any:
     if family.own_class is not None:
         return get_class_from_dynamic_module(family.own_class, files.directory)
+    if family.has_images:
+        return AutoModelForImageTextToText._model_mapping[type(config)]
     auto_class = AutoModelForSeq2SeqLM if tier == "encoder_decoder" else AutoModelForCausalLM
     return auto_class._model_mapping[type(config)]
 
@@ -202,8 +236,9 @@ def _generation_config(directory: Path) -> dict[str, Any]:
 def _eos_ids(directory: Path, config: PretrainedConfig) -> frozenset[int]:
     """Ids that end a generation: from the generation config, else from the config."""
     listed = _generation_config(directory).get("eos_token_id")
-    if listed is None:
-        listed = getattr(config, "eos_token_id", None)
+    for each in (config, config.get_text_config()):
+        if listed is None:
+            listed = getattr(each, "eos_token_id", None)
     if listed is None:
         return frozenset()
     return frozenset([listed] if isinstance(listed, int) else listed)

@@ -57,6 +57,12 @@ def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
     return dict(getattr(config, "rope_parameters", None) or {})
 
 
+def image_token_id(config: PretrainedConfig) -> int:
+    """The id of the token that stands for a part of an image."""
+    names = ("image_token_id", "image_token_index")
+    return next(id_ for name in names if isinstance(id_ := getattr(config, name, None), int))
+
+
 def build_empty(model_class: Any, config: PretrainedConfig, dtype: torch.dtype) -> Any:
     """A model whose parameters have no memory. Buffers have, because checkpoints lack them (rotary frequencies)."""
 

@@ -1,0 +1,88 @@
+"""The vision half of a model with images: Transformers' image processor, vision tower and projector.
+
+The language model beside it is served like any other (`language_model`), with the embeddings of `VisionTower` in place
+of those of image tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoImageProcessor, AutoModelForCausalLM, PretrainedConfig
+
+from reference_server.errors import StartupError
+from reference_server.images.decode import decode
+from reference_server.images.placeholder import Placeholder, VisionConfig, placeholder_of
+from reference_server.json_files import read_json
+from reference_server.model_server.models import transformers_compat
+
+#: Results of image processors that are about the prompt and not for the model.
+_ABOUT_PROMPTS = frozenset({"rows", "cols", "num_crops"})
+
+
+class VisionTower:
+    """Computes the embeddings of images. model: with its weights; of the language model nothing is used."""
+
+    def __init__(self, model: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.placeholder: Placeholder = _placeholder(directory)
+        self.token_id: int = transformers_compat.image_token_id(model.config)
+        self._model = model
+        self._process: Any = AutoImageProcessor.from_pretrained(directory)
+        self._dtype = dtype
+        self._device = device
+
+    def embed(self, images: Sequence[bytes]) -> Tensor:
+        """[image tokens of all images, hidden], from encoded images that `decode` accepts."""
+        return torch.cat([self._embed(data) for data in images])
+
+    def _embed(self, data: bytes) -> Tensor:
+        processed: Mapping[str, Tensor] = self._process(images=[decode(data)], return_tensors="pt")
+        inputs = {name: self._placed(value) for name, value in processed.items() if name not in _ABOUT_PROMPTS}
+        features = self._model.get_image_features(**inputs).pooler_output
+        joined = features if isinstance(features, Tensor) else torch.cat(list(features))
+        return joined.reshape(-1, joined.shape[-1])
+
+    def _placed(self, value: Tensor) -> Tensor:
+        return value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights of the tower and the projector, and those of the language model."""
+        return list(self._model.parameters())
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The config of the language model."""
+    text: PretrainedConfig = config.get_text_config()
+    return text
+
+
+def text_class(config: PretrainedConfig) -> Any:
+    """The class of the language model with its head."""
+    return AutoModelForCausalLM._model_mapping[type(text_config(config))]
+
+
+def inner_language_model(model: Any) -> Any:
+    """The language model in `model`, without its head."""
+    return getattr(model.model, "language_model", None) or model.model.text_model
+
+
+def language_model(model: Any, dtype: torch.dtype) -> Any:
+    """The language model of `model` with its head: the class that serves it without images, with the same weights."""
+    inner = inner_language_model(model)
+    causal = transformers_compat.build_empty(text_class(model.config), inner.config, dtype)
+    setattr(causal, causal.base_model_prefix, inner)
+    causal.set_output_embeddings(model.get_output_embeddings())
+    causal.config = inner.config
+    return causal.eval().requires_grad_(False)
+
+
+def _placeholder(directory: Path) -> Placeholder:
+    def read(name: str) -> dict[str, Any]:
+        return read_json(directory / name) if (directory / name).is_file() else {}
+
+    placeholder = placeholder_of(VisionConfig.read(read))
+    if placeholder is None:
+        raise StartupError(f"the files in {directory} do not describe the model's images: preprocessor_config.json")
+    return placeholder

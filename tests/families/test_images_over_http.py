@@ -1,0 +1,131 @@
+"""Images behind HTTP, router and socket, with both schemas: requests get the ids of generate alone."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from reference_server.images.placeholder import VisionConfig, placeholder_of
+from reference_server.images.reader import ImageReader, worker_pool
+from reference_server.json_files import read_json
+from reference_server.model_server.local_shard import LocalShard
+from reference_server.router.app import TransportOptions, create_app
+from reference_server.router.batching import Batcher
+from reference_server.router.infer import Infer, Permits
+from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
+from reference_server.router.server_info import EngineInfo, ServerInfo
+from reference_server.router.services import Services
+from reference_server.router.telemetry.metrics import Metrics
+from reference_server.router.validation.request_rules import GenerationLimits
+from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from reference_server.router.validation.validator import Validator
+from reference_server.tokenizer import load_tokenizer
+from tests.support.models.tiny_shards import tiny_options
+from tests.support.models.tiny_vision import VOCAB_SIZE, SavedVisionModel, picture, save_vision_model
+from tests.support.wire.wire_shard import served, socket_urls
+
+NEW_TOKENS = 6
+PROMPTS: tuple[tuple[str | bytes, ...], ...] = (
+    ("w3 w4", picture(20, 45), "w9 w1"),
+    ("w7 w8 w9",),
+    (picture(60, 18, seed=1), "w5", picture(9, 9, seed=2), "w6"),
+    ("w3 w4", picture(20, 45), "w2 w2 w8"),
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedVisionModel:
+    return save_vision_model(tmp_path_factory.mktemp("llava"), "llava-next")
+
+
+@asynccontextmanager
+async def http_client(saved: SavedVisionModel, version: str, prefill_tokens: int) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a router that is connected to the shard through a socket."""
+    shard = LocalShard.load(tiny_options(saved.directory, prefix_caching=version == "v3"))
+    async with served([shard], socket_urls(saved.directory), version) as group:
+        info = await group.info()
+        configured = ConfiguredLimits(prefill_tokens, max_input_tokens=120, max_total_tokens=140)
+        limits = resolve_limits(configured, await group.warmup(warmup_request(configured)), info)
+        scheduler = Scheduler(
+            SchedulerOptions(
+                limits.max_batch_prefill_tokens,
+                limits.max_batch_total_tokens,
+                waiting_served_ratio=0.3,
+                supports_chunking=info.support_chunking,
+                block_size=info.block_size,
+                use_prefix_caching=info.use_prefix_caching,
+                schema=WireVersion(version),
+            )
+        )
+        request_limits = GenerationLimits(limits.max_input_tokens, limits.max_total_tokens)
+        metrics = Metrics(limits.max_input_tokens, limits.max_total_tokens)
+        batcher = Batcher(group, scheduler, observer=metrics)
+        facts = ServerInfo("tiny", request_limits, version="0.0.0", max_concurrent_requests=8, engine=EngineInfo())
+        tokenizer = load_tokenizer(saved.directory, VOCAB_SIZE)
+        placeholder = placeholder_of(VisionConfig.read(lambda name: _read(saved, name)))
+        assert placeholder is not None
+        (token_id,) = tokenizer.encode(placeholder.token, add_special_tokens=False)
+        reader = ImageReader(placeholder, token_id, worker_pool(1), fetcher=None)
+        await reader.start()
+        with ThreadPoolExecutor(1) as executor:
+            validator = Validator(tokenizer, request_limits, executor, images=reader)
+            services = Services(Infer(batcher, validator, Permits(8), metrics), metrics, facts, None)
+            loop = asyncio.create_task(batcher.run())
+            transport = httpx.ASGITransport(app=create_app(services, TransportOptions()))  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                yield client
+            loop.cancel()
+            await asyncio.wait([loop])
+        await reader.close()
+    shard.close()
+
+
+def _read(saved: SavedVisionModel, name: str) -> dict[str, Any]:
+    path = saved.directory / name
+    return read_json(path) if path.is_file() else {}
+
+
+def markdown(parts: tuple[str | bytes, ...]) -> str:
+    return "".join(
+        part if isinstance(part, str) else f"![](data:image/png;base64,{base64.b64encode(part).decode()})"
+        for part in parts
+    )
+
+
+async def generate(client: httpx.AsyncClient, parts: tuple[str | bytes, ...]) -> Any:
+    parameters = {
+        "max_new_tokens": NEW_TOKENS, "details": True, "decoder_input_details": False, "ignore_eos_token": True
+    }  # fmt: skip
+    answer = await client.post("/generate", json={"inputs": markdown(parts), "parameters": parameters})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["details"]
+
+
+@pytest.mark.parametrize(("version", "prefill_tokens"), [("v3", 32), ("v2", 400)])
+async def test_images_over_http_equal_generate_alone(
+    saved: SavedVisionModel, version: str, prefill_tokens: int
+) -> None:
+    async with http_client(saved, version, prefill_tokens) as client:
+        answers = await asyncio.gather(*(generate(client, parts) for parts in PROMPTS))
+
+    found = [[token["id"] for token in details["tokens"]] for details in answers]
+    assert found == [saved.generate(parts, NEW_TOKENS) for parts in PROMPTS]
+
+
+async def test_reliability_T14_equal_tokens_share_blocks_only_with_equal_images(saved: SavedVisionModel) -> None:
+    other = ("w3 w4", picture(20, 45, seed=7), "w9 w1")
+    async with http_client(saved, "v3", 400) as client:
+        first, again, another = [await generate(client, parts) for parts in (PROMPTS[0], PROMPTS[0], other)]
+
+    num_tokens = len(saved.prompt_ids(PROMPTS[0]))
+    assert first.get("cached_input_tokens", 0) == 0
+    assert again["cached_input_tokens"] == num_tokens // 16 * 16
+    assert [token["id"] for token in again["tokens"]] == [token["id"] for token in first["tokens"]]
+    # The text before the image fills no block.
+    assert another.get("cached_input_tokens", 0) == 0
+    assert [token["id"] for token in another["tokens"]] == saved.generate(other, NEW_TOKENS)

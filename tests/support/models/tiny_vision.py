@@ -1,0 +1,145 @@
+"""Tiny random models with images, saved like checkpoints, and Transformers' own results for prompts with images."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, PreTrainedModel
+
+from reference_server.images.placeholder import VisionConfig, placeholder_of
+
+WORDS = 100
+EOS = "</s>"
+SPECIAL = (EOS, "<image>")
+VOCAB_SIZE = 128
+ID_OF = {token: WORDS + number for number, token in enumerate(SPECIAL)}
+
+_TEXT = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 80,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 512,
+}
+_TOWER = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2}
+_HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
+
+@dataclass(frozen=True)
+class VisionModel:
+    """config: of the model. processor: content of preprocessor_config.json."""
+
+    config: dict[str, Any]
+    processor: dict[str, Any]
+
+
+_GRIDS = [[16, 32], [32, 16], [32, 32]]
+
+VISION_MODELS = {
+    "llava-next": VisionModel(
+        {
+            "model_type": "llava_next",
+            "text_config": {"model_type": "llama", **_TEXT},
+            "vision_config": {"model_type": "clip_vision_model", **_TOWER, "image_size": 16, "patch_size": 4},
+            "image_grid_pinpoints": _GRIDS,
+            "image_token_index": ID_OF["<image>"],
+            "projector_hidden_act": "gelu",
+        },
+        {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "size": {"shortest_edge": 16},
+            "crop_size": {"height": 16, "width": 16},
+            "image_grid_pinpoints": _GRIDS,
+            **_HALVES,
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class SavedVisionModel:
+    """A model and the directory of its checkpoint."""
+
+    directory: Path
+    model: PreTrainedModel
+
+    def expanded(self, parts: Sequence[str | bytes]) -> str:
+        """The prompt with placeholders for its images."""
+        placeholder = placeholder_of(VisionConfig.read(lambda name: _read(self.directory / name)))
+        assert placeholder is not None
+        sizes = [part if isinstance(part, str) else Image.open(io.BytesIO(part)).size for part in parts]
+        return placeholder.join(size if isinstance(size, str) else placeholder.text(size[1], size[0]) for size in sizes)
+
+    def prompt_ids(self, parts: Sequence[str | bytes]) -> list[int]:
+        ids: list[int] = Tokenizer.from_file(str(self.directory / "tokenizer.json")).encode(self.expanded(parts)).ids
+        return ids
+
+    @torch.no_grad()
+    def generate(self, parts: Sequence[str | bytes], max_new_tokens: int) -> list[int]:
+        """Ids of Transformers' own greedy generation, end-of-sequence ignored."""
+        ids = self.prompt_ids(parts)
+        images = [Image.open(io.BytesIO(part)).convert("RGB") for part in parts if isinstance(part, bytes)]
+        processor: Any = AutoImageProcessor.from_pretrained(self.directory)
+        inputs = dict(processor(images=images, return_tensors="pt")) if images else {}
+        output = self.model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones((1, len(ids)), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            **inputs,
+        )
+        generated: list[int] = output[0, len(ids) :].tolist()
+        return generated
+
+
+def save_vision_model(directory: Path, name: str) -> SavedVisionModel:
+    """Build the model of `VISION_MODELS` with random weights and save it with processor and tokenizer."""
+    described = VISION_MODELS[name]
+    ids = {"bos_token_id": 0, "eos_token_id": ID_OF[EOS], "pad_token_id": None}
+    settings = {**described.config, "text_config": {**described.config["text_config"], **ids}}
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model(**settings), dtype=torch.float32, attn_implementation="eager"
+    )
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if parameter.dim() == 1 and (parameter == 1).all() else 0.15 * noise)
+    model.eval().save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps(described.processor))
+    _save_tokenizer(directory)
+    return SavedVisionModel(directory, model)
+
+
+def picture(height: int, width: int, seed: int = 0, form: str = "PNG") -> bytes:
+    """An encoded image of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    return file.getvalue()
+
+
+def _save_tokenizer(directory: Path) -> None:
+    """`w7 w3` is the ids 7, 3; special tokens need no spaces around them."""
+    vocab = {f"w{id_}": id_ for id_ in range(WORDS)} | ID_OF
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"eos_token": EOS, "model_max_length": 512, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
