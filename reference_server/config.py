@@ -39,7 +39,7 @@ from reference_server.config_fields import tunables as tunables
 
 Quantize = Literal[
     "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4",
-    "bitsandbytes-fp4", "fp8",
+    "bitsandbytes-fp4", "fp8", "int4",
 ]  # fmt: skip
 Dtype = Literal["float16", "bfloat16", "float32"]
 KVCacheDtype = Literal["fp8_e4m3fn", "fp8_e5m2"]
@@ -49,6 +49,8 @@ Attention = Literal[
 ]  # fmt: skip
 
 BITSANDBYTES = ("bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4")
+PLAIN_CHOICES = ("none", "eetq", "int4", "fp8", *BITSANDBYTES)
+"""Values of `quantize` for a plain checkpoint."""
 DEFAULT_SOCKET_PREFIX = "/tmp/text-generation-server"
 
 Command = Literal["launcher", "router", "serve", "download-weights", "quantize", "benchmark"]
@@ -158,7 +160,7 @@ class ModelConfig(CommonConfig):
     model_id: Annotated[str | None, FieldSource()] = Field(
         None, min_length=1, description="Hub repository, local directory, or a built-in `preset:NAME`."
     )
-    quantize: Annotated[Quantize | None, Tunable(choices=("none", "eetq", "fp8", *BITSANDBYTES), central=True)] = Field(
+    quantize: Annotated[Quantize | None, Tunable(choices=PLAIN_CHOICES, central=True)] = Field(
         None, description="Quantize the weights; a quantized checkpoint needs no flag."
     )
     speculate: Annotated[int | None, Tunable(0, 8)] = Field(

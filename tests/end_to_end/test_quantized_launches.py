@@ -10,11 +10,13 @@ from tests.support.models.quantized_checkpoints import save_quantized
 from tests.support.servers.launched_server import serve
 
 KERNELS = {
-    "eetq": f"int8-{instructions()}",
-    "fp8": "dequantize",
-    "bitsandbytes": "bitsandbytes",
-    "bitsandbytes-nf4": "bitsandbytes",
-    "bitsandbytes-fp4": "bitsandbytes",
+    "eetq": [f"int8-{instructions()}"],
+    # The head has eight bits.
+    "int4": [f"int4-{instructions()}", f"int8-{instructions()}"],
+    "fp8": ["dequantize"],
+    "bitsandbytes": ["bitsandbytes"],
+    "bitsandbytes-nf4": ["bitsandbytes"],
+    "bitsandbytes-fp4": ["bitsandbytes"],
 }
 LARGE = "preset:llama-125m"
 
@@ -27,6 +29,7 @@ def test_every_method_for_plain_checkpoints_is_launched_here() -> None:
     ("method", "model"),
     [
         pytest.param("eetq", "preset:tiny-llama", marks=pytest.mark.slow),
+        pytest.param("int4", "preset:tiny-llama", marks=pytest.mark.slow),
         pytest.param("bitsandbytes-nf4", "preset:tiny-llama", marks=pytest.mark.slow),
         *(pytest.param(method, LARGE, marks=pytest.mark.slow) for method in KERNELS),
     ],
@@ -38,7 +41,7 @@ def test_a_method_is_launched_and_named_in_info(method: str, model: str) -> None
 
     assert len(ids) == 4
     assert engine["quantize"] == method
-    assert [name for name in engine["kernels"] if name != "walk"] == ["fused", KERNELS[method]]
+    assert [name for name in engine["kernels"] if name != "walk"] == ["fused", *KERNELS[method]]
 
 
 @pytest.mark.slow

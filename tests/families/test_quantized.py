@@ -170,8 +170,8 @@ def test_a_weight_of_the_wrong_size_is_named(tmp_path: Path) -> None:
 
 # Limits for the trained preset:tiny-llama: bits per weight, relative error of the logits.
 METHODS_ON_THE_FLY = {
-    "eetq": (8.2, 0.02), "fp8": (8.3, 0.02), "bitsandbytes": (8.3, 0.025), "bitsandbytes-nf4": (4.6, 0.12),
-    "bitsandbytes-fp4": (4.6, 0.16),
+    "eetq": (8.2, 0.02), "int4": (4.5, 0.15), "fp8": (8.3, 0.02), "bitsandbytes": (8.3, 0.025),
+    "bitsandbytes-nf4": (4.6, 0.12), "bitsandbytes-fp4": (4.6, 0.16),
 }  # fmt: skip
 
 
@@ -224,6 +224,7 @@ def test_fp8_quantizes_only_the_inner_mlps_of_a_plain_model() -> None:
     [
         ("gpt2", "eetq"),
         ("gpt2", "bitsandbytes-nf4"),
+        ("gpt2", "int4"),
         ("llama", "fp8"),
         ("llama", "bitsandbytes"),
         ("llama", "bitsandbytes-fp4"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reference_server.errors import UnsupportedError
 from reference_server.model_server.options import Tier
-from reference_server.model_server.quantization import bnb, fp8, int8
+from reference_server.model_server.quantization import bnb, fp8, int8, nearest_int4
 from reference_server.model_server.quantization.formats import Format, find_format
 from reference_server.model_server.quantization.linear import Product
 
@@ -43,7 +43,7 @@ class QuantizationScheme:
     is_sharded: bool = True
 
 
-_FOR_PLAIN = "plain checkpoints work with eetq, fp8, bitsandbytes, bitsandbytes-nf4, bitsandbytes-fp4"
+_FOR_PLAIN = "plain checkpoints work with eetq, int4, fp8, bitsandbytes, bitsandbytes-nf4, bitsandbytes-fp4"
 _COMPILED = "compiled with AVX-512 VNNI or AVX2, inputs rounded to int8"
 _INT4_TORCH = "torch's int4 product in bfloat16, else dequantized"
 _INT8_TORCH = "torch's int8 product for few rows in bfloat16, else dequantized"
@@ -56,6 +56,10 @@ _EXL2 = ("dequantized for each product: less memory, less speed",) * 2
 SCHEMES = (
     QuantizationScheme(
         "eetq", 8, "int8 weights, one scale per output", quantize=int8.round_to_int8, kernels=_INT8
+    ),
+    QuantizationScheme(
+        "int4", 4, "int4 weights, rounded to nearest, one scale per group of 64 inputs",
+        quantize=nearest_int4.round_to_int4, kernels=_INT4,
     ),
     QuantizationScheme(
         "fp8", 8, "e4m3 weights, one scale per output; in a plain checkpoint only MLPs, without the first and the last "
@@ -126,7 +130,7 @@ def choose(
     if scheme.package is not None and importlib.util.find_spec(scheme.package) is None:
         raise UnsupportedError(
             f"`--quantize {scheme.name}` needs {scheme.package}: pip install 'tgi-bench[quantization]', or use "
-            "eetq or fp8"
+            "eetq, int4 or fp8"
         )
     return Quantization(scheme, form)
 

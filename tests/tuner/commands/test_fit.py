@@ -23,7 +23,7 @@ def test_the_table_has_each_method_and_the_methods_that_fit(capsys):
     assert "llama: 8,030,261,248 parameters, 32 layers, 32 heads, 8 K/V heads of 128" in text
     assert "K/V of one token: 128 KiB, 128 KiB on each GPU" in text
     assert "requests of 1,200" in text
-    assert "fits: none, eetq, fp8, bitsandbytes" in text
+    assert "fits: none, eetq, int4, fp8, bitsandbytes" in text
 
 
 def test_json_has_bytes_and_requests(capsys):

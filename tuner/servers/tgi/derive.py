@@ -17,6 +17,7 @@ from reference_server.launcher.devices import Devices, probe_devices
 from reference_server.launcher.model_facts import ModelFacts, read_model_config
 from tuner.config import ParamSection
 from tuner.errors import SpaceError
+from tuner.servers.tgi.launch_command import is_bundled_only
 from tuner.servers.tgi.settings import server_config
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
@@ -53,7 +54,7 @@ def derived_params(fixed: Mapping[str, Any], *, is_own: bool = True) -> dict[str
     """The central `Tunable` fields that `fixed` does not set, as parameters.
 
     The range of the prefill budget depends on the longest prompt and begins at a sixteenth of it, because prefill is
-    chunked. Choices that the bundled server does not support are left out.
+    chunked. Choices that the server under study does not have are left out.
     """
     sections: dict[str, ParamSection] = {}
     for name, tunable in tunables(ServerConfig).items():
@@ -72,7 +73,11 @@ def derived_params(fixed: Mapping[str, Any], *, is_own: bool = True) -> dict[str
             log=tunable.log,
             step=tunable.step,
             multiple_of=tunable.multiple_of,
-            values=tuple(choice for choice in tunable.choices if not is_own or _is_supported(name, choice)),
+            values=tuple(
+                choice
+                for choice in tunable.choices
+                if (_is_supported(name, choice) if is_own else not is_bundled_only(name, choice))
+            ),
             when=tunable.when,
         )
     return sections

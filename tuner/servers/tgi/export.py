@@ -17,7 +17,7 @@ from tuner.servers.exported_text import (
     k8s_manifest,
     render_toml,
 )
-from tuner.servers.tgi.launch_command import BUNDLED_ONLY, tgi_words
+from tuner.servers.tgi.launch_command import BUNDLED_ONLY, is_bundled_only, tgi_words
 from tuner.space.configuration import without_unset
 
 FORMS = ("toml", "env", "cli", "docker", "compose", "k8s", "launcher")
@@ -83,11 +83,15 @@ def _for_tgi(settings: Mapping[str, Any], image: str, *, has_gpus: bool) -> tupl
         raise SpaceError(
             f"`model_id` is {model}, a preset of this package, which TGI cannot load: tune a model of the hub"
         )
-    left_out = sorted(BUNDLED_ONLY.intersection(settings) - {"tuned_by"})
+    left_out = {name: value for name, value in settings.items() if is_bundled_only(name, value)}
     words, environment = tgi_words(
-        ServerConfig.model_validate({name: value for name, value in settings.items() if name not in BUNDLED_ONLY})
+        ServerConfig.model_validate({name: value for name, value in settings.items() if name not in left_out})
     )
-    notes = [f"Left out, because TGI does not have it: {name}" for name in left_out] + image_note(image)
+    notes = [
+        f"Left out, because TGI does not have it: {name if name in BUNDLED_ONLY else f'{name} {value}'}"
+        for name, value in sorted(left_out.items())
+        if name != "tuned_by"
+    ] + image_note(image)
     if not has_gpus:
         notes.append("The study used no GPU, so this container uses none.")
     caps = [f"{name} {settings[name]}" for name in LENGTHS if name in settings]

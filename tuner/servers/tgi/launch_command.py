@@ -2,7 +2,9 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.target.launch import find_launcher, split_command
@@ -30,6 +32,8 @@ BUNDLED_ONLY = frozenset(
         *("max_queue_time", "api_key_file", "shutdown_delay", "speculate_adaptive", "ngram_rule"),
     )
 )
+# Values that only the bundled server has, of settings that TGI has too.
+BUNDLED_VALUES: Mapping[str, frozenset[Any]] = {"quantize": frozenset(("int4",))}
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -63,6 +67,9 @@ def tgi_words(config: ServerConfig) -> tuple[list[str], dict[str, str]]:
     if unsupported:
         names = ", ".join(f"`{name}`" for name in unsupported)
         raise UsageError(f"TGI has no {names}: remove it from the study")
+    for name, values in BUNDLED_VALUES.items():
+        if getattr(config, name) in values:
+            raise UsageError(f"TGI has no `{name}` {getattr(config, name)}: remove this value from the study")
     environment = config.to_environ()
     words: list[str] = []
     for name in changed:
@@ -71,6 +78,11 @@ def tgi_words(config: ServerConfig) -> tuple[list[str], dict[str, str]]:
         elif name.upper() not in environment:
             words += flag_words(name, fields[name], getattr(config, name))
     return words, environment
+
+
+def is_bundled_only(name: str, value: object) -> bool:
+    """Whether TGI lacks the setting or this value of it."""
+    return name in BUNDLED_ONLY or value in BUNDLED_VALUES.get(name, ())
 
 
 def docker_command(

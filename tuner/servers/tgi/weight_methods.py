@@ -35,10 +35,13 @@ class WeightMethod:
 
 
 _INT4 = 4 + BITS_PER_GROUP / GROUP_SIZE
+# Rounded at load: a scale of two bytes for 64 weights, no zero points.
+_NEAREST_INT4 = 4 + 16 / 64
 
 METHODS = (
     WeightMethod(PLAIN, None, ANY_CHECKPOINT),
     WeightMethod("eetq", 8, ANY_CHECKPOINT),
+    WeightMethod("int4", _NEAREST_INT4, f"{ANY_CHECKPOINT}; bundled server only"),
     WeightMethod("fp8", 8, f"{ANY_CHECKPOINT}; MLPs only", mlp_only=True),
     WeightMethod("bitsandbytes", 8, ANY_CHECKPOINT),
     WeightMethod("bitsandbytes-nf4", 4 + NESTED_SCALES, ANY_CHECKPOINT),

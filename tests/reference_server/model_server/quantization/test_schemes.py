@@ -48,7 +48,7 @@ def test_a_plain_checkpoint_without_the_flag_is_not_quantized(tmp_path: Path) ->
         (
             "gptq",
             None,
-            "`--quantize gptq` needs a checkpoint that is quantized with it.*plain checkpoints work with eetq, fp8",
+            "`--quantize gptq` needs a checkpoint that is quantized with it.*plain checkpoints work with eetq, int4",
         ),
         ("compressed-tensors", None, "needs a checkpoint that is quantized with it"),
         ("eetq", GPTQ, "`--quantize eetq` does not work with a checkpoint that is quantized with gptq: remove it"),

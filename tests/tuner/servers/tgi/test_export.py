@@ -121,6 +121,13 @@ def test_settings_that_tgi_lacks_are_listed_and_left_out():
     assert "--cpu-memory-gib" not in text
 
 
+def test_a_value_that_tgi_lacks_is_listed_and_left_out():
+    text = render("docker", {**CHOSEN, "quantize": "int4"}, [])
+
+    assert "# Left out, because TGI does not have it: quantize int4\n" in text
+    assert "--quantize" not in text
+
+
 def test_the_server_reports_the_provenance():
     from reference_server.router.server_info import tuned_from
 

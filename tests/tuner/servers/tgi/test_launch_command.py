@@ -62,7 +62,13 @@ def test_a_command_gets_settings_as_words_and_as_environment_variables(tmp_path)
 
 @pytest.mark.parametrize(
     "setting",
-    [{"compiled_walk": False}, {"auth_all_routes": True}, {"max_requests_per_client": 4}, {"step_timeout": 5}],
+    [
+        {"compiled_walk": False},
+        {"quantize": "int4"},
+        {"auth_all_routes": True},
+        {"max_requests_per_client": 4},
+        {"step_timeout": 5},
+    ],
     ids=lambda setting: next(iter(setting)),
 )
 def test_a_setting_that_tgi_does_not_have_is_refused_by_name(setting):

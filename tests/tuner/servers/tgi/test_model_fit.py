@@ -85,7 +85,7 @@ def test_a_70b_model_on_four_a10g_needs_quantized_weights():
 
     fitting = {name for name, row in rows.items() if row.refusal is None}
     assert fitting == {
-        *("eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "gptq", "awq", "marlin"),
+        *("eetq", "int4", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "gptq", "awq", "marlin"),
         "compressed-tensors",
     }
     assert rows["none"].refusal == "needs 13.6 GiB more on each GPU"
