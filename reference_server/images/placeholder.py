@@ -4,6 +4,7 @@ Pure. Router and model server both expand prompts with it; the model server comp
 Source: the processors of Transformers, on which the tests compare every family.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -103,7 +104,99 @@ class Tiled:
         return "".join(parts)
 
 
-PLACEHOLDERS: Mapping[str, Callable[[VisionConfig], Placeholder]] = {"llava_next": Tiled.of}
+FAKE, GLOBAL = "<fake_token_around_image>", "<global-img>"
+MAX_SIDE = 4096
+"""Longest side to which Idefics 3 enlarges an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """Idefics 2: as many tokens for each image as the resampler has latents, between two marks."""
+
+    latents: int
+    crops: int
+    token: str = "<image>"
+
+    @classmethod
+    def of(cls, config: VisionConfig) -> "Resampled":
+        perceiver = config.model.get("perceiver_config") or {}
+        return cls(
+            int(perceiver.get("resampler_n_latents", 64)), 5 if config.processor.get("do_image_splitting") else 1
+        )
+
+    def text(self, height: int, width: int) -> str:  # noqa: ARG002
+        return f"{FAKE}{self.token * self.latents}{FAKE}" * self.crops
+
+    def join(self, parts: Iterable[str]) -> str:
+        """One mark between images, and a space between a mark and a word."""
+        joined = "".join(parts).replace(FAKE * 2, FAKE)
+        return re.sub(rf"{FAKE}(?=[^\s<])", f"{FAKE} ", joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Idefics 3 and SmolVLM: a large image is enlarged and cut into tiles in rows and columns, the whole image follows.
+
+    longest, tile: sides in pixels. patches: tokens of a tile. is_split: else every image is one tile.
+    """
+
+    longest: int
+    tile: int
+    patches: int
+    is_split: bool
+    token: str = "<image>"
+
+    @classmethod
+    def of(cls, config: VisionConfig) -> "Split":
+        tile = int(config.processor["max_image_size"]["longest_edge"])
+        side = tile // int(config.model["vision_config"].get("patch_size", 32))
+        return cls(
+            longest=int(config.processor["size"]["longest_edge"]),
+            tile=tile,
+            patches=side * side // int(config.model.get("scale_factor", 2)) ** 2,
+            is_split=bool(config.processor.get("do_image_splitting", True)),
+        )
+
+    def text(self, height: int, width: int) -> str:
+        rows, columns = self._grid(height, width) if self.is_split else (1, 1)
+        tokens = self.token * self.patches
+        whole = f"{FAKE}{GLOBAL}{tokens}{FAKE}"
+        if rows == columns == 1:
+            return whole
+        lines = (
+            "".join(f"{FAKE}<row_{row + 1}_col_{column + 1}>{tokens}" for column in range(columns)) + "\n"
+            for row in range(rows)
+        )
+        return f"{''.join(lines)}\n{whole}"
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of tiles. Computed for the longer side first, and rounded as the image is resized."""
+        is_wide = width >= height
+        long, short = (width, height) if is_wide else (height, width)
+        long, short = self.longest, _scaled(self.longest, long, short, is_wide)
+        short = max(1, short + short % 2)
+        if long > MAX_SIDE:
+            long, short = MAX_SIDE, max(1, _scaled(MAX_SIDE, long, short, is_wide))
+        along = -(-long // self.tile)
+        across = max(1, -(-_scaled(along * self.tile, long, short, is_wide) // self.tile))
+        return (across, along) if is_wide else (along, across)
+
+    def join(self, parts: Iterable[str]) -> str:
+        return "".join(parts)
+
+
+def _scaled(length: int, long: int, short: int, is_wide: bool) -> int:
+    """The shorter side of an image whose longer side becomes `length`. Rounded like the quotient of the processor."""
+    ratio = long / short if is_wide else short / long
+    return int(length / ratio if is_wide else length * ratio)
+
+
+PLACEHOLDERS: Mapping[str, Callable[[VisionConfig], Placeholder]] = {
+    "llava_next": Tiled.of,
+    "idefics2": Resampled.of,
+    "idefics3": Split.of,
+    "smolvlm": Split.of,
+}
 """By `model_type`: the families whose images are served."""
 
 

@@ -69,6 +69,9 @@ FAMILIES = (
     ModelFamily("DeepSeek-V2", "deepseek_v2"),
     ModelFamily("DeepSeek-V3", "deepseek_v3"),
     ModelFamily("LLaVA-NeXT", "llava_next", has_images=True),
+    ModelFamily("Idefics 2", "idefics2", has_images=True),
+    ModelFamily("Idefics 3", "idefics3", has_images=True),
+    ModelFamily("SmolVLM", "smolvlm", has_images=True),
     ModelFamily("GPT-Neo", "gpt_neo", tier="padded", has_position_table=True),
     ModelFamily("CodeGen", "codegen", tier="padded", has_position_table=True),
     ModelFamily("T5", "t5", tier="encoder_decoder"),
@@ -87,7 +90,7 @@ REFUSED = {
     "ssm": "use the model in Transformers' `mamba` format",
     **dict.fromkeys(
         (
-            *("idefics", "idefics2", "idefics3", "llava", "paligemma", "qwen2_vl", "qwen2_5_vl"),
+            *("idefics", "llava", "paligemma", "qwen2_vl", "qwen2_5_vl"),
             *("mllama", "gemma3", "gemma3n", "llama4", "mistral3", "phi4_multimodal"),
         ),
         "its images are not served",

@@ -17,7 +17,8 @@ from reference_server.images.placeholder import VisionConfig, placeholder_of
 
 WORDS = 100
 EOS = "</s>"
-SPECIAL = (EOS, "<image>")
+MARKS = ("<fake_token_around_image>", "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
+SPECIAL = (EOS, "<image>", *MARKS)
 VOCAB_SIZE = 128
 ID_OF = {token: WORDS + number for number, token in enumerate(SPECIAL)}
 
@@ -42,6 +43,19 @@ class VisionModel:
     processor: dict[str, Any]
 
 
+_IDEFICS_TOWER = {"image_size": 32, "patch_size": 8, **_TOWER}
+_IDEFICS3 = {
+    "text_config": {"model_type": "llama", **_TEXT},
+    "image_token_id": ID_OF["<image>"],
+    "scale_factor": 2,
+    "pad_token_id": None,
+}
+_IDEFICS3_PROCESSOR = {
+    "size": {"longest_edge": 64},
+    "max_image_size": {"longest_edge": 32},
+    "do_image_splitting": True,
+    **_HALVES,
+}
 _GRIDS = [[16, 32], [32, 16], [32, 32]]
 
 VISION_MODELS = {
@@ -61,6 +75,37 @@ VISION_MODELS = {
             "image_grid_pinpoints": _GRIDS,
             **_HALVES,
         },
+    ),
+    "idefics2": VisionModel(
+        {
+            "model_type": "idefics2",
+            "text_config": {"model_type": "mistral", **_TEXT},
+            "vision_config": {"model_type": "idefics2_vision", **_IDEFICS_TOWER},
+            "perceiver_config": {
+                "model_type": "idefics2_perceiver",
+                "hidden_size": 48,
+                "resampler_n_latents": 20,
+                "resampler_depth": 1,
+                "resampler_n_heads": 2,
+                "resampler_head_dim": 8,
+                "num_key_value_heads": 1,
+            },
+            "image_token_id": ID_OF["<image>"],
+        },
+        {
+            "image_processor_type": "Idefics2ImageProcessor",
+            "size": {"shortest_edge": 16, "longest_edge": 32},
+            "do_image_splitting": False,
+            **_HALVES,
+        },
+    ),
+    "idefics3": VisionModel(
+        {"model_type": "idefics3", "vision_config": {"model_type": "idefics3_vision", **_IDEFICS_TOWER}, **_IDEFICS3},
+        {"image_processor_type": "Idefics3ImageProcessor", **_IDEFICS3_PROCESSOR},
+    ),
+    "smolvlm": VisionModel(
+        {"model_type": "smolvlm", "vision_config": {"model_type": "smolvlm_vision", **_IDEFICS_TOWER}, **_IDEFICS3},
+        {"image_processor_type": "SmolVLMImageProcessor", **_IDEFICS3_PROCESSOR},
     ),
 }
 
@@ -89,7 +134,13 @@ class SavedVisionModel:
         ids = self.prompt_ids(parts)
         images = [Image.open(io.BytesIO(part)).convert("RGB") for part in parts if isinstance(part, bytes)]
         processor: Any = AutoImageProcessor.from_pretrained(self.directory)
-        inputs = dict(processor(images=images, return_tensors="pt")) if images else {}
+        # One prompt's images are a list of their own for the families whose prompts may have different numbers.
+        nested = (
+            [images]
+            if "idefics" in self.model.config.model_type or "smolvlm" in self.model.config.model_type
+            else images
+        )
+        inputs = dict(processor(images=nested, return_tensors="pt")) if images else {}
         output = self.model.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones((1, len(ids)), dtype=torch.long),

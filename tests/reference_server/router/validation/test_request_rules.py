@@ -30,7 +30,7 @@ def test_reliability_4_3_42_images_are_refused_with_tgis_texts(image: str, text:
     assert str(caught.value).startswith(f"Input validation error: {text}")
 
 
-@pytest.mark.parametrize(("model_type", "is_refused"), [("idefics2", True), ("llama", False), (None, False)])
+@pytest.mark.parametrize(("model_type", "is_refused"), [("mllama", True), ("llama", False), (None, False)])
 async def test_only_models_with_image_inputs_refuse_images(model_type: str | None, is_refused: bool):
     with ThreadPoolExecutor(1) as executor:
         validator = Validator(WordTokenizer(), LIMITS, executor, model_type=model_type)

@@ -1,0 +1,31 @@
+"""The number of image tokens of an image, compared with what Transformers' image processors and models make of it."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoImageProcessor
+
+from reference_server.images.placeholder import Split, VisionConfig
+
+SIZES = [*itertools.product((7, 24, 63, 364, 500, 1457), repeat=2), (33, 2000), (4100, 900)]
+
+
+def test_the_tiles_of_idefics_3_are_those_of_the_processor(tmp_path: Path) -> None:
+    settings = {"size": {"longest_edge": 160}, "max_image_size": {"longest_edge": 40}}
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "Idefics3ImageProcessor", **settings})
+    )
+    process = AutoImageProcessor.from_pretrained(tmp_path)
+    config = VisionConfig({"model_type": "idefics3", "vision_config": {"patch_size": 10}}, settings, {})
+    placeholder = Split.of(config)
+
+    for height, width in SIZES:
+        found = process(
+            images=[[np.zeros((height, width, 3), np.uint8)]], return_tensors="pt", return_row_col_info=True
+        )
+        rows, columns = found["rows"][0][0], found["cols"][0][0]
+        text = placeholder.text(height, width)
+        assert text.count("<image>") == 4 * (rows * columns + 1), (height, width)
+        assert (f"<row_{rows}_col_{columns}>" in text) == (rows > 0), (height, width)
