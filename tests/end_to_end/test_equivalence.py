@@ -15,15 +15,17 @@ from reference_server.model_server.speculation.ngram import NgramRule
 from tests.support.clients.mixed_load import MODEL, Answer, answers, mixed_calls, router_over
 from tests.support.servers.model_servers import ModelServers, model_servers
 
+HEADS = "preset:tiny-llama-medusa"
+"""Trained heads that draft for MODEL."""
 CALLS = mixed_calls()
 ALL = len(CALLS)
 FLAGS = ("--dtype", "float32", "--cpu-memory-gib", "0.06", "--prefix-caching", "true")
 
 
-def load(*, prefix_caching: bool, prefill_chunking: bool, **options: object) -> LocalShard:
+def load(*, prefix_caching: bool, prefill_chunking: bool, model: str = MODEL, **options: object) -> LocalShard:
     return LocalShard.load(
         EngineOptions(
-            MODEL,
+            model,
             dtype="float32",
             cpu_memory_gib=0.05,
             compute_threads=1,
@@ -95,20 +97,26 @@ async def test_batching_chunking_and_the_prefix_cache_change_no_token(
 
 
 @pytest.mark.parametrize(
-    ("rule", "is_adaptive", "run_ahead", "at_once"),
+    ("source", "is_adaptive", "run_ahead", "at_once"),
     [
         (NgramRule.SUFFIX, False, True, 2),
+        (HEADS, False, True, 4),
         pytest.param(NgramRule.SUFFIX, True, True, 4, marks=pytest.mark.slow),
         pytest.param(NgramRule.SUFFIX, False, False, 2, marks=pytest.mark.slow),
         pytest.param(NgramRule.TGI, False, True, 2, marks=pytest.mark.slow),
         pytest.param(NgramRule.SUFFIX, True, True, 1, marks=pytest.mark.slow),
+        pytest.param(HEADS, True, True, 1, marks=pytest.mark.slow),
+        pytest.param(HEADS, True, True, 4, marks=pytest.mark.slow),
+        pytest.param(HEADS, False, False, 2, marks=pytest.mark.slow),
+        pytest.param(HEADS, False, True, ALL, marks=pytest.mark.slow),
     ],
 )
 async def test_drafts_change_no_token(
-    alone: list[Answer], rule: NgramRule, is_adaptive: bool, run_ahead: bool, at_once: int
+    alone: list[Answer], source: str, is_adaptive: bool, run_ahead: bool, at_once: int
 ):
+    model, rule = (HEADS, NgramRule.SUFFIX) if source == HEADS else (MODEL, NgramRule(source))
     drafts = {"speculate": 4, "ngram_rule": rule, "speculate_adaptive": is_adaptive, "run_ahead": run_ahead}
-    shard = load(prefix_caching=True, prefill_chunking=True, **drafts)
+    shard = load(prefix_caching=True, prefill_chunking=True, model=model, **drafts)
 
     async with router_over(shard) as router:
         together = await answers(router, CALLS, at_once)
@@ -125,11 +133,12 @@ async def test_drafts_change_no_token(
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "transport"), [("v2", "grpc"), ("v3", "grpc"), ("v3", "link")])
 @pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize(("model", "speculate"), [(MODEL, ("--speculate", "3")), (HEADS, ())])
 async def test_drafts_change_no_token_behind_a_wire(
-    alone: list[Answer], num_shards: int, version: str, transport: Transport
+    alone: list[Answer], model: str, speculate: tuple[str, ...], num_shards: int, version: str, transport: Transport
 ):
-    flags = (*FLAGS, "--speculate", "3", "--speculate-adaptive", "false")
-    with model_servers(MODEL, *flags, num_shards=num_shards) as started:
+    flags = (*FLAGS, *speculate, "--speculate-adaptive", "false")
+    with model_servers(model, *flags, num_shards=num_shards) as started:
         group = await started.connect(version, transport)
         async with router_over(group, version) as router:
             together = await answers(router, CALLS, at_once=2)
