@@ -132,6 +132,9 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
             "--plan is not a flag of --as load-jobs",
         ),
         (["export", "--study", "s", "--as", "k8s", "--prometheus", "http://p:9090"], "--prometheus needs --plan"),
+        (["export", "--study", "s", "--as", "helm", "--autoscaler", "hpa"], "--autoscaler needs --plan"),
+        (["export", "--study", "s", "--as", "helm"], "--as helm needs --out DIR"),
+        ([*plan, "--as", "k8s", "--autoscaler", "hpa", "--prometheus", "http://p:9090"], "flag of --autoscaler hpa"),
     ):
         assert cli.main(words) == 2
         assert message in capsys.readouterr().err
@@ -146,6 +149,7 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
         (["--as", "study-jobs", "--url", "http://server"], "--url is not a flag of --as study-jobs"),
         (["--as", "study-jobs"], "the study's storage, journal, is a file on this machine"),
         (["--as", "k8s"], "--workers is not a flag of --as k8s"),
+        (["--as", "helm"], "--workers is not a flag of --as helm"),
     ):
         assert cli.main([*jobs, *words]) == 2
         assert message in capsys.readouterr().err

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loadgen.errors import UsageError
 from loadgen.program import Command
@@ -13,17 +14,22 @@ from tuner.commands.study_flags import add_stored_flags
 from tuner.servers.select import server_of
 from tuner.study.prepare import PreparedStudy, stored
 
+if TYPE_CHECKING:
+    from tuner.servers.autoscaling import Scaling
+
 # Flags of some forms only. `image` belongs to all forms.
 OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = (
-    ("trial", "infeasible", "plan", "prometheus"),
-    ("workers", "out"),
+    ("trial", "infeasible", "plan", "prometheus", "autoscaler"),
+    ("workers",),
     ("url",),
     ("storage",),
 )
 
+HELM = "helm"
 PROMETHEUS = "http://prometheus.monitoring:9090"
 
-FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "compose", "k8s", "load-jobs", "study-jobs"))
+AUTOSCALER = OneOf.of("KIND", ("keda", "hpa"))
+FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "compose", "k8s", "helm", "load-jobs", "study-jobs"))
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +39,14 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         dest="form",
         metavar=FORM,
         default="toml",
-        help="Settings: toml (default), env, cli, docker, compose or k8s. Kubernetes Jobs: load-jobs sends the study's "
-        "load from several pods; study-jobs runs several workers of the study.",
+        help="Settings: toml (default), env, cli, docker, compose, k8s, helm. Kubernetes Jobs: load-jobs sends the "
+        "study's load from several pods; study-jobs runs several workers of the study.",
     )
     parser.add_argument("--trial", type=int, metavar="N", help="Export this trial. Default: the winner.")
     parser.add_argument(
-        "--image", metavar="IMAGE", help="Image for docker, compose and k8s, default the server's. Required for Jobs."
+        "--image",
+        metavar="IMAGE",
+        help="Image for docker, compose, k8s and helm, default the server's. Required for Jobs.",
     )
     parser.add_argument(
         "--infeasible",
@@ -49,13 +57,20 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         "--plan",
         type=Path,
         metavar="FILE",
-        help="k8s: output of `tgi-tune plan --json`. Adds a KEDA ScaledObject with its numbers of replicas.",
+        help="k8s, helm: output of `tgi-tune plan --json`. Adds an autoscaler with its numbers of replicas.",
     )
     parser.add_argument(
-        "--prometheus", metavar="URL", help=f"k8s with --plan: address of Prometheus. Default: {PROMETHEUS}."
+        "--autoscaler",
+        metavar=AUTOSCALER,
+        help="With --plan: keda (a ScaledObject, default) or hpa (a HorizontalPodAutoscaler).",
+    )
+    parser.add_argument(
+        "--prometheus", metavar="URL", help=f"With --plan and keda: address of Prometheus. Default: {PROMETHEUS}."
     )
     parser.add_argument("--workers", type=int, metavar="N", help="Jobs: number of pods that send load or search.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Jobs: folder for the kustomization.")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="helm: folder of the chart. Jobs: folder for the kustomization."
+    )
     parser.add_argument("--url", metavar="URL", help="load-jobs: address of the server inside the cluster.")
     parser.add_argument(
         "--storage", metavar="URL", help="study-jobs: grpc://HOST:PORT of `tgi-tune storage`. Default: the study's."
@@ -72,18 +87,17 @@ def export(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 
 def _export_settings(args: argparse.Namespace, prepared: PreparedStudy) -> int:
-    from tuner.servers.profiled_server import ProfiledServer
-    from tuner.servers.scaled_object import read_plan, scaled_object
+    from tuner.servers.helm_chart import helm_chart
+    from tuner.servers.k8s_manifest import k8s_manifest
     from tuner.study.artefacts import comments_of, read_verdict
     from tuner.study.study_folder import TRIALS, StudyFolder
 
-    if args.plan is not None and args.form != "k8s":
-        raise UsageError(f"--plan is not a flag of --as {args.form}: remove it")
-    if args.prometheus is not None and args.plan is None:
-        raise UsageError("--prometheus needs --plan")
+    _check_settings_flags(args)
     server = server_of(prepared.config.server)
-    if args.form not in server.forms:
-        raise UsageError(f"--as is {args.form}, but must be one of {', '.join((*server.forms, *JOBS))} for this server")
+    if args.form not in (*server.forms, HELM):
+        raise UsageError(
+            f"--as is {args.form}, but must be one of {', '.join((*server.forms, HELM, *JOBS))} for this server"
+        )
     verdict = read_verdict(prepared.folder)
     if not verdict:
         raise UsageError(f"{prepared.folder} has no verdict: finish it with `tgi-tune run` or `tgi-tune confirm`")
@@ -98,15 +112,41 @@ def _export_settings(args: argparse.Namespace, prepared: PreparedStudy) -> int:
         raise UsageError(f"{prepared.folder} has no trial {number}")
     origin = {"tuned_by": verdict["tuned_by"]} if number == verdict["winner"] else {}
     comments = comments_of({**verdict, "winner": number})
-    text = server.export(args.form, {**trial.settings, **origin}, comments, args.image)
-    if args.plan is not None:
-        name = server.profile.name if isinstance(server, ProfiledServer) else "tgi"
-        text += scaled_object(name, read_plan(args.plan), args.prometheus or PROMETHEUS)
+    settings = {**trial.settings, **origin}
+    if args.form == HELM:
+        return _write_files(args, helm_chart(server.container(settings, comments, args.image), _scaling(args)))
+    if args.form == "k8s":
+        text = k8s_manifest(server.container(settings, comments, args.image), _scaling(args))
+    else:
+        text = server.export(args.form, settings, comments, args.image)
     if args.json:
         print(json.dumps({"format": args.form, "text": text}))
     else:
         print(text, end="")
     return 0
+
+
+def _check_settings_flags(args: argparse.Namespace) -> None:
+    if args.plan is not None and args.form not in ("k8s", HELM):
+        raise UsageError(f"--plan is not a flag of --as {args.form}: remove it")
+    for name in ("prometheus", "autoscaler"):
+        if getattr(args, name) is not None and args.plan is None:
+            raise UsageError(f"--{name} needs --plan")
+    if args.prometheus is not None and args.autoscaler == "hpa":
+        raise UsageError("--prometheus is not a flag of --autoscaler hpa: remove it")
+    if args.form == HELM and args.out is None:
+        raise UsageError("--as helm needs --out DIR, the folder of the chart")
+    if args.form != HELM:
+        _refuse(args, ("out",))
+
+
+def _scaling(args: argparse.Namespace) -> "Scaling | None":
+    """The autoscaler that the flags request."""
+    from tuner.servers.autoscaling import Scaling, read_plan
+
+    if args.plan is None:
+        return None
+    return Scaling(args.autoscaler or "keda", read_plan(args.plan), args.prometheus or PROMETHEUS)
 
 
 def _write_jobs(args: argparse.Namespace, prepared: PreparedStudy) -> int:
@@ -116,10 +156,14 @@ def _write_jobs(args: argparse.Namespace, prepared: PreparedStudy) -> int:
     if args.workers < 1:
         raise UsageError(f"--workers is {args.workers}, but must be at least 1")
     _refuse(args, OF_SETTINGS)
-    files = JOBS[args.form](args, prepared)
-    args.out.mkdir(parents=True, exist_ok=True)
+    return _write_files(args, JOBS[args.form](args, prepared))
+
+
+def _write_files(args: argparse.Namespace, files: Mapping[str, str]) -> int:
     for name, text in files.items():
-        (args.out / name).write_text(text, encoding="utf-8")
+        path = args.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     if args.json:
         print(json.dumps({"format": args.form, "files": [str(args.out / name) for name in files]}))
     else:
@@ -158,5 +202,5 @@ JOBS: Mapping[str, Callable[[argparse.Namespace, PreparedStudy], Mapping[str, st
     "study-jobs": _study_jobs,
 }
 
-EXAMPLES = ("--as docker", "--study nightly --as k8s --plan plan.json", "--as env --trial 7")
+EXAMPLES = ("--as docker", "--study nightly --as helm --plan plan.json --out chart", "--as env --trial 7")
 COMMAND = Command("Print settings for another launcher, or write Jobs.", add_export_flags, export, EXAMPLES)

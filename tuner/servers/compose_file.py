@@ -1,9 +1,10 @@
 """A Docker Compose file of an exported container."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tuner.servers.exported_text import CONTAINER_PORT, GRACE_S, START_LIMIT_S, comment_lines
+from tuner.servers.exported_container import ExportedContainer
+from tuner.servers.exported_text import GRACE_S, START_LIMIT_S, comment_lines
 
 
 def compose_text(text: str) -> str:
@@ -15,29 +16,18 @@ def compose_text(text: str) -> str:
     return json.dumps(text.replace("$", "$$"))
 
 
-def compose_file(
-    name: str,
-    image: str,
-    words: Sequence[str],
-    environment: Mapping[str, str],
-    comments: Sequence[str],
-    *,
-    published: int,
-    port: int = CONTAINER_PORT,
-    ready: str = "/health",
-    command: Sequence[str] = (),
-    has_gpus: bool = True,
-) -> str:
+def compose_file(container: ExportedContainer, *, published: int) -> str:
     """One service, reachable from this machine at the port `published`. Strings are quoted as in JSON."""
-    probe = f"curl -fsS http://127.0.0.1:{port}{ready}"
+    port, command, environment = container.port, container.command, container.environment
+    probe = f"curl -fsS http://127.0.0.1:{port}{container.ready}"
     gpus = "{driver: nvidia, count: all, capabilities: [gpu]}"
     lines = [
-        *comment_lines(comments),
+        *comment_lines(container.comments),
         "services:",
-        f"  {name}:",
-        f"    image: {compose_text(image)}",
+        f"  {container.name}:",
+        f"    image: {compose_text(container.image)}",
         *([f"    entrypoint: {_list(command)}"] if command else []),
-        f"    command: {_list(words)}",
+        f"    command: {_list(container.words)}",
         *(["    environment:"] if environment else []),
         *(f"      {json.dumps(variable)}: {compose_text(value)}" for variable, value in environment.items()),
         f'    ports: ["127.0.0.1:{published}:{port}"]',
@@ -51,7 +41,7 @@ def compose_file(
         "      interval: 10s",
         "      timeout: 5s",
         "      retries: 6",
-        *([f"    deploy: {{resources: {{reservations: {{devices: [{gpus}]}}}}}}"] if has_gpus else []),
+        *([f"    deploy: {{resources: {{reservations: {{devices: [{gpus}]}}}}}}"] if container.gpus else []),
     ]
     return "\n".join(lines) + "\n"
 

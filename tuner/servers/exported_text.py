@@ -1,10 +1,9 @@
-"""Exported settings as text: TOML values, comment lines, and one line for each flag.
+"""Exported settings as text: TOML values, comment lines, and words of Kubernetes objects.
 
 TOML is written here because `tomli-w` splits a list over several lines, and a default is commented out as one line.
 """
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,30 +72,6 @@ def image_note(image: str) -> list[str]:
     return [f"Uses the newest {image}: pin its version or digest."] if is_moving else []
 
 
-def flag_lines(words: Sequence[str]) -> list[str]:
-    """One line for each flag with its value."""
-    lines: list[list[str]] = []
-    for word in words:
-        if word.startswith("-") or not lines:
-            lines.append([word])
-        else:
-            lines[-1].append(word)
-    return [shlex.join(line) for line in lines]
-
-
-def docker_script(
-    image: str, words: Sequence[str], environment: Mapping[str, str], comments: Sequence[str], options: Sequence[str]
-) -> str:
-    """A shell script that runs a container. `options`: options of `docker run`, already quoted for the shell."""
-    flags = [
-        *("docker run --rm", *options),
-        *(shlex.join(["-e", f"{name}={value}"]) for name, value in environment.items()),
-        shlex.quote(image),
-        *flag_lines(words),
-    ]
-    return "\n".join(["#!/bin/sh", *comment_lines(comments), " \\\n  ".join(flags)]) + "\n"
-
-
 def k8s_text(text: str) -> str:
     """A word of a container's command, arguments or variables: Kubernetes replaces `$(NAME)` unless it is escaped.
 
@@ -104,69 +79,3 @@ def k8s_text(text: str) -> str:
     'a $$(TOKEN) $x'
     """
     return text.replace("$(", "$$(")
-
-
-def k8s_manifest(
-    name: str,
-    image: str,
-    words: Sequence[str],
-    environment: Mapping[str, str],
-    comments: Sequence[str],
-    *,
-    port: int = CONTAINER_PORT,
-    ready: str = "/health",
-    command: Sequence[str] = (),
-    gpus: int = 1,
-) -> str:
-    """A Deployment with probes, and its Service. Strings are quoted as in JSON: YAML cannot read another type."""
-    variables = [
-        line
-        for variable, value in environment.items()
-        for line in (
-            f"            - name: {json.dumps(variable)}",
-            f"              value: {json.dumps(k8s_text(value))}",
-        )
-    ]
-    probe = f"httpGet: {{path: {json.dumps(ready)}, port: {port}}}"
-    lines = [
-        *comment_lines(comments),
-        "apiVersion: apps/v1",
-        "kind: Deployment",
-        "metadata:",
-        f"  name: {name}",
-        "spec:",
-        "  replicas: 1",
-        f"  selector: {{matchLabels: {{app: {name}}}}}",
-        "  template:",
-        f"    metadata: {{labels: {{app: {name}}}}}",
-        "    spec:",
-        f"      terminationGracePeriodSeconds: {GRACE_S}",
-        "      containers:",
-        f"        - name: {name}",
-        f"          image: {json.dumps(image)}",
-        *([f"          command: {json.dumps([k8s_text(word) for word in command])}"] if command else []),
-        f"          args: {json.dumps([k8s_text(word) for word in words])}",
-        *(["          env:", *variables] if variables else []),
-        f"          ports: [{{containerPort: {port}}}]",
-        # Loading the weights takes minutes; until then the other probes do not run.
-        f"          startupProbe: {{{probe}, periodSeconds: 5, failureThreshold: {START_LIMIT_S // 5}}}",
-        f"          readinessProbe: {{{probe}, periodSeconds: 5}}",
-        # A busy server answers late: it is restarted after a minute without an answer.
-        f"          livenessProbe: {{{probe}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}}",
-        # Requests arrive until all nodes know that the pod stops.
-        '          lifecycle: {preStop: {exec: {command: ["sleep", "5"]}}}',
-        *([f"          resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}"] if gpus else []),
-        "          volumeMounts: [{name: shm, mountPath: /dev/shm}, {name: data, mountPath: /data}]",
-        "      volumes:",
-        "        - {name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}",
-        "        - {name: data, emptyDir: {}}",
-        "---",
-        "apiVersion: v1",
-        "kind: Service",
-        "metadata:",
-        f"  name: {name}",
-        "spec:",
-        f"  selector: {{app: {name}}}",
-        f"  ports: [{{port: 80, targetPort: {port}}}]",
-    ]
-    return "\n".join(lines) + "\n"

@@ -8,7 +8,10 @@ from pathlib import Path
 from loadgen.target.launch import split_command
 from tuner.errors import SpaceError
 from tuner.servers.compose_file import compose_file
-from tuner.servers.exported_text import comment_lines, docker_script, image_note, k8s_manifest
+from tuner.servers.docker_script import docker_script
+from tuner.servers.exported_container import ExportedContainer
+from tuner.servers.exported_text import comment_lines, image_note
+from tuner.servers.k8s_manifest import k8s_manifest
 from tuner.servers.server_profile import ServerProfile
 
 LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"
@@ -39,32 +42,42 @@ class ProfiledExport:
                 exports = [f"export {name}={shlex.quote(text)}" for name, text in self.environment.items()]
                 line = " ".join(_shell_word(word, self.profile.port) for word in (*self._command, *self.words))
                 return "\n".join(["#!/bin/sh", *comment_lines(comments), *exports, f'exec {line} "$@"']) + "\n"
-        return self._render_container(form, comments, image or self.profile.image)
+        return self._render_container(form, comments, image)
 
-    def _render_container(self, form: str, comments: Sequence[str], image: str | None) -> str:
-        name, port, program = self.profile.name, self.profile.port, self.profile.image_program
+    def container(self, comments: Sequence[str], image: str | None) -> ExportedContainer | None:
+        """The container; None without an image. Raises SpaceError for a preset."""
+        name, program = self.profile.name, self.profile.image_program
         if self.model.startswith("preset:"):
             raise SpaceError(f"`model_id` is {self.model}, a preset of this package, which {name} cannot load")
+        image = image or self.profile.image
         if image is None:
-            note = f"profile {name} has no image: export with --image"
+            return None
+        return ExportedContainer(
+            name=name,
+            image=image,
+            words=[*self._container_words(), *self.words],
+            environment=self.environment,
+            comments=[*comments, *image_note(image)],
+            port=self.profile.port,
+            ready=self.profile.ready,
+            command=() if program is None else (program,),
+            gpus=self.num_gpus,
+        )
+
+    def _render_container(self, form: str, comments: Sequence[str], image: str | None) -> str:
+        container = self.container(comments, image)
+        if container is None:
+            note = f"profile {self.profile.name} has no image: export with --image"
             return "\n".join(comment_lines([*comments, note])) + "\n"
-        comments = [*comments, *image_note(image)]
-        words = [*self._container_words(), *self.words]
-        if form == "docker":
-            entrypoint = [f"--entrypoint {program}"] if program is not None else []
-            gpus = ["--gpus all"] if self.num_gpus else []
-            options = [*entrypoint, *gpus, "--shm-size 1g", f"-p {LOOPBACK}:{port}:{port}", '-v "$PWD/data:/data"']
-            return docker_script(image, words, self.environment, comments, options)
-        command = () if program is None else (program,)
+        if form == "k8s":
+            return k8s_manifest(container)
         if form == "compose":
-            return compose_file(
-                name, image, words, self.environment, comments,
-                published=port, port=port, ready=self.profile.ready, command=command, has_gpus=bool(self.num_gpus),
-            )  # fmt: skip
-        return k8s_manifest(
-            name, image, words, self.environment, comments,
-            port=port, ready=self.profile.ready, command=command, gpus=self.num_gpus,
-        )  # fmt: skip
+            return compose_file(container, published=container.port)
+        port, program = container.port, self.profile.image_program
+        entrypoint = [f"--entrypoint {program}"] if program is not None else []
+        gpus = ["--gpus all"] if self.num_gpus else []
+        options = [*entrypoint, *gpus, "--shm-size 1g", f"-p {LOOPBACK}:{port}:{port}", '-v "$PWD/data:/data"']
+        return docker_script(container, options)
 
     @property
     def _command(self) -> list[str]:

@@ -15,6 +15,7 @@ from loadgen.target.launch import split_command
 from loadgen.target.target import Target
 from tuner.config import ParamSection, ServerSection
 from tuner.errors import CannotMeasureError, SpaceError
+from tuner.servers.exported_container import ExportedContainer
 from tuner.servers.exported_text import check_values, render_toml
 from tuner.servers.launch_command import LaunchCommand
 from tuner.servers.profiled_export import ProfiledExport
@@ -194,10 +195,22 @@ class ProfiledServer:
         check_values(chosen)
         if form == "toml":
             return render_toml(chosen, {}, comments)
+        return self._exported(chosen).render(form, comments, image)
+
+    def container(
+        self, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None
+    ) -> ExportedContainer:
+        chosen = without_unset(settings)
+        check_values(chosen)
+        container = self._exported(chosen).container(comments, image)
+        if container is None:
+            raise SpaceError(f"profile {self.profile.name} has no image: export with --image")
+        return container
+
+    def _exported(self, chosen: Mapping[str, Any]) -> ProfiledExport:
         words, environment = self._words(chosen)
         model, gpus = str(chosen.get(MODEL, self.section.model_id)), self.section.gpus
-        exported = ProfiledExport(self.profile, self._template, model, words, environment, len(gpus))
-        return exported.render(form, comments, image)
+        return ProfiledExport(self.profile, self._template, model, words, environment, len(gpus))
 
     def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:
         launch = self.launch(tomllib.loads(best.read_text()), best.parent)

@@ -13,6 +13,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.target.target import Target
 from tuner.config import ParamSection, ServerSection
 from tuner.errors import SpaceError
+from tuner.servers.exported_container import ExportedContainer
 from tuner.servers.launch_command import LaunchCommand
 from tuner.space.search_space import SearchSpace
 from tuner.trial.outcome import Cause
@@ -194,6 +195,12 @@ class TunedServer(Protocol):
 
     def export(self, form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None) -> str:
         """The settings in one of `forms`. Raises SpaceError for settings that the form cannot express."""
+        ...
+
+    def container(
+        self, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None
+    ) -> ExportedContainer:
+        """The container of the settings, for Kubernetes. Raises SpaceError as `export` does."""
         ...
 
     def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:

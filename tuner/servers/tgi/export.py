@@ -8,15 +8,10 @@ from reference_server.config import ServerConfig
 from reference_server.config_fields import text_of, variables_of
 from tuner.errors import SpaceError
 from tuner.servers.compose_file import compose_file
-from tuner.servers.exported_text import (
-    CONTAINER_PORT,
-    check_values,
-    comment_lines,
-    docker_script,
-    image_note,
-    k8s_manifest,
-    render_toml,
-)
+from tuner.servers.docker_script import docker_script
+from tuner.servers.exported_container import ExportedContainer, ModelMemory
+from tuner.servers.exported_text import CONTAINER_PORT, check_values, comment_lines, image_note, render_toml
+from tuner.servers.k8s_manifest import k8s_manifest
 from tuner.servers.tgi.launch_command import BUNDLED_ONLY, is_bundled_only, tgi_words
 from tuner.space.configuration import without_unset
 
@@ -46,22 +41,19 @@ def render(
             return shlex.join(["text-generation-launcher", *ServerConfig.model_validate(chosen).to_argv()]) + "\n"
         case "launcher":
             return '#!/bin/sh\nexec text-generation-launcher --config-file "$(dirname "$0")/best.toml" "$@"\n'
+    container = container_of(chosen, comments, image, gpus=1 if has_gpus else 0)
+    match form:
         case "docker":
-            words, environment, notes = _for_tgi(chosen, image, has_gpus=has_gpus)
             options = [
                 *(["--gpus all"] if has_gpus else []),
                 f"--shm-size {SHM_SIZE}",
                 *(f"-p 127.0.0.1:8080:{CONTAINER_PORT}", f'-v "{VOLUME}"'),
             ]
-            return docker_script(image, words, environment, [*comments, *notes], options)
+            return docker_script(container, options)
         case "compose":
-            words, environment, notes = _for_tgi(chosen, image, has_gpus=has_gpus)
-            return compose_file(
-                "tgi", image, words, environment, [*comments, *notes], published=8080, has_gpus=has_gpus
-            )
+            return compose_file(container, published=8080)
         case "k8s":
-            words, environment, notes = _for_tgi(chosen, image, has_gpus=has_gpus)
-            return k8s_manifest("tgi", image, words, environment, [*comments, *notes], gpus=int(has_gpus))
+            return k8s_manifest(container)
     raise AssertionError(f"unchecked form {form}")
 
 
@@ -76,8 +68,18 @@ def render_env(settings: Mapping[str, Any], comments: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _for_tgi(settings: Mapping[str, Any], image: str, *, has_gpus: bool) -> tuple[list[str], dict[str, str], list[str]]:
-    """Flags, variables, and notes about left-out settings and assumptions."""
+def container_of(
+    settings: Mapping[str, Any],
+    comments: Sequence[str],
+    image: str = IMAGE,
+    *,
+    gpus: int = 1,
+    memory: ModelMemory | None = None,
+) -> ExportedContainer:
+    """The container of TGI. Its comments list left-out settings and assumptions. `num_shard` replaces `gpus` above 0.
+
+    Raises SpaceError for a preset.
+    """
     model = str(settings.get("model_id", ""))
     if model.startswith("preset:"):
         raise SpaceError(
@@ -92,12 +94,20 @@ def _for_tgi(settings: Mapping[str, Any], image: str, *, has_gpus: bool) -> tupl
         for name, value in sorted(left_out.items())
         if name != "tuned_by"
     ] + image_note(image)
-    if not has_gpus:
+    if not gpus:
         notes.append("The study used no GPU, so this container uses none.")
     caps = [f"{name} {settings[name]}" for name in LENGTHS if name in settings]
     if caps:
         notes.append(f"Limits from the study's load; raise them for longer requests: {', '.join(caps)}.")
-    return words, environment, notes
+    return ExportedContainer(
+        name="tgi",
+        image=image,
+        words=words,
+        environment=environment,
+        comments=[*comments, *notes],
+        gpus=int(settings.get("num_shard", gpus)) if gpus else 0,
+        memory=memory,
+    )
 
 
 def _typed(value: Any) -> Any:

@@ -17,6 +17,9 @@ from reference_server.config_fields import flag_of
 from reference_server.presets.catalog import find
 from tuner.config import ParamSection, ServerSection
 from tuner.errors import CannotMeasureError
+from tuner.servers.exported_container import ExportedContainer
+from tuner.servers.exported_text import check_values
+from tuner.servers.k8s_manifest import k8s_manifest
 from tuner.servers.launch_command import LaunchCommand
 from tuner.servers.tgi.derive import (
     Demand,
@@ -26,12 +29,14 @@ from tuner.servers.tgi.derive import (
     local_devices,
     searched_without_effect,
 )
-from tuner.servers.tgi.export import FORMS, render
+from tuner.servers.tgi.export import FORMS, container_of, render
 from tuner.servers.tgi.initial_design import DESIGN_SETTING, initial_design
 from tuner.servers.tgi.launch_command import launch_command_of
+from tuner.servers.tgi.model_memory import memory_of
 from tuner.servers.tgi.settings import DEFAULTS, OPEN_SETTINGS, RISKY_SETTINGS, known_settings, resolved, server_config
 from tuner.servers.tgi.warm_shards import ROUTER_ONLY, WarmShards
 from tuner.servers.tuned_server import FailureRule, WarmParts
+from tuner.space.configuration import without_unset
 from tuner.space.search_space import SearchSpace
 from tuner.trial.outcome import Cause, cause_of
 
@@ -171,7 +176,18 @@ class TgiServer:
 
     def export(self, form: str, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None) -> str:
         has_gpus = bool(self.section.gpus) or self.section.kind == "tgi-docker"
+        if form == "k8s":
+            return k8s_manifest(self.container(settings, comments, image))
         return render(form, settings, comments, image or self.section.image, has_gpus=has_gpus)
+
+    def container(
+        self, settings: Mapping[str, Any], comments: Sequence[str], image: str | None = None
+    ) -> ExportedContainer:
+        chosen = without_unset(settings)
+        check_values(chosen)
+        gpus = max(1, len(self.section.gpus)) if self.section.gpus or self.section.kind == "tgi-docker" else 0
+        memory = memory_of(chosen, has_gpus=bool(gpus))
+        return container_of(chosen, comments, image or self.section.image, gpus=gpus, memory=memory)
 
     def serve_command(self, best: Path, extra: Sequence[str]) -> LaunchCommand:
         return LaunchCommand((find_launcher(), "--config-file", str(best), *extra))

@@ -1,14 +1,20 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from loadgen.errors import UsageError
-from tuner.servers.scaled_object import ScalingLimits, read_plan, scaled_object
+from tests.support.kubernetes import check_manifest
+from tuner.servers.autoscaling import Autoscaler, ScalingLimits, ScalingTexts, autoscaler_lines, read_plan
 
 LIMITS = ScalingLimits(2, 9, 12.5)
 PROMETHEUS = "http://prometheus:9090"
+
+
+def rendered(kind: Autoscaler, name: str) -> Any:
+    return yaml.safe_load("\n".join(autoscaler_lines(kind, name, ScalingTexts.of(name, LIMITS, PROMETHEUS))))
 
 
 def plan_file(folder: Path, *rows: dict[str, object]) -> Path:
@@ -51,7 +57,7 @@ def test_a_missing_plan_is_refused(tmp_path: Path):
     ],
 )
 def test_the_object_scales_the_deployment_by_the_requests_in_its_servers(name: str, query: str):
-    [content] = yaml.safe_load_all(scaled_object(name, LIMITS, PROMETHEUS))
+    content = rendered("keda", name)
 
     assert (content["kind"], content["spec"]["scaleTargetRef"]) == ("ScaledObject", {"name": name})
     assert (content["spec"]["minReplicaCount"], content["spec"]["maxReplicaCount"]) == (2, 9)
@@ -61,4 +67,22 @@ def test_the_object_scales_the_deployment_by_the_requests_in_its_servers(name: s
 
 def test_a_server_without_known_gauges_is_refused():
     with pytest.raises(UsageError, match="mine has no known gauges"):
-        scaled_object("mine", LIMITS, PROMETHEUS)
+        rendered("keda", "mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "series"),
+    [
+        ("tgi", {"tgi_queue_size", "tgi_batch_current_size"}),
+        ("vllm", {"vllm:num_requests_waiting", "vllm:num_requests_running"}),
+    ],
+)
+def test_the_plain_autoscaler_has_the_limits_of_the_plan_and_the_published_schema(name: str, series: set[str]):
+    content = rendered("hpa", name)
+
+    check_manifest(content)
+    assert content["spec"]["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
+    assert (content["spec"]["minReplicas"], content["spec"]["maxReplicas"]) == (2, 9)
+    pods = [metric["pods"] for metric in content["spec"]["metrics"]]
+    assert {each["metric"]["name"] for each in pods} == series
+    assert [each["target"] for each in pods] == [{"type": "AverageValue", "averageValue": "12.5"}] * 2
