@@ -4,7 +4,21 @@ import sys
 from collections.abc import Sequence
 
 from loadgen.program import Program
-from tuner.commands import check, confirm, export, fit, noise, plan, report, run, serve, simulate, storage, worker
+from tuner.commands import (
+    check,
+    confirm,
+    dashboard,
+    export,
+    fit,
+    noise,
+    plan,
+    report,
+    run,
+    serve,
+    simulate,
+    storage,
+    worker,
+)
 from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 EXIT_CODES = """exit codes:
@@ -23,6 +37,7 @@ COMMANDS = {
     "storage": storage.COMMAND,
     "confirm": confirm.COMMAND,
     "report": report.COMMAND,
+    "dashboard": dashboard.COMMAND,
     "export": export.COMMAND,
     "serve": serve.COMMAND,
     "simulate": simulate.COMMAND,
