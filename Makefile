@@ -42,8 +42,8 @@ test: $(STAMP)  ## run the test suite
 test-again: $(STAMP)  ## run the tests that failed in the last run once more, one at a time
 	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
-test-long: $(STAMP)  ## run the test suite and its slow tests
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) -m 'not gpu and not network'
+test-long: $(STAMP)  ## run the slow tests, which `make test` leaves out
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) -m 'slow and not gpu and not network'
 
 test-gpu: $(STAMP)  ## run what needs a GPU; fails without one
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
