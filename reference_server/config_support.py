@@ -26,7 +26,6 @@ def _only(*values: object) -> Callable[[object], bool]:
 _UNSET = _only(None, (), False)
 
 UNSUPPORTED_SETTINGS: Mapping[str, UnsupportedSetting] = {
-    "kv_cache_dtype": UnsupportedSetting(_UNSET, "leave it out: the cache then has the compute type"),
     "lora_adapters": UnsupportedSetting(_UNSET, "set --model-id to one adapter, which is merged into its base model"),
     "attention": UnsupportedSetting(
         lambda value: value != "flashdecoding-ipex",

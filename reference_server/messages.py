@@ -246,8 +246,8 @@ class WarmupRequest:
 class WarmupReply:
     """The measured limits. `max_supported_total_tokens` is None for padded models, which report no cache.
 
-    The byte counts and `backends` (keys `prefill`, `decode`, `reason`, `kernels`, `quantize`) are extensions; a
-    foreign shard leaves them out.
+    The byte counts and `backends` (keys `prefill`, `decode`, `reason`, `kernels`, `quantize`, `kv_cache`) are
+    extensions; a foreign shard leaves them out.
     """
 
     max_supported_total_tokens: int | None

@@ -224,6 +224,7 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         hub_cache=config.huggingface_hub_cache,
         dtype=config.dtype,
         quantize=config.quantize,
+        kv_cache_dtype=config.kv_cache_dtype,
         load_format=config.load_format,
         weights_override=config.weights_cache_override,
         memory_fraction=config.cuda_memory_fraction,

@@ -240,7 +240,8 @@ class Engine:
         # The allocator's free pieces have the old cache's size and would not be reused.
         self.release_memory()
         self.state.cache = KVCache(
-            self.model.shapes, num_blocks, self._block_size, self.loaded.dtype, self.loaded.device
+            *(self.model.shapes, num_blocks, self._block_size, self.model.cache_dtype, self.loaded.device),
+            self.model.scales,
         )
 
     def _capture(self, num_blocks: int, max_total: int) -> None:
@@ -286,7 +287,7 @@ class Engine:
         if not self.model.shapes:
             return _BLOCKS_WITHOUT_KEYS
         device = self.loaded.device
-        block_bytes = bytes_per_block(self.model.shapes, self._block_size, self.loaded.dtype)
+        block_bytes = bytes_per_block(self.model.shapes, self._block_size, self.model.cache_dtype)
         if device.type != "cpu":
             share = self.options.memory_fraction * self.options.wiggle_room
             return blocks_in_free_memory(DeviceMemory.of(device), share, block_bytes) + warmup_blocks

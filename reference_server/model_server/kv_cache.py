@@ -3,6 +3,8 @@
     layer buffer   [num_blocks, 2, num_kv_heads, block_size, head_dim]     0 is keys, 1 is values
     slot           block * block_size + offset: one token's place, the same number in every layer
 
+The elements have the compute type or eight bits (`float8.py`).
+
 A block's keys of one head lie together, so the torch kernel gathers the keys and values of a batch with one
 `index_select` of long rows, in the order that a batched product reads.
 """
@@ -15,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from reference_server.model_server import float8
 
 _ALIGNMENT = 64
 
@@ -31,17 +35,23 @@ class LayerShape:
         return 2 * self.num_kv_heads * self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """The factors by which one layer's stored keys and values are multiplied; 1 if they are stored as computed."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+UNSCALED = KVScales()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache:
-    """One layer's blocks.
-
-    k_scale, v_scale: [num_kv_heads] float32, the factors of keys and values that are stored in 8 bits; None if they are
-    stored as computed.
-    """
+    """One layer's blocks. Kernels read the elements without the scales, which `PagedLayer` applies."""
 
     buffer: Tensor
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
+    scales: KVScales = UNSCALED
 
     @property
     def shape(self) -> LayerShape:
@@ -56,20 +66,42 @@ class LayerCache:
         keys, values = self.buffer.unbind(1)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
+    @property
+    def factors(self) -> tuple[float, float]:
+        """By which keys and values are multiplied before they are rounded to eight bits."""
+        return 1 / self.scales.key, 1 / self.scales.value
+
+    def rounded(self, key_value: Tensor) -> Tensor:
+        """Keys and values in the type of the buffer, without their scales. key_value: [tokens, 2, ...]."""
+        if not float8.is_float8(self.buffer.dtype):
+            return key_value
+        if self.scales != UNSCALED:
+            key_factor, value_factor = self.factors
+            key, value = key_value.unbind(1)
+            key_value = torch.stack((key.float() * key_factor, value.float() * value_factor), 1)
+        return float8.rounded(key_value, self.buffer.dtype)
+
 
 class KVCache:
     """Blocks for every layer, allocated once and reused."""
 
     def __init__(
-        self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: Sequence[KVScales] = (),
     ) -> None:
+        """scales: of each layer; empty without scales."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         # Normal tensors even if the calling thread is in inference mode: other threads may write them.
         with torch.inference_mode(False):
             self.layers = tuple(
-                LayerCache(_zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype, device))
-                for shape in shapes
+                LayerCache(_zeros((num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim), dtype, device), own)
+                for shape, own in zip(shapes, scales or [UNSCALED] * len(shapes), strict=True)
             )
 
     @property
@@ -80,7 +112,9 @@ class KVCache:
         """Replace NaN and infinite elements of some blocks by 0: kernels read whole pages, a new owner's too."""
         for layer in self.layers:
             index = torch.from_numpy(blocks).to(layer.buffer.device)
-            layer.buffer[index] = torch.nan_to_num(layer.buffer[index], nan=0.0, posinf=0.0, neginf=0.0)
+            pages = layer.buffer[index]
+            wide = pages.float() if float8.is_float8(pages.dtype) else pages
+            layer.buffer[index] = torch.nan_to_num(wide, nan=0.0, posinf=0.0, neginf=0.0).to(pages.dtype)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

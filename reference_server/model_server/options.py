@@ -30,6 +30,7 @@ class EngineOptions:
     family's own. cuda_graphs: the row counts to capture; (0,) captures none, None is the shard's list.
     compiled_walk: whether a decode step is one operator, where it can be. speculate: most tokens of a draft; 0 is no
     drafts, None all heads of a speculator and none without one.
+    kv_cache_dtype: an eight-bit type of the K/V cache; None is the compute type.
     """
 
     model_id: str
@@ -37,6 +38,7 @@ class EngineOptions:
     hub_cache: Path | None = None
     dtype: Literal["float16", "bfloat16", "float32"] | None = None
     quantize: str | None = None
+    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     weights_override: Path | None = None
     memory_fraction: float = 1.0

@@ -30,6 +30,7 @@ class EngineInfo:
     kernels: tuple[str, ...] | None = None
     dtype: str | None = None
     quantize: str | None = None
+    kv_cache_dtype: str | None = None
     tuned: Mapping[str, Any] | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes reported by warm-up; in step traces, not in `/info`."""
@@ -41,6 +42,7 @@ class EngineInfo:
             "kernels": None if self.kernels is None else list(self.kernels),
             "dtype": self.dtype,
             "quantize": self.quantize,
+            "kv_cache_dtype": self.kv_cache_dtype,
             "extensions": list(EXTENSIONS),
             "tuned": None if self.tuned is None else dict(self.tuned),
         }
@@ -148,6 +150,7 @@ def server_info(
             kernels=None if kernels is None else tuple(filter(None, kernels.split(","))),
             dtype=info.dtype.removeprefix("torch.") or None,
             quantize=None if backends.get("quantize") in ("none", "") else backends.get("quantize"),
+            kv_cache_dtype=backends.get("kv_cache"),
             tuned=tuned_from(config.tuned_by),
             memory={
                 name: value

@@ -98,7 +98,7 @@ def test_a_part_takes_the_settings_of_another_command() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"kv_cache_dtype": "fp8_e5m2"}, {"lora_adapters": "a/b"},
+        {"lora_adapters": "a/b"},
         {"check_invariants": True},
         {"attention": "flashdecoding-ipex"},
     ],

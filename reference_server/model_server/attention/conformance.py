@@ -21,7 +21,7 @@ from reference_server.model_server.attention.kernel import (
 from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.attention.select import AttentionChoice
 from reference_server.model_server.attention.staging import tensors_on
-from reference_server.model_server.kv_cache import KVCache, LayerShape
+from reference_server.model_server.kv_cache import UNSCALED, KVCache, KVScales, LayerShape
 from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
 
 # New tokens, and tokens whose K/V exist after the step, of each row.
@@ -36,7 +36,7 @@ POISON = 3e4
 
 @dataclass(frozen=True, slots=True)
 class ConformanceCase:
-    """Attention options, in the shape that the dense reference takes."""
+    """Attention options, in the shape that the dense reference takes; and an eight-bit cache with its scales."""
 
     num_heads: int = 4
     num_kv_heads: int = 4
@@ -45,6 +45,8 @@ class ConformanceCase:
     alibi: bool = False
     block_size: int = 16
     head_dim: int = 24
+    cache_dtype: torch.dtype | None = None
+    scales: KVScales = UNSCALED
 
     def needs(self, device: torch.device, dtype: torch.dtype) -> AttentionNeeds:
         return AttentionNeeds(
@@ -53,12 +55,25 @@ class ConformanceCase:
             has_softcap=self.softcap is not None,
             has_alibi=self.alibi,
             block_size=self.block_size,
+            cache_dtype=self.cache_dtype,
         )
 
     def slopes(self) -> Tensor | None:
         return torch.tensor([0.5**head for head in range(1, self.num_heads + 1)]) if self.alibi else None
 
+    def kept(self, key_value: Tensor) -> Tensor:
+        """The keys and values [tokens, 2, ...] that the cache gives back, in float64."""
+        if self.cache_dtype is None:
+            return key_value.double()
+        factors = torch.tensor([1 / self.scales.key, 1 / self.scales.value])[:, None, None]
+        largest = torch.finfo(self.cache_dtype).max
+        stored = (key_value.float() * factors).clamp(-largest, largest).to(self.cache_dtype)
+        return stored.double() * torch.tensor([self.scales.key, self.scales.value]).double()[:, None, None]
 
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# Of the largest keys and values some are beyond the largest value, so that they are cut off.
+SCALES = KVScales(key=0.0061, value=0.37)
 CASES: Mapping[str, ConformanceCase] = {
     "plain": ConformanceCase(),
     "grouped": ConformanceCase(num_kv_heads=2),
@@ -69,6 +84,15 @@ CASES: Mapping[str, ConformanceCase] = {
     "alibi": ConformanceCase(alibi=True),
     "page of one": ConformanceCase(block_size=1),
     "page of 256": ConformanceCase(block_size=256, num_kv_heads=2),
+    "e4m3": ConformanceCase(cache_dtype=E4M3, num_kv_heads=2),
+    "e5m2": ConformanceCase(cache_dtype=E5M2, num_kv_heads=2),
+    "e4m3, scaled, multi-query, page of 256": ConformanceCase(
+        cache_dtype=E4M3, scales=SCALES, num_kv_heads=1, block_size=256
+    ),
+    "e4m3, scaled, softcap, grouped, window": ConformanceCase(
+        cache_dtype=E4M3, scales=SCALES, softcap=1.5, num_kv_heads=2, window=6
+    ),
+    "e5m2, alibi, page of one": ConformanceCase(cache_dtype=E5M2, alibi=True, block_size=1),
 }
 
 
@@ -116,10 +140,9 @@ def run(
     step = [(index, (k - q, k)) for index, (q, k) in enumerate(rows)]
     output = _attend(layer, step, table, keys_values, queries, case, device, make_tensors)
     slopes = case.slopes()
+    kept = [case.kept(each) for each in keys_values]
     expected = [
-        dense(
-            queries[index].double(), keys_values[index][:, 0].double(), keys_values[index][:, 1].double(), case, slopes
-        )
+        dense(queries[index].double(), kept[index][:, 0], kept[index][:, 1], case, slopes)
         for index, _ in _decodes_first(step)
     ]
     return ConformanceResult(output.double().cpu(), torch.cat(expected))
@@ -211,8 +234,9 @@ def paged_layer(
 ) -> PagedLayer:
     """One layer over a poisoned cache."""
     state = StepState()
-    state.cache = KVCache([LayerShape(case.num_kv_heads, case.head_dim)], num_blocks, case.block_size, dtype, device)
-    state.cache.layers[0].buffer.fill_(POISON)
+    shape, cache_dtype = LayerShape(case.num_kv_heads, case.head_dim), case.cache_dtype or dtype
+    state.cache = KVCache([shape], num_blocks, case.block_size, cache_dtype, device, [case.scales])
+    state.cache.layers[0].buffer.fill_(min(POISON, torch.finfo(cache_dtype).max))
     choice = AttentionChoice(prefill, decode, store, case.block_size, decode.name, "conformance")
     slopes = case.slopes()
     slopes = None if slopes is None else slopes.to(device)

@@ -92,6 +92,7 @@ def _is_offered(needs: AttentionNeeds) -> bool:
     return (
         needs.device_type == "cuda"
         and needs.dtype in varlen_backend.DTYPES
+        and needs.cache_dtype is None
         and all(head_dim % 8 == 0 and head_dim <= varlen_backend.LARGEST_HEAD for head_dim in needs.head_dims)
         and (needs.block_size or PAGE) % PAGE == 0
         and importlib.util.find_spec("flash_attn") is not None

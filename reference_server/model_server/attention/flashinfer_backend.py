@@ -26,17 +26,19 @@ LAYOUT = "HND"
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Layers of one kind share a plan."""
+    """Layers of one kind share a plan. scaling: with the scale of the layer's keys."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scaling: float
     window: int | None
     softcap: float | None
 
     @classmethod
     def of(cls, query: Tensor, cache: LayerCache, options: AttentionOptions) -> "LayerKind":
-        return cls(query.shape[1], cache.shape.num_kv_heads, query.shape[2], options.window, options.softcap)
+        heads = (query.shape[1], cache.shape.num_kv_heads, query.shape[2])
+        return cls(*heads, options.scaling, options.window, options.softcap)
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ class FlashInferPrefill:
             ends = np.concatenate(([0], np.cumsum(metadata.seqlen_q[rows]))).astype(np.int32)
             planned.wrapper.plan(
                 *(torch.from_numpy(ends), *_page_plan(metadata, rows, cache.block_size), *_heads(kind, cache)),
-                **_options(query, options),
+                **_options(query, cache, options),
                 causal=True,
             )
             planned.step = step
@@ -106,7 +108,7 @@ class FlashInferDecode:
         planned = self._wrappers[kind]
         if planned.step is not step:
             plan = _page_plan(step.metadata, slice(0, len(query)), cache.block_size)
-            planned.wrapper.plan(*plan, *_heads(kind, cache), **_options(query, options))
+            planned.wrapper.plan(*plan, *_heads(kind, cache), **_options(query, cache, options))
             planned.step = step
         attended: Tensor = planned.wrapper.run(query, cache.buffer)
         return attended
@@ -142,13 +144,13 @@ def _heads(kind: LayerKind, cache: LayerCache) -> tuple[int, int, int, int]:
     return kind.num_heads, kind.num_kv_heads, kind.head_dim, cache.block_size
 
 
-def _options(query: Tensor, options: AttentionOptions) -> dict[str, Any]:
+def _options(query: Tensor, cache: LayerCache, options: AttentionOptions) -> dict[str, Any]:
     return {
         "sm_scale": options.scaling,
         "window_left": varlen_backend.window_of(options)[0],
         "logits_soft_cap": options.softcap,
         "q_data_type": query.dtype,
-        "kv_data_type": query.dtype,
+        "kv_data_type": cache.buffer.dtype,
     }
 
 

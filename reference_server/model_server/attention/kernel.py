@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
-    """The requirements of all layers of a model; `block_size` if the page is fixed."""
+    """The requirements of all layers of a model; `block_size` if the page is fixed.
+
+    cache_dtype: an eight-bit type of the cache; None if the cache has the compute type.
+    """
 
     device_type: str
     dtype: torch.dtype
@@ -24,6 +27,7 @@ class AttentionNeeds:
     has_softcap: bool = False
     has_alibi: bool = False
     block_size: int | None = None
+    cache_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class AttentionKernel(Protocol):
     def supports(needs: AttentionNeeds, /) -> bool: ...
 
     def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
-        """Attend; the new K/V are stored already.
+        """Attend; the new K/V are stored already, and read as they are stored, without their scales.
 
         query: [tokens of the kernel's rows, num_heads, head_dim]. Returns query's shape.
         """
@@ -70,7 +74,10 @@ class CacheStore(Protocol):
     """Writes the new keys and values of all rows into the cache."""
 
     def __call__(self, key_value: Tensor, cache: LayerCache, step: Step) -> None:
-        """key_value: [tokens, 2, num_kv_heads, head_dim], any stride; one running sequence owns each slot."""
+        """Divide by the scales, round to the cache's type, store.
+
+        key_value: [tokens, 2, num_kv_heads, head_dim], any stride; one running sequence owns each slot.
+        """
         ...
 
 

@@ -1,13 +1,14 @@
 """Attention of one layer over the paged cache: store the new K/V, then attend short and long rows separately."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.select import AttentionChoice
-from reference_server.model_server.step_state import StepState
+from reference_server.model_server.kv_cache import UNSCALED, LayerCache
+from reference_server.model_server.step_state import Step, StepState
 
 
 @dataclass(slots=True)
@@ -30,11 +31,18 @@ class PagedLayer:
         assert cache is not None, "attention before the cache is allocated"
         layer = cache.layers[self.index]
         self.choice.store(key_value, layer, step)
+        if layer.scales == UNSCALED:
+            return self._attend(query, layer, step, self.options)
+        # The scale of the keys is that of the scores, the scale of the values that of the result.
+        scaled = replace(self.options, scaling=self.options.scaling * layer.scales.key)
+        return self._attend(query, layer, step, scaled) * layer.scales.value
+
+    def _attend(self, query: Tensor, layer: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
         num_single = step.metadata.num_single_rows
         if num_single == step.metadata.num_rows:
-            return self.choice.decode(query, layer, step, self.options)
+            return self.choice.decode(query, layer, step, options)
         if num_single == 0:
-            return self.choice.prefill(query, layer, step, self.options)
-        decoded = self.choice.decode(query[:num_single], layer, step, self.options)
-        prefilled = self.choice.prefill(query[num_single:], layer, step, self.options)
+            return self.choice.prefill(query, layer, step, options)
+        decoded = self.choice.decode(query[:num_single], layer, step, options)
+        prefilled = self.choice.prefill(query[num_single:], layer, step, options)
         return torch.cat((decoded, prefilled))

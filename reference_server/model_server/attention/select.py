@@ -63,10 +63,16 @@ def choose(options: EngineOptions, needs: AttentionNeeds) -> AttentionChoice:
     """Kernels and page size for `--attention`; a name that cannot serve the model is refused, never replaced."""
     name = options.attention
     names = [backend.name for backend in BACKENDS]
+    all_names = [*PAGE_SIZES, *names]
     if name is not None and name not in PAGE_SIZES and name not in names:
-        raise ArgumentError(f"`--attention {name}` is not served on this device; {_choices(names)}")
+        raise ArgumentError(f"`--attention {name}` is not served on this device; {_choices(all_names)}")
     if options.prefix_caching and name == "paged":
         raise ArgumentError("`--prefix-caching true` cannot be served with `--attention paged`")
+    if name is not None and needs.cache_dtype is not None and not _reads_float8(name):
+        raise ArgumentError(
+            f"`--attention {name}` cannot be served with `--kv-cache-dtype {options.kv_cache_dtype}`: "
+            f"it reads no eight-bit keys; {_choices(filter(_reads_float8, all_names))}"
+        )
     usable = [backend for backend in BACKENDS if options.fuse or backend is not COMPILED]
     if name in PAGE_SIZES:
         page = PAGE_SIZES[name]
@@ -81,7 +87,7 @@ def choose(options: EngineOptions, needs: AttentionNeeds) -> AttentionChoice:
             kernels = _kernels([backend for backend in BACKENDS if backend.name == name], needs)
         except UnsupportedError as error:
             raise ArgumentError(
-                f"`--attention {name}` is not served on this device for this model ({error}); {_choices(names)}"
+                f"`--attention {name}` is not served on this device for this model ({error}); {_choices(all_names)}"
             ) from error
         reason = "asked for by name"
     prefill, decode, _ = kernels
@@ -89,7 +95,12 @@ def choose(options: EngineOptions, needs: AttentionNeeds) -> AttentionChoice:
 
 
 def _choices(names: Iterable[str]) -> str:
-    return f"the choices are {', '.join([*PAGE_SIZES, *names])}"
+    return f"the choices are {', '.join(names)}"
+
+
+def _reads_float8(name: str) -> bool:
+    """Whether an attention of this name has kernels for an eight-bit cache, on some device."""
+    return name not in (FLASH.name, VARLEN.name)
 
 
 def _kernels(

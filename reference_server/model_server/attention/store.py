@@ -23,7 +23,8 @@ class TorchStore:
         if num_kv_heads not in indices:
             index = line_index(step.metadata.slots, num_kv_heads, block_size)
             indices[num_kv_heads] = torch.from_numpy(index).to(cache.buffer.device)
-        cache.buffer.view(-1, head_dim).index_put_((indices[num_kv_heads],), key_value.reshape(-1, head_dim))
+        lines = cache.rounded(key_value).reshape(-1, head_dim)
+        cache.buffer.view(-1, head_dim).index_put_((indices[num_kv_heads],), lines)
 
 
 def line_index(slots: IntArray, num_kv_heads: int, block_size: int) -> IntArray:
@@ -43,7 +44,7 @@ class CompiledStore:
     def __call__(self, key_value: Tensor, cache: LayerCache, step: Step) -> None:
         if key_value.stride(3) != 1:
             key_value = key_value.contiguous()
-        self._store(cache.buffer, key_value, step.tensors.slots)
+        self._store(cache.buffer, key_value, step.tensors.slots, *cache.factors)
 
 
 class TritonStore:
@@ -54,10 +55,11 @@ class TritonStore:
         if key_value.stride(3) != 1:
             key_value = key_value.contiguous()
         triton_backend.kernels().store[(len(key_value), 2)](
-            *(key_value, cache.buffer, step.tensors.slots),
+            *(key_value, triton_backend.elements(cache.buffer), step.tensors.slots),
             *(key_value.stride(0), key_value.stride(1), key_value.stride(2)),
-            *(num_kv_heads, head_dim, block_size),
+            *(num_kv_heads, head_dim, block_size, *cache.factors),
             HEADS=triton_backend.power_of_two(num_kv_heads),
             DIM=triton_backend.power_of_two(head_dim),
+            FLOAT8=triton_backend.mantissa_bits(cache.buffer.dtype),
             num_warps=2,
         )

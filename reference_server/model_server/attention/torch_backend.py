@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reference_server.model_server import float8
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions, PerStep
 from reference_server.model_server.kv_cache import LayerCache, LayerShape
 from reference_server.model_server.step_state import Step, StepMetadata
@@ -101,7 +102,7 @@ def _attend_tile(
     rows, num_heads, _ = query.shape
     page = block_size * head_dim
     out = None if gathered is None else gathered[: len(tile.index) * page].view(-1, page)
-    pages = torch.index_select(buffer.view(-1, page), 0, tile.index, out=out)
+    pages = float8.widened(torch.index_select(buffer.view(-1, page), 0, tile.index, out=out), query.dtype)
     grouped = query.reshape(rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
     if pages.numel() < FEW_ELEMENTS and query.dtype != torch.float32:
         pages, grouped = pages.float(), grouped.float()
@@ -156,17 +157,21 @@ class TorchPrefill:
         for row in range(metadata.num_single_rows, metadata.num_rows):
             seqlen_q, seqlen_k = int(metadata.seqlen_q[row]), int(metadata.seqlen_k[row])
             end = start + seqlen_q
-            keys, values = _gather(cache.buffer, metadata.block_table[row], seqlen_k)
+            keys, values = _gather(cache.buffer, metadata.block_table[row], seqlen_k, query.dtype)
             output[start:end] = _attend(query[start:end], keys, values, options)
             start = end
         return output
 
 
-def _gather(buffer: Tensor, blocks: NDArray[np.int64], length: int) -> tuple[Tensor, Tensor]:
+def _gather(buffer: Tensor, blocks: NDArray[np.int64], length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A row's keys and values, each [num_kv_heads, length, head_dim]."""
     _, _, num_kv_heads, block_size, head_dim = buffer.shape
     index = torch.from_numpy(blocks[: -(-length // block_size)]).to(buffer.device)
-    pages = buffer.index_select(0, index).permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)
+    pages = (
+        float8.widened(buffer.index_select(0, index), dtype)
+        .permute(1, 2, 0, 3, 4)
+        .reshape(2, num_kv_heads, -1, head_dim)
+    )
     keys, values = pages[:, :, :length].unbind(0)
     return keys, values
 

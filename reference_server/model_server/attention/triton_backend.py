@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_server.model_server import float8
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
 from reference_server.model_server.kv_cache import LayerCache
 from reference_server.model_server.step_state import Step
@@ -41,7 +42,7 @@ def launches() -> bool:
     try:
         slots = torch.zeros(1, dtype=torch.int64, device="cuda")
         cache, key_value = torch.zeros(1, 2, 1, 16, 16, device="cuda"), torch.ones(1, 2, 1, 16, device="cuda")
-        kernels().store[(1, 2)](key_value, cache, slots, 32, 16, 16, 1, 16, 16, HEADS=1, DIM=16)
+        kernels().store[(1, 2)](key_value, cache, slots, 32, 16, 16, 1, 16, 16, 1.0, 1.0, HEADS=1, DIM=16, FLOAT8=0)
         return bool(cache.sum() == 32)
     except Exception as error:  # of a compiler, a driver or an installation
         logger.warning("Triton is installed but launches no kernel here, so its kernels are not used: %s", error)
@@ -80,7 +81,7 @@ class TritonDecode:
             room = torch.empty(rows * num_heads * splits * (dim + 2), dtype=torch.float32, device=query.device)
             partial, maxima, sums = torch.split(room, [rows * num_heads * splits * size for size in (dim, 1, 1)])
         kernels().decode[(rows, num_kv_heads, splits)](
-            *(query, cache.buffer, tensors.block_table, tensors.seqlen_k, _slopes(options, query), output),
+            *(query, elements(cache.buffer), tensors.block_table, tensors.seqlen_k, _slopes(options, query), output),
             *(partial, maxima, sums, query.stride(0), query.stride(1), tensors.block_table.stride(0)),
             *(num_kv_heads, head_dim, block_size, options.scaling, options.softcap or 1.0),
             GROUP=group,
@@ -89,6 +90,7 @@ class TritonDecode:
             TILE=tile_for(dim, query.dtype, DECODE_TILE),
             SPLITS=splits,
             **_masks(options),
+            FLOAT8=mantissa_bits(cache.buffer.dtype),
             num_warps=4,
         )
         if splits > 1:
@@ -121,7 +123,13 @@ class TritonPrefill:
         queries = tile_for(dim, query.dtype, PREFILL_QUERIES)
         tiles = -(-int(metadata.seqlen_q[first:].max()) // queries)
         kernels().prefill[(tiles, num_heads, metadata.num_rows - first)](
-            *(query, cache.buffer, tensors.block_table[first:], tensors.cu_seqlen_q, tensors.seqlen_k[first:]),
+            *(
+                query,
+                elements(cache.buffer),
+                tensors.block_table[first:],
+                tensors.cu_seqlen_q,
+                tensors.seqlen_k[first:],
+            ),
             *(_slopes(options, query), output, query.stride(0), query.stride(1), tensors.block_table.stride(0)),
             *(num_kv_heads, head_dim, block_size, options.scaling, options.softcap or 1.0),
             GROUP=num_heads // num_kv_heads,
@@ -129,9 +137,20 @@ class TritonPrefill:
             QUERIES=queries,
             TILE=tile_for(dim, query.dtype, PREFILL_TILE),
             **_masks(options),
+            FLOAT8=mantissa_bits(cache.buffer.dtype),
             num_warps=8 if queries > 64 else 4,
         )
         return output
+
+
+def elements(buffer: Tensor) -> Tensor:
+    """The cache as the kernels read and write it: eight-bit floats as bytes."""
+    return buffer.view(torch.uint8) if float8.is_float8(buffer.dtype) else buffer
+
+
+def mantissa_bits(dtype: torch.dtype) -> int:
+    """The kernels' FLOAT8 for a cache of this type."""
+    return {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}.get(dtype, 0)
 
 
 def _masks(options: AttentionOptions) -> dict[str, Any]:

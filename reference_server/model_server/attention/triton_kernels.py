@@ -1,7 +1,9 @@
 """The Triton kernels of attention: store K/V, decode in splits (one query token a row), prefill (several tokens a row).
 
-All read the cache in place (kv_cache.py), for any page size and head size. Importing this needs Triton. Positions are
-per row; slots and addresses are 64-bit, since a cache of 141 GB has more than 2^31 elements.
+All read the cache in place (kv_cache.py), for any page size and head size. FLOAT8 is 0 for a cache of floats that
+Triton loads. A cache of eight-bit floats is one of bytes, which serve every GPU (few have instructions for e4m3);
+FLOAT8 is then the number of mantissa bits: 3 (e4m3) or 2 (e5m2). Importing this needs Triton. Positions are per row;
+slots and addresses are 64-bit, since a cache of 141 GB has more than 2^31 elements.
 """
 
 # mypy: ignore-errors
@@ -14,10 +16,13 @@ import triton.language as tl
 def store(
     key_value, cache, slots,
     token_stride, plane_stride, head_stride,
-    num_kv_heads, head_dim, block_size,
-    HEADS: tl.constexpr, DIM: tl.constexpr,
+    num_kv_heads, head_dim, block_size, key_factor, value_factor,
+    HEADS: tl.constexpr, DIM: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
-    """Store the keys (program 1 is 0) or values (1) of one token; a negative slot is skipped."""
+    """Store the keys (program 1 is 0) or values (1) of one token; a negative slot is skipped.
+
+    The factors are those of keys and values before they are rounded to eight bits.
+    """
     token = tl.program_id(0).to(tl.int64)
     plane = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token)
@@ -27,7 +32,46 @@ def store(
     source = key_value + token * token_stride + plane * plane_stride + heads * head_stride + dims
     line = ((slot // block_size * 2 + plane) * num_kv_heads + heads) * block_size + slot % block_size
     if slot >= 0:
-        tl.store(cache + line * head_dim + dims, tl.load(source, mask=mask).to(cache.dtype.element_ty), mask=mask)
+        values = tl.load(source, mask=mask, other=0.0)
+        if FLOAT8 > 0:
+            stored = _rounded(values.to(tl.float32) * tl.where(plane == 0, key_factor, value_factor), FLOAT8)
+        else:
+            stored = values.to(cache.dtype.element_ty)
+        tl.store(cache + line * head_dim + dims, stored, mask=mask)
+
+
+@triton.jit
+def _rounded(values, MANTISSA: tl.constexpr):
+    """The bytes of float32 values, by the rules of `float8.rounded`; the steps are those of cpu_kernels/float8.h."""
+    shift: tl.constexpr = 120 if MANTISSA == 3 else 112
+    end: tl.constexpr = 0x7F if MANTISSA == 3 else 0x7C
+    dropped: tl.constexpr = 23 - MANTISSA
+    smallest: tl.constexpr = (shift + 1) << 23
+    largest: tl.constexpr = ((end - 1) << dropped) + (shift << 23)
+    magic: tl.constexpr = (shift + 1 - MANTISSA + 23) << 23
+    bits = values.to(tl.int32, bitcast=True)
+    whole = bits & 0x7FFFFFFF
+    magnitude = tl.minimum(whole, largest)
+    normal = ((magnitude + ((1 << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1)) >> dropped) - (shift << MANTISSA)
+    unit = tl.full(magnitude.shape, magic, tl.int32).to(tl.float32, bitcast=True)
+    subnormal = (magnitude.to(tl.float32, bitcast=True) + unit).to(tl.int32, bitcast=True) - magic
+    rounded = tl.where(magnitude < smallest, subnormal, normal)
+    rounded = tl.where(whole > 0x7F800000, 0x7F, rounded)
+    return (rounded | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def _widened(stored, DTYPE: tl.constexpr, MANTISSA: tl.constexpr):
+    """Elements of the cache in the compute type, exactly."""
+    if MANTISSA == 0:
+        return stored.to(DTYPE)
+    # As float16, which has the exponent of e5m2; that of e4m3 differs by 8.
+    bits = stored.to(tl.int16)
+    if MANTISSA == 2:
+        return (bits << 8).to(tl.float16, bitcast=True).to(DTYPE)
+    magnitude = bits & 0x7F
+    halves = (((bits & 0x80) << 8) | (magnitude << 7)).to(tl.float16, bitcast=True)
+    return tl.where(magnitude == 0x7F, float("nan"), halves.to(tl.float32) * 256.0).to(DTYPE)
 
 
 @triton.jit
@@ -43,6 +87,7 @@ def decode(
     num_kv_heads, head_dim, block_size, scaling, softcap,
     GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+    FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """One split of one row's keys, for the query heads that share a K/V head.
 
@@ -77,10 +122,8 @@ def decode(
         seen = position < end
         page = tl.load(block_table + row * table_stride + position // block_size, mask=seen, other=0).to(tl.int64)
         line = (page * 2 * num_kv_heads + kv_head) * block_size + position % block_size
-        keys = tl.load(
-            cache + line[None, :] * head_dim + dims[:, None], mask=seen[None, :] & in_head[:, None], other=0.0
-        )
-        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scaling
+        keys = tl.load(cache + line[None, :] * head_dim + dims[:, None], mask=seen[None, :] & in_head[:, None], other=0)
+        scores = tl.dot(queries, _widened(keys, queries.dtype, FLOAT8), input_precision="ieee") * scaling
         if HAS_SOFTCAP:
             scores = _cap(scores, softcap)
         if HAS_ALIBI:
@@ -93,8 +136,9 @@ def decode(
         values = tl.load(
             cache + (line + num_kv_heads * block_size)[:, None] * head_dim + dims[None, :],
             mask=seen[:, None] & in_head[None, :],
-            other=0.0,
-        ).to(queries.dtype)
+            other=0,
+        )
+        values = _widened(values, queries.dtype, FLOAT8)
         attended = attended * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         largest = new_largest
 
@@ -132,7 +176,7 @@ def prefill(
     token_stride, query_head_stride, table_stride,
     num_kv_heads, head_dim, block_size, scaling, softcap,
     GROUP: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """QUERIES tokens of one row and head against all keys before them.
 
@@ -171,9 +215,9 @@ def prefill(
         page = tl.load(block_table + row * table_stride + position // block_size, mask=stored, other=0).to(tl.int64)
         line = (page * 2 * num_kv_heads + kv_head) * block_size + position % block_size
         keys = tl.load(
-            cache + line[None, :] * head_dim + dims[:, None], mask=stored[None, :] & in_head[:, None], other=0.0
+            cache + line[None, :] * head_dim + dims[:, None], mask=stored[None, :] & in_head[:, None], other=0
         )
-        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scaling
+        scores = tl.dot(queries, _widened(keys, queries.dtype, FLOAT8), input_precision="ieee") * scaling
         if HAS_SOFTCAP:
             scores = _cap(scores, softcap)
         distance = position[None, :] - own_position[:, None]
@@ -192,8 +236,9 @@ def prefill(
         values = tl.load(
             cache + (line + num_kv_heads * block_size)[:, None] * head_dim + dims[None, :],
             mask=stored[:, None] & in_head[None, :],
-            other=0.0,
-        ).to(queries.dtype)
+            other=0,
+        )
+        values = _widened(values, queries.dtype, FLOAT8)
         attended = attended * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         largest = new_largest
     attended = attended / tl.where(total > 0, total, 1.0)[:, None]

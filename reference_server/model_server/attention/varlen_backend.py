@@ -137,6 +137,7 @@ def _is_offered(needs: AttentionNeeds) -> bool:
     return (
         needs.device_type == "cuda"
         and needs.dtype in DTYPES
+        and needs.cache_dtype is None
         and all(head_dim % 8 == 0 and head_dim <= LARGEST_HEAD for head_dim in needs.head_dims)
         and not (needs.has_softcap or needs.has_alibi)
         and torch.version.hip is None

@@ -1,11 +1,13 @@
 // Attention over block tables, of one query token a row or of prompts, and the store of new keys and values.
 //
-//     cache   [blocks, 2, num_kv_heads, block_size, head_dim]
+//     cache   [blocks, 2, num_kv_heads, block_size, head_dim], in the query's type or in eight bits
 //
-// Keys are read once for all query heads of their group, then values; what is outside a row's window is not read.
+// Keys of eight bits are first widened to the query's type, exactly, a piece of a page at a time. Keys are read once for all query heads of their group, then values; what is outside a row's window is not read.
+#include "float8.h"
 #include "kernels.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #ifdef __AVX512BF16__
@@ -23,6 +25,8 @@ typedef uint16_t Bits __attribute__((vector_size(32)));
 constexpr int64_t kWidth = 16;
 // Query heads of one K/V head that a page is read for at once, tokens of a prompt taken together.
 constexpr int64_t kTileHeads = 16;
+// Keys or values of eight bits that are widened at once, so that they stay in the nearest cache; a multiple of kWidth.
+constexpr int64_t kWidenedKeys = 32;
 
 inline Vector load(const float* values) {
   Vector result;
@@ -210,23 +214,31 @@ void softmax(float* scores, int64_t count) {
 
 // Consecutive tokens of one row, and one K/V head. length: keys that the last of them sees.
 // Their scores are [tokens, group, keys], of which each token's own are those up to it and within its window.
-template <typename T>
+template <typename T, typename C>
 void attend_head(
-    const T* query, int64_t token_stride, int64_t tokens, const T* cache, const int64_t* table, int64_t length,
+    const T* query, int64_t token_stride, int64_t tokens, const C* cache, const int64_t* table, int64_t length,
     int64_t kv_head, const Geometry& g, std::vector<float>& room, T* output) {
+  constexpr bool is_widened = !std::is_same_v<T, C>;
   const int64_t group = g.num_heads / g.num_kv_heads, size = g.head_dim, heads = tokens * group;
   const PageFunctions<T> page = page_functions<T>(size);
   const int64_t first = g.window > 0 ? std::max<int64_t>(0, length - tokens + 1 - g.window) : 0, keys = length - first;
-  room.resize(heads * (keys + size));
+  room.resize(heads * (keys + size) + (is_widened ? kWidenedKeys * size : 0));
   float* scores = room.data();
   float* sums = scores + heads * keys;
+  T* widened = reinterpret_cast<T*>(sums + heads * size);
   std::fill_n(sums, heads * size, 0.0f);
   const auto pages_of = [&](int64_t plane, auto visit) {
     for (int64_t position = first; position < length;) {
-      const int64_t offset = position % g.block_size, count = std::min(g.block_size - offset, length - position);
-      const int64_t block = table[position / g.block_size];
-      const int64_t head_page = (block * 2 + plane) * g.num_kv_heads + kv_head;
-      visit(position - first, count, cache + (head_page * g.block_size + offset) * size);
+      const int64_t offset = position % g.block_size, block = table[position / g.block_size];
+      int64_t count = std::min(g.block_size - offset, length - position);
+      const C* place = cache + (((block * 2 + plane) * g.num_kv_heads + kv_head) * g.block_size + offset) * size;
+      if constexpr (is_widened) {
+        count = std::min(count, kWidenedKeys);
+        widen(place, count * size, widened);
+        visit(position - first, count, widened);
+      } else {
+        visit(position - first, count, place);
+      }
       position += count;
     }
   };
@@ -263,9 +275,9 @@ void attend_head(
 
 }  // namespace
 
-template <typename T>
+template <typename T, typename C>
 void attend_rows(
-    const T* query, int64_t query_stride, int64_t rows, const T* cache, const int64_t* table, int64_t table_stride,
+    const T* query, int64_t query_stride, int64_t rows, const C* cache, const int64_t* table, int64_t table_stride,
     const int64_t* lengths, const Geometry& g, T* output) {
   const int64_t group = g.num_heads / g.num_kv_heads, size = g.head_dim;
   torch::stable::parallel_for(0, rows * g.num_kv_heads, 1, [&](int64_t begin, int64_t end) {
@@ -284,10 +296,10 @@ void attend_rows(
   });
 }
 
-template <typename T>
+template <typename T, typename C>
 void store_rows(
-    T* cache, const Geometry& g, const T* key_value, int64_t token_stride, int64_t plane_stride, int64_t head_stride,
-    const int64_t* slots, int64_t tokens) {
+    C* cache, const Geometry& g, const T* key_value, int64_t token_stride, int64_t plane_stride, int64_t head_stride,
+    const int64_t* slots, int64_t tokens, float key_factor, float value_factor) {
   const int64_t planes = 2;
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t block = slots[token] / g.block_size, offset = slots[token] % g.block_size;
@@ -295,17 +307,27 @@ void store_rows(
       for (int64_t head = 0; head < g.num_kv_heads; ++head) {
         const T* from = key_value + token * token_stride + plane * plane_stride + head * head_stride;
         const int64_t page = (block * planes + plane) * g.num_kv_heads + head;
-        std::memcpy(cache + (page * g.block_size + offset) * g.head_dim, from, g.head_dim * sizeof(T));
+        C* place = cache + (page * g.block_size + offset) * g.head_dim;
+        if constexpr (std::is_same_v<T, C>) {
+          std::memcpy(place, from, g.head_dim * sizeof(T));
+        } else {
+          round_to(from, g.head_dim, plane == 0 ? key_factor : value_factor, place);
+        }
       }
     }
   }
 }
 
-template void attend_rows(
-    const BFloat16*, int64_t, int64_t, const BFloat16*, const int64_t*, int64_t, const int64_t*, const Geometry&,
-    BFloat16*);
-template void store_rows(
-    BFloat16*, const Geometry&, const BFloat16*, int64_t, int64_t, int64_t, const int64_t*, int64_t);
+#define INSTANTIATE(C)                                                                                                \
+  template void attend_rows(                                                                                          \
+      const BFloat16*, int64_t, int64_t, const C*, const int64_t*, int64_t, const int64_t*, const Geometry&,          \
+      BFloat16*);                                                                                                     \
+  template void store_rows(                                                                                           \
+      C*, const Geometry&, const BFloat16*, int64_t, int64_t, int64_t, const int64_t*, int64_t, float, float)
+INSTANTIATE(BFloat16);
+INSTANTIATE(E4M3);
+INSTANTIATE(E5M2);
+#undef INSTANTIATE
 
 namespace {
 
@@ -318,6 +340,22 @@ Geometry geometry_of(
   return {num_heads, cache.size(2), cache.size(3), head_dim, window, scaling, softcap, data<float>(slopes)};
 }
 
+// Calls `kernel` with values of the types of the query and of the cache.
+template <typename Kernel>
+void by_types(const Tensor& query, const Tensor& cache, Kernel kernel) {
+  by_type(query, [&](auto element) {
+    switch (cache.scalar_type()) {
+      case ScalarType::Float8_e4m3fn:
+        return kernel(element, E4M3{});
+      case ScalarType::Float8_e5m2:
+        return kernel(element, E5M2{});
+      default:
+        STD_TORCH_CHECK(cache.scalar_type() == query.scalar_type(), "the cache has neither this type nor eight bits");
+        return kernel(element, element);
+    }
+  });
+}
+
 // query: [rows, num_heads, head_dim], heads of a row contiguous. block_table: [rows, blocks] int64, rows contiguous.
 // seqlen_k: [rows] int64. window, softcap: 0 for none. Returns [rows, num_heads, head_dim]; a row without keys is 0.
 Tensor attend_decode(
@@ -326,10 +364,10 @@ Tensor attend_decode(
   const int64_t rows = query.size(0), num_heads = query.size(1), head_dim = query.size(2);
   const Geometry g = geometry_of(query, cache, scaling, window, softcap, slopes);
   Tensor output = torch::stable::new_empty(query, {rows, num_heads, head_dim});
-  by_type(query, [&](auto element) {
+  by_types(query, cache, [&](auto element, auto stored) {
     using T = decltype(element);
     attend_rows<T>(
-        data<T>(query), query.stride(0), rows, data<T>(cache), data<int64_t>(block_table), block_table.stride(0),
+        data<T>(query), query.stride(0), rows, data<const decltype(stored)>(cache), data<int64_t>(block_table), block_table.stride(0),
         data<int64_t>(seqlen_k), g, data<T>(output));
   });
   return output;
@@ -355,7 +393,7 @@ Tensor attend_prefill(
     }
   }
   Tensor output = torch::stable::new_empty(query, {query.size(0), num_heads, head_dim});
-  by_type(query, [&](auto element) {
+  by_types(query, cache, [&](auto element, auto stored) {
     using T = decltype(element);
     torch::stable::parallel_for(0, int64_t(tiles.size()) * g.num_kv_heads, 1, [&](int64_t begin, int64_t end) {
       std::vector<float> room;
@@ -364,7 +402,7 @@ Tensor attend_prefill(
         const int64_t kv_head = task % g.num_kv_heads, head = kv_head * group;
         attend_head(
             data<T>(query) + tile.token * query.stride(0) + head * head_dim, query.stride(0), tile.tokens,
-            data<T>(cache), data<int64_t>(block_table) + tile.row * block_table.stride(0), tile.length, kv_head, g,
+            data<const decltype(stored)>(cache), data<int64_t>(block_table) + tile.row * block_table.stride(0), tile.length, kv_head, g,
             room, data<T>(output) + (tile.token * num_heads + head) * head_dim);
       }
     });
@@ -372,16 +410,17 @@ Tensor attend_prefill(
   return output;
 }
 
-// key_value: [tokens, 2, num_kv_heads, head_dim], head_dim contiguous. slots: [tokens] int64.
-void store(Tensor cache, Tensor key_value, Tensor slots) {
+// key_value: [tokens, 2, num_kv_heads, head_dim], head_dim contiguous. slots: [tokens] int64. The factors are those of
+// keys and values before they are rounded to eight bits.
+void store(Tensor cache, Tensor key_value, Tensor slots, double key_factor, double value_factor) {
   STD_TORCH_CHECK(key_value.stride(3) == 1, "a key's elements must lie together");
   Geometry g{};
   g.num_kv_heads = cache.size(2), g.block_size = cache.size(3), g.head_dim = cache.size(4);
-  by_type(cache, [&](auto element) {
-    using T = decltype(element);
-    store_rows<T>(
-        data<T>(cache), g, data<T>(key_value), key_value.stride(0), key_value.stride(1), key_value.stride(2),
-        data<int64_t>(slots), slots.size(0));
+  by_types(key_value, cache, [&](auto element, auto stored) {
+    store_rows(
+        data<decltype(stored)>(cache), g, data<const decltype(element)>(key_value), key_value.stride(0),
+        key_value.stride(1), key_value.stride(2), data<const int64_t>(slots), slots.size(0), float(key_factor),
+        float(value_factor));
   });
 }
 
@@ -394,7 +433,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(reference_server_cpu, library) {
   library.def(
       "attend_prefill(Tensor query, Tensor cache, Tensor block_table, Tensor seqlen_q, Tensor seqlen_k, float scaling, "
       "int window, float softcap, Tensor? slopes) -> Tensor");
-  library.def("store(Tensor(a!) cache, Tensor key_value, Tensor slots) -> ()");
+  library.def(
+      "store(Tensor(a!) cache, Tensor key_value, Tensor slots, float key_factor, float value_factor) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(reference_server_cpu, CPU, library) {

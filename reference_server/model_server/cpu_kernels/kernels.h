@@ -69,13 +69,15 @@ template <typename T>
 void activate(Activation activation, const T* input, int64_t rows, int64_t size, bool is_gated, T* output);
 
 // One token a row. query: a row's heads side by side. lengths: [rows], keys of each. output: [rows, num_heads, head_dim].
-template <typename T>
+// cache: of the query's type or of eight bits (float8.h).
+template <typename T, typename C>
 void attend_rows(
-    const T* query, int64_t query_stride, int64_t rows, const T* cache, const int64_t* table, int64_t table_stride,
+    const T* query, int64_t query_stride, int64_t rows, const C* cache, const int64_t* table, int64_t table_stride,
     const int64_t* lengths, const Geometry& geometry, T* output);
 
-// key_value: [tokens, 2, num_kv_heads, head_dim], a head's elements side by side. slots: [tokens].
-template <typename T>
+// key_value: [tokens, 2, num_kv_heads, head_dim], a head's elements side by side. slots: [tokens]. The factors are those
+// of keys and values before they are rounded to eight bits.
+template <typename T, typename C>
 void store_rows(
-    T* cache, const Geometry& geometry, const T* key_value, int64_t token_stride, int64_t plane_stride,
-    int64_t head_stride, const int64_t* slots, int64_t tokens);
+    C* cache, const Geometry& geometry, const T* key_value, int64_t token_stride, int64_t plane_stride,
+    int64_t head_stride, const int64_t* slots, int64_t tokens, float key_factor, float value_factor);

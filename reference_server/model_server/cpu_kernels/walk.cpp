@@ -2,6 +2,7 @@
 //
 // It runs the kernels of the other operators in the order of models/walk.py, over a table that
 // models/compiled_walk.py writes once. bfloat16 only, as only that has a packed product.
+#include "float8.h"
 #include "kernels.h"
 
 #ifdef __AVX512BF16__
@@ -13,12 +14,17 @@ namespace {
 
 using T = BFloat16;
 
-// As models/walk.py's FusedLayer. A norm without a weight is absent.
+enum class CacheType : int64_t { kBFloat16, kE4M3, kE5M2 };
+
+// As models/walk.py's FusedLayer. A norm without a weight is absent. The factors are those of keys and values before
+// they are rounded to eight bits, `value_scale` that of the attended values.
 struct Layer {
   Norm<T> input_norm, post_norm, query_norm, key_norm, attended_norm, mlp_norm;
   Product qkv, output, up, down;
   Geometry geometry;
-  T* cache;
+  void* cache;
+  CacheType cache_type;
+  double key_factor, value_factor, value_scale;
   double multiplier, query_scale;
   Activation activation;
   int64_t is_gated, is_parallel;
@@ -98,9 +104,28 @@ struct Step {
       rotate_heads<T>(
           {qkv, rows, width, g.num_heads + g.num_kv_heads, g.head_dim, g.head_dim}, table, rotary_dim, positions);
     }
-    store_rows<T>(layer.cache, g, qkv + queries, width, keys, g.head_dim, slots, rows);
-    attend_rows<T>(qkv, width, rows, layer.cache, block_table, table_stride, lengths, g, attended);
+    switch (layer.cache_type) {
+      case CacheType::kBFloat16:
+        store_and_attend(layer, static_cast<T*>(layer.cache), keys);
+        break;
+      case CacheType::kE4M3:
+        store_and_attend(layer, static_cast<E4M3*>(layer.cache), keys);
+        break;
+      case CacheType::kE5M2:
+        store_and_attend(layer, static_cast<E5M2*>(layer.cache), keys);
+    }
     multiply_rows(layer.output, attended, queries, rows, delta);
+  }
+
+  template <typename C>
+  void store_and_attend(const Layer& layer, C* cache, int64_t keys) {
+    const Geometry& g = layer.geometry;
+    const int64_t width = layer.qkv.outputs, queries = g.num_heads * g.head_dim;
+    store_rows<T, C>(
+        cache, g, qkv + queries, width, keys, g.head_dim, slots, rows, float(layer.key_factor),
+        float(layer.value_factor));
+    attend_rows<T, C>(qkv, width, rows, cache, block_table, table_stride, lengths, g, attended);
+    scale(attended, rows, queries, queries, layer.value_scale);
   }
 
   // From `normed` to `output`.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from reference_server.model_server import float8
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.paged_cache import (
     PaddedStep,
@@ -97,7 +98,12 @@ class EncoderDecoderForward:
         num_layers = len(cache.layers)
         past = EncoderDecoderCache(
             Cache(layers=[PagedKeys(self._state, index, step) for index in range(num_layers)]),
-            Cache(layers=[_CrossKeys(self._state, index, cross, self._key_dims[index]) for index in range(num_layers)]),
+            Cache(
+                layers=[
+                    _CrossKeys(self._state, index, cross, self._key_dims[index], self._model.dtype)
+                    for index in range(num_layers)
+                ]
+            ),
         )
         past.is_updated = dict.fromkeys(range(num_layers), not is_first[0])
         with self._positions.of(metadata.seqlen_k - 1, self._device):
@@ -146,13 +152,16 @@ class _CrossStep:
 class _CrossKeys(CacheLayerMixin):  # type: ignore[misc]
     """One layer's cross-attention K/V: the first step writes them, every later step reads them from the cache."""
 
-    def __init__(self, state: StepState, index: int, step: _CrossStep, key_dims: tuple[int, int]) -> None:
+    def __init__(
+        self, state: StepState, index: int, step: _CrossStep, key_dims: tuple[int, int], dtype: torch.dtype
+    ) -> None:
         # Not the base's, which assigns `keys` and `values`.
         self.is_initialized = True
         self._state = state
         self._index = index
         self._step = step
         self._key_dims = key_dims
+        self._dtype = dtype
 
     @property
     def keys(self) -> Tensor:
@@ -165,14 +174,16 @@ class _CrossKeys(CacheLayerMixin):  # type: ignore[misc]
 
     @cached_property
     def _pair(self) -> tuple[Tensor, Tensor]:
-        return split(self._step.keys.gather(layer_of(self._state, self._index)), *self._key_dims)
+        return split(self._step.keys.gather(layer_of(self._state, self._index), self._dtype), *self._key_dims)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """key_states, value_states: [rows, num_kv_heads, prompt, head_dim], padded on the right."""
         is_real = self._step.keys.is_real
         new = (key_states.transpose(1, 2)[is_real], value_states.transpose(1, 2)[is_real])
-        self._step.writer.write(new, layer_of(self._state, self._index))
-        return key_states, value_states
+        layer = layer_of(self._state, self._index)
+        self._step.writer.write(new, layer)
+        # All steps attend to the same keys, also if the cache rounds them.
+        return self._pair if float8.is_float8(layer.buffer.dtype) else (key_states, value_states)
 
     def get_seq_length(self) -> int:
         return self._step.keys.is_real.shape[1]

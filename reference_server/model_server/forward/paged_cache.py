@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from reference_server.model_server import float8
 from reference_server.model_server.attention.store import TorchStore
 from reference_server.model_server.kv_cache import LayerCache, LayerShape
 from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
@@ -40,9 +41,9 @@ class Places:
         arrays = (block, inside % block_size, positions >= 0)
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
-    def gather(self, layer: LayerCache) -> Tensor:
-        """[rows, keys, 2, num_kv_heads, head_dim] of one layer of the cache."""
-        return layer.buffer[self.block, :, :, self.offset]
+    def gather(self, layer: LayerCache, dtype: torch.dtype) -> Tensor:
+        """[rows, keys, 2, num_kv_heads, head_dim] of one layer of the cache, in the compute type."""
+        return layer.buffer[self.block, :, :, self.offset].to(dtype)
 
 
 class PaddedStep:
@@ -88,7 +89,7 @@ class PagedKeys(CacheLayerMixin):  # type: ignore[misc]
         rows, columns = self._step.cells
         new = (key_states[rows, :, columns], value_states[rows, :, columns])
         self._step.writer.write(new, layer)
-        gathered = self._step.keys.gather(layer).to(key_states.dtype)
+        gathered = self._step.keys.gather(layer, key_states.dtype)
         return split(gathered, key_states.shape[-1], value_states.shape[-1])
 
     def get_seq_length(self) -> int:
@@ -120,7 +121,10 @@ class SlotWriter:
         """pair: keys and values, each [tokens, num_kv_heads, head_dim]; padded to the width of the cache."""
         width = layer.shape.head_dim
         padded = [F.pad(part, (0, width - part.shape[-1])) for part in pair]
-        self._store(torch.stack(padded, dim=1).to(layer.buffer.dtype), layer, self._step)
+        key_value = torch.stack(padded, dim=1)
+        if not float8.is_float8(layer.buffer.dtype):
+            key_value = key_value.to(layer.buffer.dtype)
+        self._store(key_value, layer, self._step)
 
 
 def split(gathered: Tensor, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:

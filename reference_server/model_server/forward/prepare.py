@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from reference_server.model_server.forward.padded import PaddedForward
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.forward.recurrent import RecurrentForward
 from reference_server.model_server.forward.self_check import distance_from_alone, limit_of
-from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.kv_cache import KVScales, LayerShape
 from reference_server.model_server.models import fuse, hooks, rotary
 from reference_server.model_server.models.compiled_walk import Undescribed
 from reference_server.model_server.models.loader import LoadedModel
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 class PreparedModel:
     """A forward, the K/V geometry of its cache, and the facts that the server reports.
 
+    cache_dtype, scales: of the elements of the cache, and of each layer; without scales, empty.
     added_bytes: memory that fusing adds to the weights. start_id: the first token of a decoder behind an encoder.
     graphs: the forward, if its decode steps can be captured. head: the output head of a ragged model, hidden states to
     logits. longest_prefix: the longest request whose K/V does not
@@ -45,6 +47,8 @@ class PreparedModel:
     forward: Forward
     shapes: tuple[LayerShape, ...]
     choice: AttentionChoice
+    cache_dtype: torch.dtype
+    scales: tuple[KVScales, ...] = ()
     kernels: str = "modules"
     quantize: str = "none"
     added_bytes: int = 0
@@ -66,6 +70,7 @@ class PreparedModel:
             "reason": f"the {self.tier} tier runs the model's own modules" if own else self.choice.reason,
             "kernels": self.kernels,
             "quantize": self.quantize,
+            "kv_cache": str(self.cache_dtype).removeprefix("torch."),
         }
 
     def tokens_kept(self, prompt_len: int, max_new_tokens: int) -> int:
@@ -107,7 +112,7 @@ def _prepare(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, 
 def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> PreparedModel:
     rotary.install(loaded.model, state, options.prefix_caching)
     layers = hooks.probe(loaded.model)
-    choice = choose(options, hooks.needs_of(layers, loaded.device, loaded.dtype))
+    choice = choose(options, hooks.needs_of(layers, loaded.device, loaded.dtype, loaded.cache.float8))
     hooks.attach(layers, state, choice)
     added_bytes = 0
     decoder = fuse.fuse(loaded.model) if options.fuse else None
@@ -127,6 +132,8 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
         forward=own if original is None else RecomputingForward(own, original, choice.block_size),
         shapes=tuple(layer.shape for layer in layers),
         choice=choice,
+        cache_dtype=loaded.cache.dtype(loaded.dtype),
+        scales=loaded.cache.scales_in_order(layer.module for layer in layers),
         kernels=kernels,
         added_bytes=added_bytes,
         graphs=graphs,
@@ -193,6 +200,11 @@ def _encoder_decoder(
 
 
 def _recurrent(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: StepState) -> PreparedModel:
+    if loaded.cache.float8 is not None:
+        raise UnsupportedError(
+            f"`--kv-cache-dtype {options.kv_cache_dtype}` cannot be served with {type(loaded.model).__name__}: it has "
+            "no keys and values; leave it out"
+        )
     forward = RecurrentForward(loaded.model, loaded.device)
     forward.probe()
     return _first_exact([_own_attention("recurrent", loaded, options, forward, ())], loaded, tokenizer, state)
@@ -205,11 +217,13 @@ def _own_attention(
     if options.prefix_caching:
         # The launcher's default is on, and it does not know the tier.
         logger.warning("prefix caching is off: %s runs in the %s tier", type(loaded.model).__name__, tier)
+    if loaded.cache.float8 == torch.float8_e4m3fn:
+        logger.warning("the K/V scales are 1: %s runs in the %s tier", type(loaded.model).__name__, tier)
     head_dims = frozenset(shape.head_dim for shape in shapes)
     # Without the compiled kernels, which are built when they are chosen and not called here.
     needs = AttentionNeeds(loaded.device.type, loaded.dtype, head_dims)
     choice = choose(replace(options, fuse=False), needs)
-    return PreparedModel(tier, forward, shapes, choice)
+    return PreparedModel(tier, forward, shapes, choice, loaded.cache.dtype(loaded.dtype))
 
 
 def _first_exact(

@@ -38,11 +38,14 @@ PRODUCTS = ("qkv", "output", "up", "down")
 LAYER = np.dtype(
     [(name, NORM) for name in NORMS]
     + [(name, PRODUCT) for name in PRODUCTS]
-    + [("geometry", GEOMETRY), ("cache", "i8"), ("multiplier", "f8"), ("query_scale", "f8")]
+    + [("geometry", GEOMETRY), ("cache", "i8"), ("cache_type", "i8")]
+    + [(name, "f8") for name in ("key_factor", "value_factor", "value_scale", "multiplier", "query_scale")]
     + [(name, "i8") for name in ("activation", "is_gated", "is_parallel")]
 )
 END = np.dtype([("norm", NORM), ("head", PRODUCT)])
 
+# In the order of `CacheType` in walk.cpp.
+CACHE_TYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 # In the order of `Activation` in kernels.h.
 ACTIVATIONS: tuple[Activation, ...] = (F.silu, functools.partial(F.gelu, approximate="tanh"), F.gelu, F.relu)
 
@@ -109,10 +112,13 @@ class CompiledWalk:
     def _attach(self, cache: KVCache) -> None:
         """Write the addresses of a new cache."""
         for row, attention in zip(self._layers, self._attention, strict=True):
-            buffer = cache.layers[attention.index].buffer
-            assert buffer.is_contiguous(), "the cache of a layer is one piece"
-            row["cache"] = buffer.data_ptr()
-            row["geometry"]["block_size"] = buffer.shape[3]
+            layer = cache.layers[attention.index]
+            assert layer.buffer.is_contiguous(), "the cache of a layer is one piece"
+            row["cache"], row["cache_type"] = layer.buffer.data_ptr(), CACHE_TYPES.index(layer.buffer.dtype)
+            row["key_factor"], row["value_factor"] = layer.factors
+            row["value_scale"] = layer.scales.value
+            row["geometry"]["block_size"] = layer.block_size
+            row["geometry"]["scaling"] = attention.options.scaling * layer.scales.key
         self._cache, self._table = weakref.ref(cache), _bytes(self._layers)
 
 

@@ -124,8 +124,10 @@ def probe(model: nn.Module) -> list[ProbedLayer]:
     return probed
 
 
-def needs_of(layers: Sequence[ProbedLayer], device: torch.device, dtype: torch.dtype) -> AttentionNeeds:
-    """The requirements of all these layers together."""
+def needs_of(
+    layers: Sequence[ProbedLayer], device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype | None = None
+) -> AttentionNeeds:
+    """The requirements of all these layers together. cache_dtype: an eight-bit type of the cache."""
     return AttentionNeeds(
         device_type=device.type,
         dtype=dtype,
@@ -133,6 +135,7 @@ def needs_of(layers: Sequence[ProbedLayer], device: torch.device, dtype: torch.d
         has_window=any(layer.options.window is not None for layer in layers),
         has_softcap=any(layer.options.softcap is not None for layer in layers),
         has_alibi=any(layer.options.alibi_slopes is not None for layer in layers),
+        cache_dtype=cache_dtype,
     )
 
 

@@ -5,7 +5,7 @@ weights of another rank.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from reference_server.model_files import ModelPaths
 from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import parallel, rotary, transformers_compat, vision
+from reference_server.model_server.models.cache_type import CacheType
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.generation_defaults import ignored
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
@@ -52,6 +53,7 @@ class LoadedModel:
     """A model in memory, with the facts that the engine needs.
 
     vision: of a model with images, whose language model is `model`, and whose text config is `config`.
+    cache: the type and the scales of the K/V cache.
     """
 
     model: Any
@@ -62,6 +64,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     quantization: Quantization | None = None
     vision: VisionTower | None = None
+    cache: CacheType = field(default_factory=CacheType)
 
     @property
     def weight_bytes(self) -> int:
@@ -131,6 +134,7 @@ def load(
     cuts = parallel.shard(model, family, group) if group.world_size > 1 else {}
     quantizer = None if quantization is None else Quantizer(model, quantization, cuts, dtype, device)
     materializer = Materializer(model, shapes, cuts, dtype, device, quantizer)
+    checkpoint = None
     if _is_dummy(options, files):
         materializer.fill_random(options.seed)
     else:
@@ -145,12 +149,13 @@ def load(
         parallel.finish(model, group)
     if quantization is not None:
         round_head(model, dtype, device)
+    cache = CacheType.of(options, raw, device, model, checkpoint)
     eos_ids = _eos_ids(files.directory, config)
     if family.has_images:
         tower = VisionTower(model, files.directory, dtype, device)
         model, config = vision.language_model(model, dtype), vision.text_config(config)
-        return LoadedModel(model, config, family, dtype, device, eos_ids, vision=tower)
-    return LoadedModel(model, config, family, dtype, device, eos_ids, quantization)
+        return LoadedModel(model, config, family, dtype, device, eos_ids, vision=tower, cache=cache)
+    return LoadedModel(model, config, family, dtype, device, eos_ids, quantization, cache=cache)
 
 
 def _check_images(family: ModelFamily, tier: Tier, quantization: Quantization | None) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from reference_server.errors import StartupError
 from reference_server.model_server.models import transformers_compat
+from reference_server.model_server.models.kv_scales import is_scale
 from reference_server.model_server.models.quantizer import Quantizer
 from reference_server.model_server.models.transformers_compat import Conversion
 from reference_server.model_server.quantization.packed_checkpoint import PackedCheckpoint
@@ -102,7 +103,7 @@ class Materializer:
 
     def _unexpected(self, names: list[str], checkpoint: Checkpoint | PackedCheckpoint) -> list[str]:
         """Report weights that the model lacks. Those outside of its modules are only logged."""
-        unused = [name for name in names if not transformers_compat.is_ignored(self._model, name)]
+        unused = [name for name in names if not (transformers_compat.is_ignored(self._model, name) or is_scale(name))]
         if isinstance(checkpoint, PackedCheckpoint):
             unused = [name for name in unused if not checkpoint.is_empty_bias(name)]
         modules = {name for name, _ in self._model.named_modules()}

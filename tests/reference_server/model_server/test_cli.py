@@ -167,7 +167,10 @@ def test_a_model_without_weights_cannot_be_loaded(tmp_path, capfd):
             ["serve", "preset:tiny-llama", "--quantize", "gptq"],
             "`--quantize gptq` needs a checkpoint that is quantized",
         ),
-        (["serve", "preset:tiny-llama", "--kv-cache-dtype", "fp8_e5m2"], "`--kv-cache-dtype fp8_e5m2` is not served"),
+        (
+            ["serve", "preset:tiny-llama", "--kv-cache-dtype", "fp8_e5m2", "--attention", "flash"],
+            "`--attention flash` cannot be served with `--kv-cache-dtype fp8_e5m2`",
+        ),
         (["serve", "preset:tiny-llama", "--logger-level", "loud"], "log level 'loud'"),
         (["serve", "preset:tiny-llama", "--sharded"], "RANK"),
         (["serve", "preset:tiny-llama", "--listen", "nowhere"], "'nowhere' is not host:port"),

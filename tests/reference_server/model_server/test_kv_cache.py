@@ -2,6 +2,7 @@
 
 import resource
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,27 @@ def test_bytes_per_block_counts_keys_and_values_of_all_layers() -> None:
     shapes = [LayerShape(2, 8), LayerShape(1, 4)]
 
     assert bytes_per_block(shapes, 16, torch.bfloat16) == 16 * 2 * (2 * 8 + 4) * 2
+
+
+def test_an_eight_bit_block_takes_a_quarter_of_the_bytes_of_float32() -> None:
+    shapes = [LayerShape(2, 8)]
+
+    assert [bytes_per_block(shapes, 16, dtype) for dtype in (torch.float32, torch.float8_e5m2)] == [2048, 512]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_nonfinite_elements_become_zero_in_the_named_blocks(dtype: torch.dtype) -> None:
+    cache = KVCache([LayerShape(1, 4)], 3, 16, dtype, torch.device("cpu"))
+    buffer = cache.layers[0].buffer
+    buffer.copy_(torch.full(buffer.shape, 1.5))
+    buffer[1:, 0, 0, 0, 0] = torch.tensor(torch.nan).to(dtype)
+
+    cache.zero_nonfinite(np.array([0, 1]))
+
+    wide = buffer.float()
+    assert wide[1, 0, 0, 0].tolist() == [0.0, 1.5, 1.5, 1.5]
+    assert wide[2, 0, 0, 0, 0].isnan()
+    assert bool((wide[0] == 1.5).all())
 
 
 def test_a_large_cache_takes_no_memory_until_it_is_written() -> None:

@@ -28,6 +28,8 @@ SHAPES = {
     "llama-3.1-8b": (4, 128, False),
     "qwen2.5-7b": (7, 128, False),
 }
+# Every shape with a cache of bfloat16, one with each eight-bit type, by its mantissa bits.
+CACHES = [*((preset, 0) for preset in SHAPES), ("llama-3.1-8b", 3), ("llama-3.1-8b", 2)]
 INTEGERS = {
     "residual_stride", "delta_stride",
     "row_stride", "token_stride", "plane_stride", "head_stride", "query_head_stride", "table_stride",
@@ -75,7 +77,10 @@ def _type_of(argument: str, constants: dict[str, Any]) -> str:
         return "*fp32"
     if argument in INTEGERS:
         return "i32"
-    return "fp32" if argument in ("scaling", "softcap", "epsilon") else "*bf16"
+    if argument == "cache" and constants["FLOAT8"]:
+        return "*u8"
+    floats = ("scaling", "softcap", "epsilon", "key_factor", "value_factor")
+    return "fp32" if argument in floats else "*bf16"
 
 
 def check(binary: Any, uses_tensor_cores: bool) -> None:
@@ -85,8 +90,8 @@ def check(binary: Any, uses_tensor_cores: bool) -> None:
     assert has_products == uses_tensor_cores
 
 
-@pytest.mark.parametrize("preset", SHAPES)
-def test_decode_attention_compiles_to_tensor_core_code(preset: str) -> None:
+@pytest.mark.parametrize(("preset", "float8"), CACHES)
+def test_decode_attention_compiles_to_tensor_core_code(preset: str, float8: int) -> None:
     group, head_dim, alibi = SHAPES[preset]
 
     binary = compiled(
@@ -100,13 +105,14 @@ def test_decode_attention_compiles_to_tensor_core_code(preset: str) -> None:
         WINDOW=0,
         HAS_SOFTCAP=False,
         HAS_ALIBI=alibi,
+        FLOAT8=float8,
     )
 
     check(binary, uses_tensor_cores=True)
 
 
-@pytest.mark.parametrize("preset", SHAPES)
-def test_prefill_attention_compiles_to_tensor_core_code(preset: str) -> None:
+@pytest.mark.parametrize(("preset", "float8"), CACHES)
+def test_prefill_attention_compiles_to_tensor_core_code(preset: str, float8: int) -> None:
     group, head_dim, alibi = SHAPES[preset]
     queries = tile_for(head_dim, torch.bfloat16, PREFILL_QUERIES)
 
@@ -120,18 +126,20 @@ def test_prefill_attention_compiles_to_tensor_core_code(preset: str) -> None:
         WINDOW=0,
         HAS_SOFTCAP=False,
         HAS_ALIBI=alibi,
+        FLOAT8=float8,
     )
 
     check(binary, uses_tensor_cores=True)
 
 
 def test_masks_and_the_small_kernels_compile() -> None:
-    masked = {"WINDOW": 4096, "HAS_SOFTCAP": True, "HAS_ALIBI": False}
+    masked = {"WINDOW": 4096, "HAS_SOFTCAP": True, "HAS_ALIBI": False, "FLOAT8": 0}
     shape = {"GROUP": 2, "DIM": 256, "TILE": tile_for(256, torch.bfloat16, DECODE_TILE)}
 
     check(compiled("decode", 4, **shape, GROUP_TILE=16, SPLITS=1, **masked), uses_tensor_cores=True)
     check(compiled("merge", 4, SPLITS=32, DIM=128), uses_tensor_cores=False)
-    check(compiled("store", 2, HEADS=8, DIM=128), uses_tensor_cores=False)
+    for float8 in (0, 2, 3):
+        check(compiled("store", 2, HEADS=8, DIM=128, FLOAT8=float8), uses_tensor_cores=False)
 
 
 def test_the_operators_between_products_compile() -> None:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from reference_server.model_server.cpu_kernels import build
-from reference_server.model_server.kv_cache import KVCache
+from reference_server.model_server.kv_cache import UNSCALED, KVCache, KVScales
 from reference_server.model_server.models import fuse
 from reference_server.model_server.models.compiled_walk import Undescribed
 from reference_server.model_server.models.fuse import FusedDecoder
@@ -77,6 +77,29 @@ def test_a_quantized_decode_step_equals_the_one_operator_by_operator(name: str, 
     for rows in (1, 3, 8, 13):
         step = decode_step(ragged_lengths(rows))
         assert torch.equal(run(compiled, state, step), run(plain, plain_state, step))
+
+
+@multiplies
+@torch.no_grad()
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scales", [UNSCALED, KVScales(0.21, 1.3)])
+def test_a_decode_step_over_eight_bit_keys_equals_the_one_operator_by_operator(
+    stored: torch.dtype, scales: KVScales
+) -> None:
+    results, caches = [], []
+    for is_compiled in (False, True):
+        decoder, state = decoder_of("llama")
+        state.cache = new_cache(state, seed=1, stored=stored, scales=scales)
+        if is_compiled:
+            decoder.compile_walk()
+        lengths = ragged_lengths(5)
+        results.append([run(decoder, state, decode_step(lengths + added)) for added in (0, 1)])
+        caches.append(layers_of(state))
+
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+    for cache, other in zip(*caches, strict=True):
+        assert torch.equal(cache.view(torch.uint8), other.view(torch.uint8))
 
 
 class Calls(TorchDispatchMode):
@@ -219,9 +242,10 @@ def fused(model: PreTrainedModel) -> FusedDecoder:
     return decoder
 
 
-def new_cache(state: StepState, seed: int) -> KVCache:
+def new_cache(state: StepState, seed: int, stored: torch.dtype = BF16, scales: KVScales = UNSCALED) -> KVCache:
     assert state.cache is not None
-    cache = KVCache([layer.shape for layer in state.cache.layers], NUM_BLOCKS, BLOCK_SIZE, BF16, torch.device("cpu"))
+    shapes = [layer.shape for layer in state.cache.layers]
+    cache = KVCache(shapes, NUM_BLOCKS, BLOCK_SIZE, stored, torch.device("cpu"), [scales] * len(shapes))
     generator = torch.Generator().manual_seed(seed)
     for layer in cache.layers:
         layer.buffer.copy_(torch.randn(layer.buffer.shape, generator=generator))

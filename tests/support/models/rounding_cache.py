@@ -1,0 +1,58 @@
+"""Transformers' own generation with keys and values rounded to eight bits: the reference of an eight-bit K/V cache."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+
+from tests.support.models.tiny_models import unchanged_by_length
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+class RoundingCache(DynamicCache):
+    """Attention sees the rounded keys and values from the step on that computes them.
+
+    scales: the factors of the stored keys and of the stored values.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype, scales: tuple[float, float]) -> None:
+        super().__init__(config=config)
+        self._dtype = dtype
+        self._scales = scales
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        pair = (self._kept(each, scale) for each, scale in zip((key_states, value_states), self._scales, strict=True))
+        return super().update(*pair, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def _kept(self, values: Tensor, scale: float) -> Tensor:
+        largest = LARGEST[self._dtype]
+        return (values / scale).clamp(-largest, largest).to(self._dtype).to(values.dtype) * scale
+
+
+@torch.no_grad()
+def generate_rounded(
+    model: PreTrainedModel,
+    prompt: list[int],
+    max_new_tokens: int,
+    dtype: torch.dtype,
+    scales: tuple[float, float] = (1.0, 1.0),
+) -> list[int]:
+    """Ids of Transformers' greedy generation for one prompt, end-of-sequence ignored."""
+    is_pair = model.config.is_encoder_decoder
+    decoder = model.config.get_text_config(decoder=True)
+    cache: Any = RoundingCache(decoder, dtype, scales)
+    if is_pair:
+        cache = EncoderDecoderCache(cache, RoundingCache(decoder, dtype, scales))
+    output = unchanged_by_length(model).generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones((1, len(prompt)), dtype=torch.long),
+        past_key_values=cache,
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    ids: list[int] = output[0].tolist()
+    return ids[1:] if is_pair else ids[len(prompt) :]
