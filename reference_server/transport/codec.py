@@ -75,6 +75,7 @@ class WireCodec:
     def __init__(self, schema: WireSchema) -> None:
         self._messages = schema.messages
         self._fields = {name: frozenset(kind.DESCRIPTOR.fields_by_name) for name, kind in schema.messages.items()}
+        self._with_concat = {schema.messages[kind] for kind, fields in self._fields.items() if "concat_ns" in fields}
         self._has_current_tokens = "current_tokens" in self._fields["CachedBatch"]
 
     def encode_info(self, info: ModelInfo) -> Message:
@@ -175,17 +176,22 @@ class WireCodec:
         return [self.decode_cached(batch) for batch in message.batches]
 
     def encode_cached(self, batch: CachedBatch) -> Message:
-        message = self._messages["CachedBatch"](
-            id=batch.id, request_ids=batch.request_ids, size=batch.size, max_tokens=batch.max_tokens
-        )
+        message = self._messages["CachedBatch"]()
+        self._write_cached(batch, message)
+        return message
+
+    def _write_cached(self, batch: CachedBatch, message: Message) -> None:
+        message.id = batch.id
+        message.request_ids.extend(batch.request_ids)
+        message.size = len(batch.request_ids)
+        message.max_tokens = batch.max_tokens
         if self._has_current_tokens:
             message.current_tokens = batch.current_tokens
-        return message
 
     def decode_cached(self, message: Message) -> CachedBatch:
         return CachedBatch(
             message.id,
-            tuple(message.request_ids),
+            tuple(message.request_ids[:]),
             message.max_tokens,
             message.current_tokens if self._has_current_tokens else 0,
         )
@@ -193,14 +199,13 @@ class WireCodec:
     def encode_step(self, result: StepResult, kind: str) -> Message:
         """`kind` is PrefillResponse or DecodeResponse."""
         timings = result.timings
-        message = self._make(
-            kind,
-            batch=None if result.batch is None else self.encode_cached(result.batch),
-            forward_ns=timings.forward_ns,
-            decode_ns=timings.decode_ns,
-            total_ns=timings.total_ns,
-            concat_ns=timings.concat_ns,
+        message = self._messages[kind](
+            forward_ns=timings.forward_ns, decode_ns=timings.decode_ns, total_ns=timings.total_ns
         )
+        if result.batch is not None:
+            self._write_cached(result.batch, message.batch)
+        if timings.concat_ns is not None and type(message) in self._with_concat:
+            message.concat_ns = timings.concat_ns
         if result.drafts.proposed:
             message.drafts_proposed.extend(result.drafts.proposed)
             message.drafts_accepted.extend(result.drafts.accepted)
@@ -210,7 +215,7 @@ class WireCodec:
         return message
 
     def decode_step(self, message: Message) -> StepResult:
-        has_concat = "concat_ns" in self._fields[message.DESCRIPTOR.name] and message.HasField("concat_ns")
+        has_concat = type(message) in self._with_concat and message.HasField("concat_ns")
         return StepResult(
             generations=tuple([_decode_generation(generation) for generation in message.generations]),
             batch=self.decode_cached(message.batch) if message.HasField("batch") else None,

@@ -31,7 +31,8 @@ from reference_server.transport.wire_schema import Message, Method, load_schema
 
 logger = logging.getLogger(__name__)
 
-RECEIVE_BYTES = 1 << 18
+RECEIVE_BYTES = 1 << 16
+"""Python allocates as much for every `recv`; 2**18 bytes are mapped anew each time, which costs 15 us a call."""
 MAX_CONNECTIONS = 64
 """A group has one router; more connections than this are refused."""
 
