@@ -133,7 +133,22 @@ class CommonConfig(HubConfig):
     max_batch_size: Annotated[int | None, Tunable(1, 512, log=True)] = Field(
         None, description="Largest number of requests in a batch."
     )
-    lora_adapters: Words = Field((), description="LoRA adapters: id, id@revision, id=path or id=path@revision.")
+    lora_adapters: Words = Field(
+        (),
+        description="LoRA adapters, loaded at start: id, id@revision, name=path, name=id or name=id@revision. A request"
+        " selects one by its name; preset:NAME is a built-in one.",
+    )
+    adapter_directory: Path | None = Field(
+        None,
+        description="Adapters in directories below this one can be loaded and unloaded at run time"
+        " (/v1/load_lora_adapter, /v1/unload_lora_adapter). Unset: those routes are refused.",
+    )
+    adapter_memory_mib: Positive = Field(
+        256,
+        description="With --adapter-directory: the most memory of all adapters of a shard, taken from that of the K/V"
+        " cache.",
+    )
+    max_adapters: Positive = Field(64, description="Most adapters loaded at once.")
     shard_addr: Words = Field((), description="TCP addresses of the model servers, host:port in rank order.")
     transport: Annotated[Transport, FieldSource(env=("SHARD_TRANSPORT",))] = Field(
         "auto",
@@ -142,6 +157,14 @@ class CommonConfig(HubConfig):
     )
     otlp_endpoint: str | None = Field(None, description="Address of the trace collector.")
     otlp_service_name: str | None = Field(None, description="Service name in traces.")
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if len(self.lora_adapters) > self.max_adapters:
+            raise ValueError(
+                f"`lora_adapters` has {len(self.lora_adapters)} adapters, but `max_adapters` is {self.max_adapters}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -319,6 +342,11 @@ class HttpConfig(CommonConfig):
     api_key: Annotated[Secret | None, FieldSource()] = Field(None, description="Bearer key that clients must send.")
     api_key_file: Path | None = Field(
         None, description="File of bearer keys, one on each line; each is valid, as is --api-key."
+    )
+    adapter_fallback: bool = Field(
+        False,
+        description="Serve a request that names an unknown adapter with the base model, as TGI does; do not refuse it."
+        " Without adapters every name selects the model.",
     )
     auth_all_routes: bool = Field(False, description="Require the key on all routes except /health, /ping and /ready.")
     cors_allow_origin: Annotated[Strings, FieldSource(repeated=True)] = Field(

@@ -26,7 +26,6 @@ def _only(*values: object) -> Callable[[object], bool]:
 _UNSET = _only(None, (), False)
 
 UNSUPPORTED_SETTINGS: Mapping[str, UnsupportedSetting] = {
-    "lora_adapters": UnsupportedSetting(_UNSET, "set --model-id to one adapter, which is merged into its base model"),
     "attention": UnsupportedSetting(
         lambda value: value != "flashdecoding-ipex",
         "it needs Intel's extension of torch; auto selects the fastest available kernel",

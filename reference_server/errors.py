@@ -9,6 +9,7 @@ ServerError
 │   └── StepTimeoutError                a step took longer than `step_timeout`; the shard is unreliable from then on
 └── RequestError                        one request ends with an HTTP status and TGI's `error_type`
     ├── ValidationError                 422 validation
+    ├── AdapterNotFoundError            404 not_found
     ├── TemplateError                   422 template_error
     ├── ToolError                       422 tool_error
     ├── GenerationError                 424 generation
@@ -83,6 +84,13 @@ class ValidationError(RequestError):
     status = 422
     error_type = "validation"
     prefix = "Input validation error: "
+
+
+class AdapterNotFoundError(RequestError):
+    """No such adapter is loaded."""
+
+    status = 404
+    error_type = "not_found"
 
 
 class TemplateError(RequestError):

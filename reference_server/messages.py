@@ -217,7 +217,8 @@ class StepResult:
 class ModelInfo:
     """Static facts about the loaded model. `dtype` is textual, for example `torch.float16`.
 
-    accepts_schemas: a grammar may be a JSON schema, not only a regex; an extension that a foreign shard leaves out.
+    accepts_schemas: a grammar may be a JSON schema, not only a regex. adapters: those that are loaded. Both are
+    extensions, which a foreign shard leaves out.
     """
 
     requires_padding: bool
@@ -230,6 +231,7 @@ class ModelInfo:
     attention_impl: str = "flashdecoding"
     block_size: int = 16
     accepts_schemas: bool = False
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

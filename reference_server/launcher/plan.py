@@ -156,8 +156,6 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
             prefix_off("vision model")
         if facts.is_encoder_decoder:
             prefix_off("encoder-decoder model")
-        if config.lora_adapters:
-            prefix_off("adapters")
         if head_dim not in KNOWN_HEAD_DIMS and devices.gpus:
             attention = attention or fallback
             prefix_off(f"head size {head_dim}")

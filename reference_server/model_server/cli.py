@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
+from reference_server.adapter_source import parse_adapters
 from reference_server.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, StartupError
@@ -247,6 +248,9 @@ def engine_options(config: ShardConfig) -> EngineOptions:
         speculate=config.speculate,
         ngram_rule=NgramRule(config.ngram_rule),
         speculate_adaptive=config.speculate_adaptive,
+        adapters=parse_adapters(config.lora_adapters, config.model_id),
+        max_adapters=config.max_adapters,
+        adapter_bytes=None if config.adapter_directory is None else config.adapter_memory_mib << 20,
     )
 
 

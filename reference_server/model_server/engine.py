@@ -3,14 +3,15 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from reference_server.errors import ArgumentError, ShardError, UnsupportedError
+from reference_server.adapter_source import AdapterSource
+from reference_server.errors import ArgumentError, ShardError, StartupError, UnsupportedError
 from reference_server.json_files import read_json
 from reference_server.messages import ModelInfo, WarmupReply, WarmupRequest
 from reference_server.model_server.decoding.grammar import Grammars
@@ -42,6 +43,7 @@ from reference_server.model_server.memory import (
     peak_bytes_of,
 )
 from reference_server.model_server.models import loader
+from reference_server.model_server.models.adapters import slots
 from reference_server.model_server.models.families import max_positions
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.options import EngineOptions
@@ -84,9 +86,10 @@ class Engine:
         self.model = prepare_model(loaded, options, tokenizer, self.state)
         self._block_size = self.model.choice.block_size
         heads = self._draft_heads(speculator)
-        self._weight_bytes = weight_bytes + self.model.added_bytes + (0 if heads is None else heads.weight_bytes)
+        added_bytes = self.model.added_bytes + (0 if heads is None else heads.weight_bytes)
+        self._weight_bytes = weight_bytes + added_bytes + self._load_adapters()
         supports_chunking = self.model.choice.supports_chunking and not self.model.requires_padding
-        self.info = ModelInfo(
+        self._facts = ModelInfo(
             requires_padding=self.model.requires_padding,
             dtype=str(loaded.dtype),
             device_type=loaded.device.type,
@@ -119,6 +122,12 @@ class Engine:
             *(self._run_ahead(), self._drafter(heads)),
         )
 
+    @property
+    def info(self) -> ModelInfo:
+        """The facts, with the adapters that are loaded now."""
+        adapters = self.model.adapters
+        return self._facts if adapters is None else replace(self._facts, adapters=adapters.names)
+
     @classmethod
     def load(cls, options: EngineOptions, rank: int, world_size: int) -> "Engine":
         """Read the model's files; raises StartupError for what is not served."""
@@ -146,6 +155,34 @@ class Engine:
             *(options.model_id, loaded.family.name, engine.info.dtype, engine._weight_bytes / GIB, engine.backends),
         )
         return engine
+
+    def load_adapter(self, source: AdapterSource) -> int:
+        """Load an adapter; returns its bytes. Raises ShardError with the reason if it is not served."""
+        if self.model.adapters is None:
+            raise ShardError("the model server has no room for adapters: start it with `--adapter-directory`")
+        try:
+            return self.model.adapters.load(source.name, slots.locate(source, self.options.hub_cache))
+        except (StartupError, OSError, RuntimeError) as error:
+            # A RuntimeError would end the shard; this one is of the adapter's tensors alone.
+            raise ShardError(first_line(error)) from error
+
+    def unload_adapter(self, adapter_id: str, used: Collection[int]) -> None:
+        """Forget an adapter. used: the slots of the sequences that run. Raises ShardError if there is none."""
+        try:
+            if self.model.adapters is None:
+                raise ArgumentError(f"no adapter {adapter_id!r} is loaded")
+            self.model.adapters.unload(adapter_id, used)
+        except StartupError as error:
+            raise ShardError(str(error)) from error
+
+    def _load_adapters(self) -> int:
+        """Load those of the start; returns the bytes that adapters may take."""
+        adapters = self.model.adapters
+        if adapters is None:
+            return 0
+        for source in self.options.adapters:
+            adapters.load(source.name, slots.locate(source, self.options.hub_cache))
+        return max(adapters.nbytes, self.options.adapter_bytes or 0)
 
     def _run_ahead(self) -> RunAhead:
         """An accelerator computes while the host reads; a CPU is both, so it replies first."""

@@ -86,6 +86,7 @@ class Intake:
             encoder_ids=[] if start_id is None else ids,
             grammar=self._grammar_state(request),
             images=self._prompt_images(request.id, ids, images, num_image_tokens) if images else None,
+            adapter=0 if self.model.adapters is None else self.model.adapters.find(request.adapter_id),
         )
 
     def _prompt(self, request: Request) -> tuple[str, list[bytes], int]:

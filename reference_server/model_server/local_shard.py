@@ -7,6 +7,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.model_server.engine import Engine
 from reference_server.model_server.options import EngineOptions
@@ -66,3 +67,9 @@ class LocalShard:
 
     async def clear_cache(self, batch_id: int | None = None) -> None:
         await self.thread.call(functools.partial(self.thread.shard.clear_cache, batch_id))
+
+    async def load_adapter(self, source: AdapterSource) -> int:
+        return await self.thread.call(functools.partial(self.thread.shard.load_adapter, source))
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        await self.thread.call(functools.partial(self.thread.shard.unload_adapter, adapter_id))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.model_server.speculation.ngram import NgramRule
 
 WIGGLE_ROOM = 0.90
@@ -29,7 +30,8 @@ class EngineOptions:
     wiggle_room: scales `memory_fraction` on accelerators only. compute_threads: None is cores - 1. tier: None is the
     family's own. cuda_graphs: the row counts to capture; (0,) captures none, None is the shard's list.
     compiled_walk: whether a decode step is one operator, where it can be. speculate: most tokens of a draft; 0 is no
-    drafts, None all heads of a speculator and none without one.
+    drafts, None all heads of a speculator and none without one. adapters: loaded at start. max_adapters: of those
+    loaded at once. adapter_bytes: the memory that is kept for adapters loaded later; None if there are none.
     kv_cache_dtype: an eight-bit type of the K/V cache; None is the compute type.
     """
 
@@ -63,3 +65,11 @@ class EngineOptions:
     speculate: int | None = None
     ngram_rule: NgramRule = NgramRule.SUFFIX
     speculate_adaptive: bool = True
+    adapters: tuple[AdapterSource, ...] = ()
+    max_adapters: int = 64
+    adapter_bytes: int | None = None
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are loaded at start, or may be loaded later."""
+        return bool(self.adapters) or self.adapter_bytes is not None

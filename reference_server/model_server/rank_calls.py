@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.errors import NOT_WARMED_UP, ShardError
 from reference_server.messages import (
     Batch,
@@ -88,6 +89,8 @@ class RankCalls:
         if output.batch is not None:
             self._batches[output.batch.id] = output.batch
             self._replied = output.batch.id
+        else:
+            self._sweep_adapters()
         return StepResult(
             generations=output.generations,
             batch=None if output.batch is None else output.batch.receipt(),
@@ -102,6 +105,7 @@ class RankCalls:
         kept = batch.filter(request_ids)
         self._engine.stepper.drop(batch, set(batch.sequences).difference(kept.sequences))
         self._batches[batch_id] = kept
+        self._sweep_adapters()
         return kept.receipt()
 
     def clear_cache(self, batch_id: int | None = None) -> None:
@@ -109,7 +113,23 @@ class RankCalls:
             batch = self._batches.pop(each, None)
             if batch is not None:
                 self._engine.stepper.drop(batch, batch.sequences)
+        self._sweep_adapters()
         self._engine.release_memory()
+
+    def load_adapter(self, source: AdapterSource) -> int:
+        return self._engine.load_adapter(source)
+
+    def unload_adapter(self, adapter_id: str) -> None:
+        self._engine.unload_adapter(adapter_id, self._used_adapters())
+
+    def _used_adapters(self) -> set[int]:
+        return {sequence.adapter for batch in self._batches.values() for sequence in batch.sequences}
+
+    def _sweep_adapters(self) -> None:
+        """Free the weights of unloaded adapters whose last sequence has left."""
+        adapters = self._engine.model.adapters
+        if adapters is not None and adapters.has_retired:
+            adapters.sweep(self._used_adapters())
 
     def _pop(self, batch_id: int) -> SequenceBatch:
         batch = self._batches.pop(batch_id, None)

@@ -29,6 +29,7 @@ class Sequence:
     images: those of the prompt, until its K/V exist.
     suffixes, draft_history: where the ids occur before, and how often drafts were accepted; once drafts need them.
     hidden: from which draft heads guess the tokens after the newest one.
+    adapter: the slot of its adapter; 0 is the base model.
 
         ids     |---- prompt ----|-- generated --|- unread -|
         cache   |---- cache_len ---------------|- input_len -|
@@ -52,6 +53,7 @@ class Sequence:
     suffixes: SuffixIndex | None = None
     draft_history: DraftHistory | None = None
     hidden: HiddenRow | None = None
+    adapter: int = 0
 
     @property
     def id(self) -> int:

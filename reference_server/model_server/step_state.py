@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reference_server.model_server.adapter_rows import AdapterRows
 from reference_server.model_server.kv_cache import KVCache
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.speculation.hidden_states import HiddenStates
@@ -31,7 +32,7 @@ class StepMetadata:
     seqlen_q, seqlen_k: [rows] int64: new tokens, and tokens whose K/V exist after the store.
     num_single_rows: rows of one token, which the decode kernel attends; the prefill kernel attends the others.
     known_len: [rows] int64, each request's tokens so far; a prompt counts as a whole from its first chunk on. None if
-    every row computes the last token of its request.
+    every row computes the last token of its request. adapters: of the tokens; None if none uses an adapter.
     """
 
     slots: IntArray
@@ -40,6 +41,7 @@ class StepMetadata:
     seqlen_k: IntArray
     num_single_rows: int
     known_len: IntArray | None = None
+    adapters: AdapterRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -56,7 +58,6 @@ class StepTensors:
 
     slots: [tokens] int64. block_table: [rows, blocks]; seqlen_k: [rows]; both int32 on an accelerator, int64 on a CPU.
     cu_seqlen_q, cu_seqlen_k: [long rows + 1] int32, of the rows with several tokens only.
-    adapter_index: [tokens] int64, the adapter of each token; None if no row has one.
     """
 
     slots: Tensor
@@ -64,7 +65,6 @@ class StepTensors:
     seqlen_k: Tensor
     cu_seqlen_q: Tensor
     cu_seqlen_k: Tensor
-    adapter_index: Tensor | None = None
 
     @classmethod
     def of_host(cls, metadata: StepMetadata) -> "StepTensors":
@@ -84,11 +84,35 @@ class StepTensors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AdapterSegments:
+    """`AdapterRows` as tensors of the model's device: order, starts and groups, int64. rows: the same on the host."""
+
+    rows: AdapterRows
+    order: Tensor
+    starts: Tensor
+    groups: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device, rows: AdapterRows | None) -> "AdapterSegments | None":
+        """Views of the host arrays on a CPU, copies on any other device."""
+        if rows is None:
+            return None
+        arrays = (torch.from_numpy(array) for array in (rows.order, rows.starts, rows.groups))
+        return cls(rows, *(array.to(device, non_blocking=True) for array in arrays))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """The forward in progress."""
+    """The forward in progress.
+
+    adapters: of its tokens. kept_adapters: of the tokens that the head needs, which a fused decoder's last layer
+    selects after its attention. None where no token uses an adapter.
+    """
 
     metadata: StepMetadata
     tensors: StepTensors
+    adapters: AdapterSegments | None = None
+    kept_adapters: AdapterSegments | None = None
 
 
 class StepState:
@@ -142,7 +166,7 @@ class DecodePlan:
     """Host arrays that stay valid while the same rows decode, one token each.
 
     spans: one row of the logits each. block_table: [rows, most blocks of a row] int64. row_numbers: [rows], 0, 1, ...
-    seqlen_q: [rows], all 1.
+    seqlen_q: [rows], all 1. adapters: of the rows.
     """
 
     rows: tuple[Sequence, ...]
@@ -150,11 +174,13 @@ class DecodePlan:
     block_table: IntArray
     row_numbers: IntArray
     seqlen_q: IntArray
+    adapters: AdapterRows | None = None
 
     @classmethod
     def of(cls, rows: tuple[Sequence, ...]) -> "DecodePlan":
         spans = tuple(LogitSpan(sequence, number, 1) for number, sequence in enumerate(rows))
-        return cls(rows, spans, block_table(rows), np.arange(len(rows)), np.ones(len(rows), dtype=np.int64))
+        ones = np.ones(len(rows), dtype=np.int64)
+        return cls(rows, spans, block_table(rows), np.arange(len(rows)), ones, adapters_of(rows, ones))
 
 
 def block_table(sequences: SequenceOf[Sequence]) -> IntArray:
@@ -163,6 +189,13 @@ def block_table(sequences: SequenceOf[Sequence]) -> IntArray:
     for row, sequence in zip(table, sequences, strict=True):
         row[: len(sequence.blocks)] = sequence.blocks
     return table
+
+
+def adapters_of(sequences: SequenceOf[Sequence], counts: IntArray) -> AdapterRows | None:
+    """The adapters of `counts` tokens of each sequence; None if no sequence uses one."""
+    if not any(sequence.adapter for sequence in sequences):
+        return None
+    return AdapterRows.of(np.repeat([sequence.adapter for sequence in sequences], counts))
 
 
 def cumulative(lengths: IntArray) -> NDArray[np.int32]:

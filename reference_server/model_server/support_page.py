@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
-from reference_server.config_support import UNSUPPORTED_SETTINGS
 from reference_server.model_server.device import SERVED, UNUSED
 from reference_server.model_server.models.families import FAMILIES, REFUSED, ModelFamily
 from reference_server.model_server.models.generation_defaults import NEUTRAL
 from reference_server.model_server.models.parallel import NO_PLAN, PLANS
 from reference_server.model_server.quantization.schemes import SCHEMES, QuantizationScheme
+
+REFUSED_ADAPTERS = "refused: one adapter, merged"
+"""What remains without `--lora-adapters`: an adapter as `--model-id`."""
 
 INTRODUCTION = """# Supported models
 
@@ -63,10 +65,10 @@ def render_page() -> Iterator[str]:
     for family in FAMILIES:
         tier = family.tier.replace("_", "-")
         cells = [family.name, f"`{family.model_type}`", tier, sharding_of(family), quantization_of(family)]
-        yield f"| {' | '.join([*cells, _setting('lora_adapters')])} |"
+        yield f"| {' | '.join([*cells, adapters_of(family)])} |"
     others = "any other causal or sequence-to-sequence language model of Transformers"
     cells = [others, "", "padded or encoder-decoder, best effort", f"refused: {NO_PLAN}", "served"]
-    yield f"| {' | '.join([*cells, _setting('lora_adapters')])} |"
+    yield f"| {' | '.join([*cells, REFUSED_ADAPTERS])} |"
     yield SHARDING
     yield "## Refused models\n"
     yield "| `model_type` | reason |"
@@ -103,6 +105,13 @@ def quantization_of(family: ModelFamily) -> str:
     return "refused: recurrent" if family.tier == "recurrent" else "served"
 
 
+def adapters_of(family: ModelFamily) -> str:
+    """The table cell on `--lora-adapters` of a family; one adapter merged at start is served by all."""
+    if family.has_images:
+        return "refused: with images"
+    return "served" if family.tier == "ragged" else REFUSED_ADAPTERS
+
+
 def _row_of(scheme: QuantizationScheme) -> str:
     checkpoints = ["any unquantized one"] if scheme.quantize is not None else []
     checkpoints += [f"`{form}`" for form in scheme.formats]
@@ -110,7 +119,3 @@ def _row_of(scheme: QuantizationScheme) -> str:
     needs = "" if scheme.package is None else f"{scheme.package} (extra `quantization`)"
     cells = [f"`{scheme.name}`", scheme.meaning, ", ".join(checkpoints), sharded, *scheme.kernels, needs]
     return f"| {' | '.join(cells)} |"
-
-
-def _setting(name: str) -> str:
-    return "refused" if name in UNSUPPORTED_SETTINGS else "served"

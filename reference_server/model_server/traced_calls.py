@@ -76,6 +76,8 @@ class TracedCalls:
         self.after_error = shard.after_error
         self.info = shard.info
         self.health = shard.health
+        self.load_adapter = shard.load_adapter
+        self.unload_adapter = shard.unload_adapter
 
     def warmup(self, request: WarmupRequest) -> WarmupReply:
         self._batches.clear()

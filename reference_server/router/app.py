@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from reference_server.errors import RequestError
 from reference_server.router.api_key import ApiKeys
 from reference_server.router.http_call import AsgiScope, ClientGoneError, HttpCall, HttpError, Receive, Route
+from reference_server.router.routes.adapters import AdapterRoutes
 from reference_server.router.routes.native import NativeRoutes
 from reference_server.router.routes.openai import OpenAiRoutes
 from reference_server.router.routes.ops import OpsRoutes
@@ -55,7 +56,8 @@ class TransportOptions:
 def create_app(services: Services, options: TransportOptions) -> "RouterApp":
     """The application with all its routes."""
     native, openai = NativeRoutes(services), OpenAiRoutes(services)
-    parts = (native, openai, OpsRoutes(services), PlatformRoutes(services, native, openai))
+    adapters = AdapterRoutes(services.adapters)
+    parts = (native, openai, OpsRoutes(services), PlatformRoutes(services, native, openai), adapters)
     return RouterApp([route for part in parts for route in part.routes()], options)
 
 

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.errors import (
     GenerationError,
     IncompleteGenerationError,
@@ -120,6 +121,18 @@ class Batcher:
         if max_queue_s is not None:
             asyncio.get_running_loop().call_later(max_queue_s, self._refuse_waiting, entry, max_queue_s)
         return stream
+
+    async def load_adapter(self, source: AdapterSource) -> int:
+        """Load an adapter between two steps; returns its bytes. Raises `ShardError`."""
+        async with self._shard_turn:
+            nbytes = await self._shard.load_adapter(source)
+        self._scheduler.add_adapter(source.name)
+        return nbytes
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter that no request names any more. Raises `ShardError`."""
+        async with self._shard_turn:
+            await self._shard.unload_adapter(adapter_id)
 
     async def health(self) -> bool:
         """Whether the shard works: known from the last second, or from the one probe in flight."""

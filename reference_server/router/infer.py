@@ -11,6 +11,7 @@ import numpy
 
 from reference_server.errors import IncompleteGenerationError, OverloadedError, RequestError, ValidationError
 from reference_server.messages import GeneratedText, Tokens
+from reference_server.router.adapters import Adapters
 from reference_server.router.batching import Batcher
 from reference_server.router.generation_stream import (
     Event,
@@ -180,7 +181,9 @@ class Infer:
         permits: Permits,
         metrics: Metrics,
         max_queue_s: float | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
+        self.adapters = Adapters() if adapters is None else adapters
         self.batcher = batcher
         self.validator = validator
         self.permits = permits
@@ -199,6 +202,7 @@ class Infer:
             permit = held.enter_context(ExitStack())
             try:
                 permit.enter_context(self.permits.take(call.context.client))
+                call = with_adapter(call, permit.enter_context(self.adapters.use(call.parameters.adapter_id)))
                 running = RunningGeneration(self, call, await self.validate(call), times, permit.close)
             except (OverloadedError, ValidationError) as error:
                 self._metrics.request_failure.add(label=error.error_type)
@@ -238,6 +242,13 @@ class Infer:
         generations = await all_or_nothing([self.generate(call, arrived_ns) for _ in range(best_of)])
         best = max(generations, key=lambda each: each.mean_logprob)
         return best, [each for each in generations if each is not best]
+
+
+def with_adapter(call: GenerateCall, wire_id: str | None) -> GenerateCall:
+    """The call with its adapter's id on the wire."""
+    if call.parameters.adapter_id == wire_id:
+        return call
+    return replace(call, parameters=call.parameters.model_copy(update={"adapter_id": wire_id}))
 
 
 async def all_or_nothing(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

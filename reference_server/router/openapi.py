@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from reference_server.router.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from reference_server.router.schemas.openai import ChatRequest, CompletionRequest
 from reference_server.router.schemas.platforms import InferRequest, VertexRequest
 from reference_server.router.schemas.tgi import CompatGenerateRequest, GenerateRequest
@@ -15,7 +16,10 @@ from reference_server.router.server_info import Platforms
 
 JsonSchema = dict[str, Any]
 
-_REQUESTS = (GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest, VertexRequest, InferRequest)
+_REQUESTS = (
+    *(GenerateRequest, CompatGenerateRequest, CompletionRequest, ChatRequest, VertexRequest, InferRequest),
+    *(LoadAdapterRequest, UnloadAdapterRequest),
+)
 _PLATFORM_SCHEMAS = {
     "vertex": ("VertexRequest", "VertexGenerate", "VertexResponse"),
     "kserve": ("InferRequest", "InferInput", "InferOutput", "InferResponse", "OutputChunk", "LiveResponse",
@@ -185,6 +189,7 @@ ANSWERS: Mapping[str, JsonSchema] = {
         quantize=_nullable(_TEXT),
         extensions=_list(_TEXT),
         tuned=_nullable({"type": "object"}),
+        adapters=_list(_TEXT),
     ),
     "Info": _object(
         model_id=_TEXT,
@@ -231,6 +236,7 @@ def openapi_document(version: str, platforms: Platforms | None = None) -> JsonSc
     chat = {**_json(_ref("ChatCompletion")), **_events("ChatCompletionChunk", "ErrorEvent", "Done")}
     completion = {**_json(_ref("CompletionFinal")), **_events("Chunk", "ErrorEvent", "Done")}
     compat = {**_json(_list(_ref("GenerateResponse"))), **stream}
+    plain = {"text/plain": {"schema": _TEXT}}
     healthy = _get("Health", {}, {"503": "The model server is unhealthy"})
     any_request = {"anyOf": [_ref(name) for name in ("CompatGenerateRequest", "ChatRequest", "CompletionRequest")]}
     any_answer = {"anyOf": [_list(_ref("GenerateResponse")), _ref("ChatCompletion"), _ref("CompletionFinal")]}
@@ -251,8 +257,12 @@ def openapi_document(version: str, platforms: Platforms | None = None) -> JsonSc
         "/health": healthy,
         "/ping": healthy,
         "/ready": _get("Readiness", {}, {"503": "The router stops, or the model server is unhealthy"}),
-        "/metrics": _get("Prometheus text", {"text/plain": {"schema": _TEXT}}),
+        "/metrics": _get("Prometheus text", plain),
         "/v1/models": _get("The model and its adapters", _json(_ref("ModelsInfo"))),
+        "/v1/load_lora_adapter": _post("Load an adapter", "LoadAdapterRequest", plain, _READING),
+        "/v1/unload_lora_adapter": _post(
+            "Unload an adapter", "UnloadAdapterRequest", plain, {**_READING, "404": "No such adapter is loaded"}
+        ),
         "/config": _get(
             "Every setting and its source",
             _json({"type": "object", "additionalProperties": _ref("Setting")}),

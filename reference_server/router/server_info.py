@@ -1,7 +1,7 @@
 """Properties of the server: `/info`, `/v1/models`, `/config` and the fingerprint in OpenAI answers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -73,7 +73,6 @@ class ServerInfo:
     sha: str | None = None
     docker_label: str | None = None
     compute_type: str = "gpu+optimized"
-    adapters: tuple[str, ...] = ()
     engine: EngineInfo = EngineInfo()
     platforms: Platforms = Platforms()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -87,8 +86,8 @@ class ServerInfo:
         """Default of `return_full_text` on `POST /`."""
         return self.model_pipeline_tag in (None, "text-generation")
 
-    def to_json(self) -> dict[str, Any]:
-        """Body of `/info`: TGI's fifteen keys, and our `engine`."""
+    def to_json(self, adapters: Sequence[str] = ()) -> dict[str, Any]:
+        """Body of `/info`: TGI's fifteen keys, and our `engine`, with the names of the loaded adapters."""
         return {
             "model_id": self.model_id,
             "model_sha": self.model_sha,
@@ -104,14 +103,14 @@ class ServerInfo:
             "version": self.version,
             "sha": self.sha,
             "docker_label": self.docker_label,
-            "engine": self.engine.to_json(),
+            "engine": {**self.engine.to_json(), "adapters": list(adapters)},
         }
 
-    def models(self) -> dict[str, Any]:
+    def models(self, adapters: Sequence[str] = ()) -> dict[str, Any]:
         """Body of `/v1/models`: the model, then its adapters."""
         entries = [
             {"id": name, "object": "model", "created": 0, "owned_by": self.model_id}
-            for name in (self.model_id, *self.adapters)
+            for name in (self.model_id, *adapters)
         ]
         return {"object": "list", "data": entries}
 

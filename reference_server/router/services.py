@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from reference_server.errors import DrainingError, UnhealthyError
+from reference_server.router.adapters import Adapters
 from reference_server.router.chat.tools import ToolOffer
 from reference_server.router.generation_stream import Finished
 from reference_server.router.infer import Infer
@@ -53,6 +54,10 @@ class Services:
         if self.drain.has_begun:
             raise DrainingError
         await self.check_health()
+
+    @property
+    def adapters(self) -> Adapters:
+        return self.infer.adapters
 
     def observe_success(self, call: GenerateCall, arrived_ns: int, end: Finished) -> RequestTimes:
         """Count and log a generation that ends now; returns its times."""

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import re
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
+from reference_server.adapter_source import AdapterSource, parse_adapters
 from reference_server.config import RouterConfig
 from reference_server.config_support import refuse_unsupported
 from reference_server.errors import ArgumentError, ServerError, ShardError, StepTimeoutError
@@ -20,6 +20,7 @@ from reference_server.images.placeholder import VisionConfig, placeholder_of
 from reference_server.images.reader import ImageReader, worker_pool
 from reference_server.listening import is_loopback, listening_address
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
+from reference_server.router.adapters import AdapterRules, Adapters
 from reference_server.router.api_key import read_keys
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
@@ -141,6 +142,7 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
                     f"the model server restarted with room for {again.max_batch_total_tokens} tokens, not "
                     f"{limits.max_batch_total_tokens}: restart the router"
                 )
+            await services.adapters.restore(shard)
 
         services = await _services(config, files, info_page, timed, options, info.accepts_schemas, warm_up, held)
         services = replace(services, drain=stop.drain)
@@ -253,7 +255,9 @@ async def _services(
     # A tokenizer's first call builds its tables; do it before a client waits for it.
     await validator.encode("warm-up", add_special_tokens=True)
     permits = Permits(config.max_concurrent_requests, config.max_requests_per_client)
-    infer = Infer(batcher, validator, permits, metrics, config.max_queue_time)
+    rules = AdapterRules(info.model_id, config.adapter_directory, config.adapter_fallback, config.max_adapters)
+    adapters = Adapters(options.adapters, rules, batcher, metrics)
+    infer = Infer(batcher, validator, permits, metrics, config.max_queue_time, adapters)
     return Services(infer, metrics, info, None if rendering is None else rendering.render)
 
 
@@ -341,8 +345,14 @@ def scheduler_options(config: RouterConfig, limits: TokenLimits, info: ModelInfo
         window_size=info.window_size,
         speculate=info.speculate,
         schema=WireVersion(config.grpc_schema),
-        adapters=tuple(re.split("[=@]", adapter)[0] for adapter in config.lora_adapters),
+        adapters=adapter_ids(config, info),
     )
+
+
+def adapter_ids(config: RouterConfig, info: ModelInfo) -> tuple[str, ...]:
+    """The adapters that the shard has: those of the setting, which TGI's does not report, and those that it reports."""
+    named = (source.name for source in parse_adapters(config.lora_adapters))
+    return tuple(dict.fromkeys([*named, *info.adapters]))
 
 
 def _transport_options(config: RouterConfig) -> TransportOptions:
@@ -396,6 +406,12 @@ class TimedShard:
 
     async def clear_cache(self, batch_id: int | None = None) -> None:
         await self._limited(self._shard.clear_cache(batch_id))
+
+    async def load_adapter(self, source: AdapterSource) -> int:
+        return await self._limited(self._shard.load_adapter(source))
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        await self._limited(self._shard.unload_adapter(adapter_id))
 
     async def _limited(self, call: Awaitable[T]) -> T:
         try:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, cycle, islice
 from typing import TypeVar
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
@@ -91,6 +92,7 @@ class WireCodec:
             attention_impl=info.attention_impl,
             block_size=info.block_size,
             accepts_schemas=info.accepts_schemas,
+            adapters=info.adapters,
         )
 
     def decode_info(self, message: Message) -> ModelInfo:
@@ -111,8 +113,17 @@ class WireCodec:
             window_size=message.window_size if message.HasField("window_size") else None,
             speculate=message.speculate,
             accepts_schemas=message.accepts_schemas,
+            adapters=tuple(message.adapters) if "adapters" in self._fields["InfoResponse"] else (),
             **placement,
         )
+
+    def encode_adapter(self, source: AdapterSource) -> Message:
+        return self._make(
+            "LoadAdapterRequest", adapter_id=source.name, location=source.location, revision=source.revision
+        )
+
+    def decode_adapter(self, message: Message) -> AdapterSource:
+        return AdapterSource(message.adapter_id, message.location, _optional(message, "revision"))
 
     def encode_warmup_request(self, request: WarmupRequest, block_size: int) -> Message:
         return self._make(

@@ -14,11 +14,12 @@ from reference_server.errors import StartupError
 from reference_server.transport.address import socket_path
 from reference_server.transport.socket_file import new_socket_file
 
-HELLO = b"text-generation-link 1"
+HELLO = b"text-generation-link 2"
 """Name and version of the framing. A change of the frames or of METHODS changes the version."""
 HELLO_KIND = 0
 ERROR_KIND = 255
-METHODS = dict(enumerate(("Info", "Health", "Warmup", "Prefill", "Decode", "FilterBatch", "ClearCache"), start=1))
+_NAMES = ("Info", "Health", "Warmup", "Prefill", "Decode", "FilterBatch", "ClearCache", "LoadAdapter", "UnloadAdapter")
+METHODS = dict(enumerate(_NAMES, start=1))
 
 HEADER = struct.Struct("<IB")
 MAX_PAYLOAD_BYTES = 2**31 - 1

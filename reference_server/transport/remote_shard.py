@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.errors import ShardError
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.transport.codec import WireCodec
@@ -64,6 +65,19 @@ class RemoteShard:
     async def clear_cache(self, batch_id: int | None = None) -> None:
         kind = self._messages["ClearCacheRequest"]
         await self._channel.call("ClearCache", kind() if batch_id is None else kind(id=batch_id))
+
+    async def load_adapter(self, source: AdapterSource) -> int:
+        self._require_adapters()
+        nbytes: int = (await self._channel.call("LoadAdapter", self._codec.encode_adapter(source))).bytes
+        return nbytes
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        self._require_adapters()
+        await self._channel.call("UnloadAdapter", self._messages["UnloadAdapterRequest"](adapter_id=adapter_id))
+
+    def _require_adapters(self) -> None:
+        if "LoadAdapterRequest" not in self._messages:
+            raise ShardError(f"schema {self._channel.schema.version} loads no adapters: set `--grpc-schema v3`")
 
     async def _known_block_size(self) -> int:
         return self._block_size or (await self.info()).block_size

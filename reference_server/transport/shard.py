@@ -5,11 +5,12 @@ A local model, a shard behind a wire and a group of shards implement `Shard`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
@@ -52,6 +53,14 @@ class Shard(Protocol):
         """Forget one cached batch, or all. Unknown ids are fine."""
         ...
 
+    async def load_adapter(self, source: AdapterSource) -> int:
+        """Load an adapter under its name, in place of a loaded one of that name; returns its bytes."""
+        ...
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter; the requests that use it keep it until they leave their batch."""
+        ...
+
 
 class BlockingShard(Protocol):
     """A shard of this process whose calls block; one `ComputeThread` makes them all. Calls and errors as in `Shard`."""
@@ -81,6 +90,10 @@ class BlockingShard(Protocol):
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch: ...
 
     def clear_cache(self, batch_id: int | None = None) -> None: ...
+
+    def load_adapter(self, source: AdapterSource) -> int: ...
+
+    def unload_adapter(self, adapter_id: str) -> None: ...
 
 
 def lowest_limits(replies: Sequence[WarmupReply]) -> WarmupReply:
@@ -153,6 +166,21 @@ class ShardGroup:
 
     async def clear_cache(self, batch_id: int | None = None) -> None:
         await self._call_all(lambda shard: shard.clear_cache(batch_id))
+
+    async def load_adapter(self, source: AdapterSource) -> int:
+        """The largest rank's bytes. If a rank refuses it, no rank has it."""
+        loaded = await asyncio.gather(*(shard.load_adapter(source) for shard in self._shards), return_exceptions=True)
+        errors = [each for each in loaded if isinstance(each, BaseException)]
+        if not errors:
+            return max(each for each in loaded if not isinstance(each, BaseException))
+        for shard, each in zip(self._shards, loaded, strict=True):
+            if not isinstance(each, BaseException):
+                with suppress(ShardError):
+                    await shard.unload_adapter(source.name)
+        raise errors[0]
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        await self._call_all(lambda shard: shard.unload_adapter(adapter_id))
 
     async def _call_all(self, call: Callable[[Shard], Coroutine[Any, Any, T]]) -> list[T]:
         """The replies in rank order. The first error ends the call, since other ranks may wait for the failed one in a

@@ -55,6 +55,12 @@ WIRE_CALLS = {
         lambda codec, method, batch: method.response(batch=codec.encode_cached(batch)),
     ),
     "ClearCache": WireCall("clear_cache", lambda _, request: (request.id if request.HasField("id") else None,), _empty),
+    "LoadAdapter": WireCall(
+        "load_adapter",
+        lambda codec, request: (codec.decode_adapter(request),),
+        lambda _, method, nbytes: method.response(bytes=nbytes),
+    ),
+    "UnloadAdapter": WireCall("unload_adapter", lambda _, request: (request.adapter_id,), _empty),
 }
 
 

@@ -14,6 +14,8 @@ from reference_server.transport.wire_schema import DESCRIPTOR_SET, VERSIONS, loa
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads(Path(__file__).with_name("wire_fields.json").read_text())
 RPCS = ["Info", "ServiceDiscovery", "ClearCache", "FilterBatch", "Warmup", "Prefill", "Decode", "Health"]
+EXTENSIONS = {"v2": [], "v3": ["LoadAdapter", "UnloadAdapter"]}
+"""Calls that follow TGI's eight."""
 
 
 def test_descriptor_set_is_what_proto_compiles_to(tmp_path):
@@ -47,7 +49,7 @@ def test_input_chunk_is_one_of_its_fields(version):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_service_has_the_eight_unary_calls(version):
+def test_service_has_the_eight_unary_calls_and_those_of_adapters(version):
     (service,) = file_of(version).service
     methods = [(rpc.name, rpc.input_type, rpc.output_type) for rpc in service.method]
     streaming = [rpc.name for rpc in service.method if rpc.client_streaming or rpc.server_streaming]
@@ -55,7 +57,10 @@ def test_service_has_the_eight_unary_calls(version):
     assert service.name == "TextGenerationService"
     assert file_of(version).package == f"generate.{version}"
     assert streaming == []
-    assert methods == [(rpc, f".generate.{version}.{rpc}Request", f".generate.{version}.{rpc}Response") for rpc in RPCS]
+    assert methods == [
+        (rpc, f".generate.{version}.{rpc}Request", f".generate.{version}.{rpc}Response")
+        for rpc in [*RPCS, *EXTENSIONS[version]]
+    ]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -63,7 +68,7 @@ def test_schema_gives_the_method_paths(version):
     schema = load_schema(version)
 
     assert [method.path for method in schema.methods.values()] == [
-        f"/generate.{version}.TextGenerationService/{rpc}" for rpc in RPCS
+        f"/generate.{version}.TextGenerationService/{rpc}" for rpc in [*RPCS, *EXTENSIONS[version]]
     ]
 
 

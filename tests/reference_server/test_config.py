@@ -98,7 +98,6 @@ def test_a_part_takes_the_settings_of_another_command() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"lora_adapters": "a/b"},
         {"check_invariants": True},
         {"attention": "flashdecoding-ipex"},
     ],

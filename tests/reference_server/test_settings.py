@@ -43,6 +43,8 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "step_timeout": st.floats(0.001, 1e9), "step_trace": words.map(Path), "check_invariants": switches,
     "hostname": texts, "port": st.integers(0, 65535), "prometheus_port": st.integers(0, 65535), "api_key": texts,
     "api_key_file": words.map(Path), "shutdown_delay": st.floats(0, 1e9),
+    "adapter_directory": words.map(Path), "adapter_memory_mib": positive, "max_adapters": st.integers(8, 1000),
+    "adapter_fallback": switches,
     "auth_all_routes": switches, "cors_allow_origin": st.lists(texts), "payload_limit": positive,
     "tokenizer_name": texts, "tokenizer_config_path": words.map(Path), "validation_workers": positive,
     "disable_grammar_support": switches, "allow_image_fetch": switches, "image_fetch_hosts": st.lists(words),

@@ -16,6 +16,7 @@ from reference_server.model_server.step_state import (
     IntArray,
     LogitSpan,
     StepMetadata,
+    adapters_of,
     block_table,
 )
 
@@ -116,6 +117,7 @@ def _one_token_each(batch: SequenceBatch, sequences: tuple[Sequence, ...], newes
             seqlen_q=plan.seqlen_q,
             seqlen_k=positions + 1,
             num_single_rows=len(sequences),
+            adapters=plan.adapters,
         ),
         plan=plan,
     )
@@ -148,6 +150,7 @@ def _with_drafts(batch: SequenceBatch, sequences: tuple[Sequence, ...], drafts: 
             seqlen_q=np.ones(len(owner), dtype=np.int64),
             seqlen_k=positions + 1,
             num_single_rows=len(owner),
+            adapters=adapters_of(sequences, counts),
         ),
         drafts=drafts,
     )
@@ -189,6 +192,7 @@ def _mixed_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], prompt_
             seqlen_k=cache_len + seqlen_q,
             num_single_rows=int((seqlen_q == 1).sum()),
             known_len=np.array([sequence.known_len for sequence in ordered], dtype=np.int64),
+            adapters=adapters_of(ordered, seqlen_q),
         ),
         images=tuple(_image_rows(ordered, ends)),
     )

@@ -21,6 +21,10 @@ from reference_server.model_server.forward.recurrent import RecurrentForward
 from reference_server.model_server.forward.self_check import distance_from_alone, limit_of
 from reference_server.model_server.kv_cache import KVScales, LayerShape
 from reference_server.model_server.models import fuse, hooks, rotary
+from reference_server.model_server.models.adapters.install import install
+from reference_server.model_server.models.adapters.products import TorchProduct
+from reference_server.model_server.models.adapters.site import Sites
+from reference_server.model_server.models.adapters.slots import AdapterLimits, AdapterSlots
 from reference_server.model_server.models.compiled_walk import Undescribed
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.models.packed_linear import pack_linears
@@ -39,8 +43,8 @@ class PreparedModel:
     cache_dtype, scales: of the elements of the cache, and of each layer; without scales, empty.
     added_bytes: memory that fusing adds to the weights. start_id: the first token of a decoder behind an encoder.
     graphs: the forward, if its decode steps can be captured. head: the output head of a ragged model, hidden states to
-    logits. longest_prefix: the longest request whose K/V does not
-    depend on its length; None without such a limit.
+    logits. longest_prefix: the longest request whose K/V does not depend on its length; None without such a limit.
+    adapters: None if the server has none.
     """
 
     tier: Tier
@@ -56,6 +60,7 @@ class PreparedModel:
     graphs: GraphedForward | None = None
     head: Callable[[Tensor], Tensor] | None = None
     longest_prefix: int | None = None
+    adapters: AdapterSlots | None = None
 
     @property
     def requires_padding(self) -> bool:
@@ -81,6 +86,16 @@ class PreparedModel:
 
 def prepare_model(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokenizer, state: StepState) -> PreparedModel:
     """The forward of a model; raises UnsupportedError, naming the class, for a model that it would compute wrongly."""
+    if options.has_adapters and (options.tier or loaded.family.tier) != "ragged":
+        tier = (options.tier or loaded.family.tier).replace("_", "-")
+        raise UnsupportedError(
+            f"`--lora-adapters` cannot be served with {type(loaded.model).__name__}: the {tier} tier adds no adapters; "
+            "set --model-id to one adapter, which is merged into its base model"
+        )
+    if options.has_adapters and loaded.family.has_images:
+        raise UnsupportedError(
+            f"`--lora-adapters` cannot be served with {type(loaded.model).__name__}, which takes images: leave it out"
+        )
     prepared = _prepare(loaded, options, tokenizer, state)
     if loaded.quantization is None:
         return prepared
@@ -122,6 +137,7 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
     elif options.fuse:
         swap_modules(loaded.model)
         added_bytes = pack_linears(loaded.model, tied=loaded.model.get_input_embeddings().weight)
+    adapters = _adapters(loaded, options, state, decoder) if options.has_adapters else None
     kernels = "modules" if decoder is None else _with_walk(decoder, options)
     forward = RaggedForward(loaded.model, state, loaded.device, decoder)
     graphs = _graphed(forward, loaded, choice, options)
@@ -139,7 +155,23 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
         graphs=graphs,
         head=loaded.model.get_output_embeddings() if decoder is None else decoder.head,
         longest_prefix=original,
+        adapters=adapters,
     )
+
+
+def _adapters(
+    loaded: LoadedModel, options: EngineOptions, state: StepState, decoder: fuse.FusedDecoder | None
+) -> AdapterSlots:
+    """The places of adapters in a prepared model; none is loaded yet."""
+    weight = loaded.model.get_input_embeddings().weight
+    sites = Sites(state, loaded.linears, TorchProduct(), torch.empty(0, dtype=loaded.dtype, device=weight.device))
+    if decoder is None:
+        install(loaded.model, sites)
+    else:
+        decoder.adapt(sites)
+    config = None if loaded.directory is None else loaded.directory / "config.json"
+    limits = AdapterLimits(options.max_adapters, options.adapter_bytes)
+    return AdapterSlots(sites, loaded.model, config, limits)
 
 
 def _with_walk(decoder: fuse.FusedDecoder, options: EngineOptions) -> str:
@@ -166,6 +198,8 @@ def _graphed(
         reason = f"a {device.type} device captures no steps"
     elif not choice.decode.is_capturable:
         reason = f"{choice.decode.name} attention reads its tables on the host"
+    elif options.has_adapters:
+        reason = "the groups of adapters in a step are on the host"
     elif rotary.needs_lengths(loaded.model):
         reason = "its rotary positions depend on each request's length, which is on the host"
     elif loaded.quantization is not None and not loaded.quantization.scheme.is_capturable:

@@ -10,7 +10,7 @@ from reference_server.model_server.attention.staging import host_arrays, stage
 from reference_server.model_server.forward.inputs import ImageRows, RaggedInputs
 from reference_server.model_server.models.fuse import Decoder
 from reference_server.model_server.speculation.hidden_states import HiddenStates
-from reference_server.model_server.step_state import Step, StepState, StepTensors
+from reference_server.model_server.step_state import AdapterSegments, Step, StepState, StepTensors
 
 
 class RaggedForward:
@@ -28,10 +28,19 @@ class RaggedForward:
     def __call__(self, inputs: RaggedInputs) -> Tensor:
         """[logit rows, vocab_size], in the model's dtype."""
         input_ids, positions, index, tensors = _cpu(inputs) if self.device.type == "cpu" else _cuda(inputs, self.device)
-        step = Step(inputs.metadata, tensors)
+        metadata = inputs.metadata
+        step = Step(metadata, tensors) if metadata.adapters is None else self._adapted(inputs, tensors)
         if inputs.images:
             return self._run_with_images(inputs.images, input_ids, positions, index, step)
-        return self.run(input_ids, positions, index, step, inputs.metadata.max_k - 1)
+        return self.run(input_ids, positions, index, step, metadata.max_k - 1)
+
+    def _adapted(self, inputs: RaggedInputs, tensors: StepTensors) -> Step:
+        """The step with the adapters of its tokens."""
+        adapters, index = inputs.metadata.adapters, inputs.logits_index
+        every = AdapterSegments.on(self.device, adapters)
+        if adapters is None or index is None:
+            return Step(inputs.metadata, tensors, every, every)
+        return Step(inputs.metadata, tensors, every, AdapterSegments.on(self.device, adapters.select(index)))
 
     def run(
         self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, step: Step, max_position: int

@@ -87,9 +87,11 @@ class CompiledWalk:
         self._table: Tensor
 
     def takes_step(self) -> bool:
-        """Whether every row of the step in progress computes one token."""
+        """Whether every row of the step in progress computes one token, without an adapter."""
         step = self._state.step
-        return step is not None and step.metadata.num_single_rows == step.metadata.num_rows
+        if step is None or step.adapters is not None:
+            return False
+        return step.metadata.num_single_rows == step.metadata.num_rows
 
     def __call__(self, hidden: Tensor, rotary: Tensor | None, positions: Tensor, kept: Tensor | None = None) -> Tensor:
         """[rows, vocab_size], or [rows, size] without a head. hidden: [rows, size], overwritten.

@@ -6,9 +6,11 @@ one input become one product, and `Walk` runs its layers. Before the modules los
 both ways: if the results differ, or the structure is unknown, the model keeps Transformers' modules.
 """
 
+import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -16,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reference_server.model_server.models.adapters.site import Sites, adapted
 from reference_server.model_server.models.compiled_walk import CompiledWalk
 from reference_server.model_server.models.fused_linear import (
     can_stack,
+    heads_in_order,
     is_head,
     is_output,
     shape_of,
@@ -74,6 +78,7 @@ class FusedDecoder:
         heads = _heads(layers[0], layout)
         self._fused = [_fuse_layer(layer, layout, heads, keep) for layer in layers]
         self._heads = heads
+        self._layout = layout
         self._walk = Walk(self._fused, heads, self._operators)
         self._compiled: CompiledWalk | None = None
         self.kept: HiddenStates | None = None
@@ -86,6 +91,30 @@ class FusedDecoder:
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._divisor: float = getattr(model.config, "logits_scaling", 1.0)
         self.added_bytes = weight.nbytes if is_tied and can_pack(weight) else 0
+
+    def adapt(self, sites: Sites) -> None:
+        """Let adapters add to the products of the layers."""
+        layout, inner = self._layout, f"{self._layout.inner}.{self._layout.layers}"
+        last = len(self._fused) - 1
+        order = functools.partial(heads_in_order, self._heads.num_heads) if layout.by_head else None
+        adapted_layers = []
+        for number, layer in enumerate(self._fused):
+            names, is_last = f"{inner}.{number}", number == last
+            attention = f"{names}.{layout.attention}"
+            qkv = sites.at([f"{attention}.{name}" for name in layout.qkv], order=order)
+            output = sites.at([f"{attention}.{layout.output}"], is_kept=is_last)
+            up = sites.at([f"{names}.{name}" for name in layout.up], is_kept=is_last)
+            down = sites.at([f"{names}.{layout.down}"], is_kept=is_last)
+            adapted_layers.append(
+                replace(
+                    layer,
+                    qkv=adapted(layer.qkv, qkv),
+                    output=adapted(layer.output, output),
+                    up=adapted(layer.up, up),
+                    down=adapted(layer.down, down),
+                )
+            )
+        self._walk = Walk(adapted_layers, self._heads, self._operators)
 
     def compile_walk(self) -> None:
         """Compute decode steps with one operator from here on; raises Undescribed if it cannot."""

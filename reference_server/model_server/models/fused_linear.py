@@ -75,13 +75,16 @@ def split_heads(linear: Any, heads: int, keep: bool = False) -> Any:
     if isinstance(linear, QuantizedLinear):
         return lambda hidden: linear.rows(hidden).view(len(hidden), heads, 3, -1).transpose(1, 2).flatten(1)
 
-    def in_order(tensor: Tensor) -> Tensor:
-        return tensor.view(heads, 3, -1, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape)
-
-    ordered = _plain(in_order(weight_of(linear)), None if linear.bias is None else in_order(linear.bias.detach()))
+    bias = None if linear.bias is None else heads_in_order(heads, linear.bias.detach())
+    ordered = _plain(heads_in_order(heads, weight_of(linear)), bias)
     if not keep:
         _empty(linear)
     return ordered
+
+
+def heads_in_order(heads: int, rows: Tensor) -> Tensor:
+    """Rows of query, key and value head by head -> all queries, then all keys, then all values."""
+    return rows.view(heads, 3, -1, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
 def take_weights(module: Any, keep: bool = False) -> Linear:

@@ -5,6 +5,7 @@ weights of another rank.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from reference_server.model_files import ModelPaths
 from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import parallel, rotary, transformers_compat, vision
+from reference_server.model_server.models.adapters.linears import AdaptableLinear, linears_of, shapes_of
 from reference_server.model_server.models.cache_type import CacheType
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.generation_defaults import ignored
@@ -54,6 +56,7 @@ class LoadedModel:
 
     vision: of a model with images, whose language model is `model`, and whose text config is `config`.
     cache: the type and the scales of the K/V cache.
+    directory: of its config. linears: those that adapters may change, by name.
     """
 
     model: Any
@@ -65,6 +68,8 @@ class LoadedModel:
     quantization: Quantization | None = None
     vision: VisionTower | None = None
     cache: CacheType = field(default_factory=CacheType)
+    directory: Path | None = None
+    linears: Mapping[str, AdaptableLinear] = field(default_factory=dict)
 
     @property
     def weight_bytes(self) -> int:
@@ -131,6 +136,7 @@ def load(
     else:
         model.set_attn_implementation("eager")
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    linears = shapes_of(model)
     cuts = parallel.shard(model, family, group) if group.world_size > 1 else {}
     quantizer = None if quantization is None else Quantizer(model, quantization, cuts, dtype, device)
     materializer = Materializer(model, shapes, cuts, dtype, device, quantizer)
@@ -155,7 +161,12 @@ def load(
         tower = VisionTower(model, files.directory, dtype, device)
         model, config = vision.language_model(model, dtype), vision.text_config(config)
         return LoadedModel(model, config, family, dtype, device, eos_ids, vision=tower, cache=cache)
-    return LoadedModel(model, config, family, dtype, device, eos_ids, quantization, cache=cache)
+    return LoadedModel(
+        *(model, config, family, dtype, device, eos_ids, quantization),
+        cache=cache,
+        directory=files.directory,
+        linears=linears_of(linears, cuts),
+    )
 
 
 def _check_images(family: ModelFamily, tier: Tier, quantization: Quantization | None) -> None:

@@ -17,7 +17,7 @@ K/V head that its queries read.
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,9 +112,15 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
+        self.adapt: Callable[[Tensor, Tensor], None] | None = None
+        """Adds the adapters' updates to this rank's part of the sum."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        partial = F.linear(hidden, self.weight)
+        return self._summed(hidden, F.linear(hidden, self.weight))
+
+    def _summed(self, hidden: Tensor, partial: Tensor) -> Tensor:
+        if self.adapt is not None:
+            self.adapt(hidden, partial)
         dist.all_reduce(partial)
         return partial if self.bias is None else partial + self.bias
 
@@ -123,9 +129,7 @@ class RowParallelConv1D(RowParallelLinear):
     """GPT-2's linear, whose weight is [inputs, outputs]."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        partial = torch.matmul(hidden, self.weight)
-        dist.all_reduce(partial)
-        return partial if self.bias is None else partial + self.bias
+        return self._summed(hidden, torch.matmul(hidden, self.weight))
 
 
 class GatheredLinear(nn.Module):

@@ -62,6 +62,8 @@ class QuantizedLinear(nn.Module):
         self.bias = linear.bias
         self.product: Product | None = None
         self.sums = sums
+        self.adapt: Callable[[Tensor, Tensor], None] | None = None
+        """Adds the adapters' updates before the sum."""
 
     def load(self, product: Product, dtype: torch.dtype, device: torch.device) -> None:
         """Set the weight. The parameter `weight` stays empty; it only carries dtype, device and number of inputs."""
@@ -83,6 +85,8 @@ class QuantizedLinear(nn.Module):
         if isinstance(self.product, IntegerProduct) and not self.sums:
             return self.product.with_bias(hidden, self.bias)
         result = self.product(hidden)
+        if self.adapt is not None:
+            self.adapt(hidden, result)
         if self.sums:
             dist.all_reduce(result)
         return result if self.bias is None else result + self.bias

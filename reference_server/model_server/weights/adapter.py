@@ -64,11 +64,16 @@ class Adapter:
         if not isinstance(revision, str | None):
             raise StartupError(f"{path}: `revision` is {revision!r}, which names none")
         _refuse_unsupported(path, config)
-        file = next((directory / name for name in ADAPTER_FILES if (directory / name).is_file()), None)
-        if file is None:
-            raise StartupError(f"{directory} has neither {' nor '.join(ADAPTER_FILES)}")
         rank, scaling = _rank_and_scaling(path, config)
-        return cls(base, revision or None, rank, scaling, _read_factors(file, rank))
+        return cls(base, revision or None, rank, scaling, _read_factors(find_file(directory), rank))
+
+
+def find_file(directory: Path) -> Path:
+    """The file of an adapter's weights. Raises StartupError if there is none."""
+    file = next((directory / name for name in ADAPTER_FILES if (directory / name).is_file()), None)
+    if file is None:
+        raise StartupError(f"{directory} has neither {' nor '.join(ADAPTER_FILES)}")
+    return file
 
 
 def _read_config(path: Path) -> dict[str, Any]:

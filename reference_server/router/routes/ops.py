@@ -48,10 +48,10 @@ class OpsRoutes:
         await http.answer(200)
 
     async def info(self, http: HttpCall, _: Any) -> None:
-        await http.answer_json(self._services.info.to_json())
+        await http.answer_json(self._services.info.to_json(self._services.adapters.names))
 
     async def models(self, http: HttpCall, _: Any) -> None:
-        await http.answer_json(self._services.info.models())
+        await http.answer_json(self._services.info.models(self._services.adapters.names))
 
     async def config(self, http: HttpCall, _: Any) -> None:
         await http.answer_json(self._services.info.settings)

@@ -66,6 +66,10 @@ class Admission(Protocol):
         """The shard has lost all K/V: no cached prefix may be reused. No place may be taken."""
         ...
 
+    def add_adapter(self, adapter_id: str) -> None:
+        """The shard has loaded an adapter. Its id is never used for another one."""
+        ...
+
     @property
     def blocks(self) -> tuple[int, int] | None:
         """K/V blocks on the free list or in the prefix cache, and all blocks; None if the shard allocates them."""
@@ -92,6 +96,9 @@ class PaddedAdmission:
         """Nothing was allocated."""
 
     def forget_prefixes(self) -> None:
+        """Nothing is cached."""
+
+    def add_adapter(self, adapter_id: str) -> None:
         """Nothing is cached."""
 
     @property
@@ -146,6 +153,9 @@ class RoundedAdmission:
         """Nothing was allocated."""
 
     def forget_prefixes(self) -> None:
+        """Nothing is cached."""
+
+    def add_adapter(self, adapter_id: str) -> None:
         """Nothing is cached."""
 
     @property
@@ -204,7 +214,8 @@ class PagedAdmission:
         self._block_size = block_size
         self._speculate = speculate
         self._supports_chunking = supports_chunking
-        self._adapters = frozenset(adapters)
+        # Ids of unloaded adapters stay: they never select the base model's prefixes.
+        self._adapters = set(adapters)
 
     def open(self, budget: TokenBudget) -> BatchBudget:
         return _PagedBudget(self, round_up(budget.prefill_tokens, self._block_size), self._supports_chunking)
@@ -220,6 +231,9 @@ class PagedAdmission:
 
     def forget_prefixes(self) -> None:
         self.allocator.forget_prefixes()
+
+    def add_adapter(self, adapter_id: str) -> None:
+        self._adapters.add(adapter_id)
 
     @property
     def blocks(self) -> tuple[int, int]:

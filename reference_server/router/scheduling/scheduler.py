@@ -263,6 +263,10 @@ class Scheduler:
                 failed = []
         return failed
 
+    def add_adapter(self, adapter_id: str) -> None:
+        """The shard has loaded an adapter: its requests get prefixes of their own."""
+        self.queue.admission.add_adapter(adapter_id)
+
     def forget_cache(self) -> None:
         """The shard has lost all K/V: nothing cached is reused, and the requests of an open Prefill wait again.
 

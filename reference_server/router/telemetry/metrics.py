@@ -11,6 +11,9 @@ from typing import Protocol
 
 from reference_server.messages import DraftCounts, Timings
 
+MAX_ADAPTER_LABELS = 256
+OTHER_ADAPTERS = "other"
+
 
 class MetricSeries(Protocol):
     """One name in the exposition."""
@@ -39,6 +42,10 @@ class Counter:
 
     def value(self, label: str = "") -> float:
         return self._values.get(label, 0)
+
+    @property
+    def num_labels(self) -> int:
+        return len(self._values)
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
         for label, value in self._values.items():
@@ -216,6 +223,13 @@ class Metrics:
             "tgi_batch_concat_duration", "Batch merging time the model server reports, seconds.", seconds, "method"
         )
         self.batch_concat = Counter("tgi_batch_concat", "Batches that joined a running one, by reason.", "reason")
+        self.adapter_requests = Counter(
+            "tgi_adapter_request_count",
+            f"Generations by adapter; further names than {MAX_ADAPTER_LABELS} are counted as `{OTHER_ADAPTERS}`.",
+            "adapter",
+        )
+        self.loaded_adapters = Gauge("tgi_adapters", "Loaded adapters.")
+        self.adapter_bytes = Gauge("tgi_adapter_bytes", "Memory of the adapters loaded at run time, on one shard.")
         self.prompt_tokens = Counter("tgi_prompt_tokens", "Prompt tokens of requests that were batched.")
         self.prefix_hit_tokens = Counter("tgi_prefix_hit_tokens", "Of them, those whose K/V were cached.")
         self.draft_tokens = Counter("tgi_draft_tokens", "Tokens of drafts that a step verified.")
@@ -271,6 +285,16 @@ class Metrics:
         for place, (proposed, accepted) in enumerate(zip(drafts.proposed, drafts.accepted, strict=True), 1):
             self.draft_tokens_by_place.add(proposed, str(place))
             self.accepted_tokens_by_place.add(accepted, str(place))
+
+    def on_adapter(self, name: str) -> None:
+        """A generation begins that uses the loaded adapter `name`."""
+        counted = self.adapter_requests
+        is_new = not counted.value(name) and counted.num_labels >= MAX_ADAPTER_LABELS
+        counted.add(label=OTHER_ADAPTERS if is_new else name)
+
+    def on_adapters(self, count: int, nbytes: int) -> None:
+        self.loaded_adapters.set(count)
+        self.adapter_bytes.set(nbytes)
 
     def on_failures(self, err: str, count: int) -> None:
         self.request_failure.add(count, err)

@@ -76,7 +76,8 @@ async def test_http_H60_models_and_info():
 
     assert models == {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "m"}]}
     assert set(info) == INFO_KEYS | {"engine"}
-    assert set(info["engine"]) == {"backend", "attention", "kernels", "dtype", "quantize", "extensions", "tuned"}
+    engine = {"backend", "attention", "kernels", "dtype", "quantize", "extensions", "tuned", "adapters"}
+    assert set(info["engine"]) == engine
     assert {"ignore_eos_token", "ignore_eos", "min_new_tokens"} <= set(info["engine"]["extensions"])
 
 

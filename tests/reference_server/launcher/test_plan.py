@@ -121,10 +121,10 @@ def test_launcher_L9_a_text_model_asks_for_flashinfer_and_prefix_caching() -> No
     assert launch.config.attention == "auto"
 
 
-def test_launcher_L10_adapters_turn_prefix_caching_off() -> None:
+def test_launcher_L10_adapters_leave_prefix_caching_on_as_each_has_prefixes_of_its_own() -> None:
     launch = plan(devices=Devices((L4,)), lora_adapters="a/b")
 
-    assert (launch.requested_attention, launch.config.prefix_caching) == ("flashinfer", False)
+    assert (launch.requested_attention, launch.config.prefix_caching) == ("flashinfer", True)
 
 
 def test_hardening_R14_dynamic_rope_turns_prefix_caching_off() -> None:

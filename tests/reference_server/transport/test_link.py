@@ -147,7 +147,7 @@ async def test_both_ends_send_their_hello_and_calls_are_answered_in_order(url: s
         pytest.param(pack(HELLO_KIND, b"text-generation-link 9"), id="another version"),
         pytest.param(HEALTH_FRAME, id="no hello"),
         pytest.param(HEADER.pack(1 << 20, HELLO_KIND), id="long hello"),
-        pytest.param(HELLO_FRAME + pack(9, b""), id="unknown method"),
+        pytest.param(HELLO_FRAME + pack(max(KINDS.values()) + 1, b""), id="unknown method"),
         pytest.param(HELLO_FRAME + pack(ERROR_KIND, b"x"), id="a reply"),
         pytest.param(HELLO_FRAME + HELLO_FRAME, id="two hellos"),
         pytest.param(HELLO_FRAME + pack(KINDS["Decode"], b"\xff\xff\xff"), id="no protobuf"),

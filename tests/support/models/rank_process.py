@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.model_server.distributed import Rendezvous, open_group
 from reference_server.model_server.local_shard import LocalShard
@@ -21,15 +22,20 @@ PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
 
 
 async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any]:
-    """Run greedy and seeded requests together; returns the outcomes of this rank's requests, and its limits."""
-    options = EngineOptions(str(directory), dtype="float32", cpu_memory_gib=0.01, compute_threads=1)
+    """Run greedy and seeded requests together; returns the outcomes of this rank's requests, and its limits.
+
+    The adapters in `directory`/adapters are used by the first requests, one each.
+    """
+    adapters = tuple(AdapterSource(path.name, str(path)) for path in sorted((directory / "adapters").glob("*")))
+    options = EngineOptions(str(directory), dtype="float32", cpu_memory_gib=0.01, compute_threads=1, adapters=adapters)
+    adapter_ids = dict(enumerate(each.name for each in adapters))
     shard = LocalShard.load(options, rank, world_size)
     request = Request(0, (text_of([1] * 16),), 16, ChooserParameters(), StoppingParameters(1))
     reply = await shard.warmup(WarmupRequest(Batch(0, (request,)), 16))
     driver = ShardDriver(shard)
     seeded = ChooserParameters(temperature=0.8, seed=7)
     first = await driver.prefill(
-        *(driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)),
+        *(driver.request(id_, prompt, adapter_id=adapter_ids.get(id_)) for id_, prompt in enumerate(PROMPTS)),
         driver.request(4, PROMPTS[1], parameters=seeded),
     )
     # All ranks receive the same calls; each returns the tokens of its own requests only.

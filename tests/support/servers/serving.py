@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from reference_server.messages import Request
+from reference_server.router.adapters import AdapterRules, Adapters
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.chat.prompts import ChatTemplate
@@ -66,6 +67,9 @@ class Served:
         return next((line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")), None)
 
 
+NO_RULES = AdapterRules("m")
+
+
 @dataclass(frozen=True)
 class Setup:
     """Settings that a test may change."""
@@ -79,6 +83,9 @@ class Setup:
     facts: dict[str, Any] = field(default_factory=dict)
     connections: ConnectionLimits | None = None
     compile_grammar: Callable[[RequestGrammar], Awaitable[str]] | None = None
+    use_prefix_caching: bool = False
+    adapters: tuple[str, ...] = ()
+    adapter_rules: AdapterRules = NO_RULES
 
 
 def renderer(source: str) -> Callable[[Sequence[ChatMessage], ToolOffer | None], Awaitable[str]]:
@@ -102,12 +109,15 @@ async def services_on(
         max_batch_prefill_tokens=max(4096, limits.max_input_tokens),
         max_batch_total_tokens=max(65536, limits.max_total_tokens),
         supports_chunking=True,
+        use_prefix_caching=setup.use_prefix_caching,
+        adapters=setup.adapters,
     )
     scheduler = Scheduler(options)
     batcher = Batcher(shard, scheduler, observer=metrics)
     with ThreadPoolExecutor(1) as executor:
         validator = Validator(WordTokenizer(), limits, executor, compile_grammar=setup.compile_grammar)
-        infer = Infer(batcher, validator, Permits(setup.permits), metrics)
+        adapters = Adapters(setup.adapters, setup.adapter_rules, batcher, metrics)
+        infer = Infer(batcher, validator, Permits(setup.permits), metrics, adapters=adapters)
         facts = ServerInfo(
             model_id="m",
             limits=limits,

@@ -5,6 +5,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
 from reference_server.transport.compute_thread import ComputeThread
 from reference_server.transport.shard import Shard
@@ -49,6 +50,12 @@ class BlockingTestShard:
 
     def clear_cache(self, batch_id: int | None = None) -> None:
         self._result(self._shard.clear_cache(batch_id))
+
+    def load_adapter(self, source: AdapterSource) -> int:
+        return self._result(self._shard.load_adapter(source))
+
+    def unload_adapter(self, adapter_id: str) -> None:
+        self._result(self._shard.unload_adapter(adapter_id))
 
     def _result(self, call: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
@@ -168,6 +169,13 @@ class ScriptedShard:
             self._batches.clear()
         else:
             self._batches.pop(batch_id, None)
+
+    async def load_adapter(self, source: AdapterSource) -> int:
+        await self._enter("load_adapter", source)
+        return 1000
+
+    async def unload_adapter(self, adapter_id: str) -> None:
+        await self._enter("unload_adapter", adapter_id)
 
     async def _enter(self, method: str, *args: object) -> None:
         self.calls.append((method, args))

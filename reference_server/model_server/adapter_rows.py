@@ -1,0 +1,44 @@
+"""The adapter of each token of a step, and the tokens grouped by adapter: host arrays, no model."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+BASE = 0
+"""The slot of tokens without an adapter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterRows:
+    """Tokens of a step that use adapters.
+
+    slots: [tokens] int64, `BASE` where a token uses none. order: [n] int64, the tokens with an adapter, those of one
+    adapter together and in their order. starts: [groups + 1] int64, of each group in `order`. groups: [groups] int64,
+    the slot of each group.
+
+        slots    0 2 1 0 2
+        order    2 | 1 4        starts  0 1 3        groups  1 2
+    """
+
+    slots: IntArray
+    order: IntArray
+    starts: IntArray
+    groups: IntArray
+
+    @classmethod
+    def of(cls, slots: IntArray) -> "AdapterRows | None":
+        """The groups of these tokens; None if no token uses an adapter."""
+        if not slots.any():
+            return None
+        order = np.argsort(slots, kind="stable")
+        order = order[np.count_nonzero(slots == BASE) :]
+        ordered = slots[order]
+        first = np.flatnonzero(np.diff(ordered, prepend=BASE))
+        return cls(slots, order, np.append(first, len(order)), ordered[first])
+
+    def select(self, index: IntArray) -> "AdapterRows | None":
+        """Those of the tokens `index`, in that order."""
+        return self.of(self.slots[index])
