@@ -17,8 +17,10 @@ from loadgen.generator.stop_rules import (
 )
 from loadgen.generator.stop_watcher import GrowingFiles, StopWatcher
 from reports.metrics.measured import Measured
+from reports.metrics.request_series import run_dependence
 from reports.run_schema import RequestRecord
 from reports.run_store import JsonlWriter, RunManifest, RunResult
+from reports.stats.queue_intervals import pooled_fraction
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 SECOND = 1_000_000_000
@@ -93,6 +95,16 @@ def test_trust_W4_search_a_run_of_dependent_requests_is_not_decided_early():
     seen = partial_run(requests(np.where(late, 0.9, 0.1) + noise), objectives=[{"metric": "ttft_p95_ms", "max": 500.0}])
 
     assert AttainmentDecided(0.95).reason(seen) is None
+
+
+def test_trust_W4_a_decision_is_corrected_for_fifteen_looks():
+    """The bound of a single look at 5 % is above the target, that of one of fifteen looks is not."""
+    met = np.random.default_rng(1).permutation(np.arange(400) % 100 < 94)
+    seen = partial_run(requests(np.where(met, 0.1, 0.9)), objectives=[{"metric": "ttft_p95_ms", "max": 500.0}])
+
+    assert pooled_fraction([(met, run_dependence(seen.measured, met))], 0.975).interval.lo > 0.5
+    assert AttainmentDecided(0.5).reason(seen) is None
+    assert AttainmentDecided(0.2).reason(seen) == "objective_met"
 
 
 def test_trust_C6_a_run_goes_on_until_it_is_worth_enough_independent_requests():

@@ -3,13 +3,15 @@
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from tests.tuner.simulator.test_engine import ToyLaw
+from tuner.simulator.capacity_planning import capacity
 from tuner.simulator.capacity_planning.attainment import FleetVerdict
 from tuner.simulator.capacity_planning.capacity import LatencySlo, attained, size_fleet
-from tuner.simulator.capacity_planning.fleet import POLICIES, Fleet, FleetRun
+from tuner.simulator.capacity_planning.fleet import POLICIES, Fleet, FleetRun, ServedRequests
 from tuner.simulator.engine import PlannedRequest
 
 SLO = LatencySlo({"ttft": 1000.0, "tpot": 60.0}, 0.95)
@@ -50,6 +52,29 @@ def test_trust_W8_a_fleet_that_looks_sufficient_from_an_empty_start_is_refused()
 
     assert point.attainment > SLO.attainment
     assert not point.is_sufficient
+
+
+def test_trust_W8_requests_of_the_empty_start_do_not_count(monkeypatch: pytest.MonkeyPatch):
+    """Runs whose first quarter is in time at no load, and of whose others 90 % are."""
+
+    class FromEmptyStart:
+        utilisation = 0.5
+
+        def __init__(self, *_: object) -> None: ...
+
+        def first(self, requests: int) -> ServedRequests:
+            number = np.arange(requests)
+            is_early = number < requests // 4
+            met = is_early | (number % 10 > 0)
+            times_ms = np.where(is_early, 1.0, 100.0)
+            return ServedRequests(number / 75, number / 75 + 1, met, times_ms, times_ms, times_ms)
+
+    monkeypatch.setattr(capacity, "FleetRun", FromEmptyStart)
+
+    point = attained(FLEET, SLO, 75, 4, "two_choices")
+
+    assert point.attainment == pytest.approx(0.9, abs=1e-3)
+    assert (point.ttft_p50_ms, point.tpot_mean_ms) == (100.0, 100.0)
 
 
 @pytest.mark.slow
