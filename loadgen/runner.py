@@ -18,7 +18,7 @@ from loadgen.config.distribution import Distribution
 from loadgen.config.objectives import objectives_of
 from loadgen.dialects.registry import open_dialect
 from loadgen.errors import WorkerError
-from loadgen.generator.load_process import LoadProcess, log_tail
+from loadgen.generator.load_process import LoadProcess, StartLoad, log_tail
 from loadgen.generator.messages import WorkerPlan
 from loadgen.interrupts import Interrupted, TwoStageInterrupt
 from loadgen.preparation import PreparedRun, prepare_run, probe_sampling
@@ -63,8 +63,11 @@ def measure(
     progress: ProgressDisplay | None = None,
     command: Sequence[str] = (),
     distribution: Distribution | None = None,
+    start_load: StartLoad | None = None,
 ) -> RunResult:
     """Measure a target that answers; `out` becomes the run directory. By default this machine makes the load.
+
+    start_load: of the load process, if it is not a new one.
 
     Raises UsageError if the directory holds a run or the workload is wrong, TargetError if the server does not answer,
     WorkerError if the load process failed, InterruptedRun if a signal ended the run.
@@ -91,7 +94,7 @@ def measure(
     if config.prefix_cache == "warm":
         _warm_prefix_cache(config, prepared, replicas, progress)
     telemetry = _start_telemetry(config, prepared, replicas, manifest, accelerators, out, progress)
-    load = LoadProcess(progress, lambda start_ns: watchers.begin(start_ns))
+    load = LoadProcess(progress, lambda start_ns: watchers.begin(start_ns), start_load)
     watchers = RunWatchers(
         telemetry,
         _health_probes(config, prepared, replicas, load, progress),

@@ -10,7 +10,7 @@ from hypothesis import settings
 from tests.support import environment
 
 if TYPE_CHECKING:
-    from tests.support.forked_loads import LoadForker
+    from tests.support.forked_loads import LoadsOfTests
 
 environment.isolate()
 # Imports and collected tests live until the end: not one garbage collection is spent on them.
@@ -41,10 +41,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def load_forker() -> "Iterator[LoadForker]":
+def load_forker() -> "Iterator[LoadsOfTests]":
     """Starts load processes for the tests that measure in their own process."""
-    from tests.support.forked_loads import LoadForker
+    from tests.support.forked_loads import LoadsOfTests
 
-    forker = LoadForker()
+    forker = LoadsOfTests()
     yield forker
     forker.close()

@@ -3,8 +3,8 @@
     python -m benchmarks.reports.gate_pairs --pairs 40 --slices 4 --state "quiet" --out gate_pairs.json
 
 Each pair launches the same server twice. The file is written after every pair; the same command continues it.
-`--server COMMAND` measures another server. `--factor 1.05` slows side B with the relay of `slowed_server`; side A then
-also runs behind the relay, with factor 1.
+`--factor 1.05` lengthens the model steps of side B (`slowed_step`); side A then also runs in that module, with
+factor 1. `--server COMMAND` measures another server, whose responses the relay of `slowed_server` delays instead.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from loadgen.errors import MeasurementError
 from loadgen.gate.interleaving import InterleavedSlices
 from loadgen.gate.live_runs import live_measure
 from loadgen.gate.sides import CommandServer, LiveSide
+from loadgen.generator.forked_load import forked_loads
+from loadgen.generator.load_process import StartLoad
 from loadgen.progress import SilentProgress
 from loadgen.target.launch import split_command
 from loadgen.target.machine import describe_machine, library_versions
@@ -33,6 +35,8 @@ from reports.run_store import write_json
 METRICS = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
 LOAD = Path("docs/ci/gate.toml")
 RELAY = Path(__file__).with_name("slowed_server.py")
+STEP = [sys.executable, "-m", "benchmarks.reports.slowed_step"]
+BUNDLED = shlex.join(embedded_command("preset:tiny-llama")[0])
 
 
 def main() -> int:
@@ -41,19 +45,26 @@ def main() -> int:
     parser.add_argument("--slices", type=int, default=4)
     parser.add_argument("--duration", default="2s", help="Measured length of a slice.")
     parser.add_argument("--warmup", default="0.5s")
-    parser.add_argument("--server", default=shlex.join(embedded_command("preset:tiny-llama")[0]))
-    parser.add_argument("--factor", type=float, help="Slow side B by this factor; both sides run behind the relay.")
+    parser.add_argument("--server", default=BUNDLED)
+    parser.add_argument("--factor", type=float, help="Slow side B by this factor.")
     parser.add_argument("--state", required=True, help="The state of the machine, in words.")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     load = parsing.load(BenchConfig, {"duration": args.duration, "warmup": args.warmup}, LOAD)
     content = json.loads(args.out.read_text()) if args.out.exists() else header(args, load)
+    with forked_loads() as start_load:
+        measure_pairs(args, load, content, start_load)
+    return 0
+
+
+def measure_pairs(args: argparse.Namespace, load: BenchConfig, content: dict[str, Any], start_load: StartLoad) -> None:
+    """Add the missing pairs to the file."""
     while len(content["pairs"]) < args.pairs:
         number = len(content["pairs"]) + 1
         with tempfile.TemporaryDirectory() as scratch:
             started, load_average = datetime.now(UTC), os.getloadavg()[0]
             measure = InterleavedSlices(
-                args.slices, live_measure(load, METRICS, SilentProgress()), Path(scratch), SilentProgress()
+                args.slices, live_measure(load, METRICS, SilentProgress(), start_load), Path(scratch), SilentProgress()
             )
             try:
                 pair = measure(number, sides(args.server, args.factor))
@@ -64,7 +75,6 @@ def main() -> int:
         content["pairs"].append(row(pair, started, seconds, load_average))
         write_json(args.out, content)
         print(f"pair {number}: {seconds:.0f} s, load average {load_average:.1f}", file=sys.stderr)
-    return 0
 
 
 def header(args: argparse.Namespace, load: BenchConfig) -> dict[str, Any]:
@@ -83,10 +93,12 @@ def header(args: argparse.Namespace, load: BenchConfig) -> dict[str, Any]:
 
 
 def sides(server: str, factor: float | None) -> tuple[LiveSide, LiveSide]:
-    """Both sides: the same server, behind the relay if B is slowed."""
+    """Both sides: the same server, or one that can slow it, of which B does."""
     words = split_command(server)
     if factor is None:
         both = [words, words]
+    elif server == BUNDLED:
+        both = [[*STEP, "--factor", f"{each:g}", *words[1:]] for each in (1.0, factor)]
     else:
         both = [[sys.executable, str(RELAY), "--factor", f"{each:g}", *words] for each in (1.0, factor)]
     a, b = (

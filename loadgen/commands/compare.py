@@ -33,6 +33,7 @@ from loadgen.gate.live_runs import live_measure
 from loadgen.gate.pairing import Gate, GateResult, SeparateRuns
 from loadgen.gate.sides import SideSpec, describe_sides, open_side
 from loadgen.gate.stored_sides import between_of, stored_runs
+from loadgen.generator.forked_load import forked_loads
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.redaction import redacted_argv
 from loadgen.run_directory import make_run_directory, new_run_id
@@ -193,13 +194,12 @@ def _judged(
             labels = [plain_text(spec.label) for spec in specs]
             comparison = Comparison(labels[0], labels[1], 0, options, (), (), (refusal,))
             return GateResult(comparison, comparison.exit_code)
-        measure = live_measure(load, metrics, progress)
-        result = gate.run(
-            (sides[0], sides[1]),
-            InterleavedSlices(args.interleave, measure, out, progress)
-            if args.interleave
-            else SeparateRuns(measure, out, progress),
-        )
+        if args.interleave:
+            measure = live_measure(load, metrics, progress, stack.enter_context(forked_loads()))
+            result = gate.run((sides[0], sides[1]), InterleavedSlices(args.interleave, measure, out, progress))
+        else:
+            measure = live_measure(load, metrics, progress)
+            result = gate.run((sides[0], sides[1]), SeparateRuns(measure, out, progress))
     running = [spec.label for spec in specs if spec.kind == "url"]
     return _with_notes(result, [f"the server of {label} was not restarted for every run" for label in running])
 

@@ -28,6 +28,7 @@ from loadgen.gate.interleaving import InterleavedSlices, check_interleaving
 from loadgen.gate.live_runs import live_measure
 from loadgen.gate.pairing import Gate
 from loadgen.gate.sides import check_docker, check_relaunch, describe_sides, open_side, read_side
+from loadgen.generator.forked_load import forked_loads
 from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.redaction import redacted_argv
@@ -95,12 +96,13 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         with ExitStack() as stack:
             side = open_side(spec, load, out, stack, progress)
             gate = Gate(out, options, progress, args.max_minutes)
-            measure = live_measure(load, metrics_needed(options), progress)
+            metrics = metrics_needed(options)
             if args.interleave:
+                measure = live_measure(load, metrics, progress, stack.enter_context(forked_loads()))
                 slices = InterleavedSlices(args.interleave, measure, out, progress)
                 measured = gate.run_equal(side, args.runs // 2, slices)
             else:
-                measured = gate.run_alone(side, args.runs, measure)
+                measured = gate.run_alone(side, args.runs, live_measure(load, metrics, progress))
     finally:
         progress.place(None)
     splits = split_noise(measured.pairs, (*options.gated, *options.shown))

@@ -10,6 +10,7 @@ from loadgen import runner
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError
 from loadgen.gate.sides import LiveSide, RunningServer
+from loadgen.generator.load_process import StartLoad
 from loadgen.progress import ProgressDisplay
 from loadgen.target.contention import ProcessorTimes
 from loadgen.target.target import Target
@@ -30,6 +31,7 @@ class LiveServer:
     load: BenchConfig
     metrics: Sequence[str]
     progress: ProgressDisplay
+    start_load: StartLoad | None = None
 
     @property
     def pid(self) -> int | None:
@@ -41,7 +43,7 @@ class LiveServer:
         directory.mkdir(parents=True, exist_ok=True)
         labelled = self.load.model_copy(update={"label": self.side.label, "salt": salt})
         before = self._processor_times()
-        runner.measure(labelled, self.target, directory, self.progress)
+        runner.measure(labelled, self.target, directory, self.progress, start_load=self.start_load)
         after = self._processor_times()
         exit_code = self.target.process.exit_code if self.target.process is not None else None
         if exit_code is not None:
@@ -60,12 +62,16 @@ class LiveServer:
 
 @dataclass(frozen=True, slots=True)
 class LiveMeasure:
-    """A `Measure` with real servers; `base` keeps the texts of this command new to every server."""
+    """A `Measure` with real servers; `base` keeps the texts of this command new to every server.
+
+    start_load: of the load processes, if they are not new ones.
+    """
 
     load: BenchConfig
     metrics: Sequence[str]
     progress: ProgressDisplay
     base: str = field(default_factory=lambda: secrets.token_hex(8))
+    start_load: StartLoad | None = None
 
     def __call__(self, side: LiveSide, directory: Path) -> SideRun:
         """Both runs of a pair send the same texts, unless a server that is not restarted would know them."""
@@ -79,16 +85,22 @@ class LiveMeasure:
         """The server of a side, for any number of runs. Raises StartError."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with side.server.open(self.load, log) as target:
-            yield LiveServer(side, target, self.load, self.metrics, self.progress)
+            yield self.on(side, target)
+
+    def on(self, side: LiveSide, target: Target) -> LiveServer:
+        """The load on a server that answers."""
+        return LiveServer(side, target, self.load, self.metrics, self.progress, self.start_load)
 
     def salt_of(self, text: str) -> str:
         """The salt of a part of a comparison, the same for both sides; with `salt` of the load it repeats."""
         return f"{self.load.salt or self.base}:{text}"
 
 
-def live_measure(load: BenchConfig, metrics: Sequence[str], progress: ProgressDisplay) -> LiveMeasure:
+def live_measure(
+    load: BenchConfig, metrics: Sequence[str], progress: ProgressDisplay, start_load: StartLoad | None = None
+) -> LiveMeasure:
     """Runs of this load."""
-    return LiveMeasure(load, metrics, progress)
+    return LiveMeasure(load, metrics, progress, start_load=start_load)
 
 
 def stored_run(directory: Path, metrics: Sequence[str]) -> SideRun:

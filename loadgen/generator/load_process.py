@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from loadgen.config.distribution import Distribution
 from loadgen.errors import WorkerError
@@ -17,16 +17,41 @@ WORKER_LOG = "worker.log"
 LOG_TAIL_LINES = 20
 
 
+class RunningLoad(Protocol):
+    """The part of `Popen` that a load process needs."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: signal.Signals, /) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+StartLoad = Callable[[WorkerPlan, Distribution, Path], RunningLoad]
+
+
 class LoadProcess:
     """Runs one load. `on_started` is called with the start time (monotonic ns) when the load begins.
 
+    start: of the process; by default a new one, as `start_load` does.
     `end` is the final message; None if the process died. `failure` is the reason why it made no load.
     """
 
-    def __init__(self, progress: ProgressDisplay, on_started: Callable[[int], None]) -> None:
+    def __init__(
+        self, progress: ProgressDisplay, on_started: Callable[[int], None], start: StartLoad | None = None
+    ) -> None:
         self._progress = progress
         self._on_started = on_started
-        self._process: subprocess.Popen[bytes] | None = None
+        self._start = start
+        self._process: RunningLoad | None = None
         self._requested_reason: str | None = None
         self.is_finish_requested = False
         self.started: dict[str, Any] = {}
@@ -46,7 +71,7 @@ class LoadProcess:
 
     def run(self, plan: WorkerPlan, distribution: Distribution, out: Path) -> None:
         """Start the process and read its messages until it ends. Raises WorkerError if it does not start."""
-        process = self._process = start_load(plan, distribution, out)
+        process = self._process = (self._start or start_load)(plan, distribution, out)
         assert process.stdout is not None
         try:
             if self.is_finish_requested:
@@ -99,7 +124,7 @@ class LoadProcess:
                 self.end = message
 
 
-def start_load(plan: WorkerPlan, distribution: Distribution, out: Path) -> "subprocess.Popen[bytes]":
+def start_load(plan: WorkerPlan, distribution: Distribution, out: Path) -> RunningLoad:
     """Start the one worker, or the master of several."""
     if distribution.is_alone:
         return _start_process("loadgen.generator.worker", plan.to_json(), out)

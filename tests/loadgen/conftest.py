@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.forked_loads import LoadForker
+from tests.support.forked_loads import LoadsOfTests
 from tests.support.undrawn_figures import undrawn_figures
 
 
 @pytest.fixture(scope="package", autouse=True)
-def cheap_runs(load_forker: LoadForker) -> Iterator[None]:
+def cheap_runs(load_forker: LoadsOfTests) -> Iterator[None]:
     with load_forker.in_use(), undrawn_figures():
         yield

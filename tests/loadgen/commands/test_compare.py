@@ -182,7 +182,7 @@ class SliceMeasure:
 def test_trust_C5_gate_an_interleaved_comparison_explains_its_slices_and_is_reported_again(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(compare, "live_measure", lambda load, metrics, progress: SliceMeasure())
+    monkeypatch.setattr(compare, "live_measure", lambda load, metrics, progress, start_load: SliceMeasure())
     monkeypatch.setattr(compare, "num_gpus", lambda: 0)
 
     assert cli.main([*SIDES, "--interleave", "3", "--pairs", "3", "--out", "gate"]) == 1

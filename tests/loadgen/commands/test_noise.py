@@ -44,7 +44,7 @@ def slices(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "raise_on_signals", lambda: None)
     monkeypatch.setattr(noise, "num_gpus", lambda: 0)
     double = DrawnSlices()
-    monkeypatch.setattr(noise, "live_measure", lambda load, metrics, progress: double)
+    monkeypatch.setattr(noise, "live_measure", lambda load, metrics, progress, start_load: double)
     return double
 
 

@@ -1,7 +1,7 @@
-"""`python -m tests.support.load_forker FD`: imports locust once, and forks a load process for each message on a socket.
+"""Forks load processes from one that has imported locust: `python -m loadgen.generator.load_forker FD`.
 
-A message is JSON, the working directory and the environment of the load, with four descriptors: its stdin, stdout and
-stderr, and a socket that receives its process id and its exit code.
+Each message on the socket FD starts a load. It is JSON, the working directory and the environment of the load, with
+four descriptors: its stdin, stdout and stderr, and a socket that receives its process id and its exit code.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def main(descriptor: int) -> None:
             if ready in loads:
                 pid, report = loads.pop(ready)
                 _, status = waitpid(pid, 0)
-                with contextlib.suppress(OSError), report:  # The test may have closed its end.
+                with contextlib.suppress(OSError), report:  # Its reader may be gone.
                     report.send(NUMBER.pack(os.waitstatus_to_exitcode(status)))
                 poller.unregister(ready)
                 close(ready)
@@ -65,7 +65,9 @@ def run_load(start: dict[str, Any], descriptors: list[int]) -> int:
     os.chdir(start["directory"])
     os.environ.clear()
     os.environ.update(start["environ"])
-    sys.path[:0] = filter(None, start["environ"].get("PYTHONPATH", "").split(os.pathsep))
+    # The variable may have changed since the forker's start.
+    paths = start["environ"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
     gevent.reinit()
     try:
         return worker.main()
