@@ -1,0 +1,31 @@
+import math
+
+import numpy as np
+
+from benchmarks.reports.repeated_looks import ConvergedCell, HistoryRow, converged_cells, is_ever_reported, render
+
+
+def test_a_step_is_reported_by_a_check_after_one_of_the_commits():
+    noise = 0.01 * np.random.default_rng(1).standard_normal(24)
+
+    assert not is_ever_reported(noise)
+    assert is_ever_reported(noise + 0.2 * (np.arange(24) >= 12))
+
+
+def test_runs_end_at_the_first_look_whose_interval_is_narrow_enough():
+    cells = {(cell.statistic, cell.width): cell for cell in converged_cells("M/M/1", 0.5, runs=3)}
+
+    wide, narrow = cells["ttft mean", 0.3], cells["ttft mean", 0.15]
+    assert wide.runs == 3
+    assert wide.ended >= narrow.ended
+    assert wide.median_requests < narrow.median_requests or math.isnan(narrow.median_requests)
+    assert wide.median_requests / 100 in {2.0**look for look in range(8)}
+
+
+def test_the_tables_have_fractions():
+    cell = ConvergedCell("M/M/1", 0.5, "ttft mean", 0.3, runs=10, ended=8, covered=6, median_requests=800.0)
+
+    lines = render([cell], [HistoryRow(0.02, 200, 4, 190)]).splitlines()
+
+    assert lines[2] == "| M/M/1 | 0.5 | ttft mean | 30 % | 80 % | 800 | 75.0 % |"
+    assert lines[-1] == "| 2 % | 2.0 % | 95.0 % |"
