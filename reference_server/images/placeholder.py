@@ -4,6 +4,7 @@ Pure. Router and model server both expand prompts with it; the model server comp
 Source: the processors of Transformers, on which the tests compare every family.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -191,11 +192,56 @@ def _scaled(length: int, long: int, short: int, is_wide: bool) -> int:
     return int(length / ratio if is_wide else length * ratio)
 
 
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Qwen2-VL: patches at about the image's own size, a square of them merged into each token.
+
+    side: of the pixels that become one token. least, most: pixels of a resized image.
+    """
+
+    side: int
+    least: int
+    most: int
+    token: str = "<|image_pad|>"
+
+    @classmethod
+    def of(cls, config: VisionConfig) -> "Merged":
+        processor = config.processor
+        size = processor.get("size") or {}
+        least = processor.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+        most = processor.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+        side = int(processor.get("patch_size", 14)) * int(processor.get("merge_size", 2))
+        return cls(side, int(least), int(most))
+
+    def text(self, height: int, width: int) -> str:
+        rows, columns = self.grid(height, width)
+        return f"<|vision_start|>{self.token * (rows * columns)}<|vision_end|>"
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of tokens."""
+        side = self.side
+        rows, columns = round(height / side), round(width / side)
+        pixels = rows * columns * side * side
+        if pixels > self.most:
+            shrink = math.sqrt(height * width / self.most)
+            rows = max(1, math.floor(height / shrink / side))
+            columns = max(1, math.floor(width / shrink / side))
+        elif pixels < self.least:
+            enlarge = math.sqrt(self.least / (height * width))
+            rows, columns = math.ceil(height * enlarge / side), math.ceil(width * enlarge / side)
+        return rows, columns
+
+    def join(self, parts: Iterable[str]) -> str:
+        return "".join(parts)
+
+
 PLACEHOLDERS: Mapping[str, Callable[[VisionConfig], Placeholder]] = {
     "llava_next": Tiled.of,
     "idefics2": Resampled.of,
     "idefics3": Split.of,
     "smolvlm": Split.of,
+    "qwen2_vl": Merged.of,
+    "qwen2_5_vl": Merged.of,
 }
 """By `model_type`: the families whose images are served."""
 

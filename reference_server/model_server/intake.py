@@ -5,20 +5,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from reference_server.errors import ShardError
-from reference_server.images.decode import ImageError, size_of
-from reference_server.images.markdown import chunks_of_flat
-from reference_server.messages import Batch, Grammar, GrammarType, Image, Request
+from reference_server.messages import Batch, Grammar, GrammarType, Request
 from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.grammar import Grammars, GrammarState
 from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.expanded_prompt import ExpandedPrompt
 from reference_server.model_server.forward.prepare import PreparedModel
 from reference_server.model_server.kv_cache import blocks_for
 from reference_server.model_server.models.vision import VisionTower
-from reference_server.model_server.prompt_images import PromptImages
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import StepState
 from reference_server.tokenizer import Tokenizer
@@ -59,9 +56,10 @@ class Intake:
 
     def _make_sequence(self, request: Request) -> Sequence:
         self._check_numbers(request)
-        text, images, num_image_tokens = self._prompt(request)
+        prompt = ExpandedPrompt.of(request, self.vision)
+        all_ids = self.tokenizer.encode(prompt.text, request.add_special_tokens)
         # `truncate` keeps the last tokens.
-        ids = self.tokenizer.encode(text, request.add_special_tokens)[-request.truncate :]
+        ids = all_ids[-request.truncate :]
         prompt_len = len(ids)
         remaining = prompt_len - request.cache_len
         if remaining <= 0:
@@ -85,49 +83,10 @@ class Intake:
             detokenizer=IncrementalDetokenizer(self.tokenizer, decoder_ids),
             encoder_ids=[] if start_id is None else ids,
             grammar=self._grammar_state(request),
-            images=self._prompt_images(request.id, ids, images, num_image_tokens) if images else None,
             adapter=0 if self.model.adapters is None else self.model.adapters.find(request.adapter_id),
+            images=prompt.images_of(all_ids, prompt_len),
+            grid=prompt.grid_of(all_ids, prompt_len),
         )
-
-    def _prompt(self, request: Request) -> tuple[str, list[bytes], int]:
-        """The prompt with placeholders for its images, the images, and the image tokens of the placeholders."""
-        if self.vision is None:
-            if any(isinstance(chunk, Image) for chunk in request.chunks):
-                raise ShardError(f"request {request.id} has an image, and this model takes text only")
-            return request.text, [], 0
-        placeholder, parts, images, num_tokens = self.vision.placeholder, list[str](), list[bytes](), 0
-        for part in request.chunks:
-            # Schema v2 has the whole prompt in one text.
-            for chunk in chunks_of_flat(part) if isinstance(part, str) else (part,):
-                if isinstance(chunk, str):
-                    parts.append(chunk)
-                    continue
-                try:
-                    width, height = size_of(chunk.data)
-                except ImageError as error:
-                    raise ShardError(f"request {request.id} has an invalid image: {error}") from error
-                parts.append(placeholder.text(height, width))
-                images.append(chunk.data)
-                num_tokens += parts[-1].count(placeholder.token)
-        return placeholder.join(parts), images, num_tokens
-
-    def _prompt_images(
-        self, request_id: int, ids: list[int], images: list[bytes], num_tokens: int
-    ) -> PromptImages | None:
-        """The places of the image tokens in the truncated prompt; None if it has lost all of them."""
-        assert self.vision is not None, "a model that takes text only has no images"
-        tower, positions = self.vision, np.flatnonzero(np.array(ids) == self.vision.token_id)
-        if len(positions) > num_tokens:
-            raise ShardError(
-                f"request {request_id} has {len(positions)} image tokens, but its images have {num_tokens} embeddings"
-            )
-
-        def compute() -> Tensor:
-            embeddings = tower.embed(images)
-            assert len(embeddings) == num_tokens, f"{num_tokens} image tokens, but {len(embeddings)} embeddings"
-            return embeddings[num_tokens - len(positions) :]
-
-        return PromptImages(positions, compute) if len(positions) else None
 
     def _check_numbers(self, request: Request) -> None:
         """Raise ShardError for numbers that would size a list or name a block that the cache lacks."""

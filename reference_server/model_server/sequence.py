@@ -9,7 +9,7 @@ from reference_server.messages import Request
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.grammar import GrammarState
 from reference_server.model_server.decoding.stopping import StoppingCriteria
-from reference_server.model_server.prompt_images import PromptImages
+from reference_server.model_server.prompt_images import GridPositions, PromptImages
 from reference_server.model_server.speculation.acceptance import DraftHistory
 from reference_server.model_server.speculation.hidden_states import HiddenRow
 from reference_server.model_server.speculation.ngram import SuffixIndex
@@ -26,7 +26,7 @@ class Sequence:
 
     With an encoder the prompt is `encoder_ids`, and `ids` begins with the decoder's start token. state: of a recurrent
     forward. grammar: the state of the output in its grammar.
-    images: those of the prompt, until its K/V exist.
+    images: those of the prompt, until its K/V exist. grid: rotary positions; None if they are places in the sequence.
     suffixes, draft_history: where the ids occur before, and how often drafts were accepted; once drafts need them.
     hidden: from which draft heads guess the tokens after the newest one.
     adapter: the slot of its adapter; 0 is the base model.
@@ -50,6 +50,7 @@ class Sequence:
     state: object = None
     grammar: GrammarState | None = None
     images: PromptImages | None = None
+    grid: GridPositions | None = None
     suffixes: SuffixIndex | None = None
     draft_history: DraftHistory | None = None
     hidden: HiddenRow | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoImageProcessor
 
-from reference_server.images.placeholder import Split, VisionConfig
+from reference_server.images.placeholder import Merged, Split, VisionConfig
 
 SIZES = [*itertools.product((7, 24, 63, 364, 500, 1457), repeat=2), (33, 2000), (4100, 900)]
 
@@ -29,3 +29,17 @@ def test_the_tiles_of_idefics_3_are_those_of_the_processor(tmp_path: Path) -> No
         text = placeholder.text(height, width)
         assert text.count("<image>") == 4 * (rows * columns + 1), (height, width)
         assert (f"<row_{rows}_col_{columns}>" in text) == (rows > 0), (height, width)
+
+
+def test_the_grids_of_qwen2_vl_are_those_of_the_processor(tmp_path: Path) -> None:
+    settings = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 200_704}
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "Qwen2VLImageProcessor", **settings})
+    )
+    process = AutoImageProcessor.from_pretrained(tmp_path)
+    placeholder = Merged.of(VisionConfig({}, settings, {}))
+
+    for height, width in SIZES:
+        found = process(images=[np.zeros((height, width, 3), np.uint8)], return_tensors="pt")
+        _, rows, columns = found["image_grid_thw"][0].tolist()
+        assert placeholder.grid(height, width) == (rows // 2, columns // 2), (height, width)

@@ -140,7 +140,7 @@ async def test_a_flat_prompt_of_schema_v2_has_the_same_images(loaded: Loaded) ->
 
 async def test_a_prompt_that_names_image_tokens_itself_is_refused(loaded: Loaded) -> None:
     driver = await warmed(loaded)
-    parts = ("<image> w3", picture(9, 9))
+    parts = (f"{loaded.saved.placeholder.token} w3", picture(9, 9))
 
     with pytest.raises(ShardError, match="image tokens, but its images have"):
         await driver.run(request_of(driver, loaded, 0, parts))

@@ -1,6 +1,7 @@
 """Plans one packed forward: its tokens, the slots of their K/V, the rows of its logits. Host arrays, no model."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +45,7 @@ class RaggedInputs:
     plan: what stays valid while the same rows decode; None if a sequence computes several tokens.
     drafts: one for each of `sampled`; empty without drafts. Each token of a draft is a row of its own.
     images: the tokens whose embeddings are an image's.
+    rotary: [3, tokens], positions on three axes for rotary embeddings; None if they are `positions`.
     """
 
     input_ids: IntArray | Tensor
@@ -55,6 +57,7 @@ class RaggedInputs:
     plan: DecodePlan | None = None
     drafts: tuple[Draft, ...] = ()
     images: tuple[ImageRows, ...] = ()
+    rotary: IntArray | None = None
 
     @property
     def sampled_rows(self) -> IntArray | None:
@@ -120,7 +123,16 @@ def _one_token_each(batch: SequenceBatch, sequences: tuple[Sequence, ...], newes
             adapters=plan.adapters,
         ),
         plan=plan,
+        rotary=_rotary(sequences, positions, plan.row_numbers),
     )
+
+
+def _rotary(sequences: SequenceOf[Sequence], positions: IntArray, owner: IntArray) -> IntArray | None:
+    """Rotary positions of tokens behind their prompts. owner: [tokens], the number of each token's sequence."""
+    if not any(sequence.grid is not None for sequence in sequences):
+        return None
+    shifts = np.array([0 if sequence.grid is None else sequence.grid.shift for sequence in sequences], dtype=np.int64)
+    return np.broadcast_to(positions + shifts[owner], (3, len(positions))).copy()
 
 
 def _with_drafts(batch: SequenceBatch, sequences: tuple[Sequence, ...], drafts: tuple[Draft, ...]) -> RaggedInputs:
@@ -153,6 +165,7 @@ def _with_drafts(batch: SequenceBatch, sequences: tuple[Sequence, ...], drafts: 
             adapters=adapters_of(sequences, counts),
         ),
         drafts=drafts,
+        rotary=_rotary(sequences, positions, owner),
     )
 
 
@@ -195,7 +208,19 @@ def _mixed_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], prompt_
             adapters=adapters_of(ordered, seqlen_q),
         ),
         images=tuple(_image_rows(ordered, ends)),
+        rotary=_mixed_rotary(ordered),
     )
+
+
+def _mixed_rotary(ordered: list[Sequence]) -> IntArray | None:
+    if not any(sequence.grid is not None for sequence in ordered):
+        return None
+    parts = []
+    for sequence in ordered:
+        start, end = sequence.cache_len, sequence.cache_len + sequence.input_len
+        own = np.broadcast_to(np.arange(start, end), (3, end - start))
+        parts.append(own if sequence.grid is None else sequence.grid.between(start, end))
+    return np.concatenate(parts, axis=1)
 
 
 def _image_rows(ordered: list[Sequence], ends: IntArray) -> Iterator[ImageRows]:

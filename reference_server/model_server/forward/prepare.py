@@ -130,7 +130,9 @@ def _ragged(loaded: LoadedModel, options: EngineOptions, state: StepState) -> Pr
     choice = choose(options, hooks.needs_of(layers, loaded.device, loaded.dtype, loaded.cache.float8))
     hooks.attach(layers, state, choice)
     added_bytes = 0
-    decoder = fuse.fuse(loaded.model) if options.fuse else None
+    has_grid = loaded.vision is not None and loaded.vision.has_grid
+    # The walk rotates by one position a token.
+    decoder = fuse.fuse(loaded.model) if options.fuse and not has_grid else None
     if decoder is not None:
         decoder.kept = state.hidden
         added_bytes = decoder.added_bytes
@@ -200,6 +202,8 @@ def _graphed(
         reason = f"{choice.decode.name} attention reads its tables on the host"
     elif options.has_adapters:
         reason = "the groups of adapters in a step are on the host"
+    elif loaded.vision is not None and loaded.vision.has_grid:
+        reason = "its rotary positions have three axes"
     elif rotary.needs_lengths(loaded.model):
         reason = "its rotary positions depend on each request's length, which is on the host"
     elif loaded.quantization is not None and not loaded.quantization.scheme.is_capturable:

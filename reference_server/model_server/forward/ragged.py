@@ -10,7 +10,7 @@ from reference_server.model_server.attention.staging import host_arrays, stage
 from reference_server.model_server.forward.inputs import ImageRows, RaggedInputs
 from reference_server.model_server.models.fuse import Decoder
 from reference_server.model_server.speculation.hidden_states import HiddenStates
-from reference_server.model_server.step_state import AdapterSegments, Step, StepState, StepTensors
+from reference_server.model_server.step_state import AdapterSegments, IntArray, Step, StepState, StepTensors
 
 
 class RaggedForward:
@@ -74,12 +74,17 @@ def _cpu(inputs: RaggedInputs) -> Placed:
     """Views of the plan's own arrays."""
     ids = inputs.input_ids if isinstance(inputs.input_ids, Tensor) else torch.from_numpy(inputs.input_ids)
     index = None if inputs.logits_index is None else torch.from_numpy(inputs.logits_index)
-    return ids, torch.from_numpy(inputs.positions), index, StepTensors.of_host(inputs.metadata)
+    return ids, torch.from_numpy(_rotary_positions(inputs)), index, StepTensors.of_host(inputs.metadata)
+
+
+def _rotary_positions(inputs: RaggedInputs) -> IntArray:
+    """[tokens], or [3, tokens] if a prompt has an image whose tokens lie on a grid."""
+    return inputs.positions if inputs.rotary is None else inputs.rotary
 
 
 def _cuda(inputs: RaggedInputs, device: torch.device) -> Placed:
     """The whole plan in one copy."""
-    arrays = [inputs.positions]
+    arrays = [_rotary_positions(inputs)]
     if not isinstance(inputs.input_ids, Tensor):
         arrays.append(inputs.input_ids)
     if inputs.logits_index is not None:
@@ -113,7 +118,7 @@ class _ModelCall:
 
     def _call(self, positions: Tensor, logits_index: Tensor | None, **inputs: Tensor) -> Tensor:
         output = self._model(
-            position_ids=positions[None],
+            position_ids=positions[None] if positions.dim() == 1 else positions[:, None],
             use_cache=False,
             logits_to_keep=0 if logits_index is None else logits_index,
             **inputs,

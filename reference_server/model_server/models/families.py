@@ -72,6 +72,8 @@ FAMILIES = (
     ModelFamily("Idefics 2", "idefics2", has_images=True),
     ModelFamily("Idefics 3", "idefics3", has_images=True),
     ModelFamily("SmolVLM", "smolvlm", has_images=True),
+    ModelFamily("Qwen2-VL", "qwen2_vl", has_images=True),
+    ModelFamily("Qwen2.5-VL", "qwen2_5_vl", has_images=True),
     ModelFamily("GPT-Neo", "gpt_neo", tier="padded", has_position_table=True),
     ModelFamily("CodeGen", "codegen", tier="padded", has_position_table=True),
     ModelFamily("T5", "t5", tier="encoder_decoder"),
@@ -90,7 +92,7 @@ REFUSED = {
     "ssm": "use the model in Transformers' `mamba` format",
     **dict.fromkeys(
         (
-            *("idefics", "llava", "paligemma", "qwen2_vl", "qwen2_5_vl"),
+            *("idefics", "llava", "paligemma"),
             *("mllama", "gemma3", "gemma3n", "llama4", "mistral3", "phi4_multimodal"),
         ),
         "its images are not served",

@@ -125,7 +125,7 @@ def load(
     if options.rope is not None:
         rotary.override(config.get_text_config(), options.rope)
     model_class = _model_class(config, files, family, tier)
-    text_class = vision.text_class(config) if family.has_images else model_class
+    text_class = (vision.text_class(config) if family.has_images else None) or model_class
     if tier == "ragged" and family.shim is None and not text_class.is_backend_compatible():
         raise UnsupportedError(f"{text_class.__name__} does not support Transformers' attention interface")
     model = transformers_compat.build_empty(model_class, config, dtype)

@@ -6,6 +6,7 @@ of those of image tokens.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers import AutoImageProcessor, AutoModelForCausalLM, PretrainedCon
 
 from reference_server.errors import StartupError
 from reference_server.images.decode import decode
-from reference_server.images.placeholder import Placeholder, VisionConfig, placeholder_of
+from reference_server.images.placeholder import Merged, Placeholder, VisionConfig, placeholder_of
 from reference_server.json_files import read_json
 from reference_server.model_server.models import transformers_compat
 
@@ -47,6 +48,16 @@ class VisionTower:
     def _placed(self, value: Tensor) -> Tensor:
         return value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
 
+    @property
+    def has_grid(self) -> bool:
+        """Whether the tokens of an image have rotary positions on a grid."""
+        return isinstance(self.placeholder, Merged)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of an image's tokens."""
+        assert isinstance(self.placeholder, Merged), "asked of a model without grids"
+        return self.placeholder.grid(height, width)
+
     def parameters(self) -> list[nn.Parameter]:
         """The weights of the tower and the projector, and those of the language model."""
         return list(self._model.parameters())
@@ -59,8 +70,10 @@ def text_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def text_class(config: PretrainedConfig) -> Any:
-    """The class of the language model with its head."""
-    return AutoModelForCausalLM._model_mapping[type(text_config(config))]
+    """The class of the language model with its head; None if Transformers has none without a vision tower."""
+    mapping = AutoModelForCausalLM._model_mapping
+    text = type(text_config(config))
+    return mapping.get(text, None)
 
 
 def inner_language_model(model: Any) -> Any:
@@ -70,12 +83,36 @@ def inner_language_model(model: Any) -> Any:
 
 def language_model(model: Any, dtype: torch.dtype) -> Any:
     """The language model of `model` with its head: the class that serves it without images, with the same weights."""
-    inner = inner_language_model(model)
-    causal = transformers_compat.build_empty(text_class(model.config), inner.config, dtype)
+    inner, causal_class = inner_language_model(model), text_class(model.config)
+    if causal_class is None:
+        return _WithHead(inner, model.get_output_embeddings())
+    causal = transformers_compat.build_empty(causal_class, inner.config, dtype)
     setattr(causal, causal.base_model_prefix, inner)
     causal.set_output_embeddings(model.get_output_embeddings())
     causal.config = inner.config
     return causal.eval().requires_grad_(False)
+
+
+class _WithHead(nn.Module):
+    """A language model and its head, called like a causal model of Transformers."""
+
+    def __init__(self, inner: Any, head: nn.Module) -> None:
+        super().__init__()
+        self.model = inner
+        self.lm_head = head
+        self.config = inner.config
+
+    def get_input_embeddings(self) -> nn.Module:
+        embeddings: nn.Module = self.model.get_input_embeddings()
+        return embeddings
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(self, logits_to_keep: int | Tensor = 0, **inputs: Any) -> SimpleNamespace:
+        hidden = self.model(**inputs).last_hidden_state
+        kept = hidden[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else hidden[:, -logits_to_keep:]
+        return SimpleNamespace(logits=self.lm_head(kept))
 
 
 def _placeholder(directory: Path) -> Placeholder:

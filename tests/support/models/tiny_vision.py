@@ -13,12 +13,12 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, PreTrainedModel
 
-from reference_server.images.placeholder import VisionConfig, placeholder_of
+from reference_server.images.placeholder import Placeholder, VisionConfig, placeholder_of
 
 WORDS = 100
 EOS = "</s>"
 MARKS = ("<fake_token_around_image>", "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
-SPECIAL = (EOS, "<image>", *MARKS)
+SPECIAL = (EOS, "<image>", *MARKS, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 VOCAB_SIZE = 128
 ID_OF = {token: WORDS + number for number, token in enumerate(SPECIAL)}
 
@@ -54,6 +54,25 @@ _IDEFICS3_PROCESSOR = {
     "size": {"longest_edge": 64},
     "max_image_size": {"longest_edge": 32},
     "do_image_splitting": True,
+    **_HALVES,
+}
+_QWEN = {
+    "text_config": {
+        **_TEXT,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]},
+    },
+    "image_token_id": ID_OF["<|image_pad|>"],
+    "vision_start_token_id": ID_OF["<|vision_start|>"],
+    "vision_end_token_id": ID_OF["<|vision_end|>"],
+}
+_QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_QWEN_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "min_pixels": 256,
+    "max_pixels": 1024,
     **_HALVES,
 }
 _GRIDS = [[16, 32], [32, 16], [32, 32]]
@@ -107,6 +126,29 @@ VISION_MODELS = {
         {"model_type": "smolvlm", "vision_config": {"model_type": "smolvlm_vision", **_IDEFICS_TOWER}, **_IDEFICS3},
         {"image_processor_type": "SmolVLMImageProcessor", **_IDEFICS3_PROCESSOR},
     ),
+    "qwen2-vl": VisionModel(
+        {
+            "model_type": "qwen2_vl",
+            "vision_config": {"embed_dim": 32, "hidden_size": 48, "mlp_ratio": 2, **_QWEN_TOWER},
+            **_QWEN,
+        },
+        _QWEN_PROCESSOR,
+    ),
+    "qwen2.5-vl": VisionModel(
+        {
+            "model_type": "qwen2_5_vl",
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 40,
+                "out_hidden_size": 48,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+                **_QWEN_TOWER,
+            },
+            **_QWEN,
+        },
+        _QWEN_PROCESSOR,
+    ),
 }
 
 
@@ -117,12 +159,21 @@ class SavedVisionModel:
     directory: Path
     model: PreTrainedModel
 
+    @property
+    def placeholder(self) -> Placeholder:
+        found = placeholder_of(VisionConfig.read(lambda name: _read(self.directory / name)))
+        assert found is not None
+        return found
+
     def expanded(self, parts: Sequence[str | bytes]) -> str:
         """The prompt with placeholders for its images."""
-        placeholder = placeholder_of(VisionConfig.read(lambda name: _read(self.directory / name)))
-        assert placeholder is not None
-        sizes = [part if isinstance(part, str) else Image.open(io.BytesIO(part)).size for part in parts]
-        return placeholder.join(size if isinstance(size, str) else placeholder.text(size[1], size[0]) for size in sizes)
+        texts = []
+        for part in parts:
+            if isinstance(part, bytes):
+                width, height = Image.open(io.BytesIO(part)).size
+                part = self.placeholder.text(height, width)
+            texts.append(part)
+        return self.placeholder.join(texts)
 
     def prompt_ids(self, parts: Sequence[str | bytes]) -> list[int]:
         ids: list[int] = Tokenizer.from_file(str(self.directory / "tokenizer.json")).encode(self.expanded(parts)).ids
@@ -134,13 +185,15 @@ class SavedVisionModel:
         ids = self.prompt_ids(parts)
         images = [Image.open(io.BytesIO(part)).convert("RGB") for part in parts if isinstance(part, bytes)]
         processor: Any = AutoImageProcessor.from_pretrained(self.directory)
-        # One prompt's images are a list of their own for the families whose prompts may have different numbers.
-        nested = (
-            [images]
-            if "idefics" in self.model.config.model_type or "smolvlm" in self.model.config.model_type
-            else images
-        )
-        inputs = dict(processor(images=nested, return_tensors="pt")) if images else {}
+        model_type = self.model.config.model_type
+        inputs: dict[str, Any] = {}
+        if images:
+            # One prompt's images are a list of their own for the families whose prompts may have different numbers.
+            nested = [images] if model_type in ("idefics2", "idefics3", "smolvlm") else images
+            inputs = dict(processor(images=nested, return_tensors="pt"))
+            if model_type.startswith("qwen"):
+                pad = self.model.config.image_token_id
+                inputs["mm_token_type_ids"] = torch.tensor([[int(id_ == pad) for id_ in ids]])
         output = self.model.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones((1, len(ids)), dtype=torch.long),
@@ -189,6 +242,7 @@ def _save_tokenizer(directory: Path) -> None:
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"eos_token": EOS, "model_max_length": 512, "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings["chat_template"] = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 

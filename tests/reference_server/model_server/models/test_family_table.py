@@ -29,7 +29,7 @@ def test_a_model_type_has_one_row() -> None:
     ("model_type", "reason"),
     [
         ("RefinedWebModel", "convert the config to Transformers' `falcon`"),
-        ("qwen2_vl", "its images are not served"),
+        ("mllama", "its images are not served"),
         ("ssm", "`mamba` format"),
     ],
 )

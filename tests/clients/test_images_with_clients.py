@@ -1,0 +1,76 @@
+"""A picture described over HTTP: real clients against a launched server with a tiny random model that takes images."""
+
+import base64
+from collections.abc import Iterator
+
+import pytest
+
+from reference_server.tokenizer import load_tokenizer
+from tests.support.models.tiny_vision import VOCAB_SIZE, SavedVisionModel, picture, save_vision_model
+from tests.support.servers.launched_server import Server, serve
+
+openai = pytest.importorskip("openai")
+huggingface_hub = pytest.importorskip("huggingface_hub")
+
+pytestmark = pytest.mark.slow
+
+PICTURE = picture(20, 45)
+URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
+MESSAGES = [
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "w3 w4 "}, {"type": "image_url", "image_url": {"url": URL}}],
+    }
+]
+NEW_TOKENS = 5
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedVisionModel:
+    return save_vision_model(tmp_path_factory.mktemp("llava"), "llava-next")
+
+
+@pytest.fixture(scope="module")
+def server(saved: SavedVisionModel) -> Iterator[Server]:
+    limits = ("--max-input-tokens", "200", "--max-total-tokens", "220", "--max-batch-prefill-tokens", "200")
+    with serve("--model-id", str(saved.directory), "--dtype", "float32", *limits) as server:
+        yield server
+
+
+def test_openai_describes_a_picture(server: Server, saved: SavedVisionModel) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        request = {
+            "model": "tgi", "messages": MESSAGES, "max_tokens": NEW_TOKENS, "temperature": 0.0,
+            "extra_body": {"ignore_eos_token": True},
+        }  # fmt: skip
+        chat = client.chat.completions.create(**request)
+        streamed = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **request)
+        chunks = list(streamed)
+
+    prompt = saved.prompt_ids(("w3 w4 ", PICTURE, " "))
+    generated = saved.generate(("w3 w4 ", PICTURE, " "), NEW_TOKENS)
+    expected = load_tokenizer(saved.directory, VOCAB_SIZE).decode(generated, skip_special_tokens=True)
+    assert chat.usage.prompt_tokens == len(prompt)
+    assert chat.usage.completion_tokens == NEW_TOKENS
+    assert chat.choices[0].message.content.split() == expected.split()
+    assert chunks[-1].usage.prompt_tokens == len(prompt)
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks if chunk.choices).split() == expected.split()
+
+
+def test_huggingface_hub_describes_a_picture(server: Server, saved: SavedVisionModel) -> None:
+    client = huggingface_hub.InferenceClient(server.url)
+    chat = client.chat_completion(MESSAGES, max_tokens=NEW_TOKENS)
+    text = client.text_generation(f"w3 w4 ![]({URL})", max_new_tokens=NEW_TOKENS, details=True)
+
+    assert chat.usage.prompt_tokens == len(saved.prompt_ids(("w3 w4 ", PICTURE, " ")))
+    expected = saved.generate(("w3 w4 ", PICTURE), NEW_TOKENS)
+    found = [token.id for token in text.details.tokens]
+    assert found == expected[: len(found)]
+
+
+def test_a_broken_picture_and_a_remote_one_are_refused(server: Server) -> None:
+    client = huggingface_hub.InferenceClient(server.url)
+    with pytest.raises(huggingface_hub.errors.ValidationError, match="invalid image: its format is none of"):
+        client.text_generation("![](data:image/png;base64,AAEC)", max_new_tokens=2)
+    with pytest.raises(huggingface_hub.errors.ValidationError, match="remote images are disabled"):
+        client.text_generation("![](https://example.com/a.png)", max_new_tokens=2)
