@@ -1,10 +1,14 @@
-"""Proposes drafts for the next decode step: for which sequences, and how many tokens each."""
+"""Proposes drafts for the next decode step: for which sequences, and how many tokens each.
+
+The tuner's simulator runs the same rule without tensors, so modules with tensors are imported for types only.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from reference_server.messages import DraftCounts
-from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.speculation.acceptance import SHORTEST_LONGEST_PAUSE, DraftHistory, overall_rates
 from reference_server.model_server.speculation.draft_budget import DraftBudget
 from reference_server.model_server.speculation.draft_lengths import DraftCandidate, can_pay, draft_lengths
@@ -17,7 +21,10 @@ from reference_server.model_server.speculation.ngram import (
 )
 from reference_server.model_server.speculation.proposed_draft import ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost
-from reference_server.model_server.step_state import Draft
+
+if TYPE_CHECKING:
+    from reference_server.model_server.sequence import Sequence
+    from reference_server.model_server.step_state import Draft
 
 MOST_VERIFIED_ROWS = 128
 """Rows of a step with drafts, as in TGI: beyond, the logits would need memory that no warm-up has measured."""

@@ -28,6 +28,7 @@ from tuner.simulator.capacity_planning.replica_schedule import ReplicaSchedule, 
 from tuner.simulator.engine import PlannedRequest
 from tuner.simulator.fitting.cost_file import Costs, read_costs
 from tuner.simulator.load import load_of
+from tuner.simulator.predict import law_of
 from tuner.simulator.simulated_metrics import LATENCY
 
 SECONDS_PER_HOUR = 3600
@@ -140,7 +141,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
     config = parsing.load(BenchConfig, {**load_values(args.load, path), "mode": "closed", "seed": args.seed})
     server = server_of(costs, chosen).with_settings(chosen, costs.pool).for_load(config)
     is_cached = server.uses_prefix_caching
-    law = costs.of(server.settings).law
+    law = law_of(server, costs.of(server.settings))
     fleet = Fleet(
         server.rule,
         law,

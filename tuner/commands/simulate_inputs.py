@@ -112,8 +112,6 @@ def exit_code(costs: Costs, *, is_forced: bool) -> int:
 
 def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows with the titles of the metrics; a single row as one line for each value."""
-    import pandas as pd
-
     from reports.metrics.titles import in_percent, percent_title
 
     titled = [{percent_title(name): in_percent(name, value) for name, value in row.items()} for row in rows]
@@ -121,7 +119,14 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
         [row] = titled
         width = max(map(len, row))
         return "\n".join(f"{name:<{width}}  {_shown(value):>10}" for name, value in row.items())
-    return str(pd.DataFrame(titled).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    return render_rows(titled)
+
+
+def render_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table."""
+    import pandas as pd
+
+    return str(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.4g}"))
 
 
 def _shown(value: Any) -> str:

@@ -16,10 +16,13 @@ from tuner.commands.simulate_inputs import (
     load_for,
     note_of,
     read_inputs,
+    render_rows,
     render_table,
     settings_from,
 )
+from tuner.commands.simulate_loads import best_row, loads_at, printed_row
 from tuner.config import LimitSection, TuneConfig
+from tuner.errors import NotSimulatedError
 from tuner.servers.select import server_of
 from tuner.servers.tgi.settings import DEFAULTS
 from tuner.simulator.predict import Predictor, predict_many
@@ -62,6 +65,12 @@ def add_sweep_flags(parser: argparse.ArgumentParser) -> None:
     add_input_flags(parser)
     parser.add_argument("-n", type=int, default=2000, metavar="N", help="Number of configurations. Default 2000.")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Number of processes. Default 1.")
+    parser.add_argument(
+        "--points",
+        metavar="LIST",
+        help="Loads: 1,4,16 or 1..64 users, or requests/s of an open loop. Prints the best configuration at each, and "
+        "its gain over the settings without a search.",
+    )
     parser.add_argument("--top", type=int, default=10, metavar="N", help="Number of printed rows. Default 10.")
 
 
@@ -69,12 +78,16 @@ def sweep(args: argparse.Namespace) -> int:
     """Predict configurations of a space. With `--out`, write a table and a report."""
     costs, config, base = read_inputs(args)
     space, fixed, limits = space_of(args.space, settings_from(args.set))
-    drawn = [each for each in space.quasi_random(args.n, args.seed, fixed) if space.why_forbidden(each) is None]
+    # A small space has fewer configurations than draws.
+    found = {json.dumps(each, sort_keys=True): each for each in space.quasi_random(args.n, args.seed, fixed)}
+    drawn = [each for each in found.values() if space.why_forbidden(each) is None]
+    if args.points is not None:
+        return _sweep_loads(args, PredictedSpace(space.parameters, limits, [(each, {}) for each in drawn]), fixed)
     start_s = time.perf_counter()
     predictor = Predictor(costs, base, costs.pool, load_for(args, config, base, costs), METRICS, {})
-    found = predict_many(predictor, drawn, args.jobs)
+    metrics = predict_many(predictor, drawn, args.jobs)
     predicted = PredictedSpace(
-        space.parameters, limits, tuple(zip(drawn, found, strict=True)), time.perf_counter() - start_s
+        space.parameters, limits, tuple(zip(drawn, metrics, strict=True)), time.perf_counter() - start_s
     )
     rows, note = predicted.rows, note_of(costs, is_forced=args.force)
     if args.out is not None:
@@ -85,6 +98,28 @@ def sweep(args: argparse.Namespace) -> int:
         text = f"simulated {len(drawn)} configurations; {len(drawn) - len(rows)} have too little K/V memory"
         print(text + (f" ({note})" if note else ""))
         print(render_table([{**row["metrics"], **row["settings"]} for row in rows[: args.top]]))
+    return exit_code(costs, is_forced=args.force)
+
+
+def _sweep_loads(args: argparse.Namespace, space: PredictedSpace, fixed: Mapping[str, Any]) -> int:
+    """Predict the configurations at each load of `--points`; print the best of each."""
+    costs, config, base = read_inputs(args)
+    drawn = [settings for settings, _ in space.predictions]
+    found = []
+    for load, each in loads_at(config, args.points):
+        predictor = Predictor(costs, base, costs.pool, load_for(args, each, base, costs), METRICS, {})
+        metrics = predict_many(predictor, [fixed, *drawn], args.jobs)
+        predicted = PredictedSpace(space.parameters, space.limits, tuple(zip(drawn, metrics[1:], strict=True)))
+        if not predicted.rows:
+            raise NotSimulatedError("no configuration has enough K/V memory")
+        found.append(best_row(load, predicted.rows, metrics[0], OBJECTIVE))
+    note = note_of(costs, is_forced=args.force)
+    if args.json:
+        print(json.dumps({"configurations": len(drawn), "note": note, "loads": found}, indent=2))
+    else:
+        unit, names = "requests/s" if config.is_open_loop else "users", [each.name for each in space.parameters]
+        print(f"simulated {len(drawn)} configurations at each load" + (f" ({note})" if note else ""))
+        print(render_rows([printed_row(each, unit, names, OBJECTIVE) for each in found]))
     return exit_code(costs, is_forced=args.force)
 
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+from tuner.errors import NotSimulatedError
 from tuner.simulator.engine import Simulated, SimulatedLoad, Simulation
 from tuner.simulator.fitting.cost_file import Costs
 from tuner.simulator.fitting.step_cost import CostModel
 from tuner.simulator.server import KvPool, SimulatedServer
 from tuner.simulator.simulated_metrics import metrics_of
 from tuner.simulator.slot_replica import SlotRule
+from tuner.simulator.speculation import SpeculatingLaw
+from tuner.simulator.step_law import StepLaw
 
 CHUNK = 8
 
@@ -19,14 +22,28 @@ CHUNK = 8
 def run(
     server: SimulatedServer, cost: CostModel, load: SimulatedLoad, *, with_gaps: bool = False, with_strides: bool = True
 ) -> Simulated:
-    """Simulate a load on one server."""
+    """Simulate a load on one server. Raises NotSimulatedError."""
     return Simulation(
         load,
-        [(server.rule, cost.law)],
+        [(server.rule, law_of(server, cost))],
         max_concurrent_requests=server.max_concurrent_requests,
         with_gaps=with_gaps,
         with_strides=with_strides,
     ).run()
+
+
+def law_of(server: SimulatedServer, cost: CostModel) -> StepLaw:
+    """The step law of a server. Raises NotSimulatedError for drafts without a measured acceptance."""
+    speculate = int(server.options.get("speculate") or 0)
+    if not speculate:
+        return cost.law
+    if cost.acceptance is None:
+        raise NotSimulatedError(
+            f"`speculate` is {speculate}, but the costs have no `acceptance` of drafts: fit them to a step trace of "
+            "the load with `speculate`, or add `acceptance` to the cost file"
+        )
+    is_adaptive = server.settings.get("speculate_adaptive") is not False
+    return SpeculatingLaw(cost.law, speculate, cost.acceptance, is_adaptive)
 
 
 def predict(

@@ -1,7 +1,8 @@
 """One simulated server: the router's Scheduler, and a shard whose step times follow a step law.
 
 This module does the work of the shard (rows, chunks, receipts). The Scheduler makes all batching decisions. Consecutive
-decode steps without a possible decision between them are simulated as one stride.
+decode steps without a possible decision between them are simulated as one stride. A step with drafts (speculation.py)
+is an event of its own, after which each row has its accepted tokens and one more.
 """
 
 import heapq
@@ -36,6 +37,7 @@ from reference_server.router.scheduling.scheduler import (
 )
 from reference_server.router.scheduling.segments import segment_tokens
 from reference_server.router.scheduling.step_work import StepWork
+from tuner.simulator.speculation import Drafting, DraftingRow, SpeculatingLaw
 from tuner.simulator.step_law import StepLaw, steps_until, stride_ns
 
 _TOKEN = Tokens((0,), (0.0,), ("",), (False,))
@@ -78,7 +80,11 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A sequence in the shard. `context`: tokens with K/V. `left`: tokens still to generate."""
+    """A sequence in the shard. `context`: tokens with K/V. `left`: tokens still to generate.
+
+    ends_at: the decode step of its last token, if no draft is accepted until then. accepted: decode steps since
+    `times_from` with accepted drafts, and how many tokens.
+    """
 
     flight: Flight
     entry: Entry
@@ -88,11 +94,15 @@ class _Row:
     context: int
     left: int
     times_from: int = 0
+    ends_at: int = 0
+    has_ended: bool = False
+    drafting: DraftingRow | None = None
+    accepted: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Totals of a replica: steps, events, tokens, and busy time."""
+    """Totals of a replica: steps, events, tokens, and busy time. drafted, accepted: tokens of drafts."""
 
     prefills: int = 0
     decodes: int = 0
@@ -103,11 +113,16 @@ class Counts:
     cached_tokens: int = 0
     row_steps: int = 0
     kv_peak: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
 class _Stride:
-    """The running step, or several decode steps as one. Each step takes `gain_ns` longer than the one before."""
+    """The running step, or several decode steps as one. Each step takes `gain_ns` longer than the one before.
+
+    drafts: the rows whose drafts the step verifies, with their lengths.
+    """
 
     call: Prefill | Decode
     started_ns: int
@@ -116,6 +131,7 @@ class _Stride:
     steps: int = 1
     waiting: int = 0
     cause: str = ""
+    drafts: list[tuple[_Row, int]] = field(default_factory=list)
 
 
 class Replica:
@@ -134,7 +150,9 @@ class Replica:
         with_gaps: bool = False,
         on_call: Callable[[Prefill | Decode, int], None] | None = None,
     ) -> None:
-        assert not options.speculate, "speculation is not simulated"
+        is_speculating = isinstance(law, SpeculatingLaw)
+        assert is_speculating or not options.speculate, "a server with drafts needs a law with drafts"
+        self._drafting = Drafting(law) if isinstance(law, SpeculatingLaw) else None
         self.scheduler = Scheduler(options)
         self.counts = Counts()
         self.in_system = 0
@@ -266,16 +284,65 @@ class Replica:
             rows |= self._rows.pop(part.id)
             self._max_tokens[call.batches[0].id] += self._max_tokens.pop(part.id)
         decoding = self._num_decoding
+        if drafts := self._drafts(rows):
+            return self._run(self._drafted_step(call, now_ns, drafts))
         work = self._prompt_work(rows) if self._num_prefilling else (0, 0, 0, 0)
         first_ns = self._law.step_ns(StepWork(*work, decoding, self._kv + decoding))
         steps = 1
-        if self._strides and not self._num_prefilling:
+        if self._strides and not self._num_prefilling and not self._looks_for_drafts:
             steps = self._ends[0][0] - self._step
             bound = self.scheduler.stride()
             if bound is not None and bound < steps:
                 steps = bound
         gain_ns = (self._law.kv_ns or 0.0) * decoding
         return self._run(_Stride(call, now_ns, first_ns, gain_ns, steps))
+
+    @property
+    def _looks_for_drafts(self) -> bool:
+        """Whether the next decode step may have drafts: steps with prompts have none."""
+        drafting = self._drafting
+        return drafting is not None and not self._num_prefilling and drafting.may_draft(self._num_decoding)
+
+    def _drafts(self, rows: dict[int, _Row]) -> list[tuple[_Row, int]]:
+        """The rows with drafts, and the drafted tokens."""
+        drafting = self._drafting
+        if drafting is None or not self._looks_for_drafts:
+            return []
+        own = list(rows.values())
+        proposed = drafting.propose([self._drafting_row(row) for row in own])
+        return [(row, length) for row, length in zip(own, proposed, strict=True) if length]
+
+    def _drafting_row(self, row: _Row) -> DraftingRow:
+        left = row.ends_at - self._step
+        num_ids = row.flight.input_tokens + row.flight.generated + row.left - left
+        if row.drafting is None:
+            assert self._drafting is not None, "only a server with drafts has them"
+            row.drafting = self._drafting.row(row.flight.id, num_ids, left)
+        row.drafting.num_ids, row.drafting.stopping.remaining_tokens = num_ids, left
+        return row.drafting
+
+    def _drafted_step(self, call: Decode, now_ns: int, drafts: list[tuple[_Row, int]]) -> _Stride:
+        law, decoding = self._law, self._num_decoding
+        assert isinstance(law, SpeculatingLaw), "only such a law has drafts"
+        drafted = sum(length for _, length in drafts)
+        self.counts.drafted += drafted
+        step_ns = law.drafted_step_ns(StepWork(rows=decoding, kv=self._kv + decoding), drafted)
+        return _Stride(call, now_ns, step_ns, drafts=drafts)
+
+    def _accept(self, drafts: list[tuple[_Row, int]]) -> None:
+        """Move the ends of rows with accepted drafts forward. The step in progress is still to be counted."""
+        for row, length in drafts:
+            assert self._drafting is not None, "only a server with drafts has them"
+            assert row.drafting is not None, "a draft has a row"
+            count = self._drafting.accepted(row.drafting, length)
+            if not count:
+                continue
+            row.ends_at -= count
+            heapq.heappush(self._ends, (row.ends_at, row.entry.id))
+            self._kv += count
+            self.counts.accepted += count
+            if self._step_times is not None:
+                row.accepted.append((len(self._step_times) - row.times_from, count))
 
     def _run(self, stride: _Stride) -> int:
         self._running = stride
@@ -345,6 +412,7 @@ class Replica:
         counts.decode_ns += now_ns - stride.started_ns
         batch_id = call.batches[0].id
         rows = self._rows[batch_id]
+        self._accept(stride.drafts)
         ended = self._advance_decodes(rows, stride.steps, now_ns, stride)
         if self._num_prefilling:
             ended += self._advance_prefills(rows, {}, now_ns)
@@ -367,7 +435,11 @@ class Replica:
         ended: list[_Row] = []
         ends, step = self._ends, self._step
         while ends and ends[0][0] <= step:
-            row = rows[heapq.heappop(ends)[1]]
+            ends_at, entry_id = heapq.heappop(ends)
+            row = rows.get(entry_id)
+            if row is None or row.ends_at != ends_at or row.has_ended:
+                continue  # an accepted draft moved the end of this row forward
+            row.has_ended = True
             self._num_decoding -= 1
             self._kv -= row.context + row.left - 1
             ended.append(row)
@@ -394,7 +466,8 @@ class Replica:
             if row.left == 1:
                 ended.append(row)
                 continue
-            heapq.heappush(self._ends, (self._step + row.left - 1, row.entry.id))
+            row.ends_at = self._step + row.left - 1
+            heapq.heappush(self._ends, (row.ends_at, row.entry.id))
             self._num_decoding += 1
             self._kv += row.context
         if count_forward(rows.values() if not were_all_new else new.values()) and self._num_prefilling:
@@ -426,13 +499,21 @@ class Replica:
         del self._flights[row.entry.id]
         flight.generated += row.left
         if self._step_times is not None:
-            flight.token_ns += self._step_times[row.times_from : row.times_from + row.left - 1]
+            flight.token_ns += self._token_times(row)
         if flight.generated < flight.output_tokens and self.submit(flight, now_ns):
             return False
         self.in_system -= 1
         flight.end_ns = now_ns
         flight.status = "ok"
         return True
+
+    def _token_times(self, row: _Row) -> list[int]:
+        """The times of a row's tokens after the first: accepted drafts have the time of their step."""
+        assert self._step_times is not None, "the times of steps are recorded"
+        beyond = dict(row.accepted)
+        steps = row.left - 1 - sum(beyond.values())
+        times = self._step_times[row.times_from : row.times_from + steps]
+        return [at_ns for place, at_ns in enumerate(times) for _ in range(1 + beyond.get(place, 0))]
 
     def _receipt(self, batch_id: int) -> CachedBatch:
         rows = self._rows[batch_id]

@@ -11,7 +11,7 @@ from tuner.simulator.engine import BatchingRule
 from tuner.simulator.load import shares_prefixes
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS, SlotRule
 
-NOT_MODELLED = ("lora_adapters", "speculate", "num_shard")
+NOT_MODELLED = ("lora_adapters", "num_shard")
 GIB = 2**30
 OPTION_NAMES = tuple(each.name for each in fields(SchedulerOptions))
 SLOT_NAMES = tuple(each.name for each in fields(SlotRule))

@@ -57,3 +57,30 @@ def test_the_load_of_a_study_is_the_default_of_its_costs(
 
     # With one user no request waits, and the prompts are short.
     assert of_study["ttft_p95_ms"] < of_default["ttft_p95_ms"] / 5
+
+
+# A step costs 6 ms and 0.1 ms a row; a drafted token 0.4 ms, and one that repeats the text is often right.
+DRAFTING = {
+    **BY_HAND,
+    "coefficients_ns": {**BY_HAND["coefficients_ns"], "decode": 6e6, "rows": 1e5, "drafted": 4e5},
+    "acceptance": {"coverage": 0.9, "by_position": [0.7, 0.5, 0.35, 0.25]},
+}
+
+
+def test_the_speculation_study_chooses_long_drafts_at_small_loads_and_none_at_large_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cost.json").write_text(json.dumps(DRAFTING))
+    load = tmp_path / "load.toml"
+    load.write_text('concurrency = 1\ninput_tokens = "128"\noutput_tokens = "128"\n')
+    study, costs = EXAMPLES.parent / "speculation-study.toml", tmp_path / "cost.json"
+    words = [str(study), "--cost", str(costs), "--load", str(load)]
+    words += ["--points", "1,4,64", "--requests", "100", "--json", *ROOM]
+
+    assert main(["simulate", "sweep", *words]) == 0
+
+    found = json.loads(capsys.readouterr().out)["loads"]
+    chosen = {each["load"]: each["settings"]["speculate"] for each in found}
+    assert chosen[1] > chosen[4] > chosen[64] == 0
+    gains = {each["load"]: each["gain_percent"] for each in found}
+    assert gains[1] > gains[4] > gains[64] == 0

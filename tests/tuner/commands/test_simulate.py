@@ -141,11 +141,12 @@ def test_simulation_V13_the_same_seed_gives_the_same_bytes(by_hand: str, tmp_pat
     ("flags", "words"),
     [
         ((), "max_batch_total_tokens with --set"),
-        ((*ROOM, "--set", "speculate=2"), "`speculate` is not simulated"),
+        ((*ROOM, "--set", "speculate=2"), "no `acceptance` of drafts"),
+        ((*ROOM, "--set", "num_shard=2"), "`num_shard` is not simulated"),
         ((*ROOM, "--set", "quantize=fp8"), "`quantize` fp8 was not measured"),
         ((*ROOM, "--set", "x"), "KEY=VALUE"),
     ],
-    ids=["no_server", "not_modelled", "not_measured", "usage"],
+    ids=["no_server", "no_acceptance", "not_modelled", "not_measured", "usage"],
 )
 def test_configurations_that_cannot_be_predicted_are_refused(
     flags: tuple[str, ...], words: str, by_hand: str, capsys: pytest.CaptureFixture[str]

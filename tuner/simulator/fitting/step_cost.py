@@ -1,10 +1,11 @@
 """The step law of a measured server. It is linear in the work of a step and fitted to step traces.
 
 prefill  c0 + c1·prompts + c2·tokens + c3·squares + c4·cached
-decode   d0 + d1·rows + d2·padded rows in a graph + d3 without a graph + d4·kv
+decode   d0 + d1·rows + d2·padded rows in a graph + d3 without a graph + d4·kv (+ d5 + d6·drafted, with drafts)
 
-A step with both phases has the sum of both laws without d0. Coefficients are not negative. The fit minimizes the
-relative error of the wall time, which is the time from the start of a call to the start of the next call.
+A step with both phases has the sum of both laws without d0. d4 also counts the keys of a drafted token, as many as its
+row has. Coefficients are not negative. The fit minimizes the relative error of the wall time, which is the time from
+the start of a call to the start of the next call.
 """
 
 import math
@@ -18,6 +19,7 @@ from scipy.optimize import nnls
 
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import CostModelError
+from tuner.simulator.fitting.draft_acceptance import DraftAcceptance, fit_acceptance
 from tuner.simulator.fitting.step_trace import TracedSteps, joined
 
 FORMAT = 1
@@ -25,7 +27,10 @@ Array = npt.NDArray[np.float64]
 
 PREFILL = ("prefill", "prompts", "tokens", "squares", "cached")
 DECODE = ("decode", "rows", "padded_rows", "no_graph", "kv")
-COLUMNS = PREFILL + DECODE
+DRAFTS = ("drafts", "drafted")
+COLUMNS = PREFILL + DECODE + DRAFTS
+# The most important columns come first, because the later one of two dependent columns is dropped.
+ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "drafted")
 # A column is linearly dependent if its residual from the others is below this fraction of its norm.
 SAME = 1e-4
 BOOTSTRAPS = 200
@@ -36,7 +41,10 @@ BY_HAND, FROM_STEPS, FROM_METRICS, FROM_CLIENTS = "by hand", "step trace", "from
 
 @dataclass(frozen=True, slots=True)
 class LinearLaw:
-    """A `StepLaw`. `coefficients`: ns in the order of `COLUMNS`. `graph_sizes`: captured batch sizes, ascending."""
+    """A `StepLaw`. `coefficients`: ns in the order of `COLUMNS`; those of drafts may be left out.
+
+    graph_sizes: captured batch sizes, ascending.
+    """
 
     coefficients: tuple[float, ...]
     graph_sizes: tuple[int, ...] = ()
@@ -44,6 +52,12 @@ class LinearLaw:
     @property
     def kv_ns(self) -> float:
         return self.coefficients[9]
+
+    @property
+    def draft_ns(self) -> tuple[float, float]:
+        """Time of drafts in a step, and of each of their tokens without its keys."""
+        drafts_ns, drafted_ns = (*self.coefficients[10:], 0.0, 0.0)[:2]
+        return drafts_ns, drafted_ns
 
     def step_ns(self, work: StepWork) -> float:
         prompts, tokens, squares, cached, rows, kv = work
@@ -82,6 +96,7 @@ class CostModel:
     errors: StepErrors | None = None
     source: str = BY_HAND
     facts: Mapping[str, Any] = field(default_factory=dict)
+    acceptance: DraftAcceptance | None = None
 
     @property
     def in_order(self) -> tuple[float, ...]:
@@ -106,7 +121,7 @@ class CostModel:
 
     def scaled(self, prefill: float, decode: float) -> "CostModel":
         """The model with the times of prefill and decode multiplied by these factors."""
-        factors = dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE, decode)
+        factors = dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE + DRAFTS, decode)
         return replace(self, coefficients={name: value * factors[name] for name, value in self.coefficients.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -121,6 +136,7 @@ class CostModel:
             "steps": self.num_steps,
             "errors": errors,
             "facts": dict(self.facts),
+            "acceptance": None if self.acceptance is None else self.acceptance.to_json(),
         }
 
     @classmethod
@@ -138,6 +154,7 @@ class CostModel:
                 None if errors is None else StepErrors(errors["median"], errors["p90"]),
                 str(row.get("source", BY_HAND)),
                 dict(row.get("facts", {})),
+                None if row.get("acceptance") is None else DraftAcceptance.from_json(row["acceptance"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CostModelError(f"not a cost model: {error!r}") from None
@@ -170,12 +187,13 @@ def fit(
     return CostModel(
         coefficients,
         sizes,
-        tuple(COLUMNS[index] for index in unknown),
+        tuple(name for index in unknown if (name := COLUMNS[index]) not in DRAFTS or steps.drafts is not None),
         len(steps),
         _intervals(launches, sizes, known) if with_intervals else {},
         _held_out_errors(steps, columns, known),
         FROM_METRICS if steps.is_from_metrics else FROM_STEPS,
         facts,
+        fit_acceptance(launches),
     )
 
 
@@ -207,7 +225,13 @@ def _columns(steps: TracedSteps, graph_sizes: Sequence[int]) -> Array:
         place = np.searchsorted(sizes, rows / np.maximum(calls, 1.0))
         padded = np.where(has_rows & (place < len(sizes)), sizes[np.minimum(place, len(sizes) - 1)], 0.0)
     no_graph = has_rows & (padded == 0)
-    parts = (prefills, prompts, tokens, squares, cached, decodes, rows, padded * calls, no_graph * calls, kv)
+    drafted = steps.drafted
+    keys = kv * (1 + drafted / np.maximum(rows, 1.0))
+    parts = (
+        *(prefills, prompts, tokens, squares, cached),
+        *(decodes, rows, padded * calls, no_graph * calls, keys),
+        *(drafted > 0, drafted),
+    )
     return np.stack([np.asarray(part, dtype=np.float64) for part in parts], axis=1)
 
 
@@ -215,8 +239,7 @@ def _independent(weighted: Array) -> tuple[list[int], list[int]]:
     """Indices of columns that can be fitted, and of columns that are zero or linearly dependent on these."""
     known: list[int] = []
     unknown: list[int] = []
-    # The most important columns come first, because the later one of two dependent columns is dropped.
-    order = [COLUMNS.index(name) for name in ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts")]
+    order = [COLUMNS.index(name) for name in ORDER]
     order += [index for index in range(len(COLUMNS)) if index not in order]
     for index in order:
         column = weighted[:, index]

@@ -13,6 +13,7 @@ from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import TraceError
 
 FORMAT = 1
+DRAFTS = ("drafts_proposed", "drafts_accepted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class TracedSteps:
     """The steps of one launch.
 
     work: [steps, 6], in the order of `StepWork`. wall_ns, total_ns: [steps]. calls: [steps, 2], number of calls with
-    prompts and of decode-only calls, if rows are sums over steps.
+    prompts and of decode-only calls, if rows are sums over steps. drafts: [steps, 2, positions], the drafted tokens at
+    each position and those that were accepted; None without drafts.
     """
 
     work: npt.NDArray[np.float64]
@@ -28,13 +30,20 @@ class TracedSteps:
     total_ns: npt.NDArray[np.float64]
     facts: Mapping[str, Any]
     calls: npt.NDArray[np.float64] | None = None
+    drafts: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.wall_ns)
 
     def chosen(self, keep: npt.NDArray[np.bool_]) -> "TracedSteps":
         calls = None if self.calls is None else self.calls[keep]
-        return TracedSteps(self.work[keep], self.wall_ns[keep], self.total_ns[keep], self.facts, calls)
+        drafts = None if self.drafts is None else self.drafts[keep]
+        return TracedSteps(self.work[keep], self.wall_ns[keep], self.total_ns[keep], self.facts, calls, drafts)
+
+    @property
+    def drafted(self) -> npt.NDArray[np.float64]:
+        """[steps]: drafted tokens that the step verified."""
+        return np.zeros(len(self)) if self.drafts is None else self.drafts[:, 0].sum(axis=1)
 
     @property
     def is_from_metrics(self) -> bool:
@@ -92,7 +101,20 @@ def read_steps(path: Path) -> TracedSteps:
         np.asarray([row[wall] for row in rows], dtype=np.float64),
         np.asarray([row[total] for row in rows], dtype=np.float64),
         head.get("facts", {}),
+        drafts=_drafts(rows, columns),
     )
+
+
+def _drafts(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> npt.NDArray[np.float64] | None:
+    """[steps, 2, positions]: drafted and accepted tokens by position; None if no step has any."""
+    if not set(DRAFTS) <= set(columns):
+        return None
+    lists = [[list(row[columns.index(name)] or ()) for name in DRAFTS] for row in rows]
+    positions = max((len(proposed) for proposed, _ in lists), default=0)
+    if not positions:
+        return None
+    padded = [[[*each, *[0] * (positions - len(each))] for each in both] for both in lists]
+    return np.asarray(padded, dtype=np.float64)
 
 
 def read_facts(path: Path) -> Mapping[str, Any]:
@@ -127,7 +149,19 @@ def joined(launches: Iterable[TracedSteps]) -> TracedSteps:
         np.concatenate([steps.total_ns for steps in each]),
         each[0].facts,
         np.concatenate([steps.calls_of_rows for steps in each]) if is_sums else None,
+        _joined_drafts(each),
     )
+
+
+def _joined_drafts(launches: Sequence[TracedSteps]) -> npt.NDArray[np.float64] | None:
+    positions = max((steps.drafts.shape[2] for steps in launches if steps.drafts is not None), default=0)
+    if not positions:
+        return None
+    padded = [np.zeros((len(steps), 2, positions)) for steps in launches]
+    for drafts, steps in zip(padded, launches, strict=True):
+        if steps.drafts is not None:
+            drafts[:, :, : steps.drafts.shape[2]] = steps.drafts
+    return np.concatenate(padded)
 
 
 def without_first_of_shape(steps: TracedSteps) -> TracedSteps:

@@ -1,0 +1,88 @@
+"""The acceptance and the cost of drafts, from traces made by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from reference_server.router.scheduling.step_work import StepWork
+from tuner.errors import CostModelError
+from tuner.simulator.fitting.draft_acceptance import DraftAcceptance, fit_acceptance
+from tuner.simulator.fitting.step_cost import CostModel, fit
+from tuner.simulator.fitting.step_trace import TracedSteps, joined, read_steps
+
+NOT_ADAPTIVE = {"settings": {"speculate_adaptive": {"value": False}}}
+COLUMNS = ["kind", *StepWork._fields, "drafts_proposed", "drafts_accepted", "total_ns", "wall_ns"]
+
+
+def decode(rows, proposed=(), accepted=(), kv=0, wall_ns=1.0):
+    return ["decode", 0, 0, 0, 0, rows, kv, list(proposed), list(accepted), wall_ns, wall_ns]
+
+
+def traced(path, rows, facts=NOT_ADAPTIVE):
+    lines = [{"format": 1, "columns": COLUMNS, "facts": facts}, *rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return read_steps(path)
+
+
+def test_coverage_and_acceptance_are_counted_by_position(tmp_path):
+    steps = traced(tmp_path / "t", [decode(4, (2, 2), (2, 1)), decode(4), decode(2, (2,), (0,))])
+
+    found = fit_acceptance([steps])
+
+    assert found == DraftAcceptance(coverage=0.4, by_position=(0.5, 0.5))
+    assert steps.drafted.tolist() == [4, 0, 2]
+
+
+def test_an_adaptive_server_is_counted_only_in_steps_with_drafts(tmp_path):
+    adaptive = traced(tmp_path / "a", [decode(4, (2,), (1,)), decode(100)], facts={})
+    every = traced(tmp_path / "e", [decode(2, (1,), (1,)), decode(2)])
+
+    assert fit_acceptance([adaptive]) == DraftAcceptance(0.5, (0.5,), is_adaptive=True)
+    assert fit_acceptance([adaptive, every]) == DraftAcceptance(0.25, (1.0,))
+    assert fit_acceptance([traced(tmp_path / "n", [decode(3)])]) is None
+
+
+def test_launches_with_drafts_of_other_lengths_are_joined(tmp_path):
+    short = traced(tmp_path / "s", [decode(1, (1,), (1,))])
+    long = traced(tmp_path / "l", [decode(1, (1, 1), (1, 0)), decode(1)])
+    plain = TracedSteps.of([[0, 0, 0, 0, 1, 5]], [1.0])
+
+    both = joined([short, long, plain])
+
+    assert both.drafts is not None
+    assert both.drafts.tolist() == [[[1, 0], [1, 0]], [[1, 1], [1, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]
+
+
+def test_the_cost_of_drafted_tokens_is_found(tmp_path):
+    """Steps of 5 ms + 1 ms a row + 0.1 ms a key, 2 ms with drafts and 0.5 ms for each of their tokens."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for _ in range(300):
+        rows = int(rng.integers(1, 33))
+        keys = rows * int(rng.integers(10, 100))
+        drafted = int(rng.integers(0, 3)) * rows
+        wall_ns = 5e6 + 1e6 * rows + 1e5 * keys * (1 + drafted / rows) + (2e6 + 5e5 * drafted if drafted else 0)
+        proposed = (rows, drafted - rows) if drafted > rows else (drafted,) if drafted else ()
+        lines.append(decode(rows, proposed, [0] * len(proposed), keys, wall_ns))
+
+    model = fit([traced(tmp_path / "t", lines)], with_intervals=False)
+
+    found = [model.coefficients[name] for name in ("decode", "rows", "kv", "drafts", "drafted")]
+    assert found == pytest.approx([5e6, 1e6, 1e5, 2e6, 5e5], rel=0.01)
+    assert CostModel.from_json(json.loads(json.dumps(model.to_json()))).acceptance == model.acceptance
+    assert model.acceptance is not None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"coverage": 2, "by_position": [0.5]},
+        {"coverage": 1, "by_position": [0.4, 0.5]},
+        {"coverage": 1, "by_position": []},
+    ],
+)
+def test_an_acceptance_that_is_no_probability_is_refused(row):
+    with pytest.raises(CostModelError, match="`acceptance`"):
+        DraftAcceptance.from_json(row)

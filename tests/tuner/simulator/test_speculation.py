@@ -1,0 +1,126 @@
+"""Drafts in the simulator, with laws and acceptances whose results are arithmetic."""
+
+import itertools
+
+import pytest
+
+from reference_server.router.scheduling.scheduler import SchedulerOptions
+from tuner.errors import NotSimulatedError
+from tuner.simulator.engine import PlannedRequest, Simulated, SimulatedLoad, Simulation
+from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
+from tuner.simulator.fitting.step_cost import CostModel, LinearLaw
+from tuner.simulator.predict import law_of
+from tuner.simulator.server import SimulatedServer
+from tuner.simulator.speculation import Drafting, SpeculatingLaw, uniform
+
+MS = 1_000_000
+# Prefill 10 ms + 0.1 ms per token; decode 5 ms + 1 ms per row, + 2 ms with drafts + 0.5 ms per drafted token.
+TOY = LinearLaw((10e6, 0.0, 1e5, 0.0, 0.0, 5e6, 1e6, 0.0, 0.0, 0.0, 2e6, 5e5))
+ALWAYS = DraftAcceptance(1.0, (1.0, 1.0))
+NEVER = DraftAcceptance(1.0, (0.0,))
+
+
+def options(speculate: int) -> SchedulerOptions:
+    return SchedulerOptions(1000, 200_001, 1.2, 20, block_size=1, speculate=speculate)
+
+
+def replay(
+    law: SpeculatingLaw, *planned: tuple[int, int, int], strides: bool = True, with_gaps: bool = False
+) -> Simulated:
+    """A load of (arrival ms, input, output)."""
+    load = SimulatedLoad([PlannedRequest(*ask[1:]) for ask in planned], times_ns=[ask[0] * MS for ask in planned])
+    server = (options(law.speculate), law)
+    return Simulation(load, [server], with_strides=strides, with_gaps=with_gaps).run()
+
+
+def test_drafts_that_are_always_accepted_give_three_tokens_a_step():
+    run = replay(SpeculatingLaw(TOY, 2, ALWAYS, is_adaptive=False), (0, 100, 10), with_gaps=True)
+
+    # Prefill 20 ms, then three steps of 5 + 1 + 2 + 2 * 0.5 ms for the other nine tokens.
+    assert run.flights[0].first_ns == 20 * MS
+    assert run.flights[0].token_ns == [each * MS for each in (20, 29, 29, 29, 38, 38, 38, 47, 47, 47)]
+    assert run.flights[0].end_ns == 47 * MS
+    assert (run.replicas[0].counts.drafted, run.replicas[0].counts.accepted) == (6, 6)
+
+
+def test_drafts_that_are_never_accepted_cost_time_and_give_no_token():
+    run = replay(SpeculatingLaw(TOY, 2, NEVER, is_adaptive=False), (0, 100, 4))
+
+    # A draft is never longer than the tokens that are left beside the one of the step: two, one, none.
+    assert run.flights[0].end_ns == (20 + 9 + 8.5 + 6) * MS
+    assert run.replicas[0].counts.accepted == 0
+
+
+def test_an_adaptive_server_stops_drafts_that_are_never_accepted():
+    plain = replay(SpeculatingLaw(TOY, 4, DraftAcceptance(0.0, (0.0,))), (0, 100, 500))
+    run = replay(SpeculatingLaw(TOY, 4, NEVER), (0, 100, 500))
+
+    assert run.replicas[0].counts.drafted < 10
+    assert run.flights[0].end_ns < 1.02 * plain.flights[0].end_ns
+
+
+def test_an_adaptive_server_drafts_where_a_row_is_cheap_and_not_where_it_is_dear():
+    """A step of 5 ms and 1 ms a row has room for drafts of one row, and none at 64 rows."""
+    law = SpeculatingLaw(LinearLaw((*TOY.coefficients[:10], 0.0, 1e6)), 4, DraftAcceptance(1.0, (0.9, 0.8, 0.7, 0.6)))
+
+    alone = replay(law, (0, 10, 200))
+    together = replay(law, *[(0, 10, 200)] * 64)
+
+    assert alone.replicas[0].counts.accepted > 100
+    assert not Drafting(law).may_draft(64)
+    assert together.replicas[0].counts.drafted < 0.05 * 64 * 200
+
+
+@pytest.mark.parametrize("acceptance", [ALWAYS, DraftAcceptance(0.7, (0.6, 0.4, 0.3))])
+@pytest.mark.parametrize("is_adaptive", [True, False])
+def test_strides_and_single_steps_agree(acceptance: DraftAcceptance, is_adaptive: bool):
+    law = SpeculatingLaw(TOY, 3, acceptance, is_adaptive)
+    load = [(7 * number, 20 + number, 5 + 3 * (number % 40)) for number in range(120)]
+
+    ends = [[flight.end_ns for flight in replay(law, *load, strides=each).flights] for each in (True, False)]
+
+    assert ends[0] == pytest.approx(ends[1], abs=1000)
+
+
+def test_accepted_tokens_follow_the_given_acceptance():
+    drafting = Drafting(SpeculatingLaw(TOY, 3, DraftAcceptance(0.5, (0.6, 0.3, 0.1)), is_adaptive=False))
+    rows = [drafting.row(key, 100, 50) for key in range(20_000)]
+
+    lengths = [drafting.propose([row])[0] for row in rows]
+    counts = [drafting.accepted(row, 3) for row in rows]
+
+    assert sum(length == 3 for length in lengths) / 20_000 == pytest.approx(0.5, abs=0.02)
+    for place, share in enumerate((0.6, 0.3, 0.1)):
+        assert sum(count > place for count in counts) / 20_000 == pytest.approx(share, abs=0.02)
+
+
+def test_draws_are_even_and_independent_of_their_neighbours():
+    draws = [uniform(key, position) for key in range(100) for position in range(100)]
+
+    assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.01)
+    pairs = sum(a < 0.5 and b < 0.5 for a, b in itertools.pairwise(draws))
+    assert pairs / len(draws) == pytest.approx(0.25, abs=0.02)
+
+
+def server(**settings: object) -> SimulatedServer:
+    return SimulatedServer({"max_batch_prefill_tokens": 1000, "max_batch_total_tokens": 9000}, {}).with_settings(
+        settings
+    )
+
+
+def test_a_server_with_drafts_needs_their_acceptance():
+    cost = CostModel({"decode": 1e6, "rows": 1e5})
+
+    with pytest.raises(NotSimulatedError, match="`speculate` is 4, but the costs have no `acceptance`"):
+        law_of(server(speculate=4), cost)
+    assert law_of(server(speculate=0), cost) == cost.law
+
+
+def test_a_server_whose_drafts_are_not_adaptive_is_simulated_so():
+    cost = CostModel({"decode": 1e6}, acceptance=ALWAYS)
+
+    adaptive, every = (law_of(server(speculate=2, speculate_adaptive=value), cost) for value in (None, False))
+
+    assert isinstance(adaptive, SpeculatingLaw)
+    assert isinstance(every, SpeculatingLaw)
+    assert (adaptive.is_adaptive, every.is_adaptive) == (True, False)

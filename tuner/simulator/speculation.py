@@ -1,0 +1,193 @@
+"""Drafts of a simulated server: which rows of a step have one, how long it is, and how much of it is accepted.
+
+The rule is the server's own `Drafter`. Only the text is replaced, by draws with the measured acceptance. A draw depends
+only on the request and its number of tokens, so batches cannot change it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast, overload
+
+from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter
+from reference_server.model_server.speculation.acceptance import DraftHistory
+from reference_server.model_server.speculation.ngram import NGRAM_PRIORS
+from reference_server.model_server.speculation.proposed_draft import NO_PROPOSAL, ProposedDraft
+from reference_server.model_server.speculation.step_cost import StepCost
+from reference_server.router.scheduling.step_work import StepWork
+from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
+from tuner.simulator.fitting.step_cost import LinearLaw
+
+if TYPE_CHECKING:
+    from reference_server.model_server.sequence import Sequence as ServerSequence
+
+RIGHT, WRONG = 1, 0
+ONLY_LEVEL = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatingLaw:
+    """A `StepLaw` of a server with drafts of at most `speculate` tokens.
+
+    is_adaptive: drafts are only as long as is expected to pay; otherwise every draft has `speculate` tokens.
+    """
+
+    plain: LinearLaw
+    speculate: int
+    acceptance: DraftAcceptance
+    is_adaptive: bool = True
+
+    @property
+    def kv_ns(self) -> float:
+        return self.plain.kv_ns
+
+    def step_ns(self, work: StepWork) -> float:
+        return self.plain.step_ns(work)
+
+    def drafted_step_ns(self, work: StepWork, drafted: int) -> float:
+        """The time of a decode step that verifies `drafted` tokens, which attend to as many keys as the mean row."""
+        drafts_ns, drafted_ns = self.plain.draft_ns
+        keys_ns = self.plain.kv_ns * work.kv / max(1, work.rows)
+        return self.plain.step_ns(work) + drafts_ns + drafted * (drafted_ns + keys_ns)
+
+    @property
+    def step_cost(self) -> StepCost:
+        """The cost by which the server chooses draft lengths: it measures in its warm-up what the law was fitted to."""
+        rows_ns = tuple(self.plain.step_ns(StepWork(rows=rows)) for rows in range(1, MOST_VERIFIED_ROWS + 1))
+        drafts_ns, drafted_ns = self.plain.draft_ns
+        row_ns = (rows_ns[-1] - rows_ns[0]) / (len(rows_ns) - 1)
+        return StepCost(rows_ns, self.plain.kv_ns, drafts_ns, max(0.0, drafted_ns - row_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    samples: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    parameters: _Parameters = _Parameters()
+
+
+@dataclass(slots=True)
+class _Stopping:
+    remaining_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class DraftingRow:
+    """A decoding row, with the parts of the server's `Sequence` that its `Drafter` reads. num_ids: all its tokens."""
+
+    key: int
+    num_ids: int
+    stopping: _Stopping
+    rate: float
+    request: _Request = _Request()
+    grammar: None = None
+    draft_history: DraftHistory | None = None
+
+    @property
+    def ids(self) -> "DrawnIds":
+        return DrawnIds(self)
+
+    @property
+    def known_len(self) -> int:
+        return self.num_ids
+
+    @property
+    def cache_len(self) -> int:
+        return self.num_ids - 1
+
+    @property
+    def as_sequence(self) -> "ServerSequence":
+        return cast("ServerSequence", self)
+
+
+@dataclass(frozen=True, slots=True)
+class _DrawnSource:
+    """Proposals with the measured coverage; every token is `RIGHT`, and `Drafting.accepted` draws which ones are."""
+
+    acceptance: DraftAcceptance
+
+    @property
+    def priors(self) -> Sequence[float]:
+        """The server's prior that is nearest to the measured acceptance."""
+        return (min(NGRAM_PRIORS, key=lambda prior: abs(prior - self.acceptance.at(1))),)
+
+    def propose(self, sequences: "Sequence[ServerSequence]", counts: Sequence[int], /) -> list[ProposedDraft]:
+        rows = cast("Sequence[DraftingRow]", sequences)
+        return [
+            ProposedDraft((RIGHT,) * count, (ONLY_LEVEL,) * count)
+            if uniform(row.key, row.num_ids, salt=1) < self.acceptance.coverage
+            else NO_PROPOSAL
+            for row, count in zip(rows, counts, strict=True)
+        ]
+
+
+@dataclass(slots=True)
+class Drafting:
+    """The drafts of one server."""
+
+    law: SpeculatingLaw
+    _drafter: Drafter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._drafter = Drafter(_DrawnSource(self.law.acceptance), self.law.speculate)
+        if self.law.is_adaptive:
+            self._drafter.cost = self.law.step_cost
+
+    def row(self, key: int, num_ids: int, left: int) -> DraftingRow:
+        """A row that begins to decode, with `left` tokens still to generate."""
+        return DraftingRow(key, num_ids, _Stopping(left), self.law.acceptance.at(1))
+
+    def may_draft(self, num_rows: int) -> bool:
+        """Whether a step of so many rows may have drafts."""
+        return self._drafter.pays(num_rows)
+
+    def propose(self, rows: Sequence[DraftingRow]) -> list[int]:
+        """The drafted tokens of each row, as the server's stepper asks for them."""
+        sequences = [row.as_sequence for row in rows]
+        if self._drafter.skips_next(sequences):
+            return [0] * len(rows)
+        drafts = self._drafter.propose(sequences)
+        return [len(draft) for draft in drafts] if drafts else [0] * len(rows)
+
+    def accepted(self, row: DraftingRow, length: int) -> int:
+        """The accepted tokens of a draft, of which the server's rule learns."""
+        drawn = uniform(row.key, row.num_ids)
+        count = 0
+        while count < length and drawn < self.law.acceptance.at(count + 1):
+            count += 1
+        self._drafter.verified(row.as_sequence, count, length)
+        return count
+
+
+class DrawnIds(Sequence[int]):
+    """The ids of a row as its history reads them: `RIGHT` where the first token of a draft would be right."""
+
+    def __init__(self, row: DraftingRow) -> None:
+        self._row = row
+
+    def __len__(self) -> int:
+        return self._row.num_ids
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return RIGHT if uniform(self._row.key, index) < self._row.rate else WRONG
+
+
+_MASK = 2**64 - 1
+
+
+def uniform(key: int, position: int, salt: int = 0) -> float:
+    """A number in [0, 1) of a request and a position: the finalizer of splitmix64 (Steele et al., 2014)."""
+    value = (key * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + salt * 0x94D049BB133111EB + 1) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((value ^ (value >> 31)) >> 11) / 2**53
