@@ -76,11 +76,16 @@ class PreparedRun:
     estimate: str | None = None
 
 
+IMAGE_APIS = ("openai-chat", "tgi")
+"""The APIs whose requests can have synthetic images."""
+
+
 def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) -> PreparedRun:
     """Raises UsageError for a wrong workload, TargetError if the server does not answer."""
     facts = target.facts(config.api, config.model, config.engine)
     length_control = choose_length_control(config, facts)
     check_structures(config, facts.api)
+    check_images(config, facts.api)
     control = target.control()
     try:
         counter = open_counter(config, control, facts) if workload.needs_vocabulary(config) else None
@@ -118,6 +123,14 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
         reuses_connections,
         estimate,
     )
+
+
+def check_images(config: BenchConfig, api: str) -> None:
+    """Raises UsageError if requests have images but their API has none."""
+    if config.images is not None and api not in IMAGE_APIS:
+        raise UsageError(
+            f"`images` is {config.images}, but API {api!r} carries none; give --api {' or '.join(IMAGE_APIS)}"
+        )
 
 
 def check_fields(work: Workload, facts: TargetFacts) -> None:

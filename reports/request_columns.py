@@ -16,7 +16,7 @@ Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 TEXT = frozenset(
     (
         *("run_id", "request_id", "prompt_id", "session_id", "phase", "status"),
-        *("error_type", "finish_reason", "constraint", "validity", "tokens_source", "conn_reused"),
+        *("error_type", "finish_reason", "constraint", "validity", "adapter", "tokens_source", "conn_reused"),
     )
 )
 LISTS = frozenset(("gap_ns", "event_tokens"))

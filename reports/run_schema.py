@@ -96,6 +96,8 @@ class RequestRecord:
     status: str = Status.OK
     error_type: str | None = None
     finish_reason: str | None = None
+    adapter: str | None = None
+    images: int = 0
     constraint: str | None = None
     validity: str | None = None
     http_status: int | None = None

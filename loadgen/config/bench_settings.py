@@ -26,10 +26,14 @@ from loadgen.dialects.registry import API_NAMES
 from loadgen.http.response_reader import MAX_RESPONSE_BYTES
 from loadgen.http.sse import MAX_LINE_BYTES
 from loadgen.target.file_cache import FileCacheState
+from loadgen.workloads.adapters import EXAMPLE as ADAPTER_EXAMPLE
+from loadgen.workloads.adapters import parse_names, parse_share
 from loadgen.workloads.departure import EXAMPLE as DEPARTURE_EXAMPLE
 from loadgen.workloads.departure import parse_departure
+from loadgen.workloads.images import SHARED_IMAGES
 from loadgen.workloads.installed import WORKLOAD_NAMES
 from loadgen.workloads.lengths import EXAMPLES, Lengths
+from loadgen.workloads.synthetic_image import parse_size
 from loadgen.workloads.think_time import EXAMPLES as THINK_TIME_EXAMPLES
 from loadgen.workloads.think_time import parse_think_time
 from reports.run_store import is_open_loop
@@ -51,6 +55,7 @@ MAX_WORKERS = 1_000
 DEFAULT_DURATION_S = 30.0
 DEFAULT_WARMUP_S = 3.0
 DEFAULT_DRAIN_S = 30.0
+DEFAULT_IMAGE_SIZE = "336x336"
 DEFAULT_INPUT_TOKENS = "128"
 DEFAULT_OUTPUT_TOKENS = "64"
 DEFAULT_TURNS = "4"
@@ -96,6 +101,21 @@ def _check_departure(value: str) -> str:
     return value
 
 
+def _check_adapter(value: str) -> str:
+    parse_share(value)
+    return value
+
+
+def _check_names(value: str) -> str:
+    parse_names(value)
+    return value
+
+
+def _check_image_size(value: str) -> str:
+    parse_size(value)
+    return value
+
+
 def _check_header(value: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+=[ -~]*", value.get_secret_value()):
         raise ValueError("must be NAME=VALUE in printable ASCII")
@@ -137,6 +157,7 @@ def _check_width(value: str) -> str:
     return value.strip()
 
 
+AdapterText = Annotated[str, AfterValidator(_check_adapter), Metavar("NAME:SHARE")]
 DepartureText = Annotated[str, AfterValidator(_check_departure), Metavar("SHARE@TOKENS")]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=7 * 86_400), TIME]
 VariableName = Annotated[str, AfterValidator(_check_variable), Metavar("VARIABLE")]
@@ -313,6 +334,33 @@ class BenchSettings(BaseModel):
     )
     schemas_file: FileText | None = Field(
         None, description="JSONL file of objects with `name` and `schema`, drawn evenly. Default three small schemas."
+    )
+    adapter: Annotated[tuple[AdapterText, ...], BeforeValidator(_as_tuple)] = Field(
+        (),
+        description=f"LoRA adapter and the share of the requests that use it, as in {ADAPTER_EXAMPLE}; repeatable. The "
+        "other requests use the base model. Native requests have it as `adapter_id`, others as `model`.",
+    )
+    adapters: Annotated[str, AfterValidator(_check_names), Metavar("NAMES")] | None = Field(
+        None, description="LoRA adapters, a,b,c, of which each request uses one: all evenly, or by --adapter-zipf."
+    )
+    adapter_zipf: float | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="Exponent of a Zipf law over --adapters: the first is used most. Default 0, even.",
+    )
+    images: int | None = Field(
+        None, ge=1, le=64, description="Images of every request: synthetic PNG files, as data URLs before the text."
+    )
+    image_size: Annotated[str, AfterValidator(_check_image_size), Metavar("WxH")] | None = Field(
+        None, description=f"Width and height of each image in pixels. Default {DEFAULT_IMAGE_SIZE}."
+    )
+    images_shared: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description=f"Share of the images that are one of {SHARED_IMAGES} images, which the server may cache. "
+        "Default 0: every image is new.",
     )
     stream: bool = Field(True, description="Whether answers are streamed; blocking calls have no TTFT, TPOT or gaps.")
     length_control: Literal["auto", "forced", "capped"] = Field(

@@ -10,6 +10,7 @@ from loadgen.config.bench_settings import (
     TRACE_WORKLOADS,
     BenchSettings,
 )
+from loadgen.workloads.adapters import parse_share
 from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.lengths import Lengths
 
@@ -28,6 +29,8 @@ def conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
         _answer_conflicts,
         _stop_conflicts,
         _departure_conflicts,
+        _adapter_conflicts,
+        _image_conflicts,
         _server_conflicts,
     )
     return [rule for group in groups for rule in group(config)]
@@ -178,6 +181,38 @@ def _departure_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
         (
             longest is not None and longest <= tokens,
             f"`cancel` is {config.cancel} but no answer is longer than {longest} tokens (`output_tokens`)",
+        ),
+    ]
+
+
+def _adapter_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    shares = [parse_share(text) for text in config.adapter]
+    total, names = sum(share for _, share in shares), [name for name, _ in shares]
+    return [
+        (total > 1 + 1e-9, f"`adapter` has shares whose sum is {total:g}; it must be at most 1"),
+        (len(set(names)) < len(names), f"`adapter` has one name twice: {', '.join(names)}"),
+        (bool(shares) and config.adapters is not None, "`adapter` and `adapters` exclude each other"),
+        (
+            config.adapter_zipf is not None and config.adapters is None,
+            f"`adapter_zipf` is {config.adapter_zipf:g} but there are no `adapters`; give --adapters NAMES"
+            if config.adapter_zipf is not None
+            else "",
+        ),
+    ]
+
+
+def _image_conflicts(config: BenchSettings) -> list[tuple[bool, str]]:
+    return [
+        *(
+            (
+                config.images is None and getattr(config, name) is not None,
+                f"`{name}` is {getattr(config, name)} but no request has images; give --images COUNT",
+            )
+            for name in ("image_size", "images_shared")
+        ),
+        (
+            config.images is not None and config.workload == "multi_turn",
+            "`images` needs requests of one turn, but workload 'multi_turn' repeats earlier turns",
         ),
     ]
 

@@ -47,7 +47,7 @@ class AnthropicMessages:
         messages = messages_of(prompt)
         system = [message["content"] for message in messages if message["role"] == "system"]
         body: dict[str, Any] = {
-            "model": self.sampling.model,
+            "model": prompt.adapter or self.sampling.model,
             "max_tokens": prompt.output_tokens or DEFAULT_MAX_TOKENS,
             "stream": self.sampling.streams,
             "temperature": self.sampling.temperature or 0,

@@ -81,7 +81,7 @@ def _encode(start: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> byt
         options["seed"] = sampling.seed
     if prompt.output_tokens is not None:
         options["num_predict"] = prompt.output_tokens
-    body = {**start, "model": sampling.model, "stream": sampling.streams, "options": options}
+    body = {**start, "model": prompt.adapter or sampling.model, "stream": sampling.streams, "options": options}
     return encode_request(body, prompt, sampling)
 
 

@@ -35,7 +35,7 @@ class OpenAiChat:
     can_force_length: bool = True
 
     def body(self, prompt: Prompt) -> bytes:
-        return _encode({"messages": messages_of(prompt)}, prompt, self.sampling)
+        return _encode({"messages": with_images(prompt)}, prompt, self.sampling)
 
     def refused(self, prompt: Prompt) -> str | None:  # noqa: ARG002
         return None
@@ -71,10 +71,21 @@ class OpenAiCompletions:
         _read_whole(payload, answer)
 
 
+def with_images(prompt: Prompt) -> list[Mapping[str, Any]]:
+    """The messages of a prompt, with its images before the text of the last one."""
+    *before, last = messages_of(prompt)
+    if not prompt.images:
+        return [*before, last]
+    parts = [{"type": "image_url", "image_url": {"url": image.data_url}} for image in prompt.images]
+    content = last["content"]
+    texts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return [*before, {**last, "content": [*parts, *texts]}]
+
+
 def _encode(start: Mapping[str, Any], prompt: Prompt, sampling: Sampling) -> bytes:
     body: dict[str, Any] = {
         **start,
-        "model": sampling.model,
+        "model": prompt.adapter or sampling.model,
         "stream": sampling.streams,
         **({"stream_options": {"include_usage": True}} if sampling.streams else {}),
         "temperature": sampling.temperature or 0,

@@ -46,8 +46,11 @@ class Tgi:
         if prompt.output_tokens is not None:
             parameters["max_new_tokens"] = prompt.output_tokens
             parameters |= self.sampling.exact_length(prompt.output_tokens)
+        if prompt.adapter is not None:
+            parameters["adapter_id"] = prompt.adapter
         parameters |= prompt.fields
-        return encode(merged({"inputs": prompt.text, "parameters": parameters}, self.sampling.extra))
+        images = "".join(f"![]({image.data_url})" for image in prompt.images)
+        return encode(merged({"inputs": images + prompt.text, "parameters": parameters}, self.sampling.extra))
 
     def refused(self, prompt: Prompt) -> str | None:
         name = next((name for name in prompt.fields if name not in PARAMETERS), None)

@@ -59,6 +59,8 @@ def make_record(
         status=call.status,
         error_type=call.error_type,
         finish_reason=answer.finish_reason and answer.finish_reason[:MAX_REASON_CHARACTERS],
+        adapter=prompt.adapter,
+        images=prompt.num_images,
         constraint=call.constraint,
         validity=call.validity,
         http_status=call.http_status,

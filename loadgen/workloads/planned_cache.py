@@ -1,6 +1,7 @@
 """The prompt tokens in a prefix cache without a limit when a prompt is sent, as the workload plans them."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -31,29 +32,36 @@ NO_FACTS = CacheFacts()
 
 @dataclass(slots=True)
 class KnownPrefixes:
-    """The parts that were sent so far, as chains from the start of a prompt."""
+    """The parts that were sent so far, as chains from the start of a prompt. Each adapter has a cache of its own.
+
+    An image has a number of tokens that only the server knows, so prompts with images have no plan.
+    """
 
     facts: CacheFacts
     keeps_answers: bool
     _chains: set[int] = field(default_factory=set)
-    _sent: int = 0
+    _sent: Counter[str | None] = field(default_factory=Counter)
 
     def plan(self, prompt: Prompt) -> Prompt:
         """The prompt with the tokens, or for a file's text the share, that earlier prompts had at their start."""
+        if prompt.images:
+            return replace(prompt, planned_cached_tokens=None)
         matched, total = self._add(prompt)
-        self._sent += 1
-        if self._sent == 1:
+        self._sent[prompt.adapter] += 1
+        if self._sent[prompt.adapter] == 1:
             return replace(prompt, planned_cached_tokens=0)
         if prompt.input_tokens is None:
             share = matched / total if total else 0.0
             return replace(prompt, planned_cached_tokens=self.facts.shared_tokens, planned_cached_share=share)
-        cached = self.facts.shared_tokens + max(0, matched - self.facts.special_tokens) + self._by_chance()
+        cached = (
+            self.facts.shared_tokens + max(0, matched - self.facts.special_tokens) + self._by_chance(prompt.adapter)
+        )
         cached = min(cached, prompt.input_tokens - 1)
         return replace(prompt, planned_cached_tokens=cached - cached % self.facts.block_tokens)
 
     def _add(self, prompt: Prompt) -> tuple[int, int]:
         """The size of the known parts, and of all."""
-        chain, matched, total, is_known = 0, 0, 0, True
+        chain, matched, total, is_known = hash((0, prompt.adapter)), 0, 0, True
         for size, key in prompt.parts:
             chain = hash((chain, key))
             is_known = is_known and chain in self._chains
@@ -64,9 +72,9 @@ class KnownPrefixes:
             self._chains.add(hash((chain, prompt.answer_key)))
         return matched, total
 
-    def _by_chance(self) -> int:
+    def _by_chance(self, adapter: str | None) -> int:
         """Tokens that a generated text has in common with the most similar of all earlier ones."""
-        return 1 + round(math.log(self._sent) / math.log(self.facts.words)) if self.facts.words > 1 else 0
+        return 1 + round(math.log(self._sent[adapter]) / math.log(self.facts.words)) if self.facts.words > 1 else 0
 
 
 def planned(

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadgen.workloads.synthetic_image import SyntheticImage
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -15,7 +17,7 @@ class Prompt:
     `turns_left` is the number of turns after this one. `parts` are the leading (tokens, key) that other prompts may
     share, `answer_key` continues them in the next turn; `planned_cached_tokens` are those of an unlimited prefix cache,
     at least, and `planned_cached_share` is the share of a text of unknown length. `fields` are further fields of the
-    request's body.
+    request's body. `adapter` is the LoRA adapter; None is the base model. `images` come before the text.
     """
 
     prompt_id: str
@@ -34,8 +36,21 @@ class Prompt:
     planned_cached_tokens: int | None = None
     planned_cached_share: float = 0.0
     fields: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    images: tuple[SyntheticImage, ...] = ()
+
+    @property
+    def num_images(self) -> int:
+        """The images of the request: its own, those of its messages, and those in Markdown."""
+        contents = [message.get("content") for message in self.messages or ()]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        in_messages = sum(isinstance(part, dict) and part.get("type") in IMAGE_PARTS for part in parts)
+        return len(self.images) + in_messages + self.text.count(MARKDOWN_IMAGE)
 
 
+# Parts of a message's content, and the start of an image in a text, that carry an image.
+IMAGE_PARTS = ("image_url", "image", "input_image")
+MARKDOWN_IMAGE = "![](data:image/"
 MARKER_TOKENS = 8
 
 

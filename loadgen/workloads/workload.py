@@ -7,12 +7,13 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import (
+    DEFAULT_IMAGE_SIZE,
     DEFAULT_INPUT_TOKENS,
     DEFAULT_OUTPUT_TOKENS,
     DEFAULT_PREFIX_GROUPS,
@@ -26,6 +27,8 @@ from loadgen.config.bench_settings import (
 from loadgen.config.durations import parse_stages
 from loadgen.errors import UsageError
 from loadgen.workloads import arrivals
+from loadgen.workloads.adapters import AdapterMix, parse_names, parse_share, zipf_shares
+from loadgen.workloads.images import ImageMix
 from loadgen.workloads.installed import WORKLOAD_NAMES, GeneratedLoad, installed_prompts
 from loadgen.workloads.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
 from loadgen.workloads.multi_turn import MultiTurn
@@ -43,6 +46,7 @@ from loadgen.workloads.prompts_file import (
 from loadgen.workloads.shared_prefix import SharedPrefix
 from loadgen.workloads.structured import structure_of
 from loadgen.workloads.synthetic import Synthetic
+from loadgen.workloads.synthetic_image import parse_size
 from loadgen.workloads.tokenizer_file import TokenizerFile
 from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS, READERS, LengthRange, RowChoice, TracePrompts
 from loadgen.workloads.vocabulary import CountTokens, Vocabulary, Word
@@ -60,6 +64,8 @@ class Workload:
     cache: CacheFacts = NO_FACTS
     prefix_cache: str = "natural"
     keeps_answers: bool = False
+    adapters: AdapterMix | None = None
+    images: ImageMix | None = None
 
     @property
     def times_ns(self) -> list[int] | None:
@@ -83,7 +89,14 @@ class Workload:
         """
         sent_before = self.shared_prefixes() if self.prefix_cache == "warm" else []
         prompts = self.prompts.endless() if isinstance(self.prompts, TracePrompts) else self.prompts
-        return planned(prompts, self.cache, sent_before, keeps_answers=self.keeps_answers)
+        return planned(map(self._completed, prompts), self.cache, sent_before, keeps_answers=self.keeps_answers)
+
+    def _completed(self, prompt: Prompt) -> Prompt:
+        """The prompt with its adapter and images."""
+        if self.adapters is None and self.images is None:
+            return prompt
+        adapter = None if self.adapters is None else self.adapters.of(prompt)
+        return replace(prompt, adapter=adapter, images=() if self.images is None else self.images.of(prompt))
 
     def first(self, count: int) -> list[Prompt]:
         return list(itertools.islice(self.prompts, count))
@@ -154,8 +167,32 @@ def build(
         assert vocabulary is not None, "required by `needs_vocabulary`"
         prompts, source = _generated(config, vocabulary, limits)
     digest = _digest(config, vocabulary, limits, source)
-    keeps_answers = config.assistant == "real"
-    return Workload(prompts, _schedule(config, prompts), digest, cache, config.prefix_cache, keeps_answers)
+    return Workload(
+        prompts,
+        _schedule(config, prompts),
+        digest,
+        cache,
+        config.prefix_cache,
+        keeps_answers=config.assistant == "real",
+        adapters=adapters_of(config),
+        images=images_of(config),
+    )
+
+
+def adapters_of(config: BenchConfig) -> AdapterMix | None:
+    """The adapters of a load; None if every request uses the base model."""
+    if config.adapters is not None:
+        names = parse_names(config.adapters)
+        return AdapterMix(zipf_shares(names, config.adapter_zipf or 0.0), config.seed)
+    return AdapterMix(tuple(map(parse_share, config.adapter)), config.seed) if config.adapter else None
+
+
+def images_of(config: BenchConfig) -> ImageMix | None:
+    """The images of a load; None without any."""
+    if config.images is None:
+        return None
+    width, height = parse_size(config.image_size or DEFAULT_IMAGE_SIZE)
+    return ImageMix(config.images, width, height, config.images_shared or 0.0, config.text_key)
 
 
 def check_files(config: BenchConfig) -> None:
@@ -306,6 +343,7 @@ def text_hash(workload_hash: str, config: BenchConfig) -> str:
 
 def _digest(config: BenchConfig, vocabulary: Vocabulary | None, limits: ServerLimits, source: Any) -> str:
     """Equal for runs whose prompts have the same lengths, order and sharing; their texts also depend on the salt."""
+    images = images_of(config)
     parts = {
         "workload": config.workload,
         "seed": config.seed,
@@ -313,6 +351,8 @@ def _digest(config: BenchConfig, vocabulary: Vocabulary | None, limits: ServerLi
         "source": source,
         "vocabulary": None if vocabulary is None else asdict(vocabulary),
         "limits": asdict(limits),
+        **({"adapters": adapters.shares} if (adapters := adapters_of(config)) else {}),
+        **({"images": [images.count, images.width, images.height, images.shared]} if images else {}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from reports.metrics.adapters import adapters_summary
 from reports.metrics.checks.abandoned import find_abandoned
 from reports.metrics.checks.client_facts import client_facts
 from reports.metrics.checks.overload import find_overload
@@ -103,6 +104,7 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
         "cached": cached.to_json(),
         "speculation": speculation_summary(run.server_metrics, measured.window),
         "structured": structured_summary(measured),
+        "adapters": adapters_summary(measured),
         "workload": _workload(measured),
     }
     return _finite(summary)
@@ -273,7 +275,14 @@ def _interval(found: Interval) -> dict[str, Any]:
 
 def _workload(measured: Measured) -> dict[str, Any]:
     population = measured.population
-    lengths = ("input_tokens", "cached_input_tokens", "output_tokens", "planned_input_tokens", "planned_output_tokens")
+    lengths = (
+        "input_tokens",
+        "cached_input_tokens",
+        "output_tokens",
+        "planned_input_tokens",
+        "planned_output_tokens",
+        "images",
+    )
     reasons = population["finish_reason"].dropna().value_counts()
     return {
         "lengths": {name: _distribution(population[name]) for name in lengths},

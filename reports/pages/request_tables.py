@@ -80,13 +80,16 @@ def error_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def lengths_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """The actual lengths in tokens."""
-    titles = {"input_tokens": "input", "cached_input_tokens": "input, cached", "output_tokens": "output"}
+    """The actual lengths in tokens, and images per request."""
+    titles = {
+        **{"input_tokens": "input", "cached_input_tokens": "input, cached", "output_tokens": "output"},
+        "images": "images per request",
+    }
     rows = []
     for name, title in titles.items():
         for analysis in analyses:
-            found = analysis.summary["workload"]["lengths"][name]
-            if not found["count"] or (name == "cached_input_tokens" and not found["max"]):
+            found = analysis.summary["workload"]["lengths"].get(name) or {"count": 0}
+            if not found["count"] or (name in ("cached_input_tokens", "images") and not found["max"]):
                 continue
             percentiles = found["percentiles"]
             row = {"tokens": title, **({"run": analysis.label} if len(analyses) > 1 else {}), "mean": found["mean"]}

@@ -24,6 +24,7 @@ from reports.metrics.server_replicas import server_replicas_table
 from reports.metrics.summary import Analysis, metric_value
 from reports.pages import health, request_tables, run_figures, tables
 from reports.pages.across_runs import across_section
+from reports.pages.adapters import adapters_section
 from reports.pages.facts import facts_of_runs, load_sentence, start_time
 from reports.pages.objectives import objectives_table
 from reports.pages.run_summary import summary_blocks
@@ -47,6 +48,7 @@ def build_run_report(analyses: Sequence[Analysis]) -> Report:
         Section("Requests", _request_blocks(analyses)),
         *_objective_section(analyses),
         *structured_section(analyses),
+        *adapters_section(analyses),
         *speculation_section(analyses),
         *_replica_section(analyses),
         *_server_section(analyses),

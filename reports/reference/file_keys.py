@@ -16,6 +16,8 @@ REQUEST_COLUMNS = {
     "status": "How the request ended: `ok`, or one of the failures in the table below.",
     "error_type": "Phase and cause of a failure, such as `stream/ConnectionResetError`.",
     "finish_reason": "The server's reason for the end of the answer, such as `length`.",
+    "adapter": "The LoRA adapter that the request named; null for the base model.",
+    "images": "Images of the request.",
     "constraint": "`schema` or `tool` for a structured request; null for others.",
     "validity": "Of a complete structured answer: `valid`, `cut`, `not_json` or `not_in_schema`.",
     "http_status": "HTTP status.",
@@ -180,6 +182,8 @@ SUMMARY_KEYS = {
     "with output, `tokens_per_step`, and `proposed` and `accepted` of each of the `positions` in a draft.",
     "structured": "Empty, or a row for each kind of answer, unconstrained answers first: requests, validity with its "
     "interval, causes of invalid answers, latencies, and their ratios to those of unconstrained answers.",
+    "adapters": "Empty, or a row for each adapter, the base model (null) first: requests, failed, output "
+    "tokens and latencies.",
     "workload.lengths.COLUMN.count": "Requests with a value in this column.",
     "workload.lengths.COLUMN.mean": "Mean.",
     "workload.lengths.COLUMN.min": "Smallest value.",

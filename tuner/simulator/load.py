@@ -19,6 +19,7 @@ from tuner.simulator.engine import NS_PER_S, PlannedRequest, SimulatedLoad
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
 
 # Workloads whose prompts share no prefix.
+NOT_MODELLED = {"adapter": "adapters", "adapters": "adapters", "images": "images"}
 UNSHARED_WORKLOADS = ("synthetic", "azure_llm", "burstgpt")
 
 
@@ -71,6 +72,10 @@ def load_of(
     if config.workload in FILE_WORKLOADS:
         raise NotSimulatedError(
             f"workload `{config.workload}` is not simulated: the token counts of its prompts are unknown"
+        )
+    if name := next((name for name in NOT_MODELLED if getattr(config, name)), None):
+        raise NotSimulatedError(
+            f"`{name}` is not simulated: the cost of {NOT_MODELLED[name]} in a step is not measured"
         )
     if config.mode in ("sessions", "stages") and not (config.mode == "stages" and config.is_open_loop):
         raise NotSimulatedError(

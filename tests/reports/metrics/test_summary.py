@@ -32,7 +32,7 @@ def test_metrics_15_keys(summary: dict[str, Any]) -> None:
             "rates",
             "slo",
         ),
-        *("client", "server", "cached", "speculation", "structured", "workload"),
+        *("client", "server", "cached", "speculation", "structured", "adapters", "workload"),
     ]
     assert list(summary["window"]) == ["start_s", "end_s", "warmup_rule", "truncation_s", "drain_s", "stop_reason"]
     assert list(summary["metrics"]["ttft_s"]["percentiles"]["p50"]) == [

@@ -1,0 +1,38 @@
+"""The requests of each LoRA adapter: how many, how many failed, and their latencies."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reports.metrics.measured import Measured
+from reports.run_schema import NOT_FAILED, Status
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+PERCENTILES = (50, 95)
+
+
+def adapters_summary(measured: Measured) -> list[dict[str, Any]]:
+    """A row per adapter, the base model (None) first, then by requests; empty if no request names an adapter."""
+    population = measured.population
+    names = population["adapter"].dropna().value_counts(sort=True)
+    if not len(names):
+        return []
+    base = population[population["adapter"].isna()]
+    groups = [(str(name), population[population["adapter"] == name]) for name in names.index]
+    return [_row(name, own) for name, own in ([(None, base)] if len(base) else []) + groups]
+
+
+def _row(name: str | None, own: pd.DataFrame) -> dict[str, Any]:
+    succeeded = own[own["status"] == Status.OK]
+    row: dict[str, Any] = {
+        "adapter": name,
+        "requests": len(own),
+        "failed": int((~own["status"].isin(NOT_FAILED)).sum()),
+        "output_tokens": int(succeeded["output_tokens"].fillna(0).sum()),
+    }
+    for latency in LATENCIES:
+        known = succeeded[latency].dropna()
+        for percentile in PERCENTILES:
+            row[f"{latency}_p{percentile}"] = float(np.percentile(known, percentile)) if len(known) else None
+    return row
